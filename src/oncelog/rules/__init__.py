@@ -1,1 +1,1 @@
-"""The decisions, one per file: pure functions from state and request to a verdict."""
+"""The decisions of brokers and clients: pure functions that map state and a request to a verdict."""

@@ -232,9 +232,8 @@ class GroupCoordinator:
     def delete(self, group_id: str, budget: StepBudget, now_ms: int) -> Work[AppendHandle | None]:
         """Delete a group and its offsets in steps.
 
-        Until the last step, other requests for the group are rejected.
-
-        Return the last append, to wait for. Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator.
+        Until the last step, other requests for the group are rejected. Return the last append, to wait for.
+        Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator.
         """
         group = self.get(group_id)
         consumers = self.consumers.get(group_id)

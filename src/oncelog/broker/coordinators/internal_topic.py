@@ -239,10 +239,8 @@ class InternalTopic:
     def load(self, read: Callable[[int, Iterator[StoredBatch]], None], forget: Callable[[int], None]) -> None:
         """Call `read` for every partition.
 
-        If a partition cannot be read completely, call `forget` and mark it damaged.
-
-        The readable part of a damaged partition must not be used: an older record of a key would be taken for
-        its newest one.
+        If a partition cannot be read completely, call `forget` and mark it damaged. The readable part of a
+        damaged partition must not be used: an older record of a key would be taken for its newest one.
         Source: kafka CoordinatorRuntime, in which the coordinator of such a partition fails.
         """
         topic = self.topic

@@ -105,10 +105,9 @@ class Offsets:
     ) -> Work[list[OffsetRecord]]:
         """Return the records of a commit.
 
-        As in Kafka, raises MessageTooLarge above message.max.bytes in total.
-
-        Each record contains the group id. Without the limit, a small request could name a group id of 32,767
-        bytes once, and the batch would repeat it for every partition.
+        As in Kafka, raises MessageTooLarge above message.max.bytes in total. Each record contains the group
+        id. Without the limit, a small request could name a group id of 32,767 bytes once, and the batch would
+        repeat it for every partition.
         """
         limit, size_bytes, records = self._settings["message.max.bytes"], 0, []
         for tp, committed in offsets.items():

@@ -106,9 +106,8 @@ class TransactionVerification:
     ) -> PendingResponse:
         """Return a pending response.
 
-        Once the records are durable, `again` handles the request; it has the result.
-
-        If a flush fails, `refuse` makes the response from the error.
+        Once the records are durable, `again` handles the request; it has the result. If a flush fails,
+        `refuse` makes the response from the error.
         """
         pending = PendingResponse(blocks_pipeline=True)
 

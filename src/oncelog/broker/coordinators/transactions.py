@@ -451,9 +451,7 @@ class TransactionCoordinator:
     def _may_lack_marker(self, tp: TopicPartition, producer: ProducerIdAndEpoch, now_ms: int) -> bool:
         """Write the lost marker of a leftover if its outcome is known.
 
-        Return True if it may become known later.
-
-        Raises BrokerError.
+        Return True if it may become known later. Raises BrokerError.
         """
         _, partition = self._topics.partition(tp)
         owner = self._owners.get(producer.producer_id)
@@ -494,9 +492,8 @@ class TransactionCoordinator:
     def resume(self, now_ms: int) -> None:
         """Finish the transactions that were decided before this start.
 
-        First wait until their decisions are durable.
-
-        Raises StorageError if `oncelog.fence.transactions` is set and fencing fails.
+        First wait until their decisions are durable. Raises StorageError if `oncelog.fence.transactions` is
+        set and fencing fails.
         """
         self._note_seen_epochs()
         self.write_lost_markers(now_ms)

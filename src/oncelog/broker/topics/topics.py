@@ -272,9 +272,8 @@ class Topics:
     ) -> list[Topic | BrokerError | StorageError]:
         """Create topics durably in one step.
 
-        For each, return the topic or the error that `create` would raise.
-
-        Raises StorageError if none could be created.
+        For each, return the topic or the error that `create` would raise. Raises StorageError if none could
+        be created.
         """
         return run_work(self.create_in_steps(new_topics, now_ms))
 
@@ -533,11 +532,10 @@ class Topics:
     ) -> Steps[dict[str, BrokerError | StorageError]]:
         """Increase partition counts with one write of the file, in bounded steps.
 
-        A caller must take all steps.
-
-        The file has the new counts before the first partition is created. After a crash, the next start
-        creates the missing ones. A topic's new partitions become usable together. Return the error of each
-        topic that was not changed, because the disk failed or another request deleted or changed the topic.
+        A caller must take all steps. The file has the new counts before the first partition is created. After
+        a crash, the next start creates the missing ones. A topic's new partitions become usable together.
+        Return the error of each topic that was not changed, because the disk failed or another request
+        deleted or changed the topic.
         Raises KafkaStorageError if the broker is stopping.
         """
         while any(topic.is_growing for topic, _ in changes) and not self._logs.is_closing:
@@ -568,9 +566,7 @@ class Topics:
     def alter(self, changes: Sequence[tuple[Topic, dict[str, str]]]) -> None:
         """Replace the own settings of topics with one write of the file.
 
-        The new settings are already validated.
-
-        Raises StorageError; then nothing has changed.
+        The new settings are already validated. Raises StorageError; then nothing has changed.
         """
         before = [(topic, topic.overrides) for topic, _ in changes]
         for topic, overrides in changes:

@@ -1,1 +1,1 @@
-"""Decisions about groups: members, generations, assignments, committed offsets."""
+"""Decisions about consumer groups: members, generations, assignments, committed offsets."""

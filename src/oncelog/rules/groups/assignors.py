@@ -1,13 +1,13 @@
 """Assignors: pure functions that give each partition to one member of a group.
 
-In a classic group the leader runs the assignor; every client must compute the same assignment. Members are
-ordered by instance id, or by member id without one; topics are ordered by name.
+In a classic group the leader, a client, runs the assignor. All clients must compute the same assignment, so
+the order is fixed: members by instance id, or by member id without one; topics by name.
 
-The sticky assignors let partitions stay with their owners. They guarantee that every partition of a
-subscribed topic has one reader, and that no chain of moves could balance the members' loads further. Few
-partitions move, and as few as possible if all members subscribe to the same topics. If members subscribe to
-different ones of thousands of topics, `LEVELLING_STEPS` may end the search for moves early; loads then differ
-by more. The result depends only on the members and the partition counts, not on their order.
+The sticky assignors let partitions stay with their owners if possible. They guarantee that every partition of
+a subscribed topic has one reader. A member's load is the number of its partitions. No chain of moves can
+balance the loads further, unless `LEVELLING_STEPS` ends the search for moves early. That can only happen if
+members subscribe to different topics among thousands. If all members subscribe to the same topics, as few
+partitions as possible move. The result does not depend on the order of the members or topics.
 Source: kafka RangeAssignor, RoundRobinAssignor, AbstractStickyAssignor, CooperativeStickyAssignor; KIP-54,
 KIP-341, KIP-429.
 """
@@ -26,9 +26,12 @@ from oncelog.types import TopicPartition
 COOPERATIVE = "cooperative-sticky"
 STICKY = "sticky"
 LEVELLING_STEPS = 500_000
-"""Most topics and members that are examined for moves: half a second. STEPS_PER_PARTITION is added."""
+"""Base of the limit of topics and members that are examined for moves: half a second of work.
+
+STEPS_PER_PARTITION is added for each partition.
+"""
 STEPS_PER_PARTITION = 20
-"""Steps added for each partition: it may have to move, and a move mostly costs one step."""
+"""Steps added to the limit for each partition. It may have to move, and most moves take one step."""
 
 
 class Subscriber(NamedTuple):
@@ -38,24 +41,27 @@ class Subscriber(NamedTuple):
     group_instance_id: str | None
     topics: frozenset[str]
     owned: tuple[TopicPartition, ...] = ()
-    """Partitions that the member reads, or read last. Only the sticky assignors use them."""
+    """Partitions that the member reads now, or read last. Only the sticky assignors use them."""
     generation_id: int | None = None
-    """The generation in which the member got them; None if it does not report one."""
+    """The generation in which the member got `owned`; None if the member does not report it."""
 
     @property
     def order(self) -> tuple[int, str]:
-        """Sort key: static members come first, by instance id."""
+        """Sort key of the member. Static members come first, by instance id."""
         if self.group_instance_id is None:
             return 1, self.member_id
         return 0, self.group_instance_id
 
 
 GroupAssignment = dict[str, list[TopicPartition]]
-"""Member id -> its partitions."""
+"""Member id -> the member's partitions."""
 
 
 def assign_range(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> GroupAssignment:
-    """Give each member a contiguous range of each topic; the first members get one more if it is uneven."""
+    """Give each member a contiguous range of each topic's partitions.
+
+    If the number of partitions is not a multiple of the members, the first members get one more.
+    """
     assignment: GroupAssignment = {member.member_id: [] for member in members}
     for topic, count in sorted(partition_counts.items()):
         readers = sorted((member for member in members if topic in member.topics), key=lambda m: m.order)
@@ -73,7 +79,9 @@ def assign_range(members: Sequence[Subscriber], partition_counts: Mapping[str, i
 
 
 def assign_round_robin(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> GroupAssignment:
-    """Deal out all partitions of all topics in turn, skipping members that do not subscribe to the topic."""
+    """Give the partitions of all topics to the members in turn, skipping members that do not subscribe to the
+    topic.
+    """
     assignment: GroupAssignment = {member.member_id: [] for member in members}
     turns = cycle(sorted(members, key=lambda member: member.order))
     for topic, count in sorted(partition_counts.items()):
@@ -86,7 +94,9 @@ def assign_round_robin(members: Sequence[Subscriber], partition_counts: Mapping[
 
 
 def assign_sticky(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> GroupAssignment:
-    """Balance the loads; among balanced assignments, let as many partitions as possible stay."""
+    """Return an assignment with balanced loads in which as many partitions as possible stay with their
+    owners.
+    """
     loads = _Loads(members, partition_counts)
     for tp, owner in sorted(_owners(members).items()):
         loads.keep(tp, owner)
@@ -96,9 +106,9 @@ def assign_sticky(members: Sequence[Subscriber], partition_counts: Mapping[str, 
 
 
 def assign_cooperative(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> GroupAssignment:
-    """Return the sticky assignment without partitions that another member must revoke first.
+    """Return the sticky assignment without the partitions that another member must revoke first.
 
-    The rebalance that follows the revocation assigns those: cooperative rebalances take two rounds. See
+    The members revoke them and rejoin, and the next rebalance assigns them. See
     test_cooperative_withholds_what_must_be_given_up_first.
     """
     readers: dict[TopicPartition, set[str]] = {}
@@ -112,7 +122,11 @@ def assign_cooperative(members: Sequence[Subscriber], partition_counts: Mapping[
 
 
 def _owners(members: Iterable[Subscriber]) -> dict[TopicPartition, str]:
-    """Return the owner of each partition. The claim of the latest generation wins; ties cancel out."""
+    """Return the owner of each partition.
+
+    If several members claim a partition, the latest generation owns it. If several of the latest generation
+    claim a partition, it has no owner.
+    """
     claims: dict[TopicPartition, dict[int, list[str]]] = {}
     for member in members:
         generation_id = -1 if member.generation_id is None else member.generation_id
@@ -125,11 +139,11 @@ def _owners(members: Iterable[Subscriber]) -> dict[TopicPartition, str]:
 def _readers(
     kinds: Sequence[int], subscriptions: Sequence[frozenset[str]], topics: Collection[str]
 ) -> dict[str, list[int]]:
-    """Return the indexes of each topic's subscribers; topics with the same subscribers share one list.
+    """Return the indexes of each topic's subscribers. Topics with the same subscribers share one list.
 
-    `kinds` has the index of each member's subscription in `subscriptions`. Most members subscribe to the same
-    topics, so this does not look at each topic of each member.
-    See test_members_of_one_subscription_are_looked_at_together.
+    `kinds` has the index of each member's subscription in `subscriptions`. Most members have the same
+    subscription, so each subscription's topics are examined once and not once for each member. See
+    test_members_of_one_subscription_are_looked_at_together.
     """
     members_of: list[list[int]] = [[] for _ in subscriptions]
     for index, kind in enumerate(kinds):
@@ -146,7 +160,11 @@ def _readers(
 
 
 class _Loads:
-    """The assignment while it is being built. Members are numbered by their `order`."""
+    """The assignment while it is being built. Members are numbered by their `order`.
+
+    A reader of a topic is a member that subscribes to it. The giver is the member whose load is being
+    reduced.
+    """
 
     def __init__(self, members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> None:
         self._members = sorted(members, key=lambda member: member.order)
@@ -162,24 +180,34 @@ class _Loads:
         self._readers = _readers(self._kinds, self._subscriptions, partition_counts)
         self._kept: dict[str, set[int]] = {topic: set() for topic in partition_counts}
         self._topics: list[list[str]] = []
-        """The sorted topics of each member's entry in `_held`, during `level`."""
+        """The sorted topics of each member's dict in `_held`. They are maintained during `level`."""
         self._takers: list[list[tuple[int, int]]] = []
-        """Heaps of (load, member), one for each subscription. Entries with an outdated load are ignored."""
+        """A heap of (load, member) for each subscription. Entries with an outdated load are ignored."""
         self._order: list[tuple[int, int]] = []
-        """A heap of the least loaded member of each subscription. Entries not in `_queued` are ignored."""
+        """A heap of (load, member): the least loaded member of each subscription.
+
+        Entries that are not in `_queued` are outdated and ignored.
+        """
         self._queued: dict[int, tuple[int, int]] = {}
         self._common: list[dict[int, list[str]]] = []
-        """Member -> subscription -> heap of the subscription's topics that the member holds, or held."""
+        """Member -> subscription -> heap of the subscription's topics of which the member has partitions.
+
+        A heap may also contain topics of which the member has no partitions any more.
+        """
         self._steps_left = LEVELLING_STEPS + STEPS_PER_PARTITION * sum(self._counts.values())
         self._candidates: dict[tuple[int, str], tuple[list[int], list[int]]] = {}
-        """(member, topic) -> heaps of partitions that it may hand over: those it did not own, and others."""
+        """(member, topic) -> two heaps of partitions to hand over: first those that the member did not own,
+        then others.
+        """
         self._returnable: dict[tuple[int, str], dict[int, list[tuple[bool, int]]]] = {}
-        """(member, topic) -> other member -> heap of the partitions that it may give back to that member."""
+        """(member, topic) -> other member -> heap of the partitions that the member can give back to the
+        other.
+        """
         self._missed: dict[int, dict[str, set[int]]] = {}
-        """Member -> topic -> partitions that it owned and does not hold."""
+        """Member -> topic -> partitions that the member owned and does not have in this assignment."""
 
     def assignment(self) -> GroupAssignment:
-        """Return the partitions of each member, sorted."""
+        """Return the assignment, with each member's partitions sorted."""
         return {
             member.member_id: [
                 TopicPartition(topic, partition)
@@ -190,7 +218,9 @@ class _Loads:
         }
 
     def keep(self, tp: TopicPartition, owner: str) -> None:
-        """Leave a partition with its owner if it exists and the owner still subscribes to its topic."""
+        """Leave a partition with its owner, if the partition exists and the owner still subscribes to its
+        topic.
+        """
         index = self._index[owner]
         if tp.topic in self._members[index].topics and 0 <= tp.partition < self._counts.get(tp.topic, 0):
             self._give(tp.topic, tp.partition, index)
@@ -201,7 +231,7 @@ class _Loads:
         self._load[index] += 1
 
     def deal(self) -> None:
-        """Give each partition that nobody keeps to the least loaded reader; topics with few readers first."""
+        """Give each remaining partition to its least loaded reader. Topics with few readers come first."""
         turns_of: dict[int, list[tuple[int, int]]] = {}
         for topic, readers in sorted(self._readers.items(), key=lambda item: (len(item[1]), item[0])):
             kept = self._kept[topic]
@@ -216,7 +246,10 @@ class _Loads:
                     self._give(topic, partition, self._least(turns))
 
     def _least(self, turns: list[tuple[int, int]]) -> int:
-        """Return the least loaded member of a heap of (load, member), whose loads may have risen since."""
+        """Return the least loaded member of a heap of (load, member).
+
+        The heap may have loads that have risen since.
+        """
         while True:
             load, index = turns[0]
             if load == self._load[index]:
@@ -224,10 +257,11 @@ class _Loads:
             heapq.heapreplace(turns, (self._load[index], index))
 
     def level(self) -> None:
-        """Move partitions away from the most loaded members, also along chains, while that balances loads.
+        """Move partitions away from the most loaded members while that balances the loads.
 
-        A member is done once no member reachable from it has two partitions fewer. No later move leads
-        through it, since the chain would have to end at one of the members reachable from it.
+        A move may be a chain over several members. If no member that can be reached from a giver has a load
+        two or more below the giver's, the giver and these members are done. No later chain needs to lead
+        through them, because it would have to end at one of them.
         """
         self._topics = [sorted(held) for held in self._held]
         self._common = [{} for _ in self._members]
@@ -256,9 +290,11 @@ class _Loads:
                 self._queue(self._kinds[index], done)
 
     def _chain(self, giver: int, done: set[int]) -> tuple[list[tuple[int, str, int]], set[int]]:
-        """Return the shortest chain of moves (from, topic, to) that ends two or more below the giver's load.
+        """Return the shortest chain of moves that balances the giver's load, and the members that were
+        reached.
 
-        Also return the members that were reached.
+        A move is (from, topic, to). The chain ends at a member with a load two or more below the giver's. It
+        is empty if there is no such member.
         """
         direct = self._direct(giver, done)
         if direct is not None:
@@ -270,7 +306,7 @@ class _Loads:
             following: list[int] = []
             for source in ring:
                 for topic in self._topics[source]:
-                    # Most members are reached through the first topic, so stop once all are.
+                    # Most members are reached through the first topic, so stop once all members are reached.
                     if len(reached) + len(done) >= len(self._members) or self._steps_left <= 0:
                         break
                     self._steps_left -= 1
@@ -290,10 +326,11 @@ class _Loads:
         return [], reached
 
     def _direct(self, giver: int, done: set[int]) -> tuple[int, str, int] | None:
-        """Return the move to the least loaded member that reads one of the giver's topics, if it balances.
+        """Return the move from the giver to the least loaded reader of one of its topics; None if that
+        balances nothing.
 
-        This must not look at all members or topics: many members may join a small group at once, and each
-        partition may have a topic of its own. See test_many_members_come_to_a_few_in_little_work.
+        This must not examine all members or topics: many members may join a small group at once, and each
+        partition may have a topic to itself. See test_many_members_come_to_a_few_in_little_work.
         """
         passed: dict[int, tuple[int, int]] = {}
         move = None
@@ -312,9 +349,9 @@ class _Loads:
         return move
 
     def _queue(self, kind: int, done: set[int]) -> bool:
-        """Put the least loaded member of one subscription into `_order`, ignoring members that are done.
+        """Put the least loaded member of a subscription into `_order`, except members that are done.
 
-        Return True if it was there already.
+        Return True if it was in `_order` already.
         """
         takers = self._takers[kind]
         while takers and (takers[0][0] != self._load[takers[0][1]] or takers[0][1] in done):
@@ -329,7 +366,9 @@ class _Loads:
         return False
 
     def _first_common(self, giver: int, kind: int) -> str | None:
-        """Return the first topic of the subscription that the giver holds."""
+        """Return the first topic of the subscription of which the giver has partitions; None if there is
+        none.
+        """
         heap = self._common[giver].get(kind)
         if heap is None:
             self._steps_left -= len(self._topics[giver])
@@ -352,11 +391,15 @@ class _Loads:
         return list(chain)
 
     def _hand_over(self, source: int, topic: str, target: int) -> None:
-        """Move one partition of the topic: preferably one that the target owned, or the source did not."""
+        """Move one partition of the topic from `source` to `target`.
+
+        It is preferably one that the target owned, or else one that the source did not own.
+        """
         partition = self._cheapest(source, topic, target)
         held = self._held[source][topic]
         held.remove(partition)
-        if not held:  # a topic without partitions would slow down every later search
+        # A topic without partitions would slow down every later search.
+        if not held:
             del self._held[source][topic]
             self._topics[source].pop(bisect_left(self._topics[source], topic))
         self._load[source] -= 1
@@ -378,7 +421,7 @@ class _Loads:
     def _cheapest(self, source: int, topic: str, target: int) -> int:
         """Return the partition of a topic that `source` hands over to `target`.
 
-        This must not look at all partitions of the source: a second member takes over thousands of them.
+        This must not examine all partitions of the source: a second member may take over thousands of them.
         See test_a_second_member_takes_over_many_partitions_in_little_work.
         """
         held, missed = self._held[source][topic], self._missed_by(target, topic)
@@ -407,7 +450,10 @@ class _Loads:
         raise AssertionError(f"{topic} is not held")
 
     def _cost(self, source: int, topic: str, partition: int) -> tuple[bool, int]:
-        """Return the sort key of a partition in the order in which `source` hands partitions over."""
+        """Return the sort key of a partition.
+
+        `source` hands over the partition with the smallest key first.
+        """
         return TopicPartition(topic, partition) in self._owned[source], -partition
 
     def _push(self, heaps: tuple[list[int], list[int]], index: int, topic: str, partition: int) -> None:
@@ -434,5 +480,5 @@ ASSIGNORS: dict[str, Callable[[Sequence[Subscriber], Mapping[str, int]], GroupAs
 
 
 def is_cooperative(assignors: Iterable[str]) -> bool:
-    """Return True if members with these assignors keep their partitions during a rebalance."""
+    """Return True if members with exactly these assignors keep their partitions during a rebalance."""
     return set(assignors) == {COOPERATIVE}

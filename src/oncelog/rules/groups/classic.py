@@ -1,14 +1,14 @@
 """A group of the classic protocol: its members, generations, rebalances and assignments.
 
     Empty                 the group has no members
-    PreparingRebalance    waits until all members have joined, or until the longest rebalance timeout
-    CompletingRebalance   every member knows the generation; the leader has not sent the assignment yet
+    PreparingRebalance    waits until all members have joined, at most for the longest rebalance timeout
+    CompletingRebalance   every member knows the generation; the assignment is not stored yet
     Stable                the assignment is stored and the members have it
 
 The group returns to PreparingRebalance when a join changes it, when a member leaves, or when a session
-expires. JoinGroup and SyncGroup requests that wait for other members are answered through the callback they
-came with. The coordinator must clear `is_unsaved`, store the group, and then call `complete_save`: no member
-gets its assignment before that.
+expires. A JoinGroup or SyncGroup request comes with a callback. If the request must wait for other members,
+the response is passed to the callback later. Whenever `is_unsaved` is true, the coordinator must clear it,
+store the group, and then call `complete_save`. No member gets its assignment before that.
 Source: kafka ClassicGroup, ClassicGroupMember, GroupMetadataManager.
 """
 
@@ -35,14 +35,15 @@ from oncelog.errors import (
 from oncelog.rules.groups.deadlines import Deadlines
 
 NEW_MEMBER_TIMEOUT_MS = 300_000
-"""Longest wait of a new member for its first generation. Source: kafka ClassicGroup."""
+"""Timeout in ms of a new member until its first generation. Source: kafka ClassicGroup."""
 PROTOCOL_BYTES = 64
-"""Memory counted for a protocol besides its name and metadata: 20,000 empty protocols must not be free."""
+"""Bytes that are counted for a protocol besides its name and metadata, so that empty protocols are not free.
+"""
 _MIN_EXTENSION_MS = 1000
-"""Shortest extension of a rebalance that no member has joined."""
+"""Shortest extension in ms of a rebalance that no member has joined."""
 
 Protocol = tuple[str, bytes]
-"""An assignor's name, and the member's metadata for it, such as its subscription."""
+"""(name of an assignor, the member's metadata for it, such as its subscription)"""
 
 
 class GroupState(Enum):
@@ -56,10 +57,11 @@ class GroupState(Enum):
 
 
 class JoinRequest(NamedTuple):
-    """A JoinGroup request. `member_id` is empty if the client has none yet.
+    """A JoinGroup request. `member_id` is empty if the client has no member id yet.
 
-    `requires_known_member_id`: the client gets a member id first and joins again with it (from version 4 on).
-    `supports_skip_assignment`: the leader can be told not to assign (from version 9 on).
+    If `requires_known_member_id` (version 4 and later), a client without a member id only gets one, and must
+    join again with it. If `supports_skip_assignment` (version 9 and later), the response may ask the leader
+    not to assign partitions.
     """
 
     member_id: str
@@ -75,7 +77,7 @@ class JoinRequest(NamedTuple):
 
 
 class JoinedMember(NamedTuple):
-    """A member in the list that the leader gets."""
+    """A member in the list that the leader gets for the assignment."""
 
     member_id: str
     group_instance_id: str | None
@@ -83,7 +85,10 @@ class JoinedMember(NamedTuple):
 
 
 class JoinResult(NamedTuple):
-    """The response to JoinGroup. Only the leader gets `members`; it assigns unless `skip_assignment`."""
+    """The response to JoinGroup. Only the leader gets `members`.
+
+    The leader assigns the partitions unless `skip_assignment` is true.
+    """
 
     error_code: int
     member_id: str
@@ -96,7 +101,7 @@ class JoinResult(NamedTuple):
 
 
 class SyncResult(NamedTuple):
-    """The response to SyncGroup. `assignment` is opaque to the broker."""
+    """The response to SyncGroup. The broker does not decode `assignment`."""
 
     error_code: int
     protocol_type: str | None = None
@@ -112,9 +117,9 @@ SyncCallback = Callable[[SyncResult], None]
 class Member:
     """A member of a classic group.
 
-    `join_callback` and `sync_callback` answer JoinGroup and SyncGroup requests that wait for other members.
-    The member is removed at `deadline_ms` unless such a request waits. `is_new` is true until its first
-    generation.
+    `join_callback` and `sync_callback` are set while a JoinGroup or SyncGroup request waits for other
+    members. If no request waits, the member is removed at `deadline_ms`. `is_new` is true until the member's
+    first generation.
     """
 
     member_id: str
@@ -132,22 +137,25 @@ class Member:
     sync_callback: SyncCallback | None = None
 
     def metadata(self, protocol_name: str | None) -> bytes:
-        """Return the member's metadata for a protocol, or nothing if it does not support that protocol."""
+        """Return the member's metadata for a protocol; empty if the member does not support it."""
         return next((data for name, data in self.protocols if name == protocol_name), b"")
 
     @property
     def metadata_bytes(self) -> int:
-        """Memory that the member's protocols take."""
+        """Approximate size of the member's protocols in memory."""
         return metadata_bytes(self.protocols)
 
     def complete_join(self, result: JoinResult) -> None:
-        """Answer the JoinGroup request that waits, if there is one."""
+        """Answer the member's JoinGroup request if one is waiting."""
         callback, self.join_callback = self.join_callback, None
         if callback is not None:
             callback(result)
 
     def fail_pending_requests(self, error: type[BrokerError], member_id: str) -> None:
-        """Answer the requests that wait with an error. JoinGroup returns `member_id` with it, as in Kafka."""
+        """Answer the member's waiting requests with an error.
+
+        As in Kafka, JoinGroup also returns `member_id`.
+        """
         self.complete_join(JoinResult(error.code, member_id))
         callback, self.sync_callback = self.sync_callback, None
         if callback is not None:
@@ -155,12 +163,15 @@ class Member:
 
 
 def metadata_bytes(protocols: Collection[Protocol]) -> int:
-    """Return the memory that protocols take: names, metadata and a fixed cost for each."""
+    """Return the approximate size of protocols in memory: names, metadata and PROTOCOL_BYTES for each."""
     return sum(len(name) + len(data) + PROTOCOL_BYTES for name, data in protocols)
 
 
 def select_protocol(members: Collection[Member], common: Container[str]) -> str:
-    """Return the protocol that most members prefer among those that all of them support."""
+    """Return the protocol that most members prefer. Only protocols in `common` count.
+
+    Every member must support at least one protocol in `common`.
+    """
     votes = Counter(next(name for name, _ in member.protocols if name in common) for member in members)
     return votes.most_common(1)[0][0]
 
@@ -168,20 +179,20 @@ def select_protocol(members: Collection[Member], common: Container[str]) -> str:
 class MemberList(Mapping[str, Member]):
     """The members of a classic group by member id, in the order in which they joined.
 
-    The sums over all members are kept up to date with every change. A request of one member must not look at
-    all of them: see test_joins_of_many_members_do_not_look_at_each_other.
+    Sums over all members are updated with every change, because a request of one member must not examine all
+    of them. See test_joins_of_many_members_do_not_look_at_each_other.
     """
 
     def __init__(self) -> None:
         self.leader_id: str | None = None
         self.static_ids: dict[str, str] = {}
-        """Instance id -> member id, of static members."""
+        """Instance id -> member id, for static members."""
         self.metadata_bytes = 0
         self._by_id: dict[str, Member] = {}
         self._supporter_counts: Counter[str] = Counter()
         """Protocol name -> number of members that support it."""
         self._due_ms: int | None = None
-        """At or before the first deadline of a member without a request that waits."""
+        """A time in ms at or before the first `deadline_ms` of the members; None if there is none."""
 
     def __getitem__(self, member_id: str) -> Member:
         return self._by_id[member_id]
@@ -193,23 +204,23 @@ class MemberList(Mapping[str, Member]):
         return len(self._by_id)
 
     def values(self) -> ValuesView[Member]:
-        """Return the members. Faster than the inherited method, which looks each one up."""
+        """Return the members. This is faster than the inherited method, which looks up each key."""
         return self._by_id.values()
 
     @property
     def leader(self) -> Member | None:
-        """The member that assigns partitions."""
+        """The member that assigns partitions; None if there is none."""
         return self._by_id.get(self.leader_id or "")
 
     def add(self, member: Member) -> None:
-        """Add a member whose id is not in the list."""
+        """Add a member with a new member id."""
         self._by_id[member.member_id] = member
         if member.group_instance_id is not None:
             self.static_ids[member.group_instance_id] = member.member_id
         self._count(member, 1)
 
     def remove(self, member: Member) -> None:
-        """Remove a member. If it leads, the member that joined first among the others leads from now on."""
+        """Remove a member. If it is the leader, the member that joined first becomes the leader."""
         del self._by_id[member.member_id]
         self._count(member, -1)
         if member.group_instance_id is not None:
@@ -218,7 +229,10 @@ class MemberList(Mapping[str, Member]):
             self.leader_id = next(iter(self._by_id), None)
 
     def replace(self, old: Member, new: Member) -> None:
-        """Put `new` in the place of `old`, a static member with the same instance id."""
+        """Replace `old` by `new`, a static member with the same instance id.
+
+        The position in the order stays.
+        """
         assert new.group_instance_id is not None
         self._count(old, -1)
         self._by_id = {
@@ -247,32 +261,35 @@ class MemberList(Mapping[str, Member]):
         return {name for name, count in self._supporter_counts.items() if count == len(self._by_id)}
 
     def supports_any(self, protocols: Iterable[Protocol]) -> bool:
-        """Return True if every member supports one of these protocols."""
+        """Return True if at least one of these protocols is supported by every member."""
         return any(self._supporter_counts[name] == len(self._by_id) for name, _ in protocols)
 
     def max_rebalance_timeout_ms(self) -> int:
-        """Return the longest rebalance timeout of all members."""
+        """Return the longest rebalance timeout of all members in ms; 0 without members."""
         return max((member.rebalance_timeout_ms for member in self._by_id.values()), default=0)
 
     def set_deadline(self, member: Member, deadline_ms: int) -> None:
-        """Set the time at which the member is removed."""
+        """Set the time in ms at which the member is removed unless its request is waiting."""
         member.deadline_ms = deadline_ms
         if self._due_ms is None or deadline_ms < self._due_ms:
             self._due_ms = deadline_ms
 
     @property
     def first_deadline_ms(self) -> int | None:
-        """A time at or before the first deadline of a member without a request that waits; None if empty."""
+        """A time in ms at or before the first deadline of the members; None without members."""
         return self._due_ms if self._by_id else None
 
     def update_first_deadline(self, now_ms: int) -> None:
-        """Make `first_deadline_ms` exact: the first deadline after now, of all members."""
+        """Set `first_deadline_ms` to the first deadline that is after now."""
         coming = (member.deadline_ms for member in self._by_id.values() if member.deadline_ms > now_ms)
         self._due_ms = min(coming, default=None)
 
 
 class GroupVersion(NamedTuple):
-    """The version of a group's state in a record: the generation, and the changes within it."""
+    """The version of a group's state that a record stores.
+
+    It consists of the generation and of counters of the changes within a generation.
+    """
 
     generation_id: int
     has_assignments: bool
@@ -280,9 +297,9 @@ class GroupVersion(NamedTuple):
 
 
 class _Replacement(NamedTuple):
-    """A static member's new id in a stable group. Its JoinGroup request waits until that id is stored.
+    """A static member's new member id in a stable group. Its JoinGroup request waits until the id is stored.
 
-    `number` counts the group's replacements. `old_leader_id` is the leader before this one.
+    `number` is the count of the group's replacements at that time. `old_leader_id` was the leader before.
     """
 
     number: int
@@ -314,27 +331,31 @@ class ClassicGroup:
         self.members = MemberList()
         self.is_unsaved = False
         self._pending_member_ids = Deadlines()
-        """Member ids that were given out, until their clients join with them."""
+        """Member ids that were given to clients which have not joined with them yet."""
         self._initial_delay_ms, self._max_size = initial_delay_ms, max_size
         self._max_metadata_bytes = max_metadata_bytes
         self._is_initial_rebalance = False
         self._deadline_ms: int | None = None
-        """End of the rebalance, or the time at which members that have not sent SyncGroup are removed."""
+        """During a rebalance, its end in ms.
+
+        After that, the time at which members without SyncGroup are removed.
+        """
         self._replacement_count = 0
         self._replacements: dict[str, _Replacement] = {}
-        """New member id -> the replacement that is not stored yet."""
+        """New member id -> its replacement, until the id is stored."""
 
     @property
     def is_unused(self) -> bool:
-        """True if no client has joined or has been given a member id. Such a group is not stored."""
+        """True if no client has ever joined or been given a member id. Such a group is not stored."""
         return not (self.generation_id or self.members or self._pending_member_ids)
 
     # JoinGroup
 
     def join(self, request: JoinRequest, new_member_id: str, now_ms: int, callback: JoinCallback) -> None:
-        """Add a member, as `new_member_id` if it has no id, or let it join again.
+        """Handle JoinGroup: add a new member, or let an existing one join again.
 
-        The callback gets the result when all members have joined, or at once if the join changes nothing.
+        `new_member_id` is the id for a member that has none. The callback gets the result when all members
+        have joined, or at once if the join needs no rebalance.
         """
         error = self._join_error(request)
         if error is not None:
@@ -359,8 +380,9 @@ class ClassicGroup:
         if not request.member_id:
             return None
         if request.member_id in self._pending_member_ids:
-            # Only dynamic members are given ids. A static one would join twice under its instance id.
-            # See test_an_id_given_to_a_dynamic_member_takes_no_instance.
+            # Only dynamic members get an id before they join. If a static member could join with such an id,
+            # two members would have its instance id. See
+            # test_an_id_given_to_a_dynamic_member_takes_no_instance.
             return UnknownMemberId if request.group_instance_id is not None else None
         return self._member_error(request.member_id, request.group_instance_id)
 
@@ -381,7 +403,10 @@ class ClassicGroup:
         return others_bytes + metadata_bytes(request.protocols) > self._max_metadata_bytes
 
     def supports(self, request: JoinRequest) -> bool:
-        """Return True if the request and all members share a protocol. An empty group accepts any."""
+        """Return True if all members share a protocol with the request.
+
+        An empty group accepts any protocol.
+        """
         if not self.members:
             return bool(request.protocol_type and request.protocols)
         return request.protocol_type == self.protocol_type and self.members.supports_any(request.protocols)
@@ -415,7 +440,7 @@ class ClassicGroup:
         self._rebalance(now_ms)
 
     def _update(self, member: Member, request: JoinRequest, now_ms: int, callback: JoinCallback) -> None:
-        """Take the member's fields from its request, and let the request wait."""
+        """Set the member's fields from its request, and let the request wait."""
         member.client_id, member.client_host = request.client_id, request.client_host
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
@@ -427,14 +452,18 @@ class ClassicGroup:
     def _replace_static(
         self, request: JoinRequest, new_member_id: str, now_ms: int, callback: JoinCallback
     ) -> None:
-        """Give a static member that has restarted a new member id. The group rebalances only if it must."""
+        """Give a static member that has restarted a new member id.
+
+        The group rebalances unless it is stable and keeps its protocol.
+        """
         old_leader_id = self.members.leader_id
         old = self.members[self.members.static_ids[request.group_instance_id or ""]]
         old.fail_pending_requests(FencedInstanceId, old.member_id)
         member = Member(
             new_member_id, request.group_instance_id, "", "", 0, 0, (), old.assignment, is_new=False
         )
-        member.has_synced = True  # it need not send SyncGroup in a stable group, as in Kafka
+        # As in Kafka, the member does not have to send SyncGroup in a stable group.
+        member.has_synced = True
         self.members.replace(old, member)
         self._update(member, request, now_ms, callback)
         protocols = self.members.common_protocols()
@@ -444,9 +473,9 @@ class ClassicGroup:
         ):
             self._rebalance(now_ms)
             return
-        # The request waits until the new id is stored: after a restart that only knows the old id, the
-        # broker would fence this client forever.
-        # See test_a_static_member_gets_its_new_id_once_that_is_stored.
+        # The request waits until the new id is stored. Otherwise a broker that restarts could have only the
+        # old id in its log, and would fence this client forever. See
+        # test_a_static_member_gets_its_new_id_once_that_is_stored.
         self._replacement_count += 1
         self._replacements[new_member_id] = _Replacement(
             self._replacement_count, request.supports_skip_assignment, old_leader_id
@@ -454,9 +483,10 @@ class ClassicGroup:
         self.is_unsaved = True
 
     def _complete_replacements(self, error: BrokerError | None, version: GroupVersion, now_ms: int) -> None:
-        """Answer the static members whose new ids are stored in `version`, or could not be stored.
+        """Answer the static members whose new ids are in the stored `version`, or could not be stored
+        (`error`).
 
-        If a rebalance has started since, they wait for its end like all other members.
+        Members whose group has begun a rebalance in the meantime wait for its end, like all other members.
         """
         for member_id, replacement in list(self._replacements.items()):
             if replacement.number > version.replacement_count:
@@ -473,14 +503,15 @@ class ClassicGroup:
                 listed = self._members_for_leader() if is_leader else ()
                 result = self._join_result(member, listed)._replace(skip_assignment=is_leader)
             else:
-                # An old client that leads would assign again, so it gets the leader before it instead.
+                # An old client would assign partitions again if the response named it as the leader. So name
+                # the previous leader.
                 result = self._join_result(member, ())._replace(leader=replacement.old_leader_id or "")
             member.complete_join(result)
 
     # Rebalances
 
     def _rebalance(self, now_ms: int) -> None:
-        """Make all members join again, unless a rebalance has started already."""
+        """Begin a rebalance, in which all members must join again, unless one is in progress."""
         if self.state in _CAN_REBALANCE:
             if self.state is GroupState.COMPLETING_REBALANCE:
                 for member in self.members.values():
@@ -503,14 +534,17 @@ class ClassicGroup:
             self._complete(now_ms)
 
     def _complete(self, now_ms: int) -> None:
-        """Begin the next generation with the members that joined and with all static members."""
+        """End the wait for members: begin the next generation with those that joined and with all static
+        members.
+        """
         self._is_initial_rebalance = False
         for member in list(self.members.values()):
             if member.join_callback is None and member.group_instance_id is None:
                 self._remove(member)
         joined = [member for member in self.members.values() if member.join_callback is not None]
         if self.members and not joined:
-            # Only static members are left, and they may still come. Their rebalance timeout may be 0 or -1.
+            # Only static members are left, and they may still join, so wait longer. Their rebalance timeout
+            # may be 0 or -1.
             timeout_ms = max(self.members.max_rebalance_timeout_ms(), _MIN_EXTENSION_MS)
             self._deadline_ms = now_ms + timeout_ms
             return
@@ -564,9 +598,10 @@ class ClassicGroup:
         now_ms: int,
         callback: SyncCallback,
     ) -> None:
-        """Answer a member with its assignment, and take the leader's assignments for all members.
+        """Handle SyncGroup: answer the member with its assignment once that is stored.
 
-        `protocol` is the protocol's type and name; None stands for one that the request does not name.
+        The leader's request has the `assignments` of all members. `protocol` is the protocol's type and name,
+        each None if the request does not have it.
         """
         error = self._member_error(member_id, group_instance_id, generation_id)
         if error is None and not self._is_protocol(*protocol):
@@ -590,19 +625,20 @@ class ClassicGroup:
 
     @property
     def version(self) -> GroupVersion:
-        """The state that a record would hold now. Assignments exist once the leader has sent SyncGroup."""
+        """The version of the current state. It has assignments once the leader has sent SyncGroup."""
         leader = self.members.leader
         has_assignments = leader is not None and leader.has_synced
         return GroupVersion(self.generation_id, has_assignments, self._replacement_count)
 
     def complete_save(self, error: BrokerError | None, version: GroupVersion, now_ms: int) -> None:
-        """Answer the requests that waited until this version of the group was stored, or could not be.
+        """Answer the requests that wait until this version is stored.
 
-        A record only proves what the group was when it was encoded: later changes are stored and answered on
-        their own. See test_what_was_stored_before_does_not_end_a_rebalance.
+        `error` is set if it could not be stored. A record proves only the version that was encoded. Later
+        changes are stored, and their requests answered, separately. See
+        test_what_was_stored_before_does_not_end_a_rebalance.
         """
         if isinstance(error, NotCoordinator) and self.state in (GroupState.EMPTY, GroupState.STABLE):
-            # Try again, or a restart would bring back members that have left.
+            # Store the group again. Otherwise a restart would bring back members that have left.
             self.is_unsaved = True
         self._complete_replacements(error, version, now_ms)
         is_completing = self.state is GroupState.COMPLETING_REBALANCE
@@ -620,9 +656,10 @@ class ClassicGroup:
             self._rebalance(now_ms)
 
     def _complete_sync(self, member: Member, result: SyncResult, now_ms: int) -> None:
-        """Answer the member's SyncGroup request, if one waits, and renew its session.
+        """Answer the member's SyncGroup request if one is waiting, and renew the member's session.
 
-        Many clients send no heartbeats while they wait, and the leader may take longer than a session.
+        Many clients send no heartbeats while their SyncGroup waits, and the leader may take longer than a
+        session timeout.
         """
         callback, member.sync_callback = member.sync_callback, None
         if callback is not None:
@@ -640,7 +677,7 @@ class ClassicGroup:
     def heartbeat(
         self, member_id: str, group_instance_id: str | None, generation_id: int, now_ms: int
     ) -> int:
-        """Renew a member's session and return the error code of the response."""
+        """Handle Heartbeat: renew the member's session. Return the error code of the response."""
         error = self._member_error(member_id, group_instance_id, generation_id)
         if error is not None:
             return error.code
@@ -651,25 +688,25 @@ class ClassicGroup:
         self.members.set_deadline(member, now_ms + member.session_timeout_ms)
 
     def restore_member(self, member: Member, now_ms: int) -> None:
-        """Add a member that was read back from the log. Its session starts now."""
+        """Add a member from the log at the start of the broker. The member's session starts now."""
         self.members.add(member)
         self._renew_session(member, now_ms)
 
     def leave(self, identities: Iterable[tuple[str, str | None]], now_ms: int) -> list[int]:
-        """Remove members, given as (member id, instance id), and return an error code for each.
+        """Handle LeaveGroup: remove members. `identities` has their (member id, instance id).
 
-        The remaining members rebalance once, after all of these have left. Otherwise the first one to leave
-        could complete a rebalance that still counts the next one.
+        Return an error code for each. The remaining members rebalance once, after all of these have left.
+        Otherwise the removal of the first could complete a rebalance that still counts the second.
         Source: kafka GroupMetadataManager.classicGroupLeaveToClassicGroup.
         """
         codes = [self._leave(member_id, group_instance_id) for member_id, group_instance_id in identities]
-        # They rebalance also if the client that left had only been given a member id.
+        # Rebalance even if the client that left had a member id and had not joined yet.
         if 0 in codes and self.state is not GroupState.EMPTY:
             self._rebalance(now_ms)
         return codes
 
     def _leave(self, member_id: str, group_instance_id: str | None) -> int:
-        """Remove one member. The instance id alone is enough for a static one."""
+        """Remove one member. For a static member the instance id is enough."""
         if group_instance_id is not None and not member_id:
             member_id = self.members.static_ids.get(group_instance_id, "")
         if member_id in self._pending_member_ids:
@@ -686,8 +723,9 @@ class ClassicGroup:
         self.members.remove(member)
 
     def tick(self, now_ms: int) -> None:
-        """Remove members whose time is over, and end a rebalance that has reached its deadline."""
-        self._pending_member_ids.take(now_ms)  # their clients may have died
+        """Handle the deadlines that have passed: remove members, and end a rebalance."""
+        # The clients of these member ids may have died before they joined.
+        self._pending_member_ids.take(now_ms)
         for member in list(self.members.values()):
             is_waiting = member.sync_callback is not None or (
                 member.join_callback is not None and not member.is_new
@@ -703,8 +741,8 @@ class ClassicGroup:
         if self.state is GroupState.PREPARING_REBALANCE:
             self._complete(now_ms)
         elif self.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
-            # This applies to a stable group too: while a member that never sent SyncGroup keeps sending
-            # heartbeats, no member would read its partitions. Source: kafka
+            # Remove such members from a stable group, too. A member that only sends heartbeats and never
+            # SyncGroup has partitions that nobody reads. Source: kafka
             # GroupMetadataManager.expirePendingSync. See
             # test_who_joined_and_asks_for_no_share_in_time_is_removed_also_from_a_stable_group.
             self._deadline_ms = None
@@ -715,16 +753,16 @@ class ClassicGroup:
                 self._rebalance(now_ms)
 
     def next_deadline_ms(self) -> int | None:
-        """Return the latest time at which `tick` must run; None if it need not."""
+        """Return the latest time in ms at which `tick` must run; None if there is no deadline."""
         deadlines = (self.members.first_deadline_ms, self._pending_member_ids.next_ms, self._deadline_ms)
         return min((due_ms for due_ms in deadlines if due_ms is not None), default=None)
 
     def _member_error(
         self, member_id: str, group_instance_id: str | None, generation_id: int | None = None
     ) -> type[BrokerError] | None:
-        """Return why a request in this member's name is rejected; None if it is not.
+        """Return the error if a request in this member's name is rejected; None if it is accepted.
 
-        `generation_id` is None if the request names no generation.
+        `generation_id` is None if the kind of request has no generation.
         """
         if self.state is GroupState.DEAD:
             return CoordinatorNotAvailable
@@ -745,10 +783,10 @@ class ClassicGroup:
     def commit_error(
         self, member_id: str, group_instance_id: str | None, generation_id: int, *, is_transactional: bool
     ) -> type[BrokerError] | None:
-        """Return why an offset commit is rejected, or None: behaviour T7 (docs/behaviours.md).
+        """Return the error if an offset commit is rejected, else None: behaviour T7 (docs/behaviours.md).
 
         An empty group accepts a commit without a generation from any client. Within a transaction, every
-        group also accepts one that names no member, because old clients name none.
+        group also accepts a commit without a member id, because old clients do not send one.
         """
         if self.state is GroupState.DEAD:
             return CoordinatorNotAvailable
@@ -763,9 +801,9 @@ class ClassicGroup:
         return error
 
     def note_commit(self, member_id: str, now_ms: int) -> None:
-        """Renew the session of a member whose offset commit, outside of transactions, was accepted.
+        """Renew a member's session after an offset commit outside of transactions.
 
-        Clients without a heartbeat thread stay in their group by committing.
+        A client that commits in time stays in its group even without heartbeats.
         Source: kafka OffsetMetadataManager.commitOffset.
         """
         member = self.members.get(member_id)

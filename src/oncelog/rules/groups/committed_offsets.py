@@ -1,7 +1,8 @@
-"""Committed offsets of groups: which of two offsets is in force, and when an offset expires.
+"""Decide which of two committed offsets of a partition is in force, and when a committed offset expires.
 
-Offsets committed within a transaction are pending until its marker is written. A commit marker puts each of
-them into force unless a newer offset was committed meanwhile; an abort marker drops them.
+An offset that is committed within a transaction is pending until the transaction's marker is written. A
+commit marker puts the offset into force unless a newer one was committed in the meantime. An abort marker
+drops the offset.
 Source: behaviours T6 and T7 (docs/behaviours.md); kafka OffsetMetadataManager, OffsetExpirationConditionImpl.
 """
 
@@ -15,8 +16,9 @@ NO_OFFSET = -1
 class CommittedOffset(NamedTuple):
     """An offset that a group committed.
 
-    `leader_epoch` is -1 if the client did not send it. `expire_ms` is -1 if the retention of the broker
-    applies. `record_offset` is the offset of its record in `__consumer_offsets`.
+    `leader_epoch` is -1 if the client did not send it. `expire_ms` is the time at which the offset expires;
+    -1 if the broker's retention applies instead. `record_offset` is the offset of the record in
+    `__consumer_offsets`.
     """
 
     offset: int
@@ -28,7 +30,10 @@ class CommittedOffset(NamedTuple):
 
 
 def later(held: CommittedOffset | None, materialized: CommittedOffset) -> CommittedOffset:
-    """Return the offset that is in force after a commit marker has materialized the second one."""
+    """Return the offset in force after a commit marker: the one with the later record.
+
+    `held` was committed outside of transactions or by an earlier marker; None if there is none.
+    """
     return held if held is not None and held.record_offset > materialized.record_offset else materialized
 
 
@@ -42,10 +47,10 @@ def is_expired(
 ) -> bool:
     """Return True if a committed offset has expired.
 
-    An offset does not expire while `is_pending`: a transaction is about to commit another one. The retention
-    starts when the group became empty (`empty_since_ms`), or at the commit if that is later. For a group that
-    never had members `empty_since_ms` is None, and it starts at the commit. The caller must not ask about
-    topics that members of the group subscribe to.
+    While `is_pending`, it does not expire, because a transaction is about to commit another offset. The
+    retention starts at the commit, or when the group became empty (`empty_since_ms`) if that is later.
+    `empty_since_ms` is None for a group that never had members. The caller must exclude topics to which
+    members of the group subscribe.
     """
     if is_pending:
         return False

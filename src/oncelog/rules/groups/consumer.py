@@ -9,11 +9,11 @@ The group epoch rises when a member joins, leaves, times out or changes its subs
 that members subscribe to change. The next heartbeat of any member computes a target for the new epoch. For a
 large group that keeps changing, targets are computed less often than its epoch rises (KIP-1263).
 
-A member gets a partition only when no other member is assigned it or still has to revoke it. Until then the
-partition is only in the member's target.
+A member gets a partition of its target only when the partition is not assigned to another member, and no
+other member still has to revoke it.
 
-`unsaved` names the records that must be written. Source: KIP-848; kafka GroupMetadataManager, ConsumerGroup,
-CurrentAssignmentBuilder.
+The coordinator must write the records in `unsaved`. Source: KIP-848; kafka GroupMetadataManager,
+ConsumerGroup, CurrentAssignmentBuilder.
 """
 
 from __future__ import annotations
@@ -50,33 +50,36 @@ SERVER_ASSIGNORS: dict[str, Callable[[Sequence[Subscriber], Mapping[str, int]], 
 }
 FIRST_EPOCH_COMMIT_VERSION = 9
 FIRST_EPOCH = 1
-"""Epoch of a group without any member so far. The first member raises it."""
+"""Epoch of a new group. The first member raises it."""
 ASSIGNMENT_COST_PER_MS = 20
-"""Members and partitions per millisecond for which a group's targets may be computed: a fifth of the thread.
+"""Cost of targets that a group may use up per ms, in members and partitions: a fifth of the broker's thread.
 
 Source: KIP-1263 for the idea. Kafka computes at most one target a second.
 """
 
 
 class TopicInfo(NamedTuple):
-    """The facts about a topic that an assignment needs."""
+    """The id and partition count of a topic, which an assignment needs."""
 
     topic_id: bytes
     partition_count: int
 
 
 TopicResolver = Callable[[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]]
-"""Return the existing topics with these names, and those whose whole name matches one of these patterns."""
+"""(topic names, regular expressions) -> the existing topics with these names, or that match an expression.
+
+An expression must match the whole name.
+"""
 
 IsUnresolved = Callable[[frozenset[str]], bool]
-"""Return True while the topics that match these regular expressions are not all known."""
+"""(regular expressions) -> True while not all topics that match them are known."""
 
 
 class MemberState(IntEnum):
     """The reconciliation state of a member, with the numbers that `__consumer_offsets` stores.
 
-    STABLE: the member has the target of its epoch. UNREVOKED: it must revoke partitions, and has not
-    confirmed that yet. UNRELEASED: other members still hold partitions of its target.
+    STABLE: the member has the target of its epoch. UNREVOKED: the member must revoke partitions and has not
+    confirmed it. UNRELEASED: other members still have partitions of the member's target.
     """
 
     STABLE = 0
@@ -86,7 +89,11 @@ class MemberState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerMember:
-    """A member of the group. Only a static member has an `instance_id`. `regex` is None without a pattern."""
+    """A member of a consumer protocol group.
+
+    Only a static member has an `instance_id`. `regex` is the regular expression of its subscription, or None.
+    `assigned` are its partitions; `revoking` are those that it must revoke.
+    """
 
     member_id: str
     instance_id: str | None = None
@@ -105,11 +112,11 @@ class ConsumerMember:
 
     @property
     def held(self) -> frozenset[TopicIdPartition]:
-        """Partitions that no other member may be assigned yet."""
+        """Partitions that cannot be assigned to another member yet."""
         return self.assigned | self.revoking
 
     def is_reconciled_to(self, assignment_epoch: int) -> bool:
-        """Return True if the member has reached the target of this epoch."""
+        """Return True if the member has all partitions of the target of this epoch, and no others."""
         return self.state is MemberState.STABLE and self.epoch == assignment_epoch
 
 
@@ -124,7 +131,8 @@ def reconcile(
     """Return the member after the next step towards its target.
 
     `owned` are the partitions that the member reports; None if its heartbeat does not report them.
-    `subscribed_ids` are the topics of its subscription if that may be newer than the target, else None.
+    `subscribed_ids` are the topics of its subscription; None unless the subscription may be newer than the
+    target.
     """
     if member.is_reconciled_to(assignment_epoch):
         return member if subscribed_ids is None else _without_unsubscribed(member, subscribed_ids)
@@ -152,7 +160,7 @@ def reconcile(
 
 
 def _without_unsubscribed(member: ConsumerMember, subscribed_ids: Set[bytes]) -> ConsumerMember:
-    """Make the member revoke the partitions of topics that it no longer subscribes to."""
+    """Return the member after it was told to revoke partitions of topics to which it no longer subscribes."""
     kept = frozenset(tp for tp in member.assigned if tp[0] in subscribed_ids)
     if kept == member.assigned:
         return member
@@ -167,50 +175,49 @@ def _without_unsubscribed(member: ConsumerMember, subscribed_ids: Set[bytes]) ->
 
 
 NAME_BYTES = 16
-"""Memory counted for a name besides its text."""
+"""Bytes that are counted for a name besides its characters."""
 
 
 class Subscription(NamedTuple):
-    """Topic names, and at most one regular expression."""
+    """A member's subscription: topic names, and at most one regular expression."""
 
     topics: frozenset[str]
     regex: str | None
 
     @property
     def size_bytes(self) -> int:
-        """Approximate memory that the subscription takes."""
+        """Approximate size of the subscription in memory."""
         names = sum(len(name) for name in self.topics) + NAME_BYTES * len(self.topics)
         return names + NAME_BYTES + len(self.regex or "")
 
 
 class Subscriptions:
-    """The distinct subscriptions of a group, with the number of members that have each.
+    """The distinct subscriptions of a group, and how many members have each.
 
-    A heartbeat that changes no subscription must not cost more when members name thousands of topics.
-    See test_a_heartbeat_does_not_look_at_the_topics_of_other_members.
+    Members may name thousands of topics. If a heartbeat changes no subscription, its cost must not depend on
+    them. See test_a_heartbeat_does_not_look_at_the_topics_of_other_members.
     """
 
     def __init__(self) -> None:
         self._counts: dict[Subscription, int] = {}
         self._kept: dict[Subscription, Subscription] = {}
-        """Subscription -> the equal object of the first member that had it, which all members share."""
+        """Maps each subscription to itself, so that members with equal subscriptions can share one object."""
         self._names: frozenset[str] | None = frozenset()
         self._regexes: frozenset[str] | None = frozenset()
         self.size_bytes = 0
 
     def copy(self) -> Subscriptions:
-        """Return an independent copy."""
         result = Subscriptions()
         result._counts, result._kept = dict(self._counts), dict(self._kept)
         result._names, result._regexes, result.size_bytes = self._names, self._regexes, self.size_bytes
         return result
 
     def shared(self, subscription: Subscription) -> Subscription:
-        """Return the equal subscription of a member if there is one, to save memory."""
+        """Return the object that members with an equal subscription share, else `subscription`."""
         return self._kept.get(subscription, subscription)
 
     def size_with(self, subscription: Subscription) -> int:
-        """Return what `size_bytes` would be with one more member that has this subscription."""
+        """Return what `size_bytes` would be after `add(subscription)`."""
         return self.size_bytes + (0 if subscription in self._counts else subscription.size_bytes)
 
     def add(self, subscription: Subscription) -> None:
@@ -222,7 +229,7 @@ class Subscriptions:
         self._counts[subscription] = self._counts.get(subscription, 0) + 1
 
     def remove(self, subscription: Subscription) -> None:
-        """Count one member less with this subscription."""
+        """Count one member fewer with this subscription."""
         self._counts[subscription] -= 1
         if not self._counts[subscription]:
             del self._counts[subscription], self._kept[subscription]
@@ -231,14 +238,14 @@ class Subscriptions:
 
     @property
     def names(self) -> frozenset[str]:
-        """All topic names of all members."""
+        """The topic names of all members' subscriptions."""
         if self._names is None:
             self._names = frozenset[str]().union(*(subscription.topics for subscription in self._counts))
         return self._names
 
     @property
     def regexes(self) -> frozenset[str]:
-        """All regular expressions of all members."""
+        """The regular expressions of all members' subscriptions."""
         if self._regexes is None:
             self._regexes = frozenset(
                 subscription.regex for subscription in self._counts if subscription.regex
@@ -247,9 +254,9 @@ class Subscriptions:
 
 
 class Heartbeat(NamedTuple):
-    """A ConsumerGroupHeartbeat request. None means unchanged.
+    """A ConsumerGroupHeartbeat request. A field that is None has not changed since the last heartbeat.
 
-    An empty `regex` removes the pattern. `owned` are the partitions that the member reads now.
+    An empty `regex` removes the regular expression. `owned` are the partitions that the member reads now.
     """
 
     member_id: str
@@ -266,7 +273,10 @@ class Heartbeat(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """True if the request carries all fields, so that the response must carry the assignment."""
+        """True if the request has all fields.
+
+        The response must then have the assignment, even an unchanged one.
+        """
         is_said = self.topics is not None or self.regex is not None
         return self.epoch == 0 or (
             self.rebalance_timeout_ms != NO_REBALANCE_TIMEOUT and is_said and self.owned is not None
@@ -274,7 +284,7 @@ class Heartbeat(NamedTuple):
 
 
 class HeartbeatResult(NamedTuple):
-    """The response to a heartbeat. `assigned` is None if the assignment has not changed."""
+    """The response to a heartbeat. `assigned` is None if the response has no assignment."""
 
     member_id: str
     epoch: int
@@ -291,9 +301,9 @@ class ConsumerGroupState(Enum):
 
 
 class RecordKey(NamedTuple):
-    """A record that must be written with the current value, or as a tombstone.
+    """A record that must be written, with the current value or as a tombstone.
 
-    `kind` is the version of the record's key. `member_id` is empty in records about the whole group.
+    `kind` is the version of the record's key. `member_id` is empty in a record about the whole group.
     """
 
     kind: int
@@ -323,7 +333,10 @@ class ConsumerGroup:
         self.unsaved: dict[RecordKey, None] = {}
         self._topics: Mapping[str, TopicInfo] | None = None
         self._subscriptions, self._shares_subscriptions = Subscriptions(), False
-        """The subscriptions of all members; and whether another draft of the group shares that object."""
+        """The subscriptions of all members.
+
+        The second value is true while another draft shares the object.
+        """
         self._session_timeout_ms, self._max_size, self._default_assignor = (
             session_timeout_ms,
             max_size,
@@ -332,7 +345,7 @@ class ConsumerGroup:
         self._max_subscription_bytes = max_subscription_bytes
         self._assignment_burst = assignment_burst
         self._assignment_cost, self._assignment_cost_ms = 0, 0
-        """Cost of recent targets, reduced as time passes, and the time of the last reduction."""
+        """The cost of recent targets, which decreases with time, and the time in ms of its last update."""
         self._session_deadlines_ms: dict[str, int] = {}
         self._revocation_deadlines_ms: dict[str, int] = {}
 
@@ -348,8 +361,11 @@ class ConsumerGroup:
 
     @property
     def assignor(self) -> str:
-        """The assignor that most members request (`uniform` in a tie); the broker's default if none does."""
-        # Apache Kafka's log may hold members with an assignor that this broker does not have.
+        """The assignor that most members request, `uniform` in a tie.
+
+        The broker's default if none is requested.
+        """
+        # A log of Apache Kafka may have members with an assignor that this broker does not have.
         requested = [
             name for member in self.members.values() if (name := member.server_assignor) in SERVER_ASSIGNORS
         ]
@@ -357,11 +373,14 @@ class ConsumerGroup:
         return max(ranked, key=requested.count, default=self._default_assignor)
 
     def set_session_timeout(self, session_timeout_ms: int) -> None:
-        """Set the session timeout. It applies to each member from its next heartbeat on."""
+        """Set the session timeout in ms. It applies to each member from the member's next heartbeat on."""
         self._session_timeout_ms = session_timeout_ms
 
     def draft(self) -> ConsumerGroup:
-        """Return a copy to apply a request to. The copy takes this group's place once it is stored."""
+        """Return a copy of the group, to which a request is applied.
+
+        Once the changes are stored, it replaces the group.
+        """
         draft = copy.copy(self)
         draft.members, draft.targets = dict(self.members), dict(self.targets)
         draft.unsaved = dict(self.unsaved)
@@ -373,7 +392,7 @@ class ConsumerGroup:
         return draft
 
     def static_member(self, instance_id: str) -> ConsumerMember | None:
-        """Return the member with this instance id."""
+        """Return the member with this instance id; None if there is none."""
         return next((member for member in self.members.values() if member.instance_id == instance_id), None)
 
     # Heartbeats
@@ -386,13 +405,12 @@ class ConsumerGroup:
         is_unresolved: IsUnresolved = lambda regexes: False,
         check_regex: Callable[[str], object] = str,
     ) -> HeartbeatResult:
-        """Let a member join (epoch 0), stay, or leave (-1, or -2 for a static member that will come back).
+        """Handle a heartbeat.
 
-        `check_regex` raises an error for a pattern that cannot be used. It is called for a new pattern after
-        the member has been validated, as in Kafka.
-
-        Raises UnknownMemberId, FencedMemberEpoch, FencedInstanceId, UnreleasedInstanceId or
-        GroupMaxSizeReached.
+        Epoch 0 joins, -1 leaves, and -2 lets a static member leave that will come back. `check_regex` raises
+        an error for an invalid regular expression. As in Kafka, it is called for a changed one, after the
+        member has been validated. Raises UnknownMemberId, FencedMemberEpoch, FencedInstanceId,
+        UnreleasedInstanceId or GroupMaxSizeReached, and the errors of `check_regex`.
         """
         if request.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             return self._leave(request)
@@ -403,13 +421,15 @@ class ConsumerGroup:
         self._check_subscription(before, member)
         if member.regex is not None and member.regex != before.regex:
             check_regex(member.regex)
-        # A new member without topics does not raise the epoch, as in Kafka 4.3: no assignment changes.
+        # As in Kafka 4.3, a new member without topics does not raise the epoch, because no assignment
+        # changes.
         is_changed = (before.topics, before.regex) != (member.topics, member.regex)
         if member != self.members.get(member.member_id):
             self._set_member(member, RecordKey(MEMBER, member.member_id))
         self._update_targets(resolve_topics, is_changed, is_unresolved, now_ms)
         target = self.targets.get(member.member_id, NO_PARTITIONS)
-        # The target belongs to an earlier epoch, and perhaps to an earlier subscription of this member.
+        # The target is behind if it belongs to an earlier epoch, and so perhaps to an earlier subscription of
+        # the member.
         is_behind = self.epoch > self.assignment_epoch and self._topics is not None
         is_behind = is_behind and not is_unresolved(frozenset(filter(None, [member.regex])))
         subscribed_ids = None
@@ -436,13 +456,14 @@ class ConsumerGroup:
             return self._replace_static(static, request.member_id)
         member = self.members.get(request.member_id)
         if request.epoch == 0:
-            # A member may join again at any time: the response to its last join may have been lost. It keeps
-            # its assignment. See the scenarios "joins again" in tests/scenarios.
+            # A member may join again at any time, because the response to its last join may have been lost.
+            # The member keeps its assignment. See the scenarios "joins again" in tests/scenarios.
             return member or ConsumerMember(request.member_id)
         self._check_instance(request, static)
         if member is None:
             raise UnknownMemberId(f"group {self.group_id!r} has no member {request.member_id!r}")
-        # A static member that has left is at epoch -2. A delayed request must not bring it back.
+        # A static member that has left has epoch -2, so `<` below rejects its delayed requests: they must not
+        # bring it back.
         is_repeated = request.epoch == member.previous_epoch < member.epoch and (
             request.owned is not None and request.owned <= member.assigned
         )
@@ -461,7 +482,10 @@ class ConsumerGroup:
             raise FencedInstanceId(f"instance {request.instance_id!r} is member {static.member_id}")
 
     def _replace_static(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """Return the static member under its new member id, with the target that it had."""
+        """Give a static member a new member id. The target and assignment stay.
+
+        Return the member at epoch 0.
+        """
         target = self.targets.get(old.member_id, NO_PARTITIONS)
         self._forget(old.member_id)
         member = replace(old, member_id=member_id, epoch=0, previous_epoch=0)
@@ -491,7 +515,7 @@ class ConsumerGroup:
         )
 
     def _check_subscription(self, before: ConsumerMember, member: ConsumerMember) -> None:
-        """Raise GroupMaxSizeReached if the members' subscriptions would take too much memory together."""
+        """Raise GroupMaxSizeReached if the distinct subscriptions would take too much memory."""
         if before.member_id in self.members and _subscription(before) == _subscription(member):
             return
         size_bytes = self._subscriptions.size_with(_subscription(member))
@@ -523,13 +547,17 @@ class ConsumerGroup:
     def _update_targets(
         self, resolve_topics: TopicResolver, is_changed: bool, is_unresolved: IsUnresolved, now_ms: int
     ) -> None:
-        """Raise the epoch if the group or its topics changed, and compute the target of the new epoch."""
+        """Raise the epoch if the group or its topics changed.
+
+        Compute the target of the new epoch if that is due.
+        """
         regexes = self._subscriptions.regexes
         topics = resolve_topics(self._subscriptions.names, regexes)
         if self._topics is None and self.assignment_epoch and is_unresolved(regexes):
-            # After a restart, patterns may be resolved in the background. Until then the stored target
-            # stays in force, also for a member that joins; otherwise all members would have to revoke all
-            # partitions. The target of the raised epoch is computed once the topics are known.
+            # After a restart of the broker, regular expressions may still be resolved in the background.
+            # Until they are, the stored target stays in force, even if a member joins. Otherwise all members
+            # would have to revoke all partitions. The target of the raised epoch is computed once the topics
+            # are known.
             if is_changed:
                 self._raise_epoch()
             return
@@ -537,12 +565,13 @@ class ConsumerGroup:
             is_other = self._targets_differ_from(topics)
         else:
             is_other = topics is not self._topics and topics != self._topics
-        # An epoch without a target need not be raised: its target is computed from these topics below.
+        # If the current epoch has no target yet, do not raise it: its target will be computed from these
+        # topics.
         if is_changed or (is_other and self.epoch == self.assignment_epoch):
             self._raise_epoch()
         self._topics = topics
-        # Without this limit a thousand joins in a row would each compute a target for all members.
-        # See test_many_joins_share_few_assignments.
+        # Without the limit of the cost, each of a thousand joins in a row would compute a target for all
+        # members. See test_many_joins_share_few_assignments.
         if self.epoch > self.assignment_epoch and self._can_compute_targets(now_ms):
             self._compute_targets(topics, resolve_topics)
             self._assignment_cost += len(self.members) + sum(
@@ -556,7 +585,10 @@ class ConsumerGroup:
         return self._assignment_cost < self._assignment_burst
 
     def _targets_differ_from(self, topics: Mapping[str, TopicInfo]) -> bool:
-        """Return True if the stored target, after a restart, does not match the topics that exist now."""
+        """Return True if the stored target does not have exactly the partitions that exist now.
+
+        This is used after a restart, when the topics of the stored target are unknown.
+        """
         there = {
             (topic.topic_id, index) for topic in topics.values() for index in range(topic.partition_count)
         }
@@ -592,12 +624,14 @@ class ConsumerGroup:
                 self.targets[member_id] = target
                 self.unsaved[RecordKey(TARGET, member_id)] = None
         if self.assignment_epoch == 0:
-            self.unsaved[RecordKey(EPOCH)] = None  # no change has raised the first epoch
+            # No change has raised the first epoch, so its record is not written yet.
+            self.unsaved[RecordKey(EPOCH)] = None
         self.assignment_epoch = self.epoch
         self.unsaved[RecordKey(TARGET_EPOCH)] = None
 
     def _held_by_others(self, member: ConsumerMember, target: Set[TopicIdPartition]) -> set[TopicIdPartition]:
-        """Return the partitions that the member lacks of its target and that other members hold.
+        """Return the partitions of the member's target that it does not have because other members still have
+        them.
 
         Every member that reconciles calls this, so it must not build a set of all partitions of the group.
         """
@@ -629,10 +663,10 @@ class ConsumerGroup:
         return HeartbeatResult(request.member_id, request.epoch)
 
     def remove_members(self, identities: Sequence[tuple[str, str | None]]) -> list[int]:
-        """Remove members, given as (member id, instance id), and return an error code for each.
+        """Remove members; `identities` has their (member id, instance id). Return an error code for each.
 
-        An instance id comes with its member's id or with an empty one. All members are looked up before the
-        first one is removed, so one that is named twice succeeds twice. The epoch rises once.
+        With an instance id, the member id may be empty. All members are looked up before the first one is
+        removed, so a member that is named twice succeeds twice. The epoch rises once.
         """
         removed: dict[str, None] = {}
         codes = [0] * len(identities)
@@ -676,7 +710,7 @@ class ConsumerGroup:
             self._revocation_deadlines_ms[member.member_id] = now_ms + member.rebalance_timeout_ms
 
     def resume(self, now_ms: int) -> None:
-        """Start the sessions and revocation timeouts of all members after a restart."""
+        """Start the session and revocation timeouts of all members after a restart of the broker."""
         self._subscriptions, self._shares_subscriptions = Subscriptions(), False
         for member in list(self.members.values()):
             topics, regex = self._subscriptions.shared(_subscription(member))
@@ -686,14 +720,16 @@ class ConsumerGroup:
             self._watch_revocation(member, now_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Remove members whose session has expired, and those that did not revoke partitions in time."""
+        """Handle the deadlines that have passed: remove members whose session or revocation timeout has
+        expired.
+        """
         for member_id in list(self.members):
             dues = (self._session_deadlines_ms.get(member_id), self._revocation_deadlines_ms.get(member_id))
             if any(due is not None and due <= now_ms for due in dues):
                 self._remove(member_id)
 
     def next_deadline_ms(self) -> int | None:
-        """Return the next time at which `tick` must run; None if it need not."""
+        """Return the next time in ms at which `tick` must run; None if there is no deadline."""
         return min(
             [*self._session_deadlines_ms.values(), *self._revocation_deadlines_ms.values()], default=None
         )
@@ -709,10 +745,11 @@ class ConsumerGroup:
         is_transactional: bool,
         version: int,
     ) -> None:
-        """Raise UnknownMemberId, StaleMemberEpoch or UnsupportedVersion if an offset commit is not allowed.
+        """Raise an error if an offset commit is not allowed.
 
         An empty group accepts a commit without an epoch from any client. Within a transaction, every group
-        also accepts one that names no member, because old clients name none.
+        also accepts a commit without a member id, because old clients do not send one. Raises
+        UnknownMemberId, StaleMemberEpoch or UnsupportedVersion.
         """
         is_anonymous = epoch < 0 and not member_id and instance_id is None
         if (epoch < 0 and not self.members) or (is_anonymous and is_transactional):
@@ -723,7 +760,10 @@ class ConsumerGroup:
         self._check_epoch(member, epoch)
 
     def check_fetch(self, member_id: str | None, epoch: int) -> None:
-        """Raise UnknownMemberId or StaleMemberEpoch if a request in a member's name may not read offsets."""
+        """Raise UnknownMemberId or StaleMemberEpoch if a member with this id and epoch may not read offsets.
+
+        Without a member id and epoch, everybody may.
+        """
         if member_id is not None or epoch >= 0:
             self._check_epoch(self._require_member(member_id or ""), epoch)
 
@@ -739,9 +779,9 @@ class ConsumerGroup:
             raise StaleMemberEpoch(f"member {member.member_id!r} is at epoch {member.epoch}, not {epoch}")
 
     def subscribed(self) -> Iterable[str] | None:
-        """Return the topics that members subscribe to; none if the group is empty, so all offsets may expire.
+        """Return the names of the topics that members subscribe to; none if the group is empty.
 
-        Returns None after a restart until a heartbeat has resolved the members' patterns.
+        Return None after a restart until a heartbeat has resolved the members' regular expressions.
         """
         if self._topics is None and self._subscriptions.regexes:
             return None

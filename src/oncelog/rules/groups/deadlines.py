@@ -1,8 +1,9 @@
-"""The next deadline of each of many keys, such as groups or member ids.
+"""A priority queue of deadlines by key, such as a group id or a member id.
 
-A key has one deadline at a time, and `take` returns it once. Each operation costs the logarithm of the number
-of keys. Heap entries that a later call replaced are skipped. They are removed before they outnumber the
-others for long, so a key whose deadline changes often does not fill the heap.
+A key has one deadline at a time. `take` returns the keys whose deadlines have passed, each once. An operation
+costs O(log n) for n keys. A heap entry is outdated after the key got another deadline or was removed.
+Outdated entries are skipped, and removed when they are more than half of the heap, so a key whose deadline
+changes often does not fill it.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import heapq
 
 _SPARE_ENTRIES = 64
-"""Outdated heap entries that are tolerated in any heap, however small."""
+"""Outdated heap entries that are always tolerated, even in a small heap."""
 
 
 class Deadlines:
-    """Deadlines in milliseconds, by key."""
+    """Deadlines by key, in ms."""
 
     __slots__ = ("_due_ms", "_heap")
 
@@ -30,7 +31,7 @@ class Deadlines:
 
     @property
     def heap_size(self) -> int:
-        """Number of heap entries, including outdated ones."""
+        """The number of heap entries, including outdated ones."""
         return len(self._heap)
 
     def set(self, key: str, due_ms: int) -> None:
@@ -42,18 +43,18 @@ class Deadlines:
             heapq.heapify(self._heap)
 
     def set_if_earlier(self, key: str, due_ms: int) -> None:
-        """Set the key's deadline unless it has one that is not later."""
+        """Set the key's deadline unless it already has an earlier or equal one."""
         existing_ms = self._due_ms.get(key)
         if existing_ms is None or due_ms < existing_ms:
             self.set(key, due_ms)
 
     def remove(self, key: str) -> None:
-        """Remove the key's deadline. Raises KeyError if it has none."""
+        """Remove the key and its deadline. Raises KeyError if the key has none."""
         del self._due_ms[key]
 
     @property
     def next_ms(self) -> int | None:
-        """The earliest deadline, or None."""
+        """The earliest deadline; None if there is none."""
         heap = self._heap
         while heap and self._due_ms.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)
@@ -62,8 +63,8 @@ class Deadlines:
     def take(self, now_ms: int) -> list[str]:
         """Remove and return the keys whose deadlines have passed.
 
-        The result is a list, not a generator: a caller may set a deadline in the past while it handles the
-        keys, and its loop would then never end.
+        The result is a list and not a generator. A caller may set a deadline in the past for a key that it
+        handles; with a generator its loop would never end.
         """
         keys = []
         while (due_ms := self.next_ms) is not None and due_ms <= now_ms:

@@ -1,19 +1,19 @@
 """Decide how a consumer reacts to its group coordinator's errors, by the request that was answered.
 
     RETRY     send the request again after a pause
-    FIND      look the coordinator up again, then retry
-    JOIN      join the group's next rebalance; the member keeps its partitions for now
+    FIND      find the group's coordinator again, then retry
+    JOIN      join the rebalance; the member keeps its partitions for now
     LOST      join again under the same member id; the partitions are lost
     RESET     join again as a new member; the partitions are lost
     RAISE     raise the error; the member keeps its state, and a later call or poll may succeed
-    END       the member is out for good: report the partitions as lost, then raise the error at every poll
+    END       the member cannot rejoin: report the partitions as lost, then raise the error at every poll
 
 OffsetCommit also raises its error for JOIN, LOST, RESET and END: the caller must learn that nothing was
 stored.
 
 Source: Kafka's AbstractCoordinator (JoinGroup, SyncGroup, Heartbeat), ConsumerCoordinator and
 CommitRequestManager (OffsetCommit, OffsetFetch), AbstractHeartbeatRequestManager and
-ConsumerHeartbeatRequestManager (ConsumerGroupHeartbeat). The table differs from them on purpose:
+ConsumerHeartbeatRequestManager (ConsumerGroupHeartbeat). The table differs from these classes on purpose:
 
 - FENCED_INSTANCE_ID also ends the member after a Heartbeat. Java's poll raises it once. An application that
   continues to poll then joins again, and two consumers with one instance id fence each other endlessly.
@@ -67,7 +67,7 @@ _ROWS: dict[int, tuple[str, str, str, str, str, str]] = {
     22: ("lost", "lost", "lost", "lost", "raise", "reset"),  # ILLEGAL_GENERATION
     25: ("reset", "reset", "reset", "reset", "raise", "reset"),  # UNKNOWN_MEMBER_ID
     27: ("join", "join", "join", "join", "retry", "retry"),  # REBALANCE_IN_PROGRESS
-    # The group was empty, so it was deleted; this member was no longer part of it.
+    # The group was empty and has been deleted, so this member was not part of it any more.
     69: ("reset", "reset", "reset", "reset", "raise", "reset"),  # GROUP_ID_NOT_FOUND
     79: ("join", "join", "raise", "raise", "raise", "raise"),  # MEMBER_ID_REQUIRED
     82: ("end", "end", "end", "end", "raise", "end"),  # FENCED_INSTANCE_ID
@@ -77,10 +77,10 @@ _ROWS: dict[int, tuple[str, str, str, str, str, str]] = {
     # The next heartbeat brings the current epoch.
     113: ("raise", "raise", "raise", "retry", "retry", "retry"),  # STALE_MEMBER_EPOCH
 }
-"""All other error codes are raised."""
+"""The reactions by request. All other error codes are raised."""
 
 
 def group_action(code: int, request: GroupRequest) -> GroupAction:
-    """Return the reaction to a response's error code, which is not NONE (0)."""
+    """Return the reaction to an error code of a response. The code must not be NONE (0)."""
     row = _ROWS.get(code)
     return GroupAction.RAISE if row is None else GroupAction(row[_COLUMNS.index(request)])

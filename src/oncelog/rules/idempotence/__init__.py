@@ -1,1 +1,1 @@
-"""Decisions about idempotence: sequences of producers, and what a partition accepts."""
+"""Decisions about idempotence: which sequences a producer sends, and which batches a partition accepts."""

@@ -1,21 +1,22 @@
 """Decide whether a batch of an idempotent producer is stored, a duplicate, or rejected.
 
-The rule compares the batch with what the partition remembers about the producer id, in this order:
+The partition has an entry for each producer id that it knows. The batch is compared with the entry of its
+producer id, in this order:
 
     same epoch, first and last sequence equal to a remembered batch   Duplicate
-    epoch lower than the remembered one                               Reject INVALID_PRODUCER_EPOCH
+    epoch lower than the entry's                                      Reject INVALID_PRODUCER_EPOCH
     sequence above the lowest that still waits for verification       Reject OUT_OF_ORDER (see Verification)
-    epoch unknown (the id has no entry)                               any sequence is stored, but only 0
+    no entry, or an entry without an epoch                            any sequence is stored, but only 0
                                                                       with an epoch per transaction
-    epoch higher                                                      sequence 0, else Reject OUT_OF_ORDER
-    epoch equal                                                       next sequence, else Reject OUT_OF_ORDER
+    epoch higher than the entry's                                     sequence 0, else Reject OUT_OF_ORDER
+    epoch equal to the entry's                                        next sequence, else Reject OUT_OF_ORDER
     not transactional while the id has a transaction open here        Reject INVALID_TXN_STATE
     else                                                              Store
 
 OUT_OF_ORDER stands for OUT_OF_ORDER_SEQUENCE_NUMBER. With an epoch per transaction (KIP-890), a transaction
-begins with sequence 0 in each partition. A batch that overtook its predecessor is therefore rejected, and the
-producer sends both again in order. A coordinator's batches have no sequences, so only their epoch is checked.
-A replayed batch is already in the log, so it is never rejected.
+begins with sequence 0 in each partition. If the second batch of a transaction arrives before the first, it is
+therefore rejected, and the producer sends both again in order. A coordinator's batch has no sequences, so
+only its epoch is checked. A replayed batch is already in the log, so it is never rejected.
 Source: behaviours I6, I7, I8, I14, I15 (docs/behaviours.md); Kafka's
 UnifiedLog.analyzeAndValidateProducerState and ProducerAppendInfo.
 """
@@ -36,14 +37,17 @@ from oncelog.types import Origin
 
 REMEMBERED_BATCHES = 5
 
-# The C constructor of tuples: this runs for every batch, and the generated __new__ of a NamedTuple takes
-# twice as long.
+# The constructor of tuples, written in C. The decision runs for every batch, and the __new__ that NamedTuple
+# generates takes twice as long.
 _make = tuple.__new__
 _CLIENT, _REPLAY = Origin.CLIENT, Origin.REPLAY
 
 
 class ProducedBatch(NamedTuple):
-    """The producer fields of a batch header. `base_sequence` is None in a coordinator's batch."""
+    """The fields of a batch header that concern its producer.
+
+    `base_sequence` is None in a coordinator's batch.
+    """
 
     producer_id: int
     producer_epoch: int
@@ -54,7 +58,7 @@ class ProducedBatch(NamedTuple):
 
     @property
     def last_sequence(self) -> int | None:
-        """The sequence of the last record, None if the batch has no sequences."""
+        """The sequence of the last record; None if the batch has no sequences."""
         return None if self.base_sequence is None else advance(self.base_sequence, self.last_offset_delta)
 
 
@@ -75,17 +79,17 @@ class RememberedBatch(NamedTuple):
 
     @property
     def first_sequence(self) -> int | None:
-        """The sequence of the first record, None for a coordinator's batch."""
+        """The sequence of the first record; None for a coordinator's batch."""
         return None if self.last_sequence is None else first_sequence(self.last_sequence, self.offset_delta)
 
 
 class ProducerEntry(NamedTuple):
-    """The memory that a partition has of one producer id (Kafka's ProducerStateEntry).
+    """A partition's entry for one producer id (Kafka's ProducerStateEntry).
 
-    `producer_epoch` None: nothing was appended yet, and any sequence may come. `coordinator_epoch` None: no
-    transaction marker was seen. `current_txn_first_offset` None: no transaction is open here.
-    `last_timestamp_ms` is the client's time, `last_append_ms` the broker's. `batches` holds at most five
-    batches of `producer_epoch`, oldest first.
+    `producer_epoch` is None before the first append; then any sequence is accepted. `coordinator_epoch` is
+    None before the first transaction marker. `current_txn_first_offset` is None if no transaction is open
+    here. `last_timestamp_ms` is from the client's clock, `last_append_ms` from the broker's. `batches` has at
+    most five batches of `producer_epoch`, oldest first.
     """
 
     producer_epoch: int | None
@@ -97,16 +101,16 @@ class ProducerEntry(NamedTuple):
 
     @property
     def last_sequence(self) -> int | None:
-        """The last sequence, None if no batch is remembered: then only sequence 0 may follow."""
+        """The last sequence; None if there are no batches, so that only sequence 0 may follow."""
         return self.batches[-1].last_sequence if self.batches else None
 
 
 class Verification(NamedTuple):
-    """The lowest batch of a producer about which a partition asked the transaction coordinator.
+    """The lowest batch of a producer for which a partition has asked the transaction coordinator.
 
-    It is kept until a transactional batch is stored or the transaction ends here. No batch with a higher
-    sequence may overtake one that the coordinator rejected temporarily, because the producer sends that one
-    again. Source: Kafka's VerificationStateEntry.
+    The verification is kept until a transactional batch is stored or the transaction ends here. If the
+    coordinator rejects a batch temporarily, the producer sends it again. Until then, no batch with a higher
+    sequence may be stored. Source: Kafka's VerificationStateEntry.
     """
 
     producer_epoch: int
@@ -114,7 +118,7 @@ class Verification(NamedTuple):
     raises_epoch: bool
 
     def with_batch(self, producer_epoch: int, sequence: int) -> Verification:
-        """Return the verification to keep after a check for another batch."""
+        """Return the verification to keep after the coordinator was asked for this batch, too."""
         is_lower = producer_epoch == self.producer_epoch and sequence < self.lowest_sequence
         if is_lower or producer_epoch > self.producer_epoch:
             return self._replace(producer_epoch=producer_epoch, lowest_sequence=sequence)
@@ -122,13 +126,13 @@ class Verification(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Write the batch, then remember `entry`."""
+    """Write the batch to the log. `entry` is the producer's new entry."""
 
     entry: ProducerEntry
 
 
 class Duplicate(NamedTuple):
-    """Write nothing, and acknowledge the batch with the offsets it already has."""
+    """Write nothing, and acknowledge the batch with the offsets of the stored one."""
 
     base_offset: int
     last_offset: int
@@ -136,7 +140,7 @@ class Duplicate(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """Write and remember nothing, and answer with `error` and `reason`."""
+    """Write nothing, keep the entry, and respond with `error` and `reason`."""
 
     error: type[BrokerError]
     reason: str
@@ -152,13 +156,15 @@ def decide_append(
     begins_epoch: bool = False,
     verification: Verification | None = None,
 ) -> Store | Duplicate | Reject:
-    """Decide about a data batch that would get `base_offset`. `entry` None: the id is unknown here.
+    """Decide about a data batch that would get `base_offset`.
 
-    `begins_epoch`: the batch is the first one here of a transaction that has its own epoch.
+    `entry` is None if the producer id is unknown here. `begins_epoch` is true if the batch is the first of
+    its transaction here, and the transaction has its own epoch.
     """
     if entry is not None and origin is _CLIENT and verification is None and _is_plain_next(entry, batch):
-        # The fast path. The next batch cannot be a duplicate: to equal a remembered one, the five batches
-        # would have to cover all 2^31 sequences. See test_agrees_with_a_model_that_forgets_nothing.
+        # The fast path. A batch with the next sequence cannot be a duplicate: to equal a remembered batch,
+        # the five batches would have to cover all 2^31 sequences. See
+        # test_agrees_with_a_model_that_forgets_nothing.
         return _make(Store, (_successor(entry, batch, base_offset, now_ms),))
     if origin is _CLIENT:
         if batch.base_sequence is None:
@@ -193,7 +199,9 @@ def decide_append(
 
 
 def _is_plain_next(entry: ProducerEntry, batch: ProducedBatch) -> bool:
-    """Return True for the next sequence of the remembered epoch outside transactions, the usual case."""
+    """Return True for the usual case: the epoch is the entry's, the sequence is next, and no transaction is
+    open.
+    """
     batches, sequence = entry.batches, batch.base_sequence
     return (
         entry.producer_epoch == batch.producer_epoch

@@ -1,10 +1,10 @@
-"""The policy of a producer for each error code of a Produce response, by its mode.
+"""The policy of a producer for each error code of a Produce response, by the producer's mode.
 
-The table has a row for each code and a column for each mode. A code without a row may mean anything, so its
-records fail and count as possibly stored. The error class tells the application what it can do:
+The table has a row for each code and a column for each mode. If a code has no row, the batch fails and counts
+as possibly stored. The error class tells the application what it can do:
 
-    retriable   sending the record again may succeed (the client has used up its own retries)
-    abortable   this record has failed, the producer continues; a transaction must be aborted first
+    retriable   sending the record again may succeed; the client has used up its own retries
+    abortable   the record has failed; the producer can continue, but must abort an open transaction first
     fatal       the producer cannot continue; create a new one
 
 Source: behaviours I12 and I18 (docs/behaviours.md); Kafka's Sender, TransactionManager and Errors.
@@ -27,13 +27,16 @@ class Mode(Enum):
 
 
 class Action(Enum):
-    """The producer's action for the batch.
+    """The producer's action for a batch after an error.
 
-    DELIVER: report success, because it is stored already. RETRY: send it unchanged, with the same sequence.
-    REORDER: let `oncelog.rules.idempotence.sequencer` tell a reordering from a gap. RENUMBER: send it under a
-    new epoch if that is safe. SPLIT: split it in two; a batch of one record fails. FAIL: fail its records;
-    the sequences of later batches restart under a new epoch. ABORT: as FAIL, and the transaction can only be
-    aborted. FAIL_PRODUCER: fail the producer.
+    DELIVER        report success, because the batch is stored already
+    RETRY          send the batch again unchanged, with the same sequence
+    REORDER        let `oncelog.rules.idempotence.sequencer` distinguish a reordering from a gap
+    RENUMBER       send the batch under a new epoch if that is safe
+    SPLIT          split the batch in two; a batch of one record fails
+    FAIL           fail the batch; later batches get new sequences under a new epoch
+    ABORT          fail the batch; the transaction can only be aborted
+    FAIL_PRODUCER  fail the producer
     """
 
     DELIVER = "deliver"
@@ -47,7 +50,7 @@ class Action(Enum):
 
 
 class ErrorClass(Enum):
-    """The meaning of the error for the application."""
+    """The error's meaning for the application. The module docstring explains the values."""
 
     RETRIABLE = "retriable"
     ABORTABLE = "abortable"
@@ -57,8 +60,8 @@ class ErrorClass(Enum):
 class ErrorPolicy(NamedTuple):
     """The action and the consequences of an error.
 
-    `may_be_stored`: the response does not rule out that the batch is in the log. `is_metadata_stale`: the
-    producer must refresh its metadata before it sends again.
+    `may_be_stored` is true if the batch may be in the log despite the error. `is_metadata_stale` is true if
+    the producer must refresh its metadata before it sends again.
     """
 
     action: Action
@@ -69,14 +72,16 @@ class ErrorPolicy(NamedTuple):
 
 _UNKNOWN_CODE = ("fail", "fail", "abort", True, False)
 
-# error: plain, idempotent, transactional, may_be_stored, is_metadata_stale
+# error name: action by mode (plain, idempotent, transactional), may_be_stored, is_metadata_stale
 _ROWS_BY_NAME: dict[str, tuple[str, str, str, bool, bool]] = {
     "UNKNOWN_SERVER_ERROR": ("fail", "fail", "abort", True, False),
     "CORRUPT_MESSAGE": ("retry", "retry", "retry", False, False),
     "UNKNOWN_TOPIC_OR_PARTITION": ("retry", "retry", "retry", True, True),
     "LEADER_NOT_AVAILABLE": ("retry", "retry", "retry", True, True),
-    "NOT_LEADER_OR_FOLLOWER": ("retry", "retry", "retry", True, True),  # even while waiting for replicas
-    "REQUEST_TIMED_OUT": ("retry", "retry", "retry", True, False),  # the data stays
+    # A broker also sends this if it loses the leadership while the stored batch waits for replicas.
+    "NOT_LEADER_OR_FOLLOWER": ("retry", "retry", "retry", True, True),
+    # The batch stays in the log when its replication times out.
+    "REQUEST_TIMED_OUT": ("retry", "retry", "retry", True, False),
     "REPLICA_NOT_AVAILABLE": ("retry", "retry", "retry", True, True),
     "MESSAGE_TOO_LARGE": ("split", "split", "split", False, False),
     "NETWORK_EXCEPTION": ("retry", "retry", "retry", True, True),
@@ -108,14 +113,16 @@ _ROWS_BY_NAME: dict[str, tuple[str, str, str, bool, bool]] = {
         False,
         False,
     ),
-    "KAFKA_STORAGE_ERROR": ("retry", "retry", "retry", True, True),  # perhaps written but not flushed
+    # The batch may be written but not flushed.
+    "KAFKA_STORAGE_ERROR": ("retry", "retry", "retry", True, True),
     "UNKNOWN_PRODUCER_ID": ("fail", "renumber", "abort", False, False),
     "FENCED_LEADER_EPOCH": ("retry", "retry", "retry", False, True),
     "UNKNOWN_LEADER_EPOCH": ("retry", "retry", "retry", False, True),
     "UNSUPPORTED_COMPRESSION_TYPE": ("fail", "fail", "abort", False, False),
     "INVALID_RECORD": ("fail", "fail", "abort", False, False),
     "THROTTLING_QUOTA_EXCEEDED": ("retry", "retry", "retry", False, False),
-    "PRODUCER_FENCED": ("fail", "fail producer", "fail producer", False, False),  # never sent on Produce
+    # Brokers do not send this in a Produce response.
+    "PRODUCER_FENCED": ("fail", "fail producer", "fail producer", False, False),
     "UNKNOWN_TOPIC_ID": ("retry", "retry", "retry", False, True),
     "INCONSISTENT_TOPIC_ID": ("retry", "retry", "retry", False, True),
     "TRANSACTION_ABORTABLE": ("fail", "fail", "abort", False, False),

@@ -1,4 +1,4 @@
-"""The last stable offset of a partition: read_committed readers see only records below it.
+"""The last stable offset of a partition: read_committed consumers see only records below it.
 
 Source: Kafka's ProducerStateManager.firstUnstableOffset and UnifiedLog.lastStableOffset; behaviour T10
 (docs/behaviours.md).
@@ -18,8 +18,9 @@ def last_stable_offset(
 ) -> int:
     """Return the offset below which every transaction has its outcome.
 
-    `open_first_offset`: first offset of the oldest open transaction, None without one.
-    `unreplicated_first_offset`: the same for transactions whose marker is not below the high watermark.
+    `open_first_offset` is the first offset of the oldest open transaction; None if none is open.
+    `unreplicated_first_offset` is that of the oldest transaction whose marker is at or above the high
+    watermark; None if there is none.
     """
     stable = high_watermark
     if open_first_offset is not None:
@@ -30,8 +31,9 @@ def last_stable_offset(
 
 
 def stable_offset_after(completed: CompletedTransaction, open_first_offset: int | None) -> int:
-    """Return the last stable offset after `completed`, for the index entry of an aborted transaction.
+    """Return the last stable offset after `completed`, which its entry in the transaction index stores.
 
-    `open_first_offset`: first offset of the oldest transaction that is still open, None without one.
+    `open_first_offset` is the first offset of the oldest transaction that is still open; None if none is
+    open.
     """
     return completed.last_offset + 1 if open_first_offset is None else open_first_offset

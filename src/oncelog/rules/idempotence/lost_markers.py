@@ -1,29 +1,34 @@
-"""Find the transactions of a partition whose marker a power loss took, and the marker to write instead.
+"""Find transactions whose markers a power loss took, and choose the markers to write instead.
 
 With the default flush settings, a power loss may take the newest records of any log. A partition may lose a
-marker while the coordinator keeps the record that the transaction is over. The transaction would stay open in
-the partition, and the producer's next one there would continue it: a commit would show aborted records.
+marker while the coordinator keeps the record that the transaction is over. Then the transaction stays open in
+the partition, and the producer's next transaction there continues it. A commit of the next one would make
+aborted records visible.
 
-An epoch per transaction (KIP-890) tells transactions apart. A coordinator's record with a decision and epoch
-E + 1 is about the transaction with epoch E, and names its partitions:
+A leftover is a transaction that is open in a partition when the broker starts. An epoch per transaction
+(KIP-890) identifies a leftover in the coordinator's log. A record with a decision and epoch E + 1 is about
+the transaction with epoch E, and has its partitions. At the start and later, the leftover gets this marker:
 
-    the partition shows a transaction as open at a start, and from then on
-        the log decides it, with this partition, and has newer records of the id    the decision's marker
-        the same, and aborts a classic one of the same epoch in this partition      an ABORT marker
-        the newest record of the id decides it                                      nothing: markers follow
-        else, the id has another producer id by now, or has expired                 an ABORT marker
-        else, the id has this producer id                                           nothing yet
-        no record names the producer id                                             nothing
-    later, the producer begins or ends a transaction where an older epoch is open
-        the log decided that one at the start                                       the decision's marker
-        else                                                                        an ABORT marker
+    no record in the log has the leftover's producer id                  none
+    a record decides the leftover, with this partition, and newer
+        records of the transactional id follow:
+            the log also aborts a classic transaction of the same
+                epoch in this partition                                  an ABORT marker
+            otherwise                                                    the decision's marker
+    the newest record of the transactional id decides the leftover       none: the coordinator writes it
+    no record decides the leftover:
+        the transactional id has another producer id, or has expired     an ABORT marker
+        the transactional id still has the leftover's producer id        none yet
 
-The older transaction cannot be decided any more, because the coordinator assigns a new epoch only after the
-previous transaction is over. Classic transactions of one instance share an epoch, so nothing tells which of
-them is open. They stay open until a newer instance begins or commits a transaction there. The last classic
-transaction shares its epoch with the producer's first KIP-890 transaction. A transaction that may be either
-is committed only if both were. Apache Kafka leaves all of them open. See docs/internals/simulation.md, "Power
-losses with the default flush".
+If the producer begins or ends a transaction in a partition that has a leftover of an older epoch, the
+leftover ends first. It gets the marker of its decision, or an ABORT marker without a decision. No decision
+can follow, because the coordinator assigns a new epoch only after the previous transaction is over.
+
+Classic transactions of one instance share an epoch, so nothing identifies the one that is open. They stay
+open until a newer instance begins or commits a transaction there. The last classic transaction shares its
+epoch with the producer's first KIP-890 transaction. If a leftover may be either of them, it is committed only
+if both were. Apache Kafka leaves all leftovers open. See docs/internals/simulation.md, "Power losses with the
+default flush".
 """
 
 from __future__ import annotations
@@ -34,10 +39,11 @@ from oncelog.types import TopicPartition
 
 
 def decided_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
-    """Return the producer id and epoch of the transaction that a record decides; None if that is unclear.
+    """Return the producer id and epoch of the transaction that a record decides; None if they are unclear.
 
-    A fenced producer also gets the largest epoch, whatever epoch its transaction had. If another producer id
-    takes over, the transaction had the last epoch that a client gets.
+    The epoch is unclear if it is the largest one, which a fenced producer gets whatever epoch its transaction
+    had. It is clear again if another producer id takes over: then the transaction had the last epoch that a
+    client gets.
     """
     if not entry.state.is_prepared or entry.client_version < EPOCH_PER_TRANSACTION:
         return None
@@ -49,17 +55,20 @@ def decided_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
 
 
 def aborted_classic(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
-    """Return the producer id and epoch of the classic transaction that a record aborts."""
+    """Return the producer id and epoch of the classic transaction that a record aborts; None for other
+    records.
+    """
     is_classic = entry.client_version < EPOCH_PER_TRANSACTION
     is_abort = entry.state is TransactionState.PREPARE_ABORT
     return ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch) if is_classic and is_abort else None
 
 
 def ended_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
-    """Return the producer id and epoch of the transaction that a record ends, if it ends no older one.
+    """Return the producer id and epoch of the transaction that a record ends, if the record ends no older
+    one.
 
-    None for the abort of a classic transaction: its marker aborts older ones, too, and may have the epoch of
-    a fence.
+    For the abort of a classic transaction, return None: its marker aborts older transactions, too, and may
+    have the epoch of a fence.
     """
     if entry.client_version < EPOCH_PER_TRANSACTION and entry.state is TransactionState.PREPARE_COMMIT:
         return ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
@@ -72,11 +81,12 @@ def lost_end(
     decision: TransactionEntry | None,
     newest: TransactionEntry | None,
 ) -> TransactionEntry | None:
-    """Return the decision whose marker a partition with an open transaction lacks; None if unknown.
+    """Return the decision whose marker a leftover lacks in a partition; None if its outcome is unknown.
 
-    `leftover` is the producer of the open transaction. `newest` is the newest record of the transactional id.
-    If it is the decision, its markers follow anyway. If it has another producer id, no later transaction of
-    the older one would end this one. See
+    `leftover` is the leftover's producer, `decision` the record that decides it. `newest` is the newest
+    record of the transactional id. If `newest` is the decision, return None, because the coordinator writes
+    its markers anyway. If `newest` has another producer id, return an abort, because no later transaction of
+    the old producer id will end the leftover. See
     test_what_a_producer_id_left_open_is_ended_when_another_one_takes_over.
     """
     if decision is not None and tp in decision.partitions and newest != decision:
@@ -87,15 +97,15 @@ def lost_end(
 
 
 def is_awaited(tp: TopicPartition, leftover: ProducerIdAndEpoch, newest: TransactionEntry) -> bool:
-    """Return True if the end of the current transaction also ends the one that is open in a partition.
+    """Return True if the end of the coordinator's current transaction (`newest`) also ends the leftover.
 
-    It does not end one with a higher epoch, whose record a power loss took from the coordinator.
+    It does not end a leftover with a higher epoch, whose record a power loss took from the coordinator.
     """
     is_above = leftover.producer_epoch > newest.producer_epoch
     return newest.producer_id == leftover.producer_id and tp in newest.partitions and not is_above
 
 
 def abort_of(leftover: ProducerIdAndEpoch) -> TransactionEntry:
-    """Return the decision to abort an open transaction that no record decides."""
+    """Return a decision that aborts a leftover."""
     epoch = min(leftover.producer_epoch + 1, MAX_EPOCH)
     return TransactionEntry("", leftover.producer_id, epoch, 0, TransactionState.PREPARE_ABORT)

@@ -1,11 +1,12 @@
 """Decide whether an end-of-transaction marker is written, and which transaction it completes.
 
-    marker epoch lower than the remembered one                        Reject INVALID_PRODUCER_EPOCH
-    coordinator epoch lower than the remembered one                   Reject TRANSACTION_COORDINATOR_FENCED
+    marker's producer epoch lower than the entry's                    Reject INVALID_PRODUCER_EPOCH
+    coordinator epoch lower than the entry's                          Reject TRANSACTION_COORDINATOR_FENCED
     else                                                              StoreMarker
 
-A marker without an open transaction is stored, too, and completes nothing. An equal epoch keeps the
-remembered batches, because sequences continue over transactions; a higher epoch drops them. Source: Kafka's
+The marker is compared with the partition's entry for the producer id. If no transaction is open, the marker
+is stored, too, and completes nothing. If the marker has the entry's epoch, the entry keeps its batches,
+because sequences continue in the next transaction. A higher epoch drops the batches. Source: Kafka's
 ProducerAppendInfo.appendEndTxnMarker.
 """
 
@@ -39,7 +40,10 @@ class CompletedTransaction(NamedTuple):
 
 
 class StoreMarker(NamedTuple):
-    """Write the marker, then remember `entry`. `completed` None: no transaction was open."""
+    """Write the marker to the log. `entry` is the producer's new entry.
+
+    `completed` is None if no transaction was open.
+    """
 
     entry: ProducerEntry
     completed: CompletedTransaction | None
@@ -48,7 +52,7 @@ class StoreMarker(NamedTuple):
 def decide_marker(
     entry: ProducerEntry | None, marker: EndMarker, origin: Origin, *, offset: int, now_ms: int
 ) -> StoreMarker | Reject:
-    """Decide about a marker that would get `offset`; a replayed one is never rejected."""
+    """Decide about a marker that would get `offset`. A replayed marker is never rejected."""
     if entry is not None and origin is not Origin.REPLAY:
         rejection = _check_marker(entry, marker)
         if rejection is not None:
@@ -66,11 +70,11 @@ def decide_marker(
 
 
 def reject_same_epoch(entry: ProducerEntry | None, producer_id: int, producer_epoch: int) -> Reject | None:
-    """Return the rejection of a marker of transaction version 2 that does not raise the producer's epoch.
+    """Return a rejection if a marker of transaction version 2 has the epoch of the open transaction.
 
-    There every transaction ends with a raised epoch, so a marker with the epoch of the open transaction is a
-    late one of an earlier transaction. Where nothing is open it changes nothing, and the largest epoch cannot
-    be raised.
+    With version 2 every end of a transaction raises the epoch, so such a marker belongs to an earlier
+    transaction and is late. If no transaction is open, the marker is harmless. The largest epoch cannot be
+    raised, so it is accepted.
     """
     if entry is None or entry.producer_epoch != producer_epoch:
         return None

@@ -1,10 +1,11 @@
 """The producer table of one partition: the last batches of each producer id, small enough for a million ids.
 
 Active producers are ProducerEntry values. Idle ones are packed into bytes, which take a fifth of the memory
-and are invisible to the garbage collector. They live in shards of bounded size, so that expiry and snapshots
-process a few thousand at a time. `image` shares the shards, and a shard that changes later is copied first.
-The shards grow one by one (linear hashing), so that no append pays for many. An id expires by the time of its
-last append, not by its records' timestamps: loading old records must not switch de-duplication off. See
+and are invisible to the garbage collector. Idle entries are in shards of bounded size, so that expiry and
+snapshots process a few thousand at a time. `image` returns a view that shares the shards; a shard is copied
+before its first change after that. Shards are split one by one (linear hashing), so that no append has to
+rehash many ids. A producer id expires by the time of its last append, not by its records' timestamps:
+otherwise a producer that loads old records would lose its de-duplication. See
 test_an_id_expires_by_the_time_of_its_last_append.
 
 Packed, little-endian:  flags u8 | epoch i16 | last_timestamp_ms i64 | last_append_ms i64
@@ -12,7 +13,7 @@ Packed, little-endian:  flags u8 | epoch i16 | last_timestamp_ms i64 | last_appe
     | if TIGHT: newest last_offset i64, then per batch, newest first: offset_delta u32,
       how far its last_offset is behind u32, its timestamp less last_timestamp_ms i32, last_sequence i32
     | else per batch: last_offset i64, offset_delta u32, timestamp_ms i64, last_sequence i32
-A sequence of -1 stands for None.
+A last_sequence of -1 stands for None.
 Source: behaviours I6, I19 and I20 (docs/behaviours.md); Kafka's ProducerStateManager.
 """
 
@@ -27,8 +28,11 @@ from oncelog.rules.idempotence.append import REMEMBERED_BATCHES, ProducerEntry, 
 
 _NO_EPOCH, _COORDINATOR, _TXN, _TIGHT = 1, 2, 4, 8
 PLAIN = _TIGHT
-"""First byte of a packed entry with an epoch, a batch and no transaction. Its first PLAIN_BYTES bytes have
-the head, the newest offset and the newest batch at fixed positions, so that NumPy can read many at once."""
+"""First byte of a plain packed entry: it has an epoch, is TIGHT, and has no open transaction.
+
+In the first PLAIN_BYTES bytes, the head, the newest offset and the newest batch are at fixed positions, so
+that NumPy can read many entries at once.
+"""
 PLAIN_BYTES = 43
 _HEAD = struct.Struct("<Bhqq")
 _APPEND_TIME = struct.Struct("<q")
@@ -81,7 +85,7 @@ def _pack_tight(batches: tuple[RememberedBatch, ...], last_ms: int) -> bytes:
 
 
 def unpack_entry(data: bytes) -> ProducerEntry:
-    """Return the entry that `pack_entry` packed. Raises struct.error for other bytes."""
+    """Return the entry that `pack_entry` packed. Raises struct.error for malformed bytes."""
     flags, epoch, last_ms, append_ms = _HEAD.unpack_from(data)
     position = _HEAD.size
     coordinator_epoch = txn_first_offset = None
@@ -107,7 +111,10 @@ def unpack_entry(data: bytes) -> ProducerEntry:
 
 
 def with_older(entry: ProducerEntry, earlier: ProducerEntry) -> ProducerEntry:
-    """Return `entry` with the older batches of `earlier`, which were deleted from the start of the log."""
+    """Return `entry` with the batches of `earlier` that were deleted from the start of the log.
+
+    `earlier` is an older entry of the same producer id. If its epoch differs, `entry` is returned unchanged.
+    """
     if earlier.producer_epoch != entry.producer_epoch:
         return entry
     first_offset = entry.batches[0].last_offset if entry.batches else None
@@ -126,19 +133,21 @@ def append_time_ms(packed: bytes) -> int:
 
 
 class ProducerImage(NamedTuple):
-    """The table as of one moment. The table may change meanwhile."""
+    """The content of a table at one moment. The table may change while the image is used."""
 
     entry_count: int
     active: dict[int, ProducerEntry]
     idle: list[dict[int, bytes]]
 
     def parts(self) -> Iterator[dict[int, bytes]]:
-        """Yield all entries packed, a few thousand at a time. The caller must not change them."""
+        """Yield all entries packed, a few thousand at a time. The caller must not change the dicts."""
         yield {producer_id: pack_entry(entry) for producer_id, entry in self.active.items()}
         yield from self.idle
 
     def drain(self) -> Iterator[dict[int, bytes]]:
-        """Yield the same parts and release each one, so that no step has to free them all."""
+        """Yield the entries as `parts` does, and release each part, so that no single step has to free all of
+        them.
+        """
         yield {producer_id: pack_entry(entry) for producer_id, entry in self.active.items()}
         self.idle.reverse()
         while self.idle:
@@ -146,11 +155,11 @@ class ProducerImage(NamedTuple):
 
 
 class ProducerTable:
-    """The ProducerEntry of each producer id of one partition.
+    """The entry of each producer id of one partition.
 
-    At most `max_active` entries are kept as objects; the oldest is packed first. `shard_entries` is the
-    average number of packed entries per shard. Shards of even ids have up to twice the default, which a dict
-    can just hold before it grows again.
+    At most `max_active` entries are kept as objects; beyond that, the oldest one is packed. `shard_entries`
+    is the average number of packed entries in a shard. If all ids are even, a shard has up to twice as many.
+    With the default, a dict of that size just does not have to grow.
     """
 
     def __init__(
@@ -162,8 +171,11 @@ class ProducerTable:
         self._shard_entries = shard_entries
         self._active: dict[int, ProducerEntry] = {}
         self._idle: list[dict[int, bytes]] = [{}]
-        self._is_shared = bytearray(1)  # per shard: an image may share it
-        self._mask = 0  # an id is in the shard of this mask plus one bit if that exists, else of this mask
+        # One byte for each shard: 1 if an image may share it.
+        self._is_shared = bytearray(1)
+        # The shard of an id is given by the id's bits under this mask and the next higher bit. If there is no
+        # such shard yet, the bits under the mask alone give it.
+        self._mask = 0
         self._idle_count = 0
         self._next_shard = 0
 
@@ -172,11 +184,11 @@ class ProducerTable:
 
     @property
     def largest_id(self) -> int:
-        """The largest remembered id, -1 without one. Scans the whole table."""
+        """The largest producer id in the table, -1 if it is empty. Reads the whole table."""
         return max(max(producer_ids, default=-1) for producer_ids in (self._active.keys(), *self._idle))
 
     def get(self, producer_id: int) -> ProducerEntry | None:
-        """Return the entry of an id, None if it is unknown."""
+        """Return the entry of a producer id; None if it is unknown."""
         entry = self._active.get(producer_id)
         if entry is not None:
             return entry
@@ -184,7 +196,10 @@ class ProducerTable:
         return None if packed is None else unpack_entry(packed)
 
     def put(self, producer_id: int, entry: ProducerEntry) -> None:
-        """Store the entry of an id, which becomes active."""
+        """Store the entry of a producer id as active.
+
+        If there are too many active entries, pack the oldest.
+        """
         active = self._active
         if producer_id not in active:
             self._forget_idle(producer_id)
@@ -194,7 +209,7 @@ class ProducerTable:
         active[producer_id] = entry
 
     def put_packed(self, entries: Mapping[int, bytes]) -> None:
-        """Store packed entries of ids that are not in the table yet."""
+        """Store packed entries of producer ids that are not in the table."""
         while self._idle_count + len(entries) > self._shard_entries * len(self._idle):
             self._split()
         idle, short_mask = self._idle, self._mask
@@ -209,19 +224,22 @@ class ProducerTable:
         self._idle_count += len(entries)
 
     def image(self) -> ProducerImage:
-        """Return the table as of now, at the cost of copying the active entries."""
+        """Return an image of the table. This copies the active entries and no shards."""
         self._is_shared = bytearray(b"\1") * len(self._idle)
         return ProducerImage(len(self), self._active.copy(), self._idle.copy())
 
     def items(self) -> Iterator[tuple[int, ProducerEntry]]:
-        """Yield all entries, in no order. The table must not change meanwhile."""
+        """Yield all entries, in no order. The table must not change during the iteration."""
         yield from self._active.items()
         for shard in self._idle:
             for producer_id, packed in shard.items():
                 yield producer_id, unpack_entry(packed)
 
     def epochs_of(self, producer_ids: Container[int]) -> Iterator[tuple[int, int]]:
-        """Yield (producer id, epoch) of the remembered ones among these ids. Scans the whole table."""
+        """Yield (producer id, epoch) for those of these ids that have an epoch in the table.
+
+        Reads the whole table.
+        """
         for producer_id, entry in self._active.items():
             if entry.producer_epoch is not None and producer_id in producer_ids:
                 yield producer_id, entry.producer_epoch
@@ -231,10 +249,10 @@ class ProducerTable:
                     yield producer_id, _HEAD.unpack_from(packed)[1]
 
     def expire(self, now_ms: int, expiration_ms: int, max_examined: int | None = None) -> int:
-        """Forget ids without an open transaction whose last append is `expiration_ms` or more ago.
+        """Remove ids without an open transaction whose last append is at least `expiration_ms` ago.
 
-        Examines whole shards in turn until about `max_examined` entries were examined (None: all of them).
-        Returns how many were forgotten.
+        This examines whole shards in turn until about `max_examined` packed entries were examined (None: all
+        shards). Return the number of removed ids.
         """
         oldest_ms = now_ms - expiration_ms
         before = len(self)
@@ -264,7 +282,7 @@ class ProducerTable:
             del shard[producer_id]
         self._idle_count -= len(expired)
         if len(expired) > len(shard):
-            # A dict never shrinks by itself.
+            # A dict never shrinks, so make a new one.
             self._idle[index] = dict(shard)
 
     def _shard_of(self, producer_id: int) -> int:
@@ -272,7 +290,7 @@ class ProducerTable:
         return index if index < len(self._idle) else producer_id & self._mask
 
     def _own(self, index: int) -> dict[int, bytes]:
-        """Return a shard that may be changed, after copying it if an image shares it."""
+        """Return a shard that may be changed. If an image shares the shard, copy it first."""
         if self._is_shared[index]:
             self._idle[index] = self._idle[index].copy()
             self._is_shared[index] = 0
@@ -285,7 +303,7 @@ class ProducerTable:
             self._idle_count -= 1
 
     def _split(self) -> None:
-        """Add a shard, which takes its ids from the shard that has the same bits under the shorter mask."""
+        """Add a shard. Its ids come from the one shard that has had them under the mask alone."""
         added = len(self._idle)
         if added > 2 * self._mask + 1:
             self._mask = 2 * self._mask + 1

@@ -1,7 +1,7 @@
 """Arithmetic of sequence numbers, which run from 0 to 2147483647 and then restart at 0.
 
-No other module adds to a sequence: 2147483647 is followed by 0, and not by -2147483648. See
-test_wraps_from_the_largest_to_zero. Source: behaviour I5 (docs/behaviours.md); Kafka's
+All arithmetic of sequences must use this module, because 2147483647 is followed by 0 and not by -2147483648.
+See test_wraps_from_the_largest_to_zero. Source: behaviour I5 (docs/behaviours.md); Kafka's
 DefaultRecordBatch.incrementSequence and decrementSequence.
 """
 
@@ -11,7 +11,7 @@ SEQUENCE_MAX = 2**31 - 1
 
 
 def advance(sequence: int, count: int) -> int:
-    """Return the sequence `count` records later, or earlier if negative."""
+    """Return the sequence `count` records after `sequence`, or before it if `count` is negative."""
     return (sequence + count) & SEQUENCE_MAX
 
 
@@ -26,5 +26,5 @@ def first_sequence(last: int, offset_delta: int) -> int:
 
 
 def is_next(last: int | None, base_sequence: int) -> bool:
-    """Return True if `base_sequence` follows `last`. After None (no batch), only 0 does."""
+    """Return True if `base_sequence` follows `last`. If `last` is None (no batch), only 0 follows."""
     return base_sequence == (0 if last is None else (last + 1) & SEQUENCE_MAX)

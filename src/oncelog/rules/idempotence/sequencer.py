@@ -3,21 +3,24 @@
 A batch gets its producer id, epoch and base sequence when it is first sent, and keeps them until its outcome
 is known. Each partition has a list of the batches that have sequences and no outcome, ordered by sequence:
 
-    nothing acknowledged yet under this id         one batch in flight
+    nothing acknowledged yet under this id         only one batch may be in flight
     all of them in flight, and at most four        the next new batch may get a sequence
-    sequenced after the first
-    one of them came back without an outcome       only the first is sent, alone, until it has an outcome
-    OUT_OF_ORDER, sent behind another batch        a reordering: the batch waits and is sent again unchanged
-    OUT_OF_ORDER, sent as the first in flight      a gap that nothing fills: the sequences must restart
-    a batch that was surely rejected fails         a gap, because its sequences will never come
-    a batch that may be stored fails               unresolved: an acknowledged later batch proves that it was
-                                                   stored; OUT_OF_ORDER for the next one proves a gap
+        have sequences after the first one's
+    an attempt of one ended without an outcome     only the first batch is sent, until it has an outcome
+    OUT_OF_ORDER for a batch, sent while an        a reordering: the batch is sent again unchanged
+        earlier one was in flight
+    OUT_OF_ORDER for a batch that was sent as      a gap that nothing fills: the sequences must restart
+        the first in flight
+    a batch fails that is surely not stored        a gap, because its sequences will never be sent
+    a batch fails that may be stored               unresolved: if a later batch is acknowledged, the failed
+                                                   one is stored; if the next one gets OUT_OF_ORDER, there
+                                                   is a gap
 
 OUT_OF_ORDER stands for OUT_OF_ORDER_SEQUENCE_NUMBER. Three rules are not obvious:
 
-- The first batch of a new producer id goes alone. A broker accepts any first sequence of an id that it does
-  not know. With two batches in flight and the first lost, the second could be stored first, and the first
-  would be rejected for good. See test_the_first_batch_of_an_id_goes_alone.
+- The first batch of a new producer id is sent alone. A broker accepts any first sequence of an id that it
+  does not know. Suppose that two batches are in flight and the first gets lost. The second could be stored
+  first, and the broker would never accept the first. See test_the_first_batch_of_an_id_goes_alone.
 - The limit of five counts acknowledged batches, too. Suppose that batch 3 has no response while 4 to 7
   are acknowledged. An eighth would push 3 out of the broker's memory, and a retry of 3 could not be
   recognised. The Java client counts only unacknowledged batches. See
@@ -25,8 +28,8 @@ OUT_OF_ORDER stands for OUT_OF_ORDER_SEQUENCE_NUMBER. Three rules are not obviou
 - A batch that may be stored is never sent under a new epoch: it could be in the log twice. Sequences restart
   only when nothing is in flight and every batch that gets a new sequence was surely rejected. A batch that
   may be stored is first sent again with its old sequence. If the broker then neither stores nor recognises
-  it, it fails with an unknown outcome. The Java client does resend it; an Apache Kafka broker that restarts
-  remembers one batch instead of five, so a stored batch can get OUT_OF_ORDER. See
+  the batch, it fails with an unknown outcome. The Java client sends such a batch under a new epoch. An Apache
+  Kafka broker that restarts remembers one batch instead of five, so a stored batch can get OUT_OF_ORDER. See
   test_a_batch_that_may_be_stored_is_never_renumbered_in_safe_mode.
 
 Source: behaviours I5, I9, I10, I11 and I12 (docs/behaviours.md); Kafka's TransactionManager,
@@ -42,31 +45,31 @@ from typing import Generic, NamedTuple, TypeVar
 from oncelog.rules.idempotence.sequence import advance
 
 MAX_UNACKNOWLEDGED = 5
-"""The number of batches that a broker remembers: a sixth could push a lost one out of its memory."""
+"""The number of batches of a partition that a broker remembers, and so the largest number without outcome."""
 MAX_EPOCH = 32_767
 
 
 class ProducerIdAndEpoch(NamedTuple):
-    """The pair by which a broker remembers the batches of a producer."""
+    """A producer id with an epoch. A broker remembers a producer's batches under the two."""
 
     producer_id: int
     producer_epoch: int
 
 
 def next_epoch(producer: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
-    """Return the same id with the next epoch; None if the epochs are used up and a new id is needed."""
+    """Return the same id with the next epoch; None if there is none, so that a new id is needed."""
     if producer.producer_epoch >= MAX_EPOCH:
         return None
     return ProducerIdAndEpoch(producer.producer_id, producer.producer_epoch + 1)
 
 
 class SequencedBatch:
-    """The state of a batch that sending depends on.
+    """The state of a batch that decides when it is sent.
 
-    `base_sequence` and `identity` are None until the batch is first sent. `ordinal` counts the batches of its
-    partition that got sequences before it. `may_be_stored`: an attempt ended without telling if the batch was
-    stored. `was_first_in_flight`: when it was last sent, every batch before it had its outcome, so that
-    OUT_OF_ORDER cannot be a reordering.
+    `base_sequence` and `identity` are None until the batch is first sent. `ordinal` counts the batches of the
+    partition that got sequences before this one. `may_be_stored` is true once an attempt ended without the
+    knowledge whether the batch is stored. `was_first_in_flight` is true if every earlier batch had its
+    outcome when this one was last sent; then OUT_OF_ORDER cannot be a reordering.
     """
 
     __slots__ = (
@@ -92,8 +95,9 @@ class SequencedBatch:
 class OutOfOrder(Enum):
     """The decision after an OUT_OF_ORDER_SEQUENCE_NUMBER response.
 
-    RETRY: a reordering, or not yet proven to be more. RENUMBER: the batch stays, to be sent under a new
-    epoch. GIVE_UP: the batch may be stored and can no longer be recognised; it has left the list.
+    RETRY: it was a reordering, or may have been one; the batch is sent again. RENUMBER: the batch stays in
+    the list, and will be sent under a new epoch. GIVE_UP: the batch may be stored, and the broker can no
+    longer recognise it; it has been removed from the list.
     """
 
     RETRY = "retry"
@@ -107,8 +111,9 @@ B = TypeVar("B", bound=SequencedBatch)
 class PartitionSequencer(Generic[B]):
     """The batches of one partition that have sequences and no outcome, in sequence order.
 
-    `limit` is their largest number. Without `safe_mode`, batches that may be stored get new sequences, which
-    can double them. That mode exists to show the anomaly: behaviour I13 (docs/behaviours.md).
+    `limit` is the largest number of these batches. Without `safe_mode`, a batch that may be stored gets a new
+    sequence, so that it may be stored twice. That mode exists to show the anomaly: behaviour I13
+    (docs/behaviours.md).
     """
 
     __slots__ = (
@@ -130,16 +135,20 @@ class PartitionSequencer(Generic[B]):
         self.next_sequence = 0
         self.next_ordinal = 0
         self.acked_producer_id: int | None = None
-        """The producer id under which the broker has acknowledged a batch of this partition."""
+        """The producer id of the last acknowledged batch of this partition; None before the first."""
         self.in_flight: list[B] = []
         self.has_gap = False
         self.unresolved: int | None = None
-        """The number of batches in flight whose sequences are below the last one with an unknown outcome."""
+        """The number of batches in `in_flight` before the position of the last failed batch that may be
+        stored.
+
+        It is None if no failed batch may be stored.
+        """
 
     # Sending
 
     def may_assign_sequence(self, current: ProducerIdAndEpoch) -> bool:
-        """Return True if a new batch may get a sequence of the producer `current` and be sent now."""
+        """Return True if a new batch may now get a sequence of the producer `current` and be sent."""
         if self.is_restart_needed:
             return False
         if not self.in_flight:
@@ -153,12 +162,12 @@ class PartitionSequencer(Generic[B]):
 
     @property
     def _window(self) -> int:
-        """The number of batches that may have sequences, counted from the first unacknowledged one."""
+        """The largest number of sequenced batches, counted from the first one that is not acknowledged."""
         is_known = self.identity is not None and self.acked_producer_id == self.identity.producer_id
         return self.limit if is_known or not self.safe_mode else 1
 
     def assign_sequence(self, batch: B, current: ProducerIdAndEpoch) -> None:
-        """Give a new batch its sequence and mark it as sent. Requires `may_assign_sequence`."""
+        """Give a new batch the next sequence and mark it as sent. Requires `may_assign_sequence`."""
         if self.identity != current:
             self.identity, self.next_sequence = current, 0
         batch.identity, batch.base_sequence = current, self.next_sequence
@@ -168,7 +177,9 @@ class PartitionSequencer(Generic[B]):
         self.send(batch)
 
     def next_retry(self) -> B | None:
-        """Return the batch to send again; None if none waits, or if batches in flight must return first."""
+        """Return the batch to send again; None if there is none, or if batches in flight must get responses
+        first.
+        """
         if not self.has_gap:
             first = self.in_flight[0] if self.in_flight else None
             return None if first is None or first.is_on_wire else first
@@ -177,18 +188,22 @@ class PartitionSequencer(Generic[B]):
         return next((batch for batch in self.in_flight if self._is_unsettled(batch)), None)
 
     def send(self, batch: B) -> None:
-        """Mark the batch as sent, with the sequence it has."""
+        """Mark the batch as sent. Its sequence stays the same."""
         batch.is_on_wire = True
         batch.was_first_in_flight = self.has_gap or self.in_flight[0] is batch
 
     @property
     def is_restart_needed(self) -> bool:
-        """True if the sequences cannot be continued."""
+        """True if the sequences have or may have a gap, so that they must restart before new batches are
+        sent.
+        """
         return self.has_gap or (self.unresolved is not None and not self.in_flight)
 
     @property
     def is_restart_due(self) -> bool:
-        """True if the sequences may restart now: no batch is in flight, and none may be stored."""
+        """True if the sequences may restart now: no batch is in flight, and no batch in the list may be
+        stored.
+        """
         return self.is_restart_needed and not any(
             batch.is_on_wire or self._is_unsettled(batch) for batch in self.in_flight
         )
@@ -199,21 +214,25 @@ class PartitionSequencer(Generic[B]):
     # Responses
 
     def on_stored(self, batch: B) -> None:
-        """Handle an acknowledgement, of a new batch or a duplicate."""
-        # Before the batch is removed, which lowers `unresolved` if the batch is below the unknown one.
+        """Handle an acknowledgement.
+
+        The broker may have stored the batch now or recognised it as a duplicate.
+        """
+        # Compare before the removal, because the removal lowers `unresolved` if the batch is below it.
         is_above_unknown = self.unresolved is not None and self.in_flight.index(batch) >= self.unresolved
         self._remove(batch)
         self.acked_producer_id = batch.identity.producer_id if batch.identity else None
         if is_above_unknown:
-            self.unresolved = None  # the broker stores in sequence, so the unknown batch is stored
+            # A broker stores batches in sequence, so the failed batch below this one is stored.
+            self.unresolved = None
 
     def on_no_outcome(self, batch: B, *, may_be_stored: bool) -> None:
-        """Handle an attempt without an outcome: the batch waits to be sent again unchanged."""
+        """Handle an attempt without an outcome. The batch will be sent again unchanged."""
         batch.is_on_wire = False
         batch.may_be_stored = batch.may_be_stored or may_be_stored
 
     def on_out_of_order(self, batch: B) -> OutOfOrder:
-        """Handle OUT_OF_ORDER_SEQUENCE_NUMBER."""
+        """Handle OUT_OF_ORDER_SEQUENCE_NUMBER: a reordering, or a gap."""
         batch.is_on_wire = False
         if not batch.was_first_in_flight:
             return OutOfOrder.RETRY
@@ -224,7 +243,7 @@ class PartitionSequencer(Generic[B]):
         return OutOfOrder.RENUMBER
 
     def on_given_up(self, batch: B) -> None:
-        """Remove a batch that was rejected, timed out or used up its retries; it is not sent again."""
+        """Remove a batch that will not be sent again: it was rejected, timed out or used up its retries."""
         batch.may_be_stored = batch.may_be_stored or batch.is_on_wire
         index = self._remove(batch)
         if not batch.may_be_stored:
@@ -233,7 +252,10 @@ class PartitionSequencer(Generic[B]):
             self.unresolved = max(index, self.unresolved or 0)
 
     def on_unknown_producer(self, batch: B) -> OutOfOrder:
-        """Handle UNKNOWN_PRODUCER_ID as a gap: the broker (before 2.4) has forgotten the producer id."""
+        """Handle UNKNOWN_PRODUCER_ID as a gap.
+
+        Brokers before 2.4 send it if they have forgotten the producer id.
+        """
         batch.was_first_in_flight = True
         return self.on_out_of_order(batch)
 
@@ -248,12 +270,15 @@ class PartitionSequencer(Generic[B]):
     # New sequences
 
     def resume(self, producer: ProducerIdAndEpoch, next_sequence: int, acked_producer_id: int | None) -> None:
-        """Restore the state of a partition that had nothing in flight and was forgotten since."""
+        """Restore the state of a partition that had been forgotten while it had no batches in flight."""
         self.identity, self.next_sequence = producer, next_sequence
         self.acked_producer_id = acked_producer_id
 
     def restart(self, producer: ProducerIdAndEpoch) -> None:
-        """Give the batches sequences from 0 on under another id or epoch. Requires `is_restart_due`."""
+        """Give all batches in the list new sequences from 0 on, under another producer id or epoch.
+
+        Requires `is_restart_due`.
+        """
         self.identity, self.next_sequence = producer, 0
         self.has_gap, self.unresolved = False, None
         self.next_ordinal = len(self.in_flight)
@@ -262,7 +287,10 @@ class PartitionSequencer(Generic[B]):
             self.next_sequence = advance(self.next_sequence, batch.record_count)
 
     def split(self, batch: B, parts: Sequence[B]) -> None:
-        """Replace a batch by its parts, which divide its sequences among them."""
+        """Replace a batch by its parts. They share its sequences.
+
+        Raises ValueError if the parts have other records.
+        """
         index = self.in_flight.index(batch)
         if batch.base_sequence is None or sum(part.record_count for part in parts) != batch.record_count:
             raise ValueError("the parts of a batch must hold its records, and it must have a sequence")

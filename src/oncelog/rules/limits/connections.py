@@ -1,16 +1,18 @@
-"""Limits of connections: how many are accepted, their deadlines, and which are closed when memory is short.
+"""Limits of connections: how many are accepted, their deadlines, and which are closed to free memory.
 
-Accepting: max.connections, then max.connections.per.ip or its override, then file descriptors, of which some
-are reserved for the log. A connection counts from its first packet on, including during the TLS handshake.
+Accepting: the limits are max.connections, then max.connections.per.ip or its override, then the file
+descriptors. Some descriptors are reserved for the log. A connection counts from its first packet on, so
+during the TLS handshake, too.
 
-Deadlines: for the TLS handshake, for authentication, for the last byte of a request, and for the last
-responses of a connection that is being closed. The timeout connections.max.idle.ms is for a connection that
-neither sends nor receives, and that waits for no response.
+Deadlines: there is one for the TLS handshake, for authentication, for the last byte of a request, and for the
+last responses of a connection that is being closed. Another, connections.max.idle.ms, is for a connection
+that neither sends nor receives bytes and waits for no response.
 
-Memory: a limit in each direction for all connections together. Above it, the connections that move their
-bytes slowest are closed until enough memory is free.
+Memory: requests and responses each have a limit for all connections together. Above the limit, the
+connections that send or receive their bytes slowest are closed until enough memory is free.
 
-Source: kafka ConnectionQuotas and Selector for limits by address and idle connections; the rest is ours.
+Source: kafka ConnectionQuotas and Selector for limits by address and for idle connections. Kafka does not
+have the other limits.
 """
 
 from __future__ import annotations
@@ -26,9 +28,9 @@ from oncelog.errors import ConfigError
 Key = TypeVar("Key")
 
 CREDIT_BYTES, CREDIT_MS = 1 << 20, 1_000
-"""A new connection counts as one that has moved this many bytes in this time."""
+"""A new connection counts as one that has moved CREDIT_BYTES in CREDIT_MS, so that it is not closed first."""
 _RELIEF = 0.75
-"""Fraction of the memory limit that may be in use after the slowest connections are closed."""
+"""Fraction of the memory limit that is in use after the slowest connections were closed."""
 
 
 class CloseReason(StrEnum):
@@ -48,7 +50,7 @@ class CloseReason(StrEnum):
 
 @dataclass(slots=True)
 class ConnectionLimiter:
-    """The number of connections, in total and by address. `overrides` maps addresses to their limits."""
+    """The number of connections, in total and by address. `overrides` maps addresses to their own limits."""
 
     max_connections: int
     max_per_address: int
@@ -57,10 +59,11 @@ class ConnectionLimiter:
     counts: dict[str, int] = field(default_factory=dict)
 
     def enter(self, address: str, *, descriptor: int | None, descriptor_limit: int) -> CloseReason | None:
-        """Count a new connection and return the limit that it exceeds, if any.
+        """Count a new connection. Return the limit that it exceeds; None if it is accepted.
 
-        It counts until `leave` in either case. The operating system allocates the lowest free descriptor, so
-        the descriptor's number tells how many are in use.
+        Even a connection that exceeds a limit counts until `leave`. `descriptor` is the connection's file
+        descriptor. The operating system allocates the lowest free one, so its number tells how many are in
+        use.
         """
         self.count += 1
         address_count = self.counts[address] = self.counts.get(address, 0) + 1
@@ -81,7 +84,7 @@ class ConnectionLimiter:
 
 
 def parse_overrides(text: str) -> dict[str, int]:
-    """Parse max.connections.per.ip.overrides into a limit per address. Raises ConfigError."""
+    """Parse max.connections.per.ip.overrides into a dict from addresses to limits. Raises ConfigError."""
     limits = {}
     for part in filter(None, (item.strip() for item in text.split(","))):
         address, _, limit = part.rpartition(":")
@@ -96,7 +99,7 @@ def parse_overrides(text: str) -> dict[str, int]:
 
 
 def usable_descriptors(limit: int) -> int:
-    """Return how many descriptors of the process connections may use; the log needs the others."""
+    """Return how many of the process's file descriptors connections may use. The log needs the others."""
     return limit - min(limit // 4, 1_024)
 
 
@@ -110,11 +113,11 @@ class Phase(Enum):
 
 
 class ConnectionActivity(NamedTuple):
-    """The facts about a connection that its deadlines depend on.
+    """The facts on which a connection's deadlines depend. Times are in ms.
 
-    `active_ms` is the time at which it last sent or received bytes. `request_ms` is the start of an
-    incomplete request that is being read. `is_waiting` is true while a response is pending, unless the client
-    has to wait because it is throttled: such a connection counts as idle.
+    `active_ms` is the time at which it last sent or received bytes. `request_ms` is the time at which the
+    first byte of a still incomplete request arrived; None without such a request. `is_waiting` is true while
+    a response is pending. It is false for a throttled connection, which counts as idle.
     """
 
     phase: Phase
@@ -136,7 +139,7 @@ class Deadlines:
 
 
 def expired_deadline(activity: ConnectionActivity, deadlines: Deadlines, now_ms: int) -> CloseReason | None:
-    """Return the deadline that a connection has missed, or None."""
+    """Return the deadline that a connection has missed; None if it has missed none."""
     idle_ms, age_ms = now_ms - activity.active_ms, now_ms - activity.opened_ms
     if activity.phase is Phase.CLOSING:
         return CloseReason.LINGER if idle_ms > deadlines.linger else None
@@ -153,7 +156,11 @@ def expired_deadline(activity: ConnectionActivity, deadlines: Deadlines, now_ms:
 
 @dataclass(slots=True)
 class Usage:
-    """Memory held for one connection since `since_ms`; until then it had moved `moved_before` bytes."""
+    """The memory that is in use for one connection since `since_ms`.
+
+    `moved_bytes` counts all bytes that the connection has sent or received, `moved_before` those before
+    `since_ms`.
+    """
 
     held_bytes: int
     moved_bytes: int
@@ -161,26 +168,32 @@ class Usage:
     since_ms: int
 
     def bytes_per_ms(self, now_ms: int) -> float:
-        """Return the rate at which the connection has moved bytes since then."""
+        """Return the rate at which the connection has moved bytes since `since_ms`."""
         moved = self.moved_bytes - self.moved_before
         return (moved + CREDIT_BYTES) / (max(now_ms - self.since_ms, 0) + CREDIT_MS)
 
 
 class MemoryBudget(Generic[Key]):
-    """The memory held for all connections in one direction. A negative `limit_bytes` means no limit."""
+    """The memory in use for the requests, or for the responses, of all connections.
+
+    A negative `limit_bytes` means no limit.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.total_bytes = 0
         self.unfinished_bytes = 0
-        """Bytes that responses under construction hold already."""
+        """The size of responses that are being built and are not counted in `total_bytes` yet."""
         self._by_key: dict[Key, Usage] = {}
 
     def __contains__(self, key: Key) -> bool:
         return key in self._by_key
 
     def update(self, key: Key, held_bytes: int, moved_bytes: int, now_ms: int) -> bool:
-        """Set a connection's current memory and its total of moved bytes; return True if memory is short."""
+        """Set the memory in use for a connection, and the number of bytes that it has moved in total.
+
+        Return True if the memory of all connections exceeds the limit.
+        """
         usage = self._by_key.get(key)
         if usage is None:
             if held_bytes:
@@ -194,24 +207,30 @@ class MemoryBudget(Generic[Key]):
         return 0 <= self.limit_bytes < self.total_bytes
 
     def release(self, key: Key) -> None:
-        """Note that no memory is held for a connection any more."""
+        """Record that no memory is in use for a connection any more."""
         usage = self._by_key.pop(key, None)
         if usage is not None:
             self.total_bytes -= usage.held_bytes
 
     def response_budget(self) -> int | None:
-        """Return the largest size of one response: a quarter of the free memory. None means no limit."""
+        """Return the largest size of the next response in bytes: a quarter of the free memory.
+
+        None means no limit.
+        """
         free_bytes = max(self.limit_bytes - self.total_bytes - self.unfinished_bytes, 0)
         return None if self.limit_bytes < 0 else free_bytes // 4
 
     def eviction_candidates(self, now_ms: int) -> list[Key]:
-        """Return the connections to close so that memory is well below its limit again."""
+        """Return the connections to close so that memory falls to the fraction _RELIEF of its limit."""
         excess_bytes = self.total_bytes - int(self.limit_bytes * _RELIEF)
         return slowest_first(self._by_key.items(), excess_bytes, now_ms)
 
 
 def slowest_first(usages: Iterable[tuple[Key, Usage]], excess_bytes: int, now_ms: int) -> list[Key]:
-    """Return connections that together hold `excess_bytes`: the slowest first, then the largest."""
+    """Return connections whose memory is at least `excess_bytes` in total, or all connections.
+
+    The slowest come first; among equally slow ones, those with the most memory.
+    """
     chosen: list[Key] = []
     for key, usage in sorted(usages, key=lambda item: (item[1].bytes_per_ms(now_ms), -item[1].held_bytes)):
         if excess_bytes <= 0:

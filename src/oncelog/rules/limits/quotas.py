@@ -1,7 +1,7 @@
 """Client quotas: which quota applies to a client, and how long a client over its quota must wait.
 
 A quota is a rate for an entity: a user, a client id, both together, or an IP address. The first entity of
-this list that has the quota decides, and the clients in the last column use it up together:
+this list that has a quota decides. All clients in the last column share the quota:
 
     user     client-id   shared by
     named    named       that user's clients with that id
@@ -13,8 +13,9 @@ this list that has the quota decides, and the clients in the last column use it 
     -        named       clients with that id
     -        default     clients with one id
 
-Usage goes into a bucket that drains at the quota's rate. The bucket may hold what drains in `burst_seconds`.
-If it holds more, the clients are throttled until it has drained to that level.
+The usage of these clients is added to a bucket, which drains at the quota's rate. A bucket may contain the
+amount that drains in `burst_seconds`. If it contains more, the clients are throttled until it has drained to
+that amount.
 Source: KIP-13, KIP-55, KIP-124, KIP-546, KIP-599, KIP-612, KIP-936; kafka ClientQuotaManager.
 """
 
@@ -36,7 +37,7 @@ PRODUCER_IDS = "producer_ids_rate"
 CONNECTIONS = "connection_creation_rate"
 
 DEFAULT = ""
-"""The entity name that stands for the default. No other name is empty."""
+"""The name of the default entity. No other entity has an empty name."""
 
 
 class _Kind(NamedTuple):
@@ -49,23 +50,26 @@ class _Kind(NamedTuple):
 USER_QUOTAS: dict[str, _Kind] = {
     PRODUCER_BYTES: _Kind("bytes of Produce requests a second", 2**63 - 1, is_integral=True),
     CONSUMER_BYTES: _Kind("bytes of Fetch responses a second", 2**63 - 1, is_integral=True),
-    # The throttle time is short because heartbeats are throttled too.
+    # The maximum throttle time is short, because heartbeats are throttled, too.
     REQUEST_PERCENTAGE: _Kind("percent of the broker's thread", max_wait_ms=1_000),
     MUTATIONS: _Kind("partitions created or deleted a second"),
     PRODUCER_IDS: _Kind("producer ids a second"),
 }
-"""Quotas of users and client ids. Names are Kafka's; producer_ids_rate is from KIP-936, not in Kafka yet."""
+"""Quotas of users and client ids, with Kafka's names.
+
+Kafka does not have producer_ids_rate yet; it is from KIP-936.
+"""
 IP_QUOTAS: dict[str, _Kind] = {
     CONNECTIONS: _Kind("connections a second", 2**31 - 1, is_integral=True, max_wait_ms=1_000),
 }
 QUOTAS = USER_QUOTAS | IP_QUOTAS
 
 ENTITY_TYPES = ("user", "client-id", "ip")
-"""Names of the fields of a QuotaEntity in the protocol."""
+"""The entity types of the protocol, in the order of the fields of QuotaEntity."""
 
 
 class QuotaEntity(NamedTuple):
-    """The entity of a quota. Each part is a name, DEFAULT, or None if it is not part of the entity."""
+    """The entity of a quota. Each part is a name, DEFAULT, or None if the entity does not have this part."""
 
     user: str | None = None
     client_id: str | None = None
@@ -73,7 +77,7 @@ class QuotaEntity(NamedTuple):
 
     @property
     def parts(self) -> dict[str, str]:
-        """The entity's parts by type."""
+        """The entity's parts by entity type."""
         named = zip(ENTITY_TYPES, self, strict=True)
         return {kind: name for kind, name in named if name is not None}
 
@@ -82,11 +86,14 @@ class QuotaEntity(NamedTuple):
 
 
 Values = Mapping[str, float]
-"""Rates by the name of their quota."""
+"""Rates by quota name."""
 
 
 def parse_entity(pairs: Iterable[tuple[str, str | None]]) -> QuotaEntity:
-    """Return the entity with these types and names; a null name is the default. Raises InvalidRequest."""
+    """Return the entity with these (type, name) pairs. A null name means the default.
+
+    Raises InvalidRequest.
+    """
     named = dict(pairs)
     if not named:
         raise InvalidRequest("an entity needs a user, a client-id or an ip")
@@ -100,7 +107,10 @@ def parse_entity(pairs: Iterable[tuple[str, str | None]]) -> QuotaEntity:
 
 
 def normalize_entity(entity: QuotaEntity) -> QuotaEntity:
-    """Return the entity with a canonical IP address. Raises InvalidRequest if it can have no quota."""
+    """Return the entity with a canonical IP address.
+
+    Raises InvalidRequest if no quota can be set for the entity.
+    """
     if entity.ip is None:
         return entity
     if len(entity.parts) > 1:
@@ -112,7 +122,7 @@ def normalize_entity(entity: QuotaEntity) -> QuotaEntity:
 
 
 def apply_changes(entity: QuotaEntity, values: Values, changes: Iterable[tuple[str, float | None]]) -> Values:
-    """Return the entity's quotas after changes; a rate of None removes a quota. Raises InvalidRequest."""
+    """Return the entity's quotas after `changes`. A rate of None removes a quota. Raises InvalidRequest."""
     kinds = USER_QUOTAS if entity.ip is None else IP_QUOTAS
     result, named = dict(values), set()
     for key, value in changes:
@@ -140,16 +150,17 @@ def _check_value(key: str, value: float, kind: _Kind) -> None:
 
 @dataclass(frozen=True, slots=True)
 class QuotaFilter:
-    """A filter of entities. It selects those with all these parts, and if `is_strict` with no others.
+    """A filter of entities. It selects the entities that match all its parts.
 
-    `parts` maps a type to a name, to DEFAULT, or to None, which matches any name and the default.
+    If `is_strict`, they must have no other parts. `parts` maps a type to a name, to DEFAULT, or to None,
+    which matches any name and the default.
     """
 
     parts: Mapping[str, str | None] = field(default_factory=dict)
     is_strict: bool = False
 
     def check(self) -> None:
-        """Raise UnsupportedVersion for an unknown type, InvalidRequest for ip combined with others."""
+        """Raise UnsupportedVersion for an unknown entity type, InvalidRequest for an ip with another type."""
         for kind in self.parts:
             if kind not in ENTITY_TYPES:
                 raise UnsupportedVersion(
@@ -163,14 +174,11 @@ class QuotaFilter:
         parts = entity.parts
         if self.is_strict and len(parts) != len(self.parts):
             return False
-        return all(
-            kind in parts and name in (None, parts[kind])  # None matches any name
-            for kind, name in self.parts.items()
-        )
+        return all(kind in parts and name in (None, parts[kind]) for kind, name in self.parts.items())
 
 
 class QuotaPrincipal(NamedTuple):
-    """The client whose usage counts: its user and client id, or only `ip` for new connections."""
+    """The client whose usage counts, as user and client id. For new connections it is only `ip`."""
 
     user: str = ""
     client_id: str = ""
@@ -178,10 +186,10 @@ class QuotaPrincipal(NamedTuple):
 
 
 class EffectiveQuota(NamedTuple):
-    """The rate of the quota that applies, and the principal that stands for all clients that share it.
+    """The rate of the quota that applies to a client, and the principal under which its usage is counted.
 
-    Their usage is counted together, so a throttled client cannot escape by a new connection. See
-    test_a_client_over_its_fetch_quota_is_throttled_on_a_new_connection_too.
+    All clients that share the quota have the same `shared_by`. Therefore a throttled client cannot escape by
+    a new connection. See test_a_client_over_its_fetch_quota_is_throttled_on_a_new_connection_too.
     """
 
     rate: float
@@ -191,7 +199,10 @@ class EffectiveQuota(NamedTuple):
 def find_effective_quota(
     rates: Mapping[QuotaEntity, float], principal: QuotaPrincipal
 ) -> EffectiveQuota | None:
-    """Return the rate that applies to a client, from all entities' rates of one quota; None if none does."""
+    """Return the quota that applies to a client; None if none does.
+
+    `rates` has the rates of one quota by entity.
+    """
     for entity, shared_by in _candidates(principal):
         rate = rates.get(entity)
         if rate is not None:
@@ -217,7 +228,7 @@ def _candidates(principal: QuotaPrincipal) -> Iterator[tuple[QuotaEntity, QuotaP
 
 
 class Bucket(NamedTuple):
-    """The usage that has not drained at `at_ms`."""
+    """The usage that has not drained yet, as of `at_ms`."""
 
     amount: float
     at_ms: int
@@ -227,17 +238,17 @@ EMPTY = Bucket(0.0, 0)
 
 
 def drain(bucket: Bucket, rate: float, now_ms: int) -> Bucket:
-    """Return the bucket as it is now."""
+    """Return the bucket as of now, after it has drained at `rate` units a second."""
     return Bucket(max(bucket.amount - rate * (now_ms - bucket.at_ms) / 1000, 0.0), now_ms)
 
 
 def charge(bucket: Bucket, amount: float, rate: float, now_ms: int) -> Bucket:
-    """Return the bucket with `amount` added now."""
+    """Return the bucket as of now, with `amount` added."""
     return Bucket(drain(bucket, rate, now_ms).amount + amount, now_ms)
 
 
 def decide_wait_ms(bucket: Bucket, key: str, rate: float, burst_seconds: float, now_ms: int) -> int:
-    """Return the throttle time of the clients that share the bucket; 0 if they are within their quota."""
+    """Return the throttle time in ms of the clients that share the bucket; 0 if they are within the quota."""
     above = drain(bucket, rate, now_ms).amount - rate * burst_seconds
-    # A tiny rate makes the time infinite, which math.ceil rejects; so apply the maximum first.
+    # With a tiny rate the time is infinite, and math.ceil would raise an error. So apply the maximum first.
     return math.ceil(min(above / rate * 1000, QUOTAS[key].max_wait_ms)) if above > 0 else 0

@@ -7,12 +7,12 @@
     SESSION_EXPIRED   -                REAUTHENTICATING  -                 -
     REAUTHENTICATING  -                -                 REAUTHENTICATING  -
 
-"-" closes the connection. A complete exchange leads to AUTHENTICATED; the session lifetime ends in
-SESSION_EXPIRED.
+The table has the state after each request; "-" closes the connection. At the end of a successful SASL
+exchange the state becomes AUTHENTICATED, and at the end of the session lifetime SESSION_EXPIRED.
 
-A client may re-authenticate only if its session expires, and at most once a second
-(`may_authenticate_again`). Otherwise SaslHandshake changes nothing in AUTHENTICATED and closes a connection
-in SESSION_EXPIRED. SASL requests in AUTHENTICATED get ILLEGAL_SASL_STATE.
+A client may re-authenticate only if its session has an end, and at most once a second
+(`may_authenticate_again`). If it may not, SaslHandshake leaves AUTHENTICATED unchanged and closes a
+connection in SESSION_EXPIRED. SASL requests after which the state is AUTHENTICATED get ILLEGAL_SASL_STATE.
 Source: kafka SaslServerAuthenticator, KafkaChannel.maybeBeginServerReauthentication; KIP-368.
 """
 
@@ -33,7 +33,7 @@ class AuthState(Enum):
 
 API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE = 18, 17, 36
 MIN_REAUTHENTICATION_INTERVAL_MS = 1_000
-"""Shortest time between the starts of two re-authentications of a connection, as in Kafka."""
+"""Shortest time in ms between the starts of two re-authentications of a connection, as in Kafka."""
 
 _S = AuthState
 _OTHER = -1
@@ -54,8 +54,8 @@ _NEXT: dict[AuthState, dict[int, AuthState]] = {
 def may_authenticate_again(expires_ms: int | None, last_begun_ms: int | None, now_ms: int) -> bool:
     """Return True if an authenticated client may re-authenticate now.
 
-    `expires_ms` is the end of its session, None if it never expires. `last_begun_ms` is the start of its last
-    re-authentication.
+    `expires_ms` is the end of its session; None if the session never expires. `last_begun_ms` is the start of
+    its last re-authentication; None before the first.
     """
     if expires_ms is None:
         return False
@@ -63,7 +63,10 @@ def may_authenticate_again(expires_ms: int | None, last_begun_ms: int | None, no
 
 
 def next_state(state: AuthState, api_key: int, *, may_authenticate_again: bool = True) -> AuthState | None:
-    """Return the state after a request of this API; None if the request is not allowed."""
+    """Return the state after a request of this API; None if the request is not allowed.
+
+    `may_authenticate_again` is the result of the function with this name.
+    """
     if api_key == SASL_HANDSHAKE and not may_authenticate_again:
         if state is AuthState.AUTHENTICATED:
             return state
@@ -74,7 +77,10 @@ def next_state(state: AuthState, api_key: int, *, may_authenticate_again: bool =
 
 
 def session_lifetime_ms(max_reauth_ms: int, token_lifetime_ms: int | None) -> int:
-    """Return the session lifetime: connections.max.reauth.ms or the token's, if shorter; 0 means no limit."""
+    """Return the session lifetime in ms; 0 means that the session never expires.
+
+    It is connections.max.reauth.ms (`max_reauth_ms`), or the rest of the token's lifetime if that is shorter.
+    """
     if token_lifetime_ms is None:
         return max_reauth_ms
     return min(token_lifetime_ms, max_reauth_ms or token_lifetime_ms)

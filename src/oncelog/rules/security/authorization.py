@@ -4,11 +4,11 @@
     an ACL denies the operation, or ALL                         denied
     an ACL allows it, or ALL, or an operation that implies it   allowed
     other ACLs match the resource                               denied
-    no ACL matches the resource                                 as allow.everyone.if.no.acl.found
+    no ACL matches the resource                                 allow.everyone.if.no.acl.found decides
 
 READ, WRITE, DELETE and ALTER imply DESCRIBE; ALTER_CONFIGS implies DESCRIBE_CONFIGS. Denying READ does not
-deny DESCRIBE. An ACL matches a resource by its name, by * or by a prefix; a principal and a host by name or
-by *.
+deny DESCRIBE. An ACL matches a resource by its name, by * or by a prefix. It matches a principal and a host
+by their names or by *.
 Source: kafka StandardAuthorizerData; KIP-11, KIP-290.
 """
 
@@ -88,7 +88,7 @@ IMPLIED_BY = {
 
 @lru_cache(maxsize=1_024)
 def normalize_address(host: str) -> str:
-    """Return an IP address in the form that sockets use; any other text unchanged."""
+    """Return an IP address in the form that sockets use. Return any other text unchanged."""
     try:
         return str(ip_address(host))
     except ValueError:
@@ -97,7 +97,7 @@ def normalize_address(host: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Acl:
-    """One ACL binding. `principal` is like User:alice; `host` is an address in any spelling, or *."""
+    """One ACL binding. `principal` has the form User:alice. `host` is an IP address in any spelling, or *."""
 
     resource_type: ResourceType
     name: str
@@ -108,10 +108,10 @@ class Acl:
     permission: Permission
 
     def applies_to(self, principals: Collection[str], host: str) -> bool:
-        """Return True if the ACL matches one of these principals and this host, in the form that sockets use.
+        """Return True if the ACL matches one of these principals and this host.
 
-        The host of the ACL is normalized, because Java writes ::1 as 0:0:0:0:0:0:0:1, and so do ACLs that
-        were created for Apache Kafka.
+        `host` has the form that sockets use. The ACL's host is normalized, because Java writes ::1 as
+        0:0:0:0:0:0:0:1. ACLs that were created for Apache Kafka are written this way.
         """
         if self.principal != ANY_USER and self.principal not in principals:
             return False
@@ -126,7 +126,10 @@ class Acl:
 
 @dataclass(frozen=True, slots=True)
 class AclFilter:
-    """A filter of ACLs. None and ANY match everything; MATCH selects all ACLs that match resource `name`."""
+    """A filter of ACLs. A field that is None or ANY matches everything.
+
+    The pattern type MATCH selects all ACLs that match a resource with this name.
+    """
 
     resource_type: ResourceType = ResourceType.ANY
     name: str | None = None
@@ -166,7 +169,7 @@ class AclTable:
         self._acls: dict[Acl, None] = {}
         self._by_name: dict[tuple[ResourceType, PatternType, str], list[Acl]] = {}
         self._prefix_lengths: dict[ResourceType, Counter[int]] = {}
-        """Number of prefixes of each length, so that a lookup only tries lengths that exist."""
+        """Resource type -> counter of the lengths of prefixes. A lookup only tries lengths that exist."""
         for acl in acls:
             self.add(acl)
 
@@ -203,7 +206,10 @@ class AclTable:
                 del lengths[len(acl.name)]
 
     def patterns_matching(self, resource_type: ResourceType, name: str) -> Iterator[tuple[PatternType, str]]:
-        """Yield the patterns of ACLs that can match a resource: few, however long its name is."""
+        """Yield the (pattern type, name) pairs under which ACLs for a resource can be stored.
+
+        There are few of them, even for a long resource name.
+        """
         yield PatternType.LITERAL, name
         if name != WILDCARD:
             yield PatternType.LITERAL, WILDCARD
@@ -217,7 +223,10 @@ class AclTable:
             yield from self._by_name.get((resource_type, pattern_type, text), ())
 
     def candidates(self, acl_filter: AclFilter) -> Iterable[Acl]:
-        """Return the ACLs that a filter may select: all, or those of the one pattern that it names."""
+        """Return the ACLs that a filter may select.
+
+        If the filter names one pattern, return only its ACLs, else all.
+        """
         pattern_type, name = acl_filter.pattern_type, acl_filter.name
         is_exact = pattern_type in (PatternType.LITERAL, PatternType.PREFIXED)
         if is_exact and name is not None and acl_filter.resource_type is not ResourceType.ANY:
@@ -232,7 +241,10 @@ def _key(acl: Acl) -> tuple[ResourceType, PatternType, str]:
 def is_allowed(
     acls: Iterable[Acl], principal: str, host: str, operation: Operation, *, if_none: bool = False
 ) -> bool:
-    """Return True if these ACLs, which match a resource, allow the operation; `if_none` if there are none."""
+    """Return True if these ACLs allow the operation. All of them must match the resource.
+
+    Without ACLs the result is `if_none`.
+    """
     has_acl = has_allow = False
     sufficient = {operation, Operation.ALL, *IMPLIED_BY.get(operation, ())}
     for acl in acls:
@@ -250,9 +262,9 @@ def is_allowed(
 def is_allowed_somewhere(
     acls: Iterable[Acl], principal: str, host: str, operation: Operation, resource_type: ResourceType
 ) -> bool:
-    """Return True if ACLs allow the operation on any resource of the type that could exist.
+    """Return True if ACLs allow the operation on at least one resource of the type, existing or not.
 
-    An allowed name or prefix counts unless a denied one covers it completely.
+    An ACL that allows a name or prefix counts unless an ACL that denies covers it completely.
     Source: kafka Authorizer.authorizeByResourceType; KIP-679.
     """
     own = [
@@ -278,7 +290,7 @@ def _covers(denied: Acl, allowed: Acl) -> bool:
 
 
 def check_acl(acl: Acl) -> None:
-    """Raise InvalidRequest for an ACL binding that cannot be stored."""
+    """Raise InvalidRequest if an ACL binding cannot be stored."""
     if acl.resource_type is ResourceType.ANY or acl.pattern_type in (PatternType.ANY, PatternType.MATCH):
         raise InvalidRequest("an ACL needs one type of resource, and a name or a prefix")
     if acl.operation is Operation.ANY or acl.permission is Permission.ANY:
@@ -295,5 +307,5 @@ def check_acl(acl: Acl) -> None:
 
 
 def parse_super_users(text: str) -> frozenset[str]:
-    """Parse the setting `super.users`, such as User:a;User:b."""
+    """Parse the setting `super.users`, for example User:a;User:b."""
     return frozenset(part.strip() for part in text.split(";") if part.strip())

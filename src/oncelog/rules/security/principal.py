@@ -11,7 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from oncelog.errors import ConfigError
 
 Name = Sequence[Sequence[tuple[str, str]]]
-"""A distinguished name as OpenSSL returns it: the most general part first, each a set of (type, value)."""
+"""A distinguished name as OpenSSL returns it: a sequence of parts, the most general one first.
+
+Each part has one or more (type, value) pairs.
+"""
 
 _SHORT = {
     "commonName": "CN",
@@ -45,9 +48,10 @@ def _escaped(value: str) -> str:
 def principal_mapper(rules: str) -> Callable[[str], str]:
     """Return a function that maps a distinguished name to a user name, by the first rule that matches.
 
-    `rules` is the setting ssl.principal.mapping.rules: rules separated by commas. A rule is DEFAULT (the
-    whole name) or RULE:pattern/replacement/ with $1 for groups, and L or U at the end for the case.
-    Raises ConfigError for invalid rules; so does the function if no rule matches.
+    `rules` is the setting ssl.principal.mapping.rules: rules separated by commas. The rule DEFAULT returns
+    the whole name. In RULE:pattern/replacement/, $1 stands for the first group of the pattern; a final L or U
+    converts the result to lower or upper case. Raises ConfigError for invalid rules. The function raises
+    ConfigError if no rule matches.
     """
     parsed_rules = list(_parse(rules))
 

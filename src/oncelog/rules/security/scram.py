@@ -1,4 +1,4 @@
-"""SCRAM credentials: how a broker derives what it stores from a password.
+"""SCRAM credentials, which a broker derives from a password and stores instead of it.
 
 Source: RFC 5802; KIP-84, KIP-554.
 """
@@ -13,11 +13,11 @@ from typing import NamedTuple
 from oncelog.errors import UnsupportedSaslMechanism
 
 MIN_ITERATIONS, MAX_ITERATIONS = 4_096, 16_384
-"""Bounds of the iteration count. Source: kafka ScramMechanism, ScramControlManager."""
+"""Smallest and largest iteration count. Source: kafka ScramMechanism, ScramControlManager."""
 
 
 class Mechanism(IntEnum):
-    """The SCRAM mechanisms, with the numbers of the protocol. Source: kafka ScramMechanism."""
+    """The SCRAM mechanisms with their protocol numbers. Source: kafka ScramMechanism."""
 
     SCRAM_SHA_256 = 1
     SCRAM_SHA_512 = 2
@@ -43,7 +43,7 @@ class Credential(NamedTuple):
 
 
 def make_credential(mechanism: Mechanism, salt: bytes, salted_password: bytes, iterations: int) -> Credential:
-    """Return the credential for a salted password: PBKDF2 of the password, as clients send it."""
+    """Return the credential for a salted password, which clients compute with PBKDF2."""
     digest = mechanism.hash_name
     client_key = hmac.digest(salted_password, b"Client Key", digest)
     return Credential(
@@ -55,12 +55,12 @@ def make_credential(mechanism: Mechanism, salt: bytes, salted_password: bytes, i
 
 
 def salt_password(mechanism: Mechanism, password: str, salt: bytes, iterations: int) -> bytes:
-    """Return PBKDF2 of a password. Takes milliseconds."""
+    """Return the salted password: PBKDF2 of the password. This takes milliseconds of CPU time."""
     return hashlib.pbkdf2_hmac(mechanism.hash_name, password.encode(), salt, iterations)
 
 
 def check_mechanism(number: int) -> Mechanism:
-    """Return the mechanism with this number of the protocol. Raises UnsupportedSaslMechanism."""
+    """Return the mechanism with this protocol number. Raises UnsupportedSaslMechanism."""
     try:
         return Mechanism(number)
     except ValueError:

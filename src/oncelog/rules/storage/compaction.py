@@ -1,8 +1,9 @@
 """Decide what compaction removes: superseded records, old tombstones, and markers without data.
 
-The dirty range ends below the last stable offset, the active segment, the records that are not durable yet,
-and the first segment younger than min.compaction.lag.ms. `LatestOffsets` notes its keys. Then every batch
-from the log start to the end of the range is examined:
+A round cleans the log up to the end of the dirty range. The dirty range is the part that no earlier round has
+cleaned. It ends below the last stable offset, the active segment, the records that are not durable yet, and
+the first segment younger than min.compaction.lag.ms. A round first collects the newest offset of each key in
+the dirty range (`LatestOffsets`). Then it examines every batch from the log start to the end of the range:
 
     data of an aborted transaction                      dropped
     a record with a newer one of its key in the range   dropped
@@ -11,11 +12,12 @@ from the log start to the end of the range is examined:
         past the batch's delete horizon
     the rest                                            kept
 
-A batch gets its delete horizon from the first round that finds a tombstone or a marker without data in it.
-The horizon lies delete.retention.ms ahead, so that readers that start at the beginning have that long to see
-them. A batch that lost all its records is removed, with two exceptions whose headers stay. The last batch of
-an active producer keeps its sequence and epoch; the last batch of the range keeps the end of the log. Source:
-Kafka's LogCleaner, Cleaner and CleanedTransactionMetadata; KIP-534.
+The first round that finds a tombstone in a batch, or a marker without data, sets the batch's delete horizon:
+delete.retention.ms after that round. Until then, a consumer that starts at the beginning can still see the
+tombstone or marker. A batch that lost all its records is removed, except for two batches. An active
+producer's last batch keeps its header, which has the producer's sequence and epoch. The last batch of the
+range keeps its header, which has the range's last offset. Source: Kafka's LogCleaner, Cleaner and
+CleanedTransactionMetadata; KIP-534.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ _DIGEST_BYTES = 16
 
 
 class Span(NamedTuple):
-    """A closed segment. `first_timestamp_ms` is that of its first batch, None if unknown or without one."""
+    """A closed segment.
+
+    `first_timestamp_ms` is the timestamp of its first batch; None if it is unknown or missing.
+    """
 
     base_offset: int
     end_offset: int
@@ -39,9 +44,10 @@ class Span(NamedTuple):
 
 
 class DirtyRange(NamedTuple):
-    """The offsets that a round cleans, from the first to below the end; bytes are of whole segments.
+    """The dirty range: offsets from `first_offset` to below `end_offset`.
 
-    `oldest_ms` is the smallest first timestamp of the dirty segments.
+    `clean_bytes` and `dirty_bytes` are the sizes of the whole segments before and in the range. `oldest_ms`
+    is the smallest first timestamp of the dirty segments.
     """
 
     first_offset: int
@@ -60,10 +66,9 @@ class DirtyRange(NamedTuple):
 def find_dirty(
     closed: Sequence[Span], *, cleaned_to: int, stable_offset: int, min_lag_ms: int, now_ms: int
 ) -> DirtyRange | None:
-    """Return the range of closed segments that may be cleaned now, None if there is none.
+    """Return the range of closed segments that may be cleaned now; None if there is none.
 
-    `cleaned_to`: below it every key has been seen by an earlier round. `stable_offset`: records from it on
-    may not be touched.
+    Earlier rounds have cleaned the log below `cleaned_to`. Records at `stable_offset` and above must stay.
     """
     clean_bytes = dirty_bytes = 0
     end_offset, times = cleaned_to, list[int]()
@@ -74,8 +79,8 @@ def find_dirty(
         is_young = min_lag_ms > 0 and span.max_timestamp_ms > now_ms - min_lag_ms
         if is_young or span.end_offset > stable_offset:
             break
-        # By the first timestamp. The largest one may lie in the future, beside a record that must go in time.
-        # See test_a_record_of_the_future_does_not_put_compaction_off.
+        # Use the first timestamp: the largest one may lie in the future and would delay the compaction of
+        # older records. See test_a_record_of_the_future_does_not_put_compaction_off.
         first_ms = span.first_timestamp_ms
         times.append(span.max_timestamp_ms if first_ms is None else first_ms)
         dirty_bytes += span.size_bytes
@@ -86,7 +91,7 @@ def find_dirty(
 
 
 class LatestOffsets:
-    """The newest offset of each key, for at most about `capacity` keys. Long keys are kept as digests."""
+    """The newest offset of each key, for at most about `capacity` keys. A long key is stored as a digest."""
 
     def __init__(self, capacity: int) -> None:
         self._offsets: dict[bytes, int] = {}
@@ -103,7 +108,7 @@ class LatestOffsets:
         self._offsets[_short(key)] = offset
 
     def is_superseded(self, key: bytes, offset: int) -> bool:
-        """Return True if a newer record has the key."""
+        """Return True if a record with this key has a larger offset."""
         return self._offsets.get(_short(key), -1) > offset
 
 
@@ -112,7 +117,7 @@ def _short(key: bytes) -> bytes:
 
 
 class Aborted(NamedTuple):
-    """An aborted transaction as in the transaction index. `last_offset` is that of its marker."""
+    """An aborted transaction as the transaction index has it. `last_offset` is the offset of its marker."""
 
     producer_id: int
     first_offset: int
@@ -121,7 +126,10 @@ class Aborted(NamedTuple):
 
 
 class SeenTransactions:
-    """The transactions that still have data, as found by a walk over the log from its start."""
+    """The transactions that still have data. It is determined by reading the log from its start.
+
+    `aborted` are the entries of the transaction index.
+    """
 
     def __init__(self, aborted: Iterable[tuple[int, int, int, int]]) -> None:
         self._coming = [(entry[1], Aborted(*entry)) for entry in aborted]
@@ -130,14 +138,20 @@ class SeenTransactions:
         self._with_data: set[int] = set()
 
     def is_aborted(self, producer_id: int, last_offset: int) -> bool:
-        """Return True if a transactional data batch was aborted. Call it once for each batch, in order."""
+        """Return True if a data batch's transaction was aborted.
+
+        Call it once for each transactional batch, in order.
+        """
         self._begin_to(last_offset)
         self._with_data.add(producer_id)
         aborted = self._aborting.get(producer_id)
         return aborted is not None and last_offset < aborted.last_offset
 
     def end(self, producer_id: int, last_offset: int) -> tuple[bool, Aborted | None]:
-        """Handle a marker; return whether its transaction still has data, and its index entry if aborted."""
+        """Handle a marker. Return True if its transaction still has data, and the index entry to keep.
+
+        The entry is None for a commit, and for an abort without data.
+        """
         self._begin_to(last_offset)
         aborted = self._aborting.pop(producer_id, None)
         had_data = producer_id in self._with_data
@@ -152,9 +166,10 @@ class SeenTransactions:
 
 
 class UnindexedAborts:
-    """The aborted transactions that still have data but no index entry, as found by a walk over the log.
+    """The aborted transactions that still have data but no entry in the transaction index.
 
-    Oncelog up to 0.4.1 lost such entries when a round of compaction ended before the marker.
+    They are found by reading the log from its start. Oncelog up to 0.4.1 lost such entries when a round of
+    compaction ended before the marker.
     """
 
     def __init__(self, indexed_markers: Container[int]) -> None:
@@ -162,32 +177,38 @@ class UnindexedAborts:
         self._first_offsets: dict[int, int] = {}
 
     def data(self, producer_id: int, base_offset: int) -> None:
-        """Note a transactional data batch."""
+        """Handle a transactional data batch."""
         self._first_offsets.setdefault(producer_id, base_offset)
 
     def gap(self) -> None:
-        """Forget the open transactions, because an unreadable part of the log may hold their markers."""
+        """Forget the open transactions, because their markers may be in an unreadable part of the log."""
         self._first_offsets.clear()
 
     def marker(self, producer_id: int, offset: int, *, is_abort: bool) -> Aborted | None:
-        """Note a marker, and return the index entry that it lacks, if any."""
+        """Handle a marker. Return its index entry if that is missing from the index; None otherwise."""
         first_offset = self._first_offsets.pop(producer_id, None)
         if first_offset is None or not is_abort or offset in self._indexed_markers:
             return None
-        # The last stable offset at that time is unknown. It only ends a search early, so a lower bound is
-        # right.
+        # The last stable offset at the time of the marker is unknown. Searches use the field only to stop
+        # early, so a lower bound is safe.
         return Aborted(producer_id, first_offset, offset, 0)
 
 
 class LastOfProducer(NamedTuple):
-    """The state of an active producer that must stay. `last_data_offset` None: its epoch has only markers."""
+    """The last batch of an active producer, whose header must stay.
+
+    `last_data_offset` is its last offset; None if the producer has only markers in this epoch.
+    """
 
     producer_epoch: int
     last_data_offset: int | None
 
 
 class BatchFacts(NamedTuple):
-    """The fields of a batch header that compaction uses. `delete_horizon_ms` is None until it is set."""
+    """The fields of a batch header that compaction uses.
+
+    `delete_horizon_ms` is None until a round sets it.
+    """
 
     last_offset: int
     producer_id: int | None
@@ -200,8 +221,9 @@ class BatchFacts(NamedTuple):
 class Retention(NamedTuple):
     """The decision about a batch.
 
-    `drops_all`: no record stays. `keeps_header`: the batch stays even if empty. `is_empty_end`: a marker that
-    may go once its horizon has passed. `noted`: the index entry to keep.
+    If `drops_all`, no record stays. If `keeps_header`, the header stays even without records. `is_empty_end`
+    is true for a marker whose transaction has no data any more. `noted` is an entry that the transaction
+    index must keep.
     """
 
     drops_all: bool
@@ -213,8 +235,8 @@ class Retention(NamedTuple):
 class Cleaner:
     """The decisions of one round, in the order of the log.
 
-    `last_batch_of` returns the last batch of an active producer. `end_offset` is where the range ends;
-    batches from there on are not passed in.
+    `last_batch_of` returns the last batch of an active producer; None if the producer is not active.
+    `end_offset` is the end of the range: no batch at or above this offset is examined.
     """
 
     def __init__(
@@ -233,7 +255,7 @@ class Cleaner:
         self._now_ms = now_ms
 
     def retention(self, batch: BatchFacts) -> Retention:
-        """Decide what stays of a batch. Call it once for each batch, in order."""
+        """Decide about a batch. Call it once for each batch, in order."""
         drops_all, is_empty_end, noted = False, False, None
         producer_id = batch.producer_id
         if batch.is_control:
@@ -246,7 +268,10 @@ class Cleaner:
         return Retention(drops_all, self._keeps_header(batch), is_empty_end, noted)
 
     def keeps(self, key: bytes | None, offset: int, has_value: bool, horizon_ms: int | None) -> bool:
-        """Return True if a data record stays, of a batch that is not dropped as a whole."""
+        """Return True if a data record stays. Its batch must not have `drops_all`.
+
+        `horizon_ms` is the batch's delete horizon; None if it has none.
+        """
         if key is None or self._latest.is_superseded(key, offset):
             return False
         return has_value or not self._is_past(horizon_ms)

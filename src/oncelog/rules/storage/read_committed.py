@@ -5,9 +5,10 @@
     transactional, its transaction aborted  DELIVER            ABORTED
     anything else                           DELIVER            DELIVER
 
-Only DELIVER reaches the application; all three move the position to the batch's last offset + 1. The broker
-never sends read_committed readers records at or above the last stable offset. So every transaction in the
-response has an outcome, and the response lists the aborted ones that overlap it.
+Only DELIVER reaches the application. All three move the consumer's position to the batch's last offset + 1.
+The broker never sends read_committed consumers records at or above the last stable offset. So every
+transaction in a response has an outcome, and the response lists the aborted transactions that overlap its
+records.
 Source: Kafka's CompletedFetch.
 """
 
@@ -45,8 +46,8 @@ class StoredBatch(Protocol):
 class VisibilityFilter:
     """The filter for the batches of one response, in offset order. Each response needs a new filter.
 
-    `aborted` are the (producer id, first offset) pairs of the response, in any order. A producer id may occur
-    several times.
+    `aborted` are the (producer id, first offset) pairs of aborted transactions in the response, in any order.
+    A producer id may occur several times.
     """
 
     __slots__ = ("_aborting", "_isolation", "_upcoming")

@@ -1,4 +1,4 @@
-"""The states of a topic name, their transitions, and what the list of topics says in each state.
+"""The states of a topic name, their transitions, and the entry in the list of topics in each state.
 
     state           event              next state
     ABSENT          CREATE             BEING_MADE
@@ -7,15 +7,17 @@
     BEING_MADE      FAILED             DOOMED
     LIVE            DELETE             DOOMED
     DOOMED          NOT_MARKED         LIVE           the list was not written: the old one is valid
-    DOOMED          MARKED             BEING_DELETED  the list durably says so
+    DOOMED          MARKED             BEING_DELETED  the list durably marks the topic as deleted
     BEING_DELETED   REMOVED            ABSENT         no directory is left
 
 Clients can use a topic that is LIVE. In every state but ABSENT the name is taken, and the list names the
 topic. Directories are removed only in BEING_DELETED, so a crash at any step leaves either the whole topic or
-its deletion. A start creates what a BEING_MADE or LIVE topic lacks, and continues a deletion. A DOOMED topic
-is no longer served, although the list may still call it live: a write that failed late may have reached the
-disk. A topic that gets more partitions stays LIVE. The list names the new ones first, and clients see them
-when all are created. A deletion meanwhile deletes them, too.
+its deletion. A start creates the missing partitions of a BEING_MADE or LIVE topic, and continues a deletion.
+Clients cannot use a DOOMED topic, although the list may still have it as live: a write that failed late may
+have reached the disk.
+
+A topic that gets more partitions stays LIVE. The list names the new partitions first, and clients see them
+when all are created. If the topic is deleted before that, the new partitions are deleted, too.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ class TopicState(Enum):
 
 
 class TopicEvent(Enum):
-    """A request for a topic, or the result of carrying it out."""
+    """A request for a topic, or the result of a step that carries out such a request."""
 
     CREATE = "create"
     NOT_LISTED = "not listed"
@@ -50,7 +52,7 @@ class TopicEvent(Enum):
 
 
 class ListedTopic(NamedTuple):
-    """A topic's state in the list of topics."""
+    """The entry of a topic in the list of topics."""
 
     is_deleting: bool
     partition_count: int
@@ -77,16 +79,16 @@ def next_state(state: TopicState, event: TopicEvent) -> TopicState:
 
 
 def is_going(state: TopicState) -> bool:
-    """Return True if a topic is being deleted, so that its name becomes free once its files are gone."""
+    """Return True in the states in which a topic is being deleted and its name is not free yet."""
     return state in (TopicState.DOOMED, TopicState.BEING_DELETED)
 
 
 def listed(state: TopicState, partition_count: int, directory_count: int) -> ListedTopic:
-    """Return what the list says of a topic.
+    """Return the entry of a topic in the list.
 
-    `partition_count` is the number of partitions it has or will have. Every directory of the topic has an
-    index below `directory_count`. A deletion must cover them all: a partition that could not be created may
-    leave one.
+    `partition_count` is the number of partitions that the topic has or will have. Every directory of the
+    topic has an index below `directory_count`, even one that a failed creation of a partition has left. A
+    deletion must cover all of them.
     """
     if is_going(state):
         return ListedTopic(True, max(partition_count, directory_count))
@@ -94,5 +96,5 @@ def listed(state: TopicState, partition_count: int, directory_count: int) -> Lis
 
 
 def state_at_start(is_deleting: bool) -> TopicState:
-    """Return the state of a listed topic at a start, before any of its partitions is open."""
+    """Return the state of a listed topic at the start of the broker, before its partitions are opened."""
     return TopicState.BEING_DELETED if is_deleting else TopicState.BEING_MADE

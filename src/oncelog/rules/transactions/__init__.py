@@ -1,1 +1,1 @@
-"""Decisions about transactions, of the coordinator and of the client's session."""
+"""Decisions about transactions: the coordinator's, and those of a producer's session."""

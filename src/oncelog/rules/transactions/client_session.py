@@ -1,25 +1,26 @@
-"""A transactional producer's session: which operations are allowed, and how it reacts to coordinator errors.
+"""A transactional producer's session: which operations are allowed, and the reactions to coordinator errors.
 
     state             init   begin   send, send offsets   commit    abort
     UNINITIALIZED     yes    -       -                    -         -
     READY             -      yes     -                    -         -
     IN_TRANSACTION    -      -       yes                  yes       yes
-    ABORTABLE_ERROR   -      -       the error            the error yes
-    COMMITTING        -      -       -                    again     -
-    ABORTING          -      -       -                    -         again
-    FATAL             the error, for every operation
+    ABORTABLE_ERROR   -      -       raises               raises    yes
+    COMMITTING        -      -       -                    repeat    -
+    ABORTING          -      -       -                    -         repeat
+    FATAL             raises the session's error, for every operation
 
-The session stays COMMITTING or ABORTING after a lost response or a timeout, and only the same operation may
-follow. An abort must never follow a commit without a response: the commit may have succeeded, and the abort
-would then end the next transaction (KAFKA-17754). See test_every_operation_in_every_state.
+After a lost response or a timeout the session stays COMMITTING or ABORTING, and the application may only
+repeat the same operation. An abort must never follow a commit without a response: the commit may have
+succeeded, and the abort would then end the next transaction (KAFKA-17754). See
+test_every_operation_in_every_state.
 
-Offsets are unconfirmed from the call of send_offsets_to_transaction() until it returns. They stay unconfirmed
-if the call times out or is cancelled, because the transaction may or may not contain them. Repeating the same
-call until it returns confirms them.
+Offsets are unconfirmed from the call of send_offsets_to_transaction() until it returns. If the call times out
+or is cancelled, the transaction may or may not contain the offsets, so they stay unconfirmed. The application
+confirms them by repeating the same call until it returns.
 
     unconfirmed offsets   send, send offsets   commit                 abort
     none                  yes                  yes                    yes
-    some                  yes                  TRANSACTION_ABORTABLE  yes, with all offsets
+    some                  yes                  TRANSACTION_ABORTABLE  yes; drops all offsets
 
 Java's client instead queues the request for the offsets in front of EndTxn. This client cannot do that: the
 application owns the coroutine.
@@ -79,7 +80,7 @@ class State(Enum):
 
 
 class Operation(Enum):
-    """An operation that the application requests, with the name of its method."""
+    """An operation that the application requests. The value is its method's name."""
 
     INIT = "init_transactions()"
     BEGIN = "begin_transaction()"
@@ -111,7 +112,7 @@ _HINTS = {
 
 
 class OffsetsCall(NamedTuple):
-    """The arguments of send_offsets_to_transaction(). A call with equal arguments is a repetition."""
+    """A call of send_offsets_to_transaction(). A call with equal arguments is a repetition."""
 
     group: ConsumerGroupMetadata
     offsets: frozenset[tuple[TopicPartition, OffsetAndMetadata]]
@@ -127,8 +128,8 @@ class OffsetsCall(NamedTuple):
 class Session:
     """The state of one session.
 
-    `error` is set in ABORTABLE_ERROR and FATAL. `unconfirmed` has the calls for offsets that have not
-    returned, or that ended without a response. `number` counts the transactions that have begun.
+    `error` is set in ABORTABLE_ERROR and FATAL. `unconfirmed` has the calls whose offsets are unconfirmed.
+    `number` counts the transactions that have begun.
     """
 
     __slots__ = ("error", "number", "state", "unconfirmed")
@@ -140,7 +141,10 @@ class Session:
         self.unconfirmed: set[OffsetsCall] = set()
 
     def check(self, operation: Operation) -> None:
-        """Raise the session's error, or MisuseError with a hint, if the operation is not allowed."""
+        """Raise an error if the operation is not allowed: the session's error, or MisuseError with a hint.
+
+        Raises TransactionAbortable for a commit with unconfirmed offsets.
+        """
         if operation in _ALLOWED[self.state]:
             if operation is Operation.COMMIT and self.unconfirmed:
                 raise _offsets_unconfirmed()
@@ -152,9 +156,10 @@ class Session:
         raise MisuseError(f"{operation.value} is not possible here: {_HINTS[self.state]}")
 
     def set_abortable_error(self, error: OncelogError) -> None:
-        """Let the application abort the open transaction, and nothing else.
+        """Enter ABORTABLE_ERROR: the application can only abort the open transaction.
 
-        A timeout becomes TransactionAbortable, because a TimedOut from a commit means "commit again".
+        A timeout is wrapped in TransactionAbortable, because TimedOut from a commit means that the
+        application must repeat the commit.
         """
         if self.state is State.IN_TRANSACTION or self.state is State.COMMITTING:
             self.state, self.error = State.ABORTABLE_ERROR, error
@@ -163,12 +168,16 @@ class Session:
                 self.error.reaction, self.error.__cause__ = "abortable", error
 
     def set_fatal_error(self, error: OncelogError) -> None:
-        """Make every operation raise this error. The application needs a new producer."""
+        """Enter FATAL: every operation raises this error, and the application needs a new producer."""
         if self.state is not State.FATAL:
             self.state, self.error = State.FATAL, error
 
     def enter(self, state: State) -> None:
-        """Enter a state after an operation has succeeded, or has started to commit or abort."""
+        """Enter a state in which there is no error.
+
+        The state is READY after the end of a transaction, IN_TRANSACTION at its begin, COMMITTING or ABORTING
+        at the begin of its end.
+        """
         self.state, self.error = state, None
         if state is State.READY:
             self.unconfirmed.clear()
@@ -181,12 +190,12 @@ class Session:
         return is_open and number == self.number
 
     def begin_offsets(self, call: OffsetsCall) -> None:
-        """Note that offsets are about to be sent. Raises what `check` raises."""
+        """Add the call to `unconfirmed` before its offsets are sent. Raises the errors of `check`."""
         self.check(Operation.SEND_OFFSETS)
         self.unconfirmed.add(call)
 
     def confirm_offsets(self, call: OffsetsCall) -> None:
-        """Note that the group coordinator has accepted the offsets."""
+        """Remove the call from `unconfirmed`, because the group coordinator has accepted the offsets."""
         self.unconfirmed.discard(call)
 
 
@@ -202,8 +211,11 @@ def _offsets_unconfirmed() -> TransactionAbortable:
 class ErrorAction(Enum):
     """The reaction to an error of a coordinator.
 
-    RETRY: send the request again. FIND_COORDINATOR: look the coordinator up again, then retry. ABORT: the
-    transaction can only be aborted. FAIL_PRODUCER: the error is fatal. RAISE: the caller decides.
+    RETRY             send the request again
+    FIND_COORDINATOR  look the coordinator up again, then retry
+    ABORT             the transaction can only be aborted
+    FAIL_PRODUCER     the error is fatal
+    RAISE             the caller decides
     """
 
     RETRY = "retry"
@@ -214,32 +226,37 @@ class ErrorAction(Enum):
 
 
 class RequestKind(NamedTuple):
-    """A kind of request, and the error codes that it treats differently from other requests."""
+    """A kind of request. For the error codes in `overrides`, its reaction differs from the default."""
 
     name: str
     overrides: dict[int, ErrorAction]
 
 
 _DEFAULT_ACTIONS = {
-    UnknownTopicOrPartition.code: ErrorAction.RETRY,  # perhaps just created
+    # The topic may have been created just now.
+    UnknownTopicOrPartition.code: ErrorAction.RETRY,
     RequestTimedOut.code: ErrorAction.RETRY,
     NetworkException.code: ErrorAction.FIND_COORDINATOR,
     CoordinatorLoadInProgress.code: ErrorAction.RETRY,
     CoordinatorNotAvailable.code: ErrorAction.FIND_COORDINATOR,
     NotCoordinator.code: ErrorAction.FIND_COORDINATOR,
-    IllegalGeneration.code: ErrorAction.ABORT,  # the group has rebalanced without this member
+    # The group has rebalanced without this member.
+    IllegalGeneration.code: ErrorAction.ABORT,
     UnknownMemberId.code: ErrorAction.ABORT,
     TopicAuthorizationFailed.code: ErrorAction.ABORT,
     GroupAuthorizationFailed.code: ErrorAction.ABORT,
-    InvalidProducerIdMapping.code: ErrorAction.ABORT,  # the transactional id has expired
-    ConcurrentTransactions.code: ErrorAction.RETRY,  # the previous transaction is being completed
-    OperationNotAttempted.code: ErrorAction.RETRY,  # another partition was rejected
+    # The transactional id has expired.
+    InvalidProducerIdMapping.code: ErrorAction.ABORT,
+    # The previous transaction is being completed.
+    ConcurrentTransactions.code: ErrorAction.RETRY,
+    # Another partition of the request was rejected.
+    OperationNotAttempted.code: ErrorAction.RETRY,
     UnknownProducerId.code: ErrorAction.ABORT,
     FencedInstanceId.code: ErrorAction.ABORT,
     StaleMemberEpoch.code: ErrorAction.ABORT,
     TransactionAbortable.code: ErrorAction.ABORT,
 }
-"""All other errors are fatal, such as PRODUCER_FENCED and TRANSACTIONAL_ID_AUTHORIZATION_FAILED."""
+"""The default reactions. Errors without an entry are fatal, such as PRODUCER_FENCED."""
 
 _UNDECIDED = (
     UnknownServerError.code,
@@ -247,7 +264,10 @@ _UNDECIDED = (
     NetworkException.code,
     CoordinatorNotAvailable.code,
 )
-"""A coordinator also returns these when the transaction log may hold a record not confirmed in time."""
+"""Errors that do not rule out success.
+
+A coordinator also sends them if its record was not durable in time.
+"""
 
 INIT = RequestKind(
     "InitProducerId",
@@ -264,13 +284,16 @@ END_IF_BEGUN = RequestKind(
     "EndTxn",
     {UnknownTopicOrPartition.code: ErrorAction.FAIL_PRODUCER, InvalidTxnState.code: ErrorAction.ABORT},
 )
-"""The abort of a transaction that the coordinator may not know. It then returns INVALID_TXN_STATE."""
+"""The abort of a transaction that the coordinator may not know. Then it answers INVALID_TXN_STATE."""
 
 ABORT_OWN_EPOCH = RequestKind(
     "EndTxn",
     {UnknownTopicOrPartition.code: ErrorAction.FAIL_PRODUCER, ProducerFenced.code: ErrorAction.RAISE},
 )
-"""The abort of a transaction with its own producer epoch: see `fenced_abort_action`."""
+"""The abort of a transaction that has its own producer epoch.
+
+`fenced_abort_action` handles PRODUCER_FENCED.
+"""
 DESCRIBE = RequestKind(
     "DescribeTransactions",
     {
@@ -278,21 +301,27 @@ DESCRIBE = RequestKind(
         TransactionalIdNotFound.code: ErrorAction.RAISE,
     },
 )
-"""A lookup of the transactional id. It may not be authorized, or the coordinator may not know the id."""
+"""A lookup of the transactional id. The caller handles a missing permission, and an id that is unknown."""
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
-"""Time after which a topic unknown to TxnOffsetCommit is taken for missing. A new topic spreads in this time.
+"""Time in ms after which a topic that TxnOffsetCommit does not find counts as missing.
 
-Java retries until max.block.ms. That does not help: committing offsets does not create a topic.
+A new topic is known to all brokers within this time. Java retries until max.block.ms. That does not help:
+committing offsets does not create a topic.
 """
 
 
 def error_action(kind: RequestKind, error: OncelogError, waited_ms: float = 0) -> ErrorAction:
-    """Return the reaction to an error or a missing response, `waited_ms` after the request was first sent."""
+    """Return the reaction to an error of a request.
+
+    DisconnectedError and TimedOut stand for a missing response. `waited_ms` is the time since the request was
+    first sent.
+    """
     if isinstance(error, (DisconnectedError, TimedOut)):
         return ErrorAction.FIND_COORDINATOR
     if isinstance(error, MisuseError) and kind in (ADD_OFFSETS, COMMIT_OFFSETS):
-        return ErrorAction.ABORT  # the arguments could not be encoded, so nothing was sent
+        # The arguments could not be encoded, so nothing was sent.
+        return ErrorAction.ABORT
     if not isinstance(error, BrokerError):
         return ErrorAction.FAIL_PRODUCER
     if (
@@ -308,7 +337,10 @@ _PREPARED = ("PrepareCommit", "PrepareAbort")
 
 
 class CoordinatorEntry(NamedTuple):
-    """A transactional id as DescribeTransactions returns it. `state` has Kafka's name."""
+    """A transactional id as DescribeTransactions returns it.
+
+    `state` is Kafka's name, such as PrepareCommit.
+    """
 
     identity: ProducerIdAndEpoch
     state: str
@@ -319,24 +351,26 @@ def fenced_abort_action(
 ) -> ErrorAction:
     """Return the reaction to PRODUCER_FENCED for the abort of a transaction with its own producer epoch.
 
-    The coordinator raises the epoch when it answers EndTxn, before the markers are written. Until they are,
-    it adds nothing to the next transaction (CONCURRENT_TRANSACTIONS), and it rejects the abort of that
-    transaction, which has the new epoch, as if the producer were fenced. The error alone therefore proves
-    nothing. The coordinator's entry for the transactional id does:
+    The coordinator raises the epoch when it answers EndTxn, before the markers are written. Until all are
+    written, it answers CONCURRENT_TRANSACTIONS if partitions are added to the next transaction. If the next
+    transaction, which has the raised epoch, is aborted in that time, the coordinator answers PRODUCER_FENCED.
+    Therefore the error alone does not prove that the producer is fenced. The coordinator's entry for the
+    transactional id decides:
 
         entry                                    reaction
         ours, in PrepareCommit or PrepareAbort   RETRY: the previous transaction is being completed
-        another, after the first such error      RETRY: it may have changed between the two responses, by its
-                                                   completion or by an EndTxn of ours whose response was lost
-        another, after a second error in a row   FAIL_PRODUCER: fenced
+        another, after the first such error      RETRY: the entry may have changed between the responses, by
+                                                   its completion, or by our EndTxn whose response was lost
+        another, after a second error in a row   FAIL_PRODUCER: the producer is fenced
         unknown                                  FAIL_PRODUCER
 
-    EndTxn is sent again instead of being skipped: a delayed Produce request may still begin the transaction,
-    and EndTxn raises the epoch, so that such a request is rejected. InitProducerId would not do: it aborts
-    any open transaction, also a newer producer's. Classic transactions do not get here, since none begins
-    before AddPartitionsToTxn succeeds, and until then the error is INVALID_TXN_STATE.
+    The retry must send EndTxn, and not skip it: a delayed Produce request may still begin the transaction.
+    EndTxn raises the epoch, so that such a request is rejected. InitProducerId would not do, because it
+    aborts any open transaction, even that of a newer producer. Classic transactions do not get here: none
+    begins before AddPartitionsToTxn succeeds, and until then the error is INVALID_TXN_STATE.
 
-    `entry` and `previous` were read after this error and after the one before it.
+    `entry` was read after this error, and `previous` after the previous error; it is None after the first
+    error.
     Source: kafka TransactionCoordinator.endTransaction.
     """
     if entry is None:
@@ -351,9 +385,9 @@ def _is_being_completed(entry: CoordinatorEntry, ours: ProducerIdAndEpoch) -> bo
 
 
 def operation_at_close(state: State) -> Operation | None:
-    """Return the operation that ends an open transaction when the producer is closed; None if none is open.
+    """Return the operation with which close() must end an open transaction; None if none is open.
 
-    A requested commit may already have succeeded, so only another commit may follow it, as in Java's client.
+    A requested commit may have succeeded, so only another commit may follow, as in Java's client.
     """
     if state in (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.ABORTING):
         return Operation.ABORT

@@ -1,4 +1,7 @@
-"""The transaction coordinator's decisions: reject a request, answer it, or append a new entry to the log.
+"""The transaction coordinator's decisions about requests.
+
+A request is rejected, accepted without a change, or accepted with a new entry. The new entry's state depends
+on the old one's:
 
     state            InitProducerId     AddPartitionsToTxn   EndTxn, timeout    markers written
     (none)           Empty              UNKNOWN              UNKNOWN
@@ -8,16 +11,16 @@
     PrepareCommit    BUSY               BUSY                 see `decide_end`   CompleteCommit
     PrepareAbort     BUSY               BUSY                 see `decide_end`   CompleteAbort
 
-BUSY is CONCURRENT_TRANSACTIONS: the client retries. UNKNOWN is INVALID_PRODUCER_ID_MAPPING.
+BUSY is CONCURRENT_TRANSACTIONS, which the client retries. UNKNOWN is INVALID_PRODUCER_ID_MAPPING.
 
-An entry is in force as soon as its record is in the log. A record with PrepareCommit or PrepareAbort is the
-decision; the markers, and Complete* after them, only carry it out.
+An entry takes effect as soon as its record is in the log. A record with PrepareCommit or PrepareAbort is the
+decision. The markers, and the record with Complete* after them, only carry the decision out.
 
-Clients end transactions in two ways. Classic (EndTxn up to version 4): the epoch does not change. With an
-epoch per transaction (KIP-890: EndTxn 5, `transaction.version` 2), every end raises the epoch, so that a
-delayed request of an ended transaction is fenced. Before epochs run out, the end gives the transactional id a
-new producer id. The marker then has epoch 32767, which no client ever gets, and the next transaction starts
-with epoch 0. Until the markers are written, requests with the new producer id get CONCURRENT_TRANSACTIONS.
+Clients end transactions in two ways. A classic end (EndTxn up to version 4) keeps the epoch. With an epoch
+per transaction (KIP-890: EndTxn 5, `transaction.version` 2), every end raises the epoch, so that a delayed
+request of an ended transaction is fenced. At the last epoch, the end gives the transactional id a new
+producer id. The markers then have epoch 32767, which no client ever gets, and the next transaction has epoch
+0. Until the markers are written, requests with the new producer id get CONCURRENT_TRANSACTIONS.
 Source: behaviours T3, T4, T8, T9 and T13 (docs/behaviours.md); kafka TransactionCoordinator,
 TransactionMetadata.
 """
@@ -49,23 +52,26 @@ from oncelog.types import TopicPartition
 
 
 class Append(NamedTuple):
-    """Append the entry. The request has succeeded once its record is in the log."""
+    """Append the entry. The request succeeds once its record is in the log."""
 
     entry: TransactionEntry
 
 
 class FenceAndAbort(NamedTuple):
-    """Append the entry, which aborts an earlier instance's transaction. The client must retry the request."""
+    """Append the entry, which aborts the transaction of an earlier instance.
+
+    The client must retry the request.
+    """
 
     entry: TransactionEntry
 
 
 class NoChange(NamedTuple):
-    """The request has succeeded already."""
+    """Append nothing. The request succeeds, because its effect is already in the entry."""
 
 
 class NeedsProducerId(NamedTuple):
-    """Allocate a producer id and decide again with it."""
+    """Allocate a new producer id, and call the decision again with it."""
 
 
 _NO_CHANGE, _NEEDS_PRODUCER_ID = NoChange(), NeedsProducerId()
@@ -87,9 +93,9 @@ def decide_init(
 ) -> Append | FenceAndAbort | NeedsProducerId | Reject:
     """Decide InitProducerId. The producer gets the producer id and epoch of the appended entry.
 
-    `expected` is the producer id and epoch that the client has and wants to continue from, as in KIP-360. It
-    is None for a new instance, which fences all others. `new_producer_id` is None until one was allocated.
-    `first_epoch` is the first epoch of a new transactional id.
+    `expected` is the producer id and epoch that the client wants to continue from (KIP-360); None for a new
+    instance, which fences all others. `new_producer_id` is None until one was allocated. `first_epoch` is the
+    first epoch of a new transactional id.
     """
     if entry is None:
         if new_producer_id is None:
@@ -117,7 +123,7 @@ def decide_init(
         client_version=0,
     )
     is_next = expected is None or expected.producer_epoch == entry.producer_epoch
-    # Older versions of this broker gave epoch 32767 to a client that repeated a request.
+    # An older version of this broker may have given epoch 32767 to a client that repeated a request.
     is_beyond = entry.producer_epoch == MAX_EPOCH
     if entry.is_exhausted and (is_next or (is_beyond and _is_repeated(entry, expected))):
         if new_producer_id is None:
@@ -145,7 +151,7 @@ def _raise_epoch(
 
 
 def _is_repeated(entry: TransactionEntry, expected: ProducerIdAndEpoch | None) -> bool:
-    """Return True if the client repeats a request whose response it lost."""
+    """Return True if the client repeats a request whose response was lost."""
     return expected is not None and NO_EPOCH != expected.producer_epoch == entry.last_producer_epoch
 
 
@@ -156,10 +162,11 @@ def _may_be_producer(entry: TransactionEntry, expected: ProducerIdAndEpoch) -> b
 
 
 def _is_next_producer(entry: TransactionEntry, producer: ProducerIdAndEpoch) -> bool:
-    """Return True for the producer id that an end has allocated, until the markers of that end are written.
+    """Return True if `producer` is the next producer id, which an end allocated, while its markers are being
+    written.
 
-    The response to EndTxn has the new producer id at once, the entry only when it is complete. If such
-    requests were rejected as unknown meanwhile, the producer would fail. See
+    The response to EndTxn has the new producer id before it is current in the entry. If requests with it were
+    rejected as unknown until then, the producer would fail. See
     test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written.
     """
     next_identity = ProducerIdAndEpoch(entry.next_producer_id, 0)
@@ -169,8 +176,8 @@ def _is_next_producer(entry: TransactionEntry, producer: ProducerIdAndEpoch) -> 
 def retire(entry: TransactionEntry, now_ms: int) -> TransactionEntry:
     """Return an entry that fences every producer with this producer id, whatever its epoch.
 
-    An open transaction is aborted. The next InitProducerId allocates a new producer id, as after the last
-    epoch.
+    If a transaction is open, the entry aborts it. As after the last epoch, the next InitProducerId allocates
+    a new producer id.
     """
     is_ongoing = entry.state is TransactionState.ONGOING
     return entry._replace(
@@ -218,7 +225,7 @@ def decide_add(
 def verify(
     entry: TransactionEntry | None, producer: ProducerIdAndEpoch, partition: TopicPartition
 ) -> Reject | None:
-    """Return None if the partition is part of the producer's open transaction, as KIP-890 requires."""
+    """Return None if the partition is in the producer's open transaction, else a rejection (KIP-890)."""
     if entry is not None and _is_next_producer(entry, producer):
         return _being_completed(entry)
     if entry is None or entry.producer_id != producer.producer_id:
@@ -241,10 +248,10 @@ def decide_end(
     new_producer_id: int | None,
     now_ms: int,
 ) -> Append | NoChange | NeedsProducerId | Reject:
-    """Decide EndTxn. An appended entry is in PrepareCommit or PrepareAbort; its markers must be written.
+    """Decide EndTxn. An appended entry is in PrepareCommit or PrepareAbort, and its markers must be written.
 
     BUSY is CONCURRENT_TRANSACTIONS, INVALID is INVALID_TXN_STATE, FENCED is PRODUCER_FENCED, and OK is
-    success without a change. A classic end, which keeps the epoch:
+    success without a change. A classic end keeps the epoch:
 
         state            COMMIT          ABORT
         Ongoing          PrepareCommit   PrepareAbort
@@ -253,7 +260,7 @@ def decide_end(
         Prepare*         BUSY            BUSY
         Empty            INVALID         INVALID
 
-    With an epoch per transaction; a repeated request has the previous epoch:
+    With an epoch per transaction, a repeated request ("again") has the previous epoch:
 
         state            COMMIT again    COMMIT          ABORT again     ABORT
         Ongoing          FENCED          PrepareCommit   FENCED          PrepareAbort
@@ -263,8 +270,9 @@ def decide_end(
         PrepareAbort     INVALID         BUSY            BUSY            BUSY
         Empty            FENCED          INVALID         FENCED          PrepareAbort
 
-    A producer may begin its next transaction while the previous one is in Prepare*. Any error but BUSY would
-    be fatal for it. See test_an_end_beside_the_markers_of_the_transaction_before_is_to_be_tried_again.
+    A producer may begin its next transaction while the previous one is in Prepare*. An end of the next
+    transaction then gets BUSY, because any other error would be fatal for the producer. See
+    test_an_end_beside_the_markers_of_the_transaction_before_is_to_be_tried_again.
     """
     if client_version >= EPOCH_PER_TRANSACTION:
         return _decide_end_with_epoch(entry, producer, is_commit, client_version, new_producer_id, now_ms)
@@ -301,12 +309,14 @@ def _decide_end_with_epoch(
     if entry.producer_id != producer.producer_id and not has_rotated:
         return _unknown(producer)
     is_current = entry.producer_epoch == producer.producer_epoch and not has_rotated
-    # Only an end raises the epoch for the same producer. InitProducerId and classic fencing raise it for a
-    # new producer, which must not share its epoch with the one that was fenced.
+    # A repeated request has the epoch before the entry's only if an end has raised the epoch. InitProducerId
+    # and classic fencing raise it for a new producer; then a request with the old epoch is from the fenced
+    # one.
     is_raised = entry.producer_epoch == producer.producer_epoch + 1
     is_again = entry.client_version >= EPOCH_PER_TRANSACTION and (is_raised or has_rotated)
     if entry.producer_epoch == MAX_EPOCH and not entry.state.is_prepared:
-        is_again = False  # the response would hand out an epoch that cannot be fenced
+        # Success would give the client an epoch that no later epoch can fence.
+        is_again = False
     if entry.state.is_prepared and is_current:
         return _being_completed(entry)
     is_prepared, is_ongoing = entry.state.is_prepared, entry.state is TransactionState.ONGOING
@@ -359,11 +369,12 @@ def _prepared(
 def fence(
     entry: TransactionEntry, *, server_version: int, new_producer_id: int | None, now_ms: int
 ) -> TransactionEntry | NeedsProducerId:
-    """Return the entry that aborts an open transaction without its producer, and fences that producer.
+    """Return the entry that aborts an open transaction and fences its producer.
 
-    This happens when a new instance uses the transactional id, and when a transaction times out. With an
-    epoch per transaction the producer may still request its next epoch, as if it had lost the response to
-    EndTxn. After the last epoch of its producer id, that is epoch 0 of `new_producer_id`.
+    The coordinator does this if a new instance uses the transactional id, or if the transaction times out.
+    With an epoch per transaction, the producer may still get its next epoch by InitProducerId, as if it had
+    lost the response to EndTxn. After the last epoch of its producer id, the next is epoch 0 of
+    `new_producer_id`.
     """
     if server_version >= EPOCH_PER_TRANSACTION:
         if not entry.is_exhausted:
@@ -377,7 +388,7 @@ def fence(
 
 
 def complete(entry: TransactionEntry, *, now_ms: int) -> TransactionEntry:
-    """Return the entry after all markers of the prepared one are written."""
+    """Return the Complete* entry that follows a Prepare* entry once all its markers are written."""
     is_commit = entry.state is TransactionState.PREPARE_COMMIT
     done = entry._replace(
         state=TransactionState.COMPLETE_COMMIT if is_commit else TransactionState.COMPLETE_ABORT,
@@ -397,12 +408,16 @@ def complete(entry: TransactionEntry, *, now_ms: int) -> TransactionEntry:
 
 
 def is_timed_out(entry: TransactionEntry, now_ms: int) -> bool:
-    """Return True if the transaction is past its producer's timeout: behaviour T8 (docs/behaviours.md)."""
+    """Return True if the transaction has been open longer than its timeout: behaviour T8
+    (docs/behaviours.md).
+    """
     return entry.state is TransactionState.ONGOING and entry.start_ms + entry.timeout_ms < now_ms
 
 
 def is_expired(entry: TransactionEntry, now_ms: int, expiration_ms: int) -> bool:
-    """Return True if the transactional id has been idle for too long: behaviour T9 (docs/behaviours.md)."""
+    """Return True if the transactional id has been idle for `expiration_ms`: behaviour T9
+    (docs/behaviours.md).
+    """
     return entry.state.is_idle and entry.last_update_ms + expiration_ms <= now_ms
 
 

@@ -1,4 +1,4 @@
-"""The transaction coordinator's entry for a transactional id.
+"""The transaction coordinator's entry for a transactional id, which `__transaction_state` stores.
 
 Source: kafka TransactionState, TransactionMetadata.
 """
@@ -12,10 +12,10 @@ from oncelog.rules.idempotence.sequencer import MAX_EPOCH
 from oncelog.types import TopicPartition
 
 EXHAUSTED_EPOCH = MAX_EPOCH - 1
-"""The last epoch that a client gets. The next one is reserved for fencing it."""
+"""The last epoch that a client gets. MAX_EPOCH is reserved to fence a client with this epoch."""
 NO_EPOCH = NO_ID = -1
 EPOCH_PER_TRANSACTION = 2
-"""Level of `transaction.version` from which on every end of a transaction raises the epoch (KIP-890)."""
+"""Lowest level of `transaction.version` at which every end of a transaction raises the epoch (KIP-890)."""
 
 
 class TransactionState(IntEnum):
@@ -40,7 +40,7 @@ class TransactionState(IntEnum):
 
     @property
     def is_idle(self) -> bool:
-        """True if there is no transaction."""
+        """True if no transaction is open or being completed."""
         return self in (
             TransactionState.EMPTY,
             TransactionState.COMPLETE_COMMIT,
@@ -51,10 +51,11 @@ class TransactionState(IntEnum):
 class TransactionEntry(NamedTuple):
     """The state of a transactional id, its producer and its transaction.
 
-    `producer_epoch` is -1 before the first epoch. `last_producer_epoch` is the previous epoch while the
-    client may repeat a request whose response it lost; it is never written. `next_producer_id` takes over
-    when the markers are written. `start_ms` is the time of the first partition; -1 outside of transactions.
-    `client_version` is the `transaction.version` of the last end.
+    `producer_epoch` is -1 before the first epoch. `last_producer_epoch` is the previous epoch if the client
+    may repeat a request whose response was lost, else -1. It is not stored. `next_producer_id` replaces
+    `producer_id` when all markers are written; -1 if the producer id stays. `start_ms` is the time at which
+    the first partition was added; -1 without a transaction. `client_version` is the `transaction.version` of
+    the last end.
     """
 
     transactional_id: str
@@ -72,5 +73,5 @@ class TransactionEntry(NamedTuple):
 
     @property
     def is_exhausted(self) -> bool:
-        """True if no client may get a higher epoch of this producer id."""
+        """True if this is the last epoch that a client may get of this producer id."""
         return self.producer_epoch >= EXHAUSTED_EPOCH

@@ -1,4 +1,4 @@
-"""Hanging transactions: transactions that are open on a partition and that nobody will ever end.
+"""Detection of hanging transactions, which are open on a partition and which nobody will ever end.
 
     no coordinator knows a transaction of the producer id           hanging
     the coordinator's entry has another epoch                       hanging
@@ -6,7 +6,8 @@
     it is open, but the partition is not part of it                 hanging
     otherwise                                                       its producer or its timeout will end it
 
-A hanging transaction holds back the partition's last stable offset, and with it every read_committed reader.
+A hanging transaction keeps the partition's last stable offset from advancing, so read_committed consumers get
+no new records.
 Source: behaviour T14 (docs/behaviours.md); KIP-664.
 """
 
@@ -27,7 +28,8 @@ _YOURS = " among the transactional ids that you may DESCRIBE"
 class OpenTransaction(NamedTuple):
     """A transaction that is open on a partition, as DescribeProducers returns it.
 
-    `coordinator_epoch` is None if no marker of the producer was ever written there.
+    `coordinator_epoch` is None if the partition has no marker of the producer. `last_timestamp_ms` is None if
+    unknown.
     """
 
     tp: TopicPartition
@@ -55,9 +57,13 @@ class KnownTransaction(NamedTuple):
 
 
 def hanging_reason(opened: OpenTransaction, entry: KnownTransaction | None) -> str | None:
-    """Return why a transaction is hanging, or None. `entry` has the same producer id."""
+    """Return why a transaction is hanging; None if it is not.
+
+    `entry` is the coordinator's entry with the same producer id; None if there is none.
+    """
     if entry is None:
-        # With ACLs, coordinators hide transactional ids that the client may not DESCRIBE.
+        # A coordinator hides transactional ids that the client may not DESCRIBE, so another client may see an
+        # entry.
         return f"no coordinator knows producer id {opened.producer_id}{_YOURS}"
     if entry.producer_epoch != opened.producer_epoch and entry.state not in ("PrepareCommit", "PrepareAbort"):
         return f"{entry.transactional_id!r} is at epoch {entry.producer_epoch}"
@@ -69,7 +75,10 @@ def hanging_reason(opened: OpenTransaction, entry: KnownTransaction | None) -> s
 
 
 class Hanging(Enum):
-    """The verdict on an open transaction. PERHAPS: it looks hanging, but is too young to be sure."""
+    """The verdict on an open transaction.
+
+    PERHAPS: it looks hanging, but its last record is too recent to be sure.
+    """
 
     YES = "yes"
     NO = "no"
@@ -77,7 +86,7 @@ class Hanging(Enum):
 
 
 class HeldBack(NamedTuple):
-    """An open transaction that holds back a partition's last stable offset, with the verdict on it."""
+    """An open transaction that limits a partition's last stable offset, with the verdict on it."""
 
     opened: OpenTransaction
     hanging: Hanging
@@ -87,7 +96,11 @@ class HeldBack(NamedTuple):
 def judge(
     opened: OpenTransaction, entry: KnownTransaction | None, *, now_ms: int, older_than_ms: int
 ) -> HeldBack:
-    """Return the verdict. It is PERHAPS if the last record of the transaction is younger than this age."""
+    """Return the verdict on an open transaction. `entry` is the coordinator's entry, as in `hanging_reason`.
+
+    If the last record of the transaction is younger than `older_than_ms`, the verdict is PERHAPS instead of
+    YES.
+    """
     reason = hanging_reason(opened, entry)
     if reason is None:
         assert entry is not None
