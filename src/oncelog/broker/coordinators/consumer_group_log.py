@@ -57,10 +57,10 @@ def group_record_keys(group: ConsumerGroup) -> list[RecordKey]:
 def encode_record(
     group: ConsumerGroup, record_key: RecordKey, *, is_gone: bool = False
 ) -> tuple[bytes, bytes | None]:
-    """Return the record of the part of the group that `record_key` names, or its tombstone if the part is
-    gone.
+    """Return the record for `record_key` as (key, value).
 
-    Raises InvalidRequest if a string is too long for its field.
+    The value is None if this part of the group is gone. Raises InvalidRequest if a string is too long for its
+    field.
     """
     kind, member_id = record_key
     is_gone = is_gone or (kind in _MEMBER_KEYS and member_id not in group.members)
@@ -135,7 +135,7 @@ def topic_id_partitions(rows: Iterable[tuple[bytes, Iterable[int]]]) -> frozense
 
 
 def parse_key(key: bytes) -> tuple[str, RecordKey]:
-    """Return the group id and the record key (which part of the group) of a stored key. Raises PeerError."""
+    """Return the group id and the RecordKey of a record's key. Raises PeerError."""
     kind = version_of(key)
     if kind in _GROUP_KEYS:
         return _GROUP_KEYS[kind].from_bytes(key).group_id, RecordKey(kind)

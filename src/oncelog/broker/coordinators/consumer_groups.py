@@ -121,7 +121,7 @@ class ConsumerGroups:
     def reconfigure(self, group_id: str) -> None:
         """Apply the group's current settings.
 
-        A member gets a changed session timeout with its next heartbeat.
+        A new session timeout applies to each member from its next heartbeat on.
         """
         group = self._groups.get(group_id)
         if group is not None:
@@ -146,8 +146,8 @@ class ConsumerGroups:
                 topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in topics_found
             }
             if self._resolved_at != (topics.revision, patterns.revision):
-                # `find` has resolved a pattern and raised the revision. `all_names` may lack its matches, so
-                # do not cache them.
+                # `find` has resolved another pattern and raised the revision. `resolved` may lack the names
+                # that match that pattern, so do not cache it.
                 return resolved
             self._resolved_count += len(resolved) + 1
             if self._resolved_count > self._limits.max_catalogued_topics:
@@ -157,9 +157,7 @@ class ConsumerGroups:
         return self._resolved[key]
 
     def subscribed_topics(self, group_id: str) -> set[str] | None:
-        """Return the topics that members subscribe to; None while some of their patterns are not resolved
-        yet.
-        """
+        """Return the topics that members subscribe to; None while one of their patterns is not resolved."""
         group = self._groups[group_id]
         regexes = {member.regex for member in group.members.values() if member.regex}
         subscribed = None if self.patterns.is_unresolved(regexes) else group.subscribed()
@@ -177,7 +175,7 @@ class ConsumerGroups:
     ) -> list[AppendHandle]:
         """Store the draft's changes, then replace the group by the draft. Return the appends.
 
-        If the changes cannot be stored, the group in memory stays as it was. Raises NotCoordinator, or
+        If the changes cannot be stored, the group in memory does not change. Raises NotCoordinator, or
         InvalidRequest or MessageTooLarge if no record can hold the change.
         """
         written = []

@@ -52,7 +52,7 @@ FIRST_NOT_FOUND_COMMIT_VERSION = 9
 METADATA_RECORDS = 4
 """Multiple of message.max.bytes that the metadata of a classic group's members may take in memory.
 
-It is more than 1, because a group's record has the metadata of one protocol only, and a member that changes
+A group's record has the metadata of one protocol only. The multiple is above 1, because a member that changes
 its assignor sends metadata for two.
 """
 
@@ -97,7 +97,7 @@ class GroupCoordinator:
         return self.consumers.ids().union(self._groups, self.offsets.groups())
 
     def has(self, group_id: str) -> bool:
-        """Return True if the group exists, or has offsets. Raises NotCoordinator."""
+        """Return True if the group exists or has committed or pending offsets. Raises NotCoordinator."""
         is_group = self.get(group_id) is not None or self.consumers.get(group_id) is not None
         return is_group or self.offsets.has(group_id)
 
@@ -169,7 +169,7 @@ class GroupCoordinator:
     def publish_changes(self, group: ClassicGroup, now_ms: int) -> None:
         """Store a group that may have changed, and schedule its next deadline.
 
-        Every change must be followed by this.
+        Call this after every change.
         """
         if group.state is GroupState.DEAD:
             # The group was deleted while the record of an earlier version waited for its flush.
@@ -230,10 +230,10 @@ class GroupCoordinator:
                 )
 
     def delete(self, group_id: str, budget: StepBudget, now_ms: int) -> Work[AppendHandle | None]:
-        """Delete a group and its offsets in steps.
+        """Delete a group and its offsets in steps. Return the last append.
 
-        Until the last step, other requests for the group are rejected. Return the last append, to wait for.
-        Raises GroupIdNotFound, NonEmptyGroup, NotCoordinator.
+        Until the last step, other requests for the group are rejected. Raises GroupIdNotFound, NonEmptyGroup,
+        NotCoordinator.
         """
         group = self.get(group_id)
         consumers = self.consumers.get(group_id)
@@ -245,8 +245,8 @@ class GroupCoordinator:
             written = yield from self.delete_offsets(
                 group_id, self.offsets.partitions_of(group_id), budget, now_ms
             )
-            # The group may have been deleted between two steps: the last member id that was given to a client
-            # expired unused.
+            # The group may have been forgotten between two steps, if it only consisted of member ids that
+            # were given to clients and the last of them expired.
             group = self._groups.get(group_id)
             if group is not None:
                 written = self._write_tombstone(group, now_ms)
@@ -301,7 +301,7 @@ class GroupCoordinator:
         is_transactional: bool = False,
         version: int = 0,
     ) -> None:
-        """Raise the error of an offset commit that is not allowed; behaviour T7 (docs/behaviours.md).
+        """Raise an error if an offset commit is not allowed: behaviour T7 (docs/behaviours.md).
 
         Raises NotCoordinator, IllegalGeneration, UnknownMemberId, GroupIdNotFound, StaleMemberEpoch, or the
         error of ClassicGroup.commit_error.
@@ -342,17 +342,14 @@ class GroupCoordinator:
             group.note_commit(member_id, now_ms)
 
     def has_non_consumer_members(self, group_id: str) -> bool:
-        """Return True if the group has members of a protocol type other than "consumer", such as Kafka
-        Connect's.
-        """
+        """Return True if the members' protocol type is not "consumer", as for Kafka Connect's workers."""
         group = self._groups.get(group_id)
         return group is not None and bool(group.members) and group.protocol_type != CONSUMER_PROTOCOL_TYPE
 
     def subscribed_topics(self, group_id: str) -> set[str] | None:
-        """Return the topics that the group's members subscribe to.
+        """Return the topics that the group's members subscribe to; None if they are unknown.
 
-        Return None if they are unknown: another protocol type, an unreadable subscription, or unresolved
-        patterns.
+        Reasons are another protocol type, an unreadable subscription, or a pattern that is not resolved yet.
         """
         if self.consumers.get(group_id) is not None:
             return self.consumers.subscribed_topics(group_id)
@@ -432,7 +429,7 @@ class GroupCoordinator:
             return
 
     def _expire_offsets(self, group_id: str, partitions: list[TopicPartition], now_ms: int) -> None:
-        """Delete those of a group's offsets for these partitions that have expired. Raises NotCoordinator."""
+        """Delete those of the offsets for these partitions that have expired. Raises NotCoordinator."""
         group = self.get(group_id)
         is_empty = group is None or group.state is GroupState.EMPTY
         if group is not None and not is_empty and group.state is not GroupState.STABLE:

@@ -1,9 +1,8 @@
-"""An internal topic: the durable state of a coordinator, as records that are appended first and replayed
-later.
+"""An internal topic: the log in which a coordinator stores its state.
 
 The topics are `__transaction_state` and `__consumer_offsets`. They are compacted, use Kafka's record formats,
 and keep all records of a key in one partition. This broker leads all partitions, so it is the coordinator of
-every group and transactional id.
+every group and transactional id. A start replays the records.
 
 A change takes effect as soon as its record is in the log. Responses, and writes to other partitions that
 follow from the change, wait until the record is durable. Since all records of a key are in one partition, a
@@ -49,7 +48,7 @@ Its argument is None when the appends are as durable as their topic requires, or
 class AppendHandle(NamedTuple):
     """An append to a partition, for callers that wait until it is durable.
 
-    `last_offset` is its last record's.
+    `last_offset` is the offset of the last appended record.
     """
 
     topic: Topic
@@ -161,7 +160,7 @@ class InternalTopic:
     def reserved(self, key: str) -> Iterator[None]:
         """Reserve a key while the caller works on it in several steps.
 
-        Other requests get NOT_COORDINATOR and retry.
+        Other requests for the key get NOT_COORDINATOR, so that clients retry them.
         """
         self._reserved.add(key)
         try:
@@ -183,7 +182,7 @@ class InternalTopic:
         Raises NotCoordinator, or MessageTooLarge for a record above the limit. After an error nothing is
         appended.
         """
-        # Tombstones have no limit: the record that they delete was within it.
+        # Tombstones are not checked: the records that they delete were within the limit.
         largest = max((len(key) + len(value) for key, value in records if value is not None), default=0)
         limit = largest if self._max_record_bytes is None else self._max_record_bytes()
         if largest > limit:
@@ -256,7 +255,7 @@ class InternalTopic:
 
 
 class UnreadableRecord(StorageError):
-    """A record that cannot be decoded, at `offset`. It may come before the batches that were read already."""
+    """A stored record that cannot be decoded. `offset` is the record's offset."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(f"the record at offset {offset}: {reason}")
@@ -264,7 +263,7 @@ class UnreadableRecord(StorageError):
 
 
 class _Replay:
-    """An iterator over all batches of a partition. `offset` is that of the batch that was reached."""
+    """An iterator over all batches of a partition. `offset` is how far the replay has come."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition

@@ -1,8 +1,7 @@
 """Names and required settings of the internal topics.
 
-The settings apply even if a client or an earlier release created the topics.
-
-The topics are always compacted: deleting old segments would lose committed offsets and transactional ids.
+The settings apply even if a client or an earlier release created the topics. The topics are always compacted:
+deleting old segments would lose committed offsets and transactional ids.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Committed offsets, kept in memory and stored in `__consumer_offsets`.
 
-Memory always equals the result of a replay of the log: behaviour T15 (docs/behaviours.md). Therefore a
-tombstone deletes the committed offset of its key and all pending ones, when it is appended and in `replay`.
+Memory always equals the result of a replay of the log: behaviour T15 (docs/behaviours.md). A tombstone
+deletes the committed offset of its key and all pending ones. This applies when the tombstone is appended and
+when it is replayed.
 Source: behaviours T6 and T7; kafka OffsetMetadataManager.
 """
 
@@ -106,8 +107,8 @@ class Offsets:
         """Return the records of a commit.
 
         As in Kafka, raises MessageTooLarge above message.max.bytes in total. Each record contains the group
-        id. Without the limit, a small request could name a group id of 32,767 bytes once, and the batch would
-        repeat it for every partition.
+        id. Without the limit, a small request with a group id of 32,767 bytes could create a huge batch,
+        because the batch repeats the group id for every partition.
         """
         limit, size_bytes, records = self._settings["message.max.bytes"], 0, []
         for tp, committed in offsets.items():
@@ -223,9 +224,9 @@ class Offsets:
         return written
 
     def _drop(self, group: str, tp: TopicPartition, before: int | None = None) -> bool:
-        """Remove a partition's offsets from memory. Return True if none is left.
+        """Remove a group's offsets for a partition from memory. Return True if none is left.
 
-        `before` limits this to offsets whose records are below it in the log; None means no limit.
+        If `before` is set, only offsets whose records are below this offset of the log are removed.
         """
         is_empty = True
         committed = self._committed.get(group, {})
@@ -255,10 +256,11 @@ class Offsets:
         self._forget_transaction(group, key)
 
     def ends_of(self, topics: Collection[str]) -> dict[str, dict[int, int]]:
-        """Return for each topic the log end offsets of the partitions of `__consumer_offsets` that may have
-        its offsets.
+        """Return where the offsets of these topics end: topic -> partition of `__consumer_offsets` -> log end
+        offset.
 
-        Damaged partitions are included: their content is unknown until they are repaired.
+        Only partitions that may have offsets of the topic are included. Damaged partitions are always
+        included, because their content is unknown until they are repaired.
         """
         return {
             topic: {
@@ -290,10 +292,10 @@ class Offsets:
     ) -> Generator[None, None, set[str]]:
         """Delete all offsets of deleted topics in bounded steps, in memory and by tombstones.
 
-        `before` maps each topic to offsets of the log, by partition index; later records may belong to a new
-        topic with the same name. Return the topics of which some offsets stay in the log. Reasons are a full
-        disk, a damaged partition, or an open transaction with newer offsets for the same key: a tombstone
-        would delete those, too.
+        `before` has for each topic the log end offsets of its deletion, by partition index. Later records may
+        belong to a new topic with the same name, so they stay. Return the topics of which some offsets could
+        not be deleted from the log. Reasons are a full disk, a damaged partition, or an open transaction with
+        newer offsets for the same key, which a tombstone would delete, too.
         """
         batch_size = self._limits.max_tombstones_per_batch
         doomed: list[tuple[int, bytes]] = []
@@ -433,7 +435,7 @@ def _committed(value: bytes, record_offset: int) -> CommittedOffset:
 def _numbered(offsets: Mapping[TopicPartition, CommittedOffset], written: AppendHandle) -> _Offsets:
     """Return the offsets with their `record_offset`.
 
-    Their records are the last of the append, in this order.
+    Their records are the last ones of `written`, in this order.
     """
     first = written.last_offset + 1 - len(offsets)
     return {

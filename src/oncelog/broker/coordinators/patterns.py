@@ -2,8 +2,8 @@
 
 Two requests contain one: ListTransactions (for transactional ids) and ConsumerGroupHeartbeat (for topic
 names). Kafka uses RE2J, which has the same syntax as RE2. Neither of them backtracks. A match still costs up
-to the size of the compiled program times the length of the text. That product is counted as steps. After
-enough steps, the broker's thread handles other requests before the next text. Guarded by
+to the size of the compiled program times the length of the text. This product is the number of steps of a
+match. After enough steps, the broker's thread handles other requests before the next text. Guarded by
 tests/broker/test_broker_patterns.py.
 """
 
@@ -134,9 +134,8 @@ class TopicPatterns:
         self._unresolved: dict[str, None] = {}
         self._is_resolving = False
         self.revision = 0
-        """Incremented when the result of `find` changes for a pattern that existed before.
-
-        Deleted topics do not count.
+        """Incremented when the result of `find` for an existing pattern changes, except if only deleted
+        topics leave it.
         """
 
     def __len__(self) -> int:

@@ -3,10 +3,10 @@
 Ids are allocated in blocks: the end of a block is on disk before its first id is handed out. A crash leaves a
 gap, never a repeated id: behaviour I4 (docs/behaviours.md).
 
-Each start of the broker begins a new range at the current time in milliseconds times 1024. Since a broker
-hands out fewer than 1024 ids a millisecond, two incarnations of a data directory never share an id. An
-example is a restored backup beside its original, even if the file is old or missing. Ids stay below 2^53
-until the year 2255, so JSON readers keep them exactly.
+An incarnation is the data directory or a copy of it, such as a restored backup. Each start of the broker
+begins a new range at the current time in milliseconds times 1024, even if the file of blocks is old or
+missing. Since a broker hands out fewer than 1024 ids a millisecond, two incarnations never share an id. Ids
+stay below 2^53 until the year 2255, so JSON readers keep them exactly.
 Source: kafka ProducerIdManager for the blocks.
 """
 
@@ -24,17 +24,17 @@ from oncelog.types import ProducerId
 FILE_NAME = "oncelog-producer-ids.json"
 IDS_PER_MS_BITS = 10
 MAX_START = 1 << 62
-"""Largest value at which a range may start, unless the file has a larger one.
+"""Largest start of a range, unless the file has a larger one.
 
 Clients choose the ids in their batches. Without this limit, a batch with an id near 2^63 would leave no ids
-for later producers. See test_an_id_near_the_end_does_not_use_up_all_others.
+for new producers. See test_an_id_near_the_end_does_not_use_up_all_others.
 """
 
 
 def first_producer_id(stored: int, seen: int, now_ms: int) -> int:
-    """Return the first id of a start: the largest of the file's, the logs' (`seen`) plus 1, and the clock's.
+    """Return the first id that a start hands out: the largest of `stored`, `seen` + 1 and the clock's value.
 
-    A value above MAX_START counts only if it is the file's.
+    A value above MAX_START is ignored unless it is `stored`.
     """
     by_clock = now_ms << IDS_PER_MS_BITS
     return max(start for start in (0, stored, seen + 1, by_clock) if start <= MAX_START or start == stored)
@@ -58,7 +58,7 @@ class ProducerIds:
         self._next = self._block_end = first_producer_id(self._stored, seen, self._now_ms)
 
     def take(self) -> ProducerId:
-        """Return a new id. Raises StorageError if no block can be stored; no id is used up then."""
+        """Return a new id. Raises StorageError if a block cannot be stored; then no id is handed out."""
         if self._next > INT64_MAX - self._block_size:
             raise StorageError(f"no producer ids are left: {FILE_NAME} has {self._stored}")
         if self._next >= self._block_end:

@@ -1,13 +1,13 @@
 """Verification that a transactional batch belongs to an open transaction before it is stored (KIP-890).
 
 A partition needs no verification if the producer, with this epoch, already has an open transaction there.
-Otherwise it depends on the request's version. Newer versions (Produce 12, TxnOffsetCommit 5) add their
-partitions to the transaction. With older versions, the partition must be in the transaction already, if
+Otherwise the request's version matters. Newer versions (Produce 12, TxnOffsetCommit 5) add their partitions
+to the transaction. With older versions, the partition must be in the transaction already, if
 transaction.partition.verification.enable is set. For Produce, the coordinator's errors are translated:
 
     PRODUCER_FENCED                              INVALID_PRODUCER_EPOCH
-    TRANSACTION_ABORTABLE                        INVALID_TXN_STATE, before version 11
-    CONCURRENT_TRANSACTIONS                      NOT_ENOUGH_REPLICAS, before version 12
+    TRANSACTION_ABORTABLE                        INVALID_TXN_STATE, before Produce 11
+    CONCURRENT_TRANSACTIONS                      NOT_ENOUGH_REPLICAS, before Produce 12
     COORDINATOR_*, NOT_COORDINATOR               NOT_ENOUGH_REPLICAS, which clients retry
 
 Source: behaviour T5 (docs/behaviours.md); kafka AddPartitionsToTxnManager, ReplicaManager.
@@ -61,9 +61,9 @@ class ClientCapabilities(NamedTuple):
 class TransactionVerification:
     """The verification of one request's transactional batches.
 
-    `unverified` maps the partitions in which the producer has no open transaction yet to the producer. A
-    partition that the client may not write to must not be in `unverified`, because it would join the
-    transaction before it is rejected.
+    The keys of `unverified` are the partitions in which the producer has no open transaction yet; the values
+    are the producer. A partition that the client may not write to must not be in `unverified`, because it
+    would join the transaction before it is rejected.
 
     The coordinator's record adds partitions to the transaction. While `awaits_durability`, that record is not
     durable, so no batch may be stored. Otherwise a power loss could lose the record and keep a batch. Then
@@ -104,10 +104,10 @@ class TransactionVerification:
     def resume_when_durable(
         self, again: Callable[[], Answer], refuse: Callable[[BrokerError], Answer]
     ) -> PendingResponse:
-        """Return a pending response.
+        """Return a pending response, which is completed once the records are durable.
 
-        Once the records are durable, `again` handles the request; it has the result. If a flush fails,
-        `refuse` makes the response from the error.
+        Then `again` handles the request and returns the response. If a flush fails, `refuse` returns the
+        response for the error.
         """
         pending = PendingResponse(blocks_pipeline=True)
 
@@ -121,7 +121,7 @@ class TransactionVerification:
         """Raise an error if the client's batch for this partition must not be stored.
 
         `is_continued` is true if other requests may have run since this one began. One of them may have ended
-        the transaction, and a classic end does not change the epoch. See
+        the transaction. The epoch would not show this, because a classic end does not change it. See
         test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_no_more_batches.
         """
         producer = self._unverified.get(tp)
@@ -204,11 +204,11 @@ def verify_produce(state: BrokerState, request: Request, now_ms: int) -> Transac
 
 
 def _needs_verification(partition: Partition, producer: ProducerIdAndEpoch) -> bool:
-    """Return True if the producer has no open transaction in the partition, and the partition knows no newer
-    epoch.
+    """Return True if the partition must join the producer's transaction, or be in it, before the batch is
+    stored.
 
-    If the partition knows a newer epoch, the append rejects the batch. As in Kafka, the partition must not
-    join the transaction before that.
+    This is not so if the transaction is open there already. If the partition knows a newer epoch, the append
+    will reject the batch. As in Kafka, the partition must not join the transaction before that.
     """
     return not partition.has_open_transaction(*producer) and not knows_newer_epoch(partition, producer)
 

@@ -92,13 +92,9 @@ MAX_MARKERS_AT_ONCE = 100
 Further markers are written in background steps.
 """
 MARKERS_REACH_THE_DISK_MS = 60_000
-"""Age in ms up to which a power loss may still take the markers of a decision.
-
-Linux writes pages after 30 s.
-"""
+"""Age in ms up to which a power loss may still take a decision's markers. Linux writes pages after 30 s."""
 _GONE = (UnknownTopicOrPartition, InvalidProducerEpoch)
-"""Errors of a partition that needs no marker, because it was deleted or knows a newer epoch of the producer.
-"""
+"""Errors of a partition that needs no marker: it was deleted, or it knows a newer epoch of the producer."""
 
 
 class TransactionResult(NamedTuple):
@@ -129,15 +125,14 @@ class TransactionCoordinator:
         self.version: int = settings["oncelog.transaction.version"]
         self._entries: dict[str, TransactionEntry] = {}
         self._seen_epochs: dict[int, int] = {}
-        """Producer id -> highest epoch in any partition at the start, if above that in `__transaction_state`.
+        """Producer id -> highest epoch in any partition at the start, if above that in the coordinator's log.
         """
         self._last_offsets: dict[str, int] = {}
         """Transactional id -> offset of its newest record in `__transaction_state`."""
         self._unfinished: dict[str, set[TopicPartition]] = {}
         """Transactional id -> partitions whose marker is not written yet."""
         self._marked: dict[str, list[AppendHandle]] = {}
-        """Transactional id -> markers that are written, perhaps in a failed attempt, but may not be durable
-        yet.
+        """Transactional id -> markers that are written, even by a failed attempt, and may not be durable yet.
 
         The entry becomes Complete only after all of these are durable. See
         test_only_a_marker_whose_fate_is_unknown_is_written_again.
@@ -191,8 +186,8 @@ class TransactionCoordinator:
     ) -> TransactionResult:
         """Carry out InitProducerId. `take_id` returns a new producer id if the decision needs one.
 
-        Raises InvalidTransactionTimeout, NotCoordinator or the error of `decide_init`. Raises
-        ConcurrentTransactions after it has begun to abort an earlier instance's transaction.
+        Raises InvalidTransactionTimeout, NotCoordinator or the error of `decide_init`. If an earlier
+        instance's transaction is open, this begins to abort it and raises ConcurrentTransactions.
         """
         _check_id(transactional_id)
         self.topic.check(transactional_id)
@@ -227,7 +222,8 @@ class TransactionCoordinator:
         return TransactionResult(verdict.entry, (self._append(verdict.entry, now_ms),))
 
     def _above_seen_epochs(self, entry: TransactionEntry | None) -> TransactionEntry | None:
-        """Return the entry, raised to the highest epoch of its producer that a partition knew at the start.
+        """Return the entry, with the highest epoch of its producer that a partition knew at the start if that
+        is higher.
 
         With the default flush settings, a power loss may take an epoch from the coordinator's log, while a
         partition keeps it. If that epoch were handed out again, a new instance's batches would be taken for
@@ -276,9 +272,9 @@ class TransactionCoordinator:
         return TransactionResult(verdict.entry, (self._append(verdict.entry, now_ms),))
 
     def last_append(self, transactional_id: str) -> list[AppendHandle]:
-        """Return the newest append of a transactional id, in a list that is empty for an unknown id.
+        """Return the newest append of a transactional id, in a list; an empty list for an unknown id.
 
-        It must be durable before any batch of the id's transaction is stored.
+        This append must be durable before any batch of the id's transaction is stored.
         """
         return [self._last_append(transactional_id)] if transactional_id in self._entries else []
 
@@ -386,8 +382,9 @@ class TransactionCoordinator:
     ) -> TransactionEntry:
         """Return the outcome of a leftover in a partition: the decision, or an abort.
 
-        It is aborted if the log also aborts a classic transaction of the same epoch there, which the leftover
-        may be. See test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_its_epoch.
+        If the log also aborts a classic transaction of the same epoch in this partition, the leftover may be
+        that transaction, so it is aborted. See
+        test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_its_epoch.
         """
         if tp not in self._aborted_classic.get(producer, ()):
             return decision
@@ -408,7 +405,7 @@ class TransactionCoordinator:
     def fence_all(self, now_ms: int) -> None:
         """Fence every producer that was initialized before this start. Raises StorageError.
 
-        Suppose that a backup is restored. New instances would get epochs that producers already got after the
+        After the restore of a backup, new instances would get epochs that producers had already got after the
         backup was taken. See test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one.
         """
         fenced: dict[Partition, None] = {}
@@ -429,13 +426,13 @@ class TransactionCoordinator:
         """Write the lost markers of leftovers whose outcome is known.
 
         This runs at the start, and then periodically for at most `at_once` leftovers. A later attempt may
-        succeed: the disk may work again, or the transactional id may have a new producer id, which settles
-        the outcome.
+        succeed where this one does not. The disk may work again, or the outcome may be known, because the
+        transactional id has got a new producer id.
         """
         kept: list[tuple[TopicPartition, ProducerIdAndEpoch]] = []
         for number, (tp, producer) in enumerate(self._leftovers):
             if number == at_once:
-                # Begin with the remaining ones next time.
+                # Begin with the remaining leftovers next time.
                 kept = self._leftovers[number:] + kept
                 break
             try:
@@ -451,7 +448,7 @@ class TransactionCoordinator:
     def _may_lack_marker(self, tp: TopicPartition, producer: ProducerIdAndEpoch, now_ms: int) -> bool:
         """Write the lost marker of a leftover if its outcome is known.
 
-        Return True if it may become known later. Raises BrokerError.
+        Return True if the outcome is unknown and may become known later. Raises BrokerError.
         """
         _, partition = self._topics.partition(tp)
         owner = self._owners.get(producer.producer_id)
@@ -467,8 +464,7 @@ class TransactionCoordinator:
     def end_leftovers(
         self, producer: ProducerIdAndEpoch, tps: Collection[TopicPartition], now_ms: int
     ) -> None:
-        """End the producer's open transactions of older epochs in partitions in which it begins a new
-        transaction.
+        """End leftovers of older epochs in partitions in which the producer begins a transaction.
 
         Raises NotCoordinator.
         """
@@ -490,10 +486,10 @@ class TransactionCoordinator:
         self._markers.write(tp, self._marker(outcome, tp), now_ms)
 
     def resume(self, now_ms: int) -> None:
-        """Finish the transactions that were decided before this start.
+        """Finish the transactions that were decided before this start, once their decisions are durable.
 
-        First wait until their decisions are durable. Raises StorageError if `oncelog.fence.transactions` is
-        set and fencing fails.
+        Before that, write lost markers and, with `oncelog.fence.transactions`, fence all producers. Raises
+        StorageError if fencing fails.
         """
         self._note_seen_epochs()
         self.write_lost_markers(now_ms)
@@ -586,11 +582,11 @@ class TransactionCoordinator:
         return written
 
     def _last_append(self, transactional_id: str) -> AppendHandle:
-        """Return a handle for the newest record of a transactional id, or for a later record of its
-        partition.
+        """Return a handle for the newest record of a transactional id.
 
-        The later record is used only if the id's own is unknown. Waiting for the partition's newest record
-        could take forever: with flush.messages=1 other ids may append a newer one during each sync. See
+        If that record is unknown, return the newest record of its partition. The id's own record is better:
+        with flush.messages=1 other ids may append a newer one during each sync, and waiting for the
+        partition's newest record could take forever. See
         test_what_is_durable_of_an_id_does_not_wait_for_the_records_of_another.
         """
         newest = self.topic.last_append(self.topic.partition_of(transactional_id))
@@ -616,10 +612,10 @@ class TransactionCoordinator:
         when_durable(self._flush_queue, [written], on_durable)
 
     def _write_markers(self, transactional_id: str, now_ms: int) -> None:
-        """Write the missing markers of a transactional id, at once if there are few.
+        """Write the missing markers of a transactional id, at once or in steps between other requests.
 
-        If `_markers_at_once` is used up, they are written in steps between other requests: one sync may make
-        many decisions durable, and `retry_markers` may retry many. See
+        The steps are for many markers: one sync may make many decisions durable, and `retry_markers` may
+        retry many. `_markers_at_once` is the number of markers that may still be written at once. See
         test_the_markers_of_many_transactions_are_written_a_few_at_once.
         """
         if transactional_id in self._writing:
@@ -633,8 +629,9 @@ class TransactionCoordinator:
         self._background.add(work, Kind.REQUEST)
 
     def end_round(self) -> None:
-        """Allow MAX_MARKERS_AT_ONCE more markers to be written at once, since other requests were handled in
-        between.
+        """Allow MAX_MARKERS_AT_ONCE more markers to be written at once.
+
+        Call this after other requests were handled.
         """
         self._markers_at_once = MAX_MARKERS_AT_ONCE
 

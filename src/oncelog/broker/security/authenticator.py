@@ -31,7 +31,10 @@ _SCRAM = {mechanism.label: mechanism for mechanism in Mechanism}
 
 @dataclass(frozen=True, slots=True)
 class CloseAfterResponse:
-    """A response after which the connection is closed. The broker waits `delay_ms` before both."""
+    """A response after which the connection is closed.
+
+    The broker first waits `delay_ms`, then sends it and closes.
+    """
 
     response: Message
     reason: str
@@ -133,8 +136,8 @@ class Authenticator:
     def select_mechanism(self, mechanism: str) -> None:
         """Begin an exchange with this mechanism.
 
-        Raises UnsupportedSaslMechanism if the mechanism is not enabled, or if the connection used another one
-        before.
+        Raises UnsupportedSaslMechanism if the mechanism is not enabled, or if the client logged in with
+        another one.
         """
         if mechanism not in self.mechanisms:
             raise UnsupportedSaslMechanism(f"{mechanism!r} is not enabled")

@@ -34,7 +34,7 @@ from oncelog.rules.security.authorization import (
 
 FILE_NAME = "oncelog-acls.json"
 KEPT_BYTES = 1 << 20
-"""Largest size in bytes of the cached results of a principal and host. Clients choose the cached names."""
+"""Largest size in bytes of the cached results of a principal and host. Clients choose the resource names."""
 MAX_KEPT_NAME = 256
 """Longest resource name whose check is cached, in characters."""
 _ENTRY_BYTES = 250
@@ -123,7 +123,7 @@ class Authorizer:
     def access(self, principal: str, host: str) -> Access:
         """Return the permissions of a principal at a host.
 
-        All connections of the two share one object and its cache.
+        All connections with both share one object and its cache.
         """
         if principal in self.super_users:
             return FULL_ACCESS

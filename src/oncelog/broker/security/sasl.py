@@ -1,4 +1,4 @@
-"""The broker's side of SASL exchanges, which authenticate a client's messages and yield a user name.
+"""The broker's side of SASL exchanges. An exchange authenticates a client and yields its user name.
 
 A failed exchange raises SaslAuthenticationFailed. The error's text must not reveal whether the user exists.
 Source: RFC 4616 (PLAIN), RFC 5802 (SCRAM), RFC 7628 (OAUTHBEARER).
@@ -48,7 +48,7 @@ class Exchange(Protocol):
 class PlainExchange:
     """PLAIN: the client sends user and password in clear text.
 
-    They are checked against the SCRAM credentials.
+    Both are checked against the SCRAM credentials.
     """
 
     def __init__(self, users: Users) -> None:
@@ -166,8 +166,9 @@ def token_check(settings: Any, keys: Callable[[], str | None]) -> TokenCheck:
 
 
 _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"]
-"""Accepted signature algorithms, all with a private key. "none" and secrets shared with the issuer are
-rejected.
+"""Accepted signature algorithms.
+
+All use a private key; "none" and secrets shared with the issuer are rejected.
 """
 
 

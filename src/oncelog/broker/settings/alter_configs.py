@@ -24,7 +24,10 @@ from oncelog.errors import (
 from oncelog.rules.security.authorization import ResourceType as acl
 
 Change = Callable[[Mapping[str, str]], Mapping[str, str | None]]
-"""A function that maps the settings that a resource itself has to its new ones."""
+"""(settings that the resource itself has) -> the same after the change.
+
+The function may raise a BrokerError.
+"""
 
 
 class Resource(Protocol):

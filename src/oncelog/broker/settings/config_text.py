@@ -39,7 +39,10 @@ class ResourceType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Synonym:
-    """A setting that provides the value or would do so. In a list of synonyms, the first one is in effect."""
+    """A source of a setting's value, and its value there.
+
+    In a list of synonyms, the first one is in effect.
+    """
 
     name: str
     value: str | None
@@ -48,7 +51,7 @@ class Synonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One setting with its effective value; None if the setting has none.
+    """One setting. `value` is the effective value as text; None if it is unset or a password.
 
     `wire_type` is the config_type of DescribeConfigs.
     """

@@ -51,10 +51,7 @@ _BOUNDS_OF = {
 
 
 class DynamicConfig:
-    """The dynamic settings.
-
-    Those of the broker and the cluster become layers of `settings`, which they override.
-    """
+    """The dynamic settings. Those of the broker and the cluster override `settings`."""
 
     def __init__(self, disk: Disk, settings: Settings) -> None:
         self._disk, self._settings = disk, settings
@@ -95,7 +92,7 @@ class DynamicConfig:
             raise InvalidRequest(f"this is broker {self._broker_name}, not {name!r}")
 
     def check_room(self, more_count: int) -> None:
-        """Raise InvalidRequest if no further group may have settings after `more_count` new ones."""
+        """Raise InvalidRequest if MAX_GROUPS groups have settings, counting `more_count` new ones."""
         if len(self._groups) + more_count >= MAX_GROUPS:
             raise InvalidRequest(f"{MAX_GROUPS} groups have settings of their own already")
 

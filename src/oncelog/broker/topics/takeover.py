@@ -93,7 +93,7 @@ class TakeoverPlan:
     leftovers: list[str] = field(default_factory=list)
 
     def add_problem(self, word: str, text: str) -> None:
-        """Add a problem. It stops the start unless `oncelog.takeover.accept` has the word."""
+        """Add a problem. It stops the start unless `oncelog.takeover.accept` contains `word`."""
         self.problems.append((word, text))
 
 
@@ -256,7 +256,7 @@ def _plan_gone(
 ) -> None:
     """Drop topics of ours that Kafka has deleted.
 
-    Add a problem for those whose directories Kafka renamed to strays.
+    Add a problem for each that Kafka has set aside as a stray.
     """
     names = {topic.name: topic.topic_id for topic in metadata.topics.values()}
     here = {tp.topic for tp in logs.partition_directories()}
@@ -277,10 +277,7 @@ def _plan_gone(
 
 
 def _is_stray_of(directory: str, name: str) -> bool:
-    """Return True if the directory is a stray of the topic.
-
-    In a long directory name, the topic's name is cut off.
-    """
+    """Return True if the directory is a stray of the topic. Kafka cuts off names that are too long."""
     match = _STRAY.fullmatch(directory)
     assert match is not None
     start: str = match["topic"]
@@ -315,7 +312,7 @@ def _plan_broker_settings(plan: TakeoverPlan, metadata: KafkaMetadata, settings:
 
 
 def _plan_unnamed(plan: TakeoverPlan, logs: LogManager) -> None:
-    """Find partition directories that no list of topics names, so that the topics' settings are lost."""
+    """Handle partition directories that no list of topics names. The settings of their topics are lost."""
     unnamed: dict[str, dict[int, bool]] = {}
     for tp in logs.partition_directories():
         entry = plan.topics.get(tp.topic)
@@ -352,9 +349,9 @@ def _plan_unnamed(plan: TakeoverPlan, logs: LogManager) -> None:
 
 
 def _plan_formats(plan: TakeoverPlan, logs: LogManager, own_topics: set[str]) -> None:
-    """Add a problem for topics in old message formats that are not ours yet.
+    """Add a problem for each topic with an old message format, unless this broker had the topic already.
 
-    Without it, recovery would truncate their records as unreadable.
+    If the start continued, recovery would truncate the records as unreadable.
     """
     old: dict[str, int] = {}
     for tp in logs.partition_directories():

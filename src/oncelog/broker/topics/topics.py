@@ -59,8 +59,8 @@ Other requests run between the steps.
 class Topic:
     """A topic. `overrides` are its own settings; `settings` are the effective ones.
 
-    `allows_direct_produce` is true if an append requires no flush and no other replicas, never decompresses
-    the batch, and the topic is not internal.
+    `allows_direct_produce` is true if an append needs no flush, no other replicas and no decompression, and
+    the topic is not internal.
     """
 
     name: str
@@ -148,12 +148,12 @@ class Topics:
         self._settings = settings
         self._new_uuid = new_uuid
         self._entries: dict[str, Topic] = {}
-        """Topics by name, in every state except ABSENT. The file lists them."""
+        """Name -> topic, for topics in every state except ABSENT. The file lists them."""
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
-        """Live topics by id. Requests find a topic here or in `_by_name`.
+        """Topic id -> live topic. `_by_name` has the same topics.
 
-        Only `_move` changes the three dicts.
+        Only `_move` changes these two dicts and `_entries`.
         """
         self._opened_count = 0
         self.large_responses: dict[object, bytes] = {}
@@ -166,10 +166,9 @@ class Topics:
         No topic can be created with them.
         """
         self.offset_ends: Callable[[Collection[str]], Mapping[str, Mapping[int, int]]] = lambda names: {}
-        """Callback:
+        """Callback that returns the log end offsets of partitions of `__consumer_offsets` by topic name.
 
-        (topic names) -> topic name -> log end offset of each partition of `__consumer_offsets` that may have
-        the topic's committed offsets.
+        It includes each partition that may have committed offsets of the topic.
         """
         self.revision = 0
         """Incremented by every change of a topic."""
@@ -272,7 +271,7 @@ class Topics:
     ) -> list[Topic | BrokerError | StorageError]:
         """Create topics durably in one step.
 
-        For each, return the topic or the error that `create` would raise. Raises StorageError if none could
+        Return for each the topic, or the error that `create` would raise. Raises StorageError if none could
         be created.
         """
         return run_work(self.create_in_steps(new_topics, now_ms))
@@ -393,8 +392,8 @@ class Topics:
         """Delete topics durably, with one write of the file. Their directories remain. Raises StorageError.
 
         When this returns, the topics are not live, and no start makes them live again. Until
-        `forget_deletions`, the file lists their committed offsets as to be deleted. The caller must take the
-        first step of `remove_in_steps` next.
+        `forget_deletions`, `offsets_to_delete` in the file names them. The caller must take the first step of
+        `remove_in_steps` next.
         """
         self._move(topics, TopicEvent.DELETE)
         try:
@@ -463,8 +462,8 @@ class Topics:
     def remove_in_steps(self, topics: Sequence[Topic]) -> Steps[None]:
         """Remove the directories of deleted topics in steps. Forget the topics that have no directories left.
 
-        If the disk keeps a directory, `resume_deletions` tries again later. The topic's name stays in use
-        until then: a step must never meet the directories of a new topic with the same name.
+        If the disk fails to remove a directory, `resume_deletions` tries again later. The topic's name stays
+        in use until then: a step must never meet the directories of a new topic with the same name.
         """
         if not topics:
             return
@@ -479,8 +478,7 @@ class Topics:
         if not gone:
             return
         self._move(gone, TopicEvent.REMOVED)
-        # If this fails, the file still marks the topics as deleted. The next start then finds nothing to
-        # remove.
+        # If this fails, the file still marks the topics as deleted. Then the next start forgets them.
         with suppress(StorageError):
             self._save()
 
@@ -508,10 +506,10 @@ class Topics:
                 self._save()
 
     def bound_deletion(self, name: str, before: Mapping[int, int]) -> None:
-        """Set the offsets below which the records of a deleted topic's committed offsets end.
+        """Change `before` of a deleted topic's offsets.
 
         Raises StorageError if the file cannot be written and a new topic has the name. Without a new topic,
-        the old offsets in the file do no harm: creating a topic writes the file first.
+        the old value in the file does no harm: creating a topic writes the file first.
         """
         deletion = self.offsets_to_delete[name]
         if before != deletion.before:
@@ -664,7 +662,7 @@ class Topics:
         # On a full disk this fails. The next start does it.
         with suppress(OSError):
             self._logs.forget_missing_partitions()
-        # Only a start with deleted topics writes the file, so that a broker can start on a full disk.
+        # The file is written only if there are deleted topics, so that a broker can start on a full disk.
         run_work(self.remove_in_steps(going))
 
     def _parse(self, content: dict[str, Any]) -> tuple[dict[str, Topic], dict[str, OffsetsToDelete]]:
@@ -680,8 +678,7 @@ class Topics:
         return topics, deletions
 
     def _sync_new_directories(self) -> None:
-        """Sync the data directory after this start has created partition directories that a crash had
-        prevented.
+        """Sync the data directory, because this start had to create partition directories after a crash.
 
         Without the sync, a power loss could remove the directories with all records that were synced in them.
         Raises StorageError. See test_a_partition_that_a_start_made_survives_a_power_loss.

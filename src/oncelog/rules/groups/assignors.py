@@ -3,10 +3,10 @@
 In a classic group the leader, a client, runs the assignor. All clients must compute the same assignment, so
 the order is fixed: members by instance id, or by member id without one; topics by name.
 
-The sticky assignors let partitions stay with their owners if possible. They guarantee that every partition of
-a subscribed topic has one reader. A member's load is the number of its partitions. No chain of moves can
-balance the loads further, unless `LEVELLING_STEPS` ends the search for moves early. That can only happen if
-members subscribe to different topics among thousands. If all members subscribe to the same topics, as few
+The sticky assignors let partitions stay with their owners if possible. Every partition of a subscribed topic
+gets one reader. A member's load is the number of its partitions. In the result, no chain of moves could
+balance the loads further. There is one exception: if members subscribe to different topics among thousands,
+`LEVELLING_STEPS` may end the search for moves early. If all members subscribe to the same topics, as few
 partitions as possible move. The result does not depend on the order of the members or topics.
 Source: kafka RangeAssignor, RoundRobinAssignor, AbstractStickyAssignor, CooperativeStickyAssignor; KIP-54,
 KIP-341, KIP-429.
@@ -26,12 +26,12 @@ from oncelog.types import TopicPartition
 COOPERATIVE = "cooperative-sticky"
 STICKY = "sticky"
 LEVELLING_STEPS = 500_000
-"""Base of the limit of topics and members that are examined for moves: half a second of work.
+"""Base of the limit of topics and members that are examined for moves. It is about half a second of work.
 
-STEPS_PER_PARTITION is added for each partition.
+For each partition, STEPS_PER_PARTITION is added.
 """
 STEPS_PER_PARTITION = 20
-"""Steps added to the limit for each partition. It may have to move, and most moves take one step."""
+"""Added to LEVELLING_STEPS for each partition, because each may have to move. Most moves take one step."""
 
 
 class Subscriber(NamedTuple):
@@ -60,7 +60,7 @@ GroupAssignment = dict[str, list[TopicPartition]]
 def assign_range(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> GroupAssignment:
     """Give each member a contiguous range of each topic's partitions.
 
-    If the number of partitions is not a multiple of the members, the first members get one more.
+    If a topic's partitions cannot be divided equally, the first members get one more.
     """
     assignment: GroupAssignment = {member.member_id: [] for member in members}
     for topic, count in sorted(partition_counts.items()):
@@ -142,8 +142,8 @@ def _readers(
     """Return the indexes of each topic's subscribers. Topics with the same subscribers share one list.
 
     `kinds` has the index of each member's subscription in `subscriptions`. Most members have the same
-    subscription, so each subscription's topics are examined once and not once for each member. See
-    test_members_of_one_subscription_are_looked_at_together.
+    subscription. Therefore the topics of each distinct subscription are examined once, and not once for each
+    member. See test_members_of_one_subscription_are_looked_at_together.
     """
     members_of: list[list[int]] = [[] for _ in subscriptions]
     for index, kind in enumerate(kinds):
@@ -162,7 +162,7 @@ def _readers(
 class _Loads:
     """The assignment while it is being built. Members are numbered by their `order`.
 
-    A reader of a topic is a member that subscribes to it. The giver is the member whose load is being
+    A reader of a topic is a member that subscribes to the topic. A giver is a member whose load is being
     reduced.
     """
 
@@ -190,21 +190,22 @@ class _Loads:
         """
         self._queued: dict[int, tuple[int, int]] = {}
         self._common: list[dict[int, list[str]]] = []
-        """Member -> subscription -> heap of the subscription's topics of which the member has partitions.
+        """Member -> index of a subscription -> heap of topics in both the subscription and the member's
+        partitions.
 
         A heap may also contain topics of which the member has no partitions any more.
         """
         self._steps_left = LEVELLING_STEPS + STEPS_PER_PARTITION * sum(self._counts.values())
         self._candidates: dict[tuple[int, str], tuple[list[int], list[int]]] = {}
-        """(member, topic) -> two heaps of partitions to hand over: first those that the member did not own,
-        then others.
+        """(member, topic) -> two heaps of partitions that the member can hand over.
+
+        The first heap has those that the member did not own before, the second the others.
         """
         self._returnable: dict[tuple[int, str], dict[int, list[tuple[bool, int]]]] = {}
-        """(member, topic) -> other member -> heap of the partitions that the member can give back to the
-        other.
+        """(member, topic) -> other member -> heap of partitions that the other member owned and can get back.
         """
         self._missed: dict[int, dict[str, set[int]]] = {}
-        """Member -> topic -> partitions that the member owned and does not have in this assignment."""
+        """Member -> topic -> partitions that the member owned before and that are not assigned to it now."""
 
     def assignment(self) -> GroupAssignment:
         """Return the assignment, with each member's partitions sorted."""
@@ -231,7 +232,10 @@ class _Loads:
         self._load[index] += 1
 
     def deal(self) -> None:
-        """Give each remaining partition to its least loaded reader. Topics with few readers come first."""
+        """Give each partition that is not assigned yet to its least loaded reader.
+
+        Topics with few readers come first.
+        """
         turns_of: dict[int, list[tuple[int, int]]] = {}
         for topic, readers in sorted(self._readers.items(), key=lambda item: (len(item[1]), item[0])):
             kept = self._kept[topic]
@@ -248,7 +252,7 @@ class _Loads:
     def _least(self, turns: list[tuple[int, int]]) -> int:
         """Return the least loaded member of a heap of (load, member).
 
-        The heap may have loads that have risen since.
+        Loads in the heap may be too low, because members have got partitions since.
         """
         while True:
             load, index = turns[0]
@@ -259,9 +263,10 @@ class _Loads:
     def level(self) -> None:
         """Move partitions away from the most loaded members while that balances the loads.
 
-        A move may be a chain over several members. If no member that can be reached from a giver has a load
-        two or more below the giver's, the giver and these members are done. No later chain needs to lead
-        through them, because it would have to end at one of them.
+        Partitions may also move along a chain of members. Suppose that no member that a giver can reach by a
+        chain has a load two or more below the giver's. Then the giver and all members that it can reach are
+        done. Later chains need not lead through these members, because such a chain would have to end at one
+        of them.
         """
         self._topics = [sorted(held) for held in self._held]
         self._common = [{} for _ in self._members]
@@ -293,8 +298,8 @@ class _Loads:
         """Return the shortest chain of moves that balances the giver's load, and the members that were
         reached.
 
-        A move is (from, topic, to). The chain ends at a member with a load two or more below the giver's. It
-        is empty if there is no such member.
+        A move is (from, topic, to). The last member of the chain has a load two or more below the giver's. If
+        there is no such member, the chain is empty.
         """
         direct = self._direct(giver, done)
         if direct is not None:
@@ -326,11 +331,11 @@ class _Loads:
         return [], reached
 
     def _direct(self, giver: int, done: set[int]) -> tuple[int, str, int] | None:
-        """Return the move from the giver to the least loaded reader of one of its topics; None if that
-        balances nothing.
+        """Return the move from the giver to the least loaded reader of one of its topics.
 
-        This must not examine all members or topics: many members may join a small group at once, and each
-        partition may have a topic to itself. See test_many_members_come_to_a_few_in_little_work.
+        Return None if that would not balance their loads. This must not examine all members or topics: many
+        members may join a small group at once, and every partition may be of another topic. See
+        test_many_members_come_to_a_few_in_little_work.
         """
         passed: dict[int, tuple[int, int]] = {}
         move = None
@@ -349,9 +354,9 @@ class _Loads:
         return move
 
     def _queue(self, kind: int, done: set[int]) -> bool:
-        """Put the least loaded member of a subscription into `_order`, except members that are done.
+        """Put the least loaded member of a subscription into `_order`. Members that are done are ignored.
 
-        Return True if it was in `_order` already.
+        Return True if the member was in `_order` already.
         """
         takers = self._takers[kind]
         while takers and (takers[0][0] != self._load[takers[0][1]] or takers[0][1] in done):
@@ -366,9 +371,7 @@ class _Loads:
         return False
 
     def _first_common(self, giver: int, kind: int) -> str | None:
-        """Return the first topic of the subscription of which the giver has partitions; None if there is
-        none.
-        """
+        """Return the first topic in the subscription `kind` of which the giver has partitions, or None."""
         heap = self._common[giver].get(kind)
         if heap is None:
             self._steps_left -= len(self._topics[giver])
@@ -393,7 +396,8 @@ class _Loads:
     def _hand_over(self, source: int, topic: str, target: int) -> None:
         """Move one partition of the topic from `source` to `target`.
 
-        It is preferably one that the target owned, or else one that the source did not own.
+        If possible, it is a partition that the target owned before, or else one that the source did not own
+        before.
         """
         partition = self._cheapest(source, topic, target)
         held = self._held[source][topic]

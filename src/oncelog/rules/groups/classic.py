@@ -1,14 +1,14 @@
 """A group of the classic protocol: its members, generations, rebalances and assignments.
 
     Empty                 the group has no members
-    PreparingRebalance    waits until all members have joined, at most for the longest rebalance timeout
+    PreparingRebalance    waits for all members to join, at most for the longest rebalance timeout
     CompletingRebalance   every member knows the generation; the assignment is not stored yet
     Stable                the assignment is stored and the members have it
 
 The group returns to PreparingRebalance when a join changes it, when a member leaves, or when a session
 expires. A JoinGroup or SyncGroup request comes with a callback. If the request must wait for other members,
-the response is passed to the callback later. Whenever `is_unsaved` is true, the coordinator must clear it,
-store the group, and then call `complete_save`. No member gets its assignment before that.
+the response is passed to the callback later. Whenever `is_unsaved` is true, the coordinator must clear this
+flag, store the group, and then call `complete_save`. Members get their assignments in `complete_save`.
 Source: kafka ClassicGroup, ClassicGroupMember, GroupMetadataManager.
 """
 
@@ -37,8 +37,7 @@ from oncelog.rules.groups.deadlines import Deadlines
 NEW_MEMBER_TIMEOUT_MS = 300_000
 """Timeout in ms of a new member until its first generation. Source: kafka ClassicGroup."""
 PROTOCOL_BYTES = 64
-"""Bytes that are counted for a protocol besides its name and metadata, so that empty protocols are not free.
-"""
+"""Bytes that are counted for a protocol besides its name and metadata, so that even empty ones count."""
 _MIN_EXTENSION_MS = 1000
 """Shortest extension in ms of a rebalance that no member has joined."""
 
@@ -192,7 +191,7 @@ class MemberList(Mapping[str, Member]):
         self._supporter_counts: Counter[str] = Counter()
         """Protocol name -> number of members that support it."""
         self._due_ms: int | None = None
-        """A time in ms at or before the first `deadline_ms` of the members; None if there is none."""
+        """A time in ms at or before the first `deadline_ms` of all members; None if no deadline is set."""
 
     def __getitem__(self, member_id: str) -> Member:
         return self._by_id[member_id]
@@ -231,7 +230,7 @@ class MemberList(Mapping[str, Member]):
     def replace(self, old: Member, new: Member) -> None:
         """Replace `old` by `new`, a static member with the same instance id.
 
-        The position in the order stays.
+        `new` gets the place of `old` in the order.
         """
         assert new.group_instance_id is not None
         self._count(old, -1)
@@ -286,9 +285,9 @@ class MemberList(Mapping[str, Member]):
 
 
 class GroupVersion(NamedTuple):
-    """The version of a group's state that a record stores.
+    """The version of a group's state in its record.
 
-    It consists of the generation and of counters of the changes within a generation.
+    The generation changes with each rebalance. The other fields distinguish versions within a generation.
     """
 
     generation_id: int
@@ -336,9 +335,9 @@ class ClassicGroup:
         self._max_metadata_bytes = max_metadata_bytes
         self._is_initial_rebalance = False
         self._deadline_ms: int | None = None
-        """During a rebalance, its end in ms.
+        """The end of the rebalance in ms.
 
-        After that, the time at which members without SyncGroup are removed.
+        After a rebalance, the time at which members without SyncGroup are removed.
         """
         self._replacement_count = 0
         self._replacements: dict[str, _Replacement] = {}
@@ -454,7 +453,7 @@ class ClassicGroup:
     ) -> None:
         """Give a static member that has restarted a new member id.
 
-        The group rebalances unless it is stable and keeps its protocol.
+        In a stable group this needs no rebalance, unless the group's protocol changes.
         """
         old_leader_id = self.members.leader_id
         old = self.members[self.members.static_ids[request.group_instance_id or ""]]
@@ -462,7 +461,7 @@ class ClassicGroup:
         member = Member(
             new_member_id, request.group_instance_id, "", "", 0, 0, (), old.assignment, is_new=False
         )
-        # As in Kafka, the member does not have to send SyncGroup in a stable group.
+        # As in Kafka, the member does not have to send SyncGroup if the group is stable.
         member.has_synced = True
         self.members.replace(old, member)
         self._update(member, request, now_ms, callback)
@@ -483,10 +482,10 @@ class ClassicGroup:
         self.is_unsaved = True
 
     def _complete_replacements(self, error: BrokerError | None, version: GroupVersion, now_ms: int) -> None:
-        """Answer the static members whose new ids are in the stored `version`, or could not be stored
-        (`error`).
+        """Answer the static members whose new ids are in the stored `version`.
 
-        Members whose group has begun a rebalance in the meantime wait for its end, like all other members.
+        If storing failed, `error` is set, and they get it. If a rebalance has begun since, they get nothing
+        yet and wait for its end like all other members.
         """
         for member_id, replacement in list(self._replacements.items()):
             if replacement.number > version.replacement_count:
@@ -522,8 +521,8 @@ class ClassicGroup:
             delay_ms = self._initial_delay_ms if self._is_initial_rebalance else timeout_ms
             self._enter(GroupState.PREPARING_REBALANCE, now_ms, now_ms + delay_ms)
         if self._is_initial_rebalance and not self._initial_delay_ms:
-            # A group's first rebalance does not wait for clients that were only given a member id: they may
-            # be dead. See the scenario "A member id that was given out holds up nobody".
+            # A group's first rebalance does not wait for clients that have got a member id and not joined:
+            # they may be dead. See the scenario "A member id that was given out holds up nobody".
             self._complete(now_ms)
         elif not self._is_initial_rebalance:
             self._complete_if_all_joined(now_ms)
@@ -534,9 +533,7 @@ class ClassicGroup:
             self._complete(now_ms)
 
     def _complete(self, now_ms: int) -> None:
-        """End the wait for members: begin the next generation with those that joined and with all static
-        members.
-        """
+        """Begin the next generation with the members that have joined and with all static members."""
         self._is_initial_rebalance = False
         for member in list(self.members.values()):
             if member.join_callback is None and member.group_instance_id is None:
@@ -625,17 +622,16 @@ class ClassicGroup:
 
     @property
     def version(self) -> GroupVersion:
-        """The version of the current state. It has assignments once the leader has sent SyncGroup."""
+        """The version of the group's current state. It has assignments once the leader has sent SyncGroup."""
         leader = self.members.leader
         has_assignments = leader is not None and leader.has_synced
         return GroupVersion(self.generation_id, has_assignments, self._replacement_count)
 
     def complete_save(self, error: BrokerError | None, version: GroupVersion, now_ms: int) -> None:
-        """Answer the requests that wait until this version is stored.
+        """Answer the requests that wait until this version is stored. If storing failed, they get `error`.
 
-        `error` is set if it could not be stored. A record proves only the version that was encoded. Later
-        changes are stored, and their requests answered, separately. See
-        test_what_was_stored_before_does_not_end_a_rebalance.
+        A record proves only the version that was encoded. Requests that changed the group later wait for a
+        later record. See test_what_was_stored_before_does_not_end_a_rebalance.
         """
         if isinstance(error, NotCoordinator) and self.state in (GroupState.EMPTY, GroupState.STABLE):
             # Store the group again. Otherwise a restart would bring back members that have left.
@@ -695,8 +691,9 @@ class ClassicGroup:
     def leave(self, identities: Iterable[tuple[str, str | None]], now_ms: int) -> list[int]:
         """Handle LeaveGroup: remove members. `identities` has their (member id, instance id).
 
-        Return an error code for each. The remaining members rebalance once, after all of these have left.
-        Otherwise the removal of the first could complete a rebalance that still counts the second.
+        Return an error code for each. The remaining members rebalance once, after all of these have left. If
+        they did so after each removal, the first removal could complete a rebalance that includes a member
+        that is about to leave.
         Source: kafka GroupMetadataManager.classicGroupLeaveToClassicGroup.
         """
         codes = [self._leave(member_id, group_instance_id) for member_id, group_instance_id in identities]
@@ -760,7 +757,7 @@ class ClassicGroup:
     def _member_error(
         self, member_id: str, group_instance_id: str | None, generation_id: int | None = None
     ) -> type[BrokerError] | None:
-        """Return the error if a request in this member's name is rejected; None if it is accepted.
+        """Return the error if a request with this member id is rejected; None if it is accepted.
 
         `generation_id` is None if the kind of request has no generation.
         """

@@ -47,7 +47,7 @@ def is_expired(
 ) -> bool:
     """Return True if a committed offset has expired.
 
-    While `is_pending`, it does not expire, because a transaction is about to commit another offset. The
+    An offset does not expire while `is_pending`, because a transaction is about to commit another one. The
     retention starts at the commit, or when the group became empty (`empty_since_ms`) if that is later.
     `empty_since_ms` is None for a group that never had members. The caller must exclude topics to which
     members of the group subscribe.

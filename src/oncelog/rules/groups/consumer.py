@@ -6,8 +6,8 @@
     Stable        all members have reached the target
 
 The group epoch rises when a member joins, leaves, times out or changes its subscription, and when the topics
-that members subscribe to change. The next heartbeat of any member computes a target for the new epoch. For a
-large group that keeps changing, targets are computed less often than its epoch rises (KIP-1263).
+that members subscribe to change. The next heartbeat of any member computes a target assignment, or target,
+for the new epoch. If a large group keeps changing, not every epoch gets a target (KIP-1263).
 
 A member gets a partition of its target only when the partition is not assigned to another member, and no
 other member still has to revoke it.
@@ -52,9 +52,10 @@ FIRST_EPOCH_COMMIT_VERSION = 9
 FIRST_EPOCH = 1
 """Epoch of a new group. The first member raises it."""
 ASSIGNMENT_COST_PER_MS = 20
-"""Cost of targets that a group may use up per ms, in members and partitions: a fifth of the broker's thread.
+"""Cost that a group may use up per ms to compute targets, in members and partitions.
 
-Source: KIP-1263 for the idea. Kafka computes at most one target a second.
+It takes a fifth of the broker's thread. Source: KIP-1263 for the idea. Kafka computes at most one target a
+second.
 """
 
 
@@ -66,9 +67,10 @@ class TopicInfo(NamedTuple):
 
 
 TopicResolver = Callable[[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]]
-"""(topic names, regular expressions) -> the existing topics with these names, or that match an expression.
+"""(topic names, regular expressions) -> the existing topics with these names, and those that match an
+expression.
 
-An expression must match the whole name.
+An expression must match the whole topic name.
 """
 
 IsUnresolved = Callable[[frozenset[str]], bool]
@@ -160,7 +162,10 @@ def reconcile(
 
 
 def _without_unsubscribed(member: ConsumerMember, subscribed_ids: Set[bytes]) -> ConsumerMember:
-    """Return the member after it was told to revoke partitions of topics to which it no longer subscribes."""
+    """Make the member revoke the partitions of topics to which it no longer subscribes.
+
+    Return the new member.
+    """
     kept = frozenset(tp for tp in member.assigned if tp[0] in subscribed_ids)
     if kept == member.assigned:
         return member
@@ -194,8 +199,8 @@ class Subscription(NamedTuple):
 class Subscriptions:
     """The distinct subscriptions of a group, and how many members have each.
 
-    Members may name thousands of topics. If a heartbeat changes no subscription, its cost must not depend on
-    them. See test_a_heartbeat_does_not_look_at_the_topics_of_other_members.
+    Members may name thousands of topics. The cost of a heartbeat that changes no subscription must not depend
+    on the number of topics. See test_a_heartbeat_does_not_look_at_the_topics_of_other_members.
     """
 
     def __init__(self) -> None:
@@ -333,9 +338,7 @@ class ConsumerGroup:
         self.unsaved: dict[RecordKey, None] = {}
         self._topics: Mapping[str, TopicInfo] | None = None
         self._subscriptions, self._shares_subscriptions = Subscriptions(), False
-        """The subscriptions of all members.
-
-        The second value is true while another draft shares the object.
+        """The subscriptions of all members, and True while another draft of the group uses the same object.
         """
         self._session_timeout_ms, self._max_size, self._default_assignor = (
             session_timeout_ms,
@@ -361,9 +364,9 @@ class ConsumerGroup:
 
     @property
     def assignor(self) -> str:
-        """The assignor that most members request, `uniform` in a tie.
+        """The assignor that most members request. If two are requested equally often, it is `uniform`.
 
-        The broker's default if none is requested.
+        If none is requested, it is the broker's default.
         """
         # A log of Apache Kafka may have members with an assignor that this broker does not have.
         requested = [
@@ -377,9 +380,9 @@ class ConsumerGroup:
         self._session_timeout_ms = session_timeout_ms
 
     def draft(self) -> ConsumerGroup:
-        """Return a copy of the group, to which a request is applied.
+        """Return a copy of the group for a request.
 
-        Once the changes are stored, it replaces the group.
+        Once the request's changes are stored, the copy replaces the group.
         """
         draft = copy.copy(self)
         draft.members, draft.targets = dict(self.members), dict(self.targets)
@@ -407,10 +410,10 @@ class ConsumerGroup:
     ) -> HeartbeatResult:
         """Handle a heartbeat.
 
-        Epoch 0 joins, -1 leaves, and -2 lets a static member leave that will come back. `check_regex` raises
-        an error for an invalid regular expression. As in Kafka, it is called for a changed one, after the
-        member has been validated. Raises UnknownMemberId, FencedMemberEpoch, FencedInstanceId,
-        UnreleasedInstanceId or GroupMaxSizeReached, and the errors of `check_regex`.
+        Epoch 0 joins, -1 leaves, and -2 means that a static member leaves and will come back. `check_regex`
+        raises an error for an invalid regular expression. As in Kafka, it is called after the member has been
+        validated, and only if the expression has changed. Raises UnknownMemberId, FencedMemberEpoch,
+        FencedInstanceId, UnreleasedInstanceId or GroupMaxSizeReached, and the errors of `check_regex`.
         """
         if request.epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
             return self._leave(request)
@@ -428,8 +431,7 @@ class ConsumerGroup:
             self._set_member(member, RecordKey(MEMBER, member.member_id))
         self._update_targets(resolve_topics, is_changed, is_unresolved, now_ms)
         target = self.targets.get(member.member_id, NO_PARTITIONS)
-        # The target is behind if it belongs to an earlier epoch, and so perhaps to an earlier subscription of
-        # the member.
+        # A target of an earlier epoch may not match the member's current subscription.
         is_behind = self.epoch > self.assignment_epoch and self._topics is not None
         is_behind = is_behind and not is_unresolved(frozenset(filter(None, [member.regex])))
         subscribed_ids = None
@@ -462,8 +464,8 @@ class ConsumerGroup:
         self._check_instance(request, static)
         if member is None:
             raise UnknownMemberId(f"group {self.group_id!r} has no member {request.member_id!r}")
-        # A static member that has left has epoch -2, so `<` below rejects its delayed requests: they must not
-        # bring it back.
+        # A static member that has left has epoch -2. With `<`, its delayed requests are rejected: they must
+        # not bring the member back.
         is_repeated = request.epoch == member.previous_epoch < member.epoch and (
             request.owned is not None and request.owned <= member.assigned
         )
@@ -482,10 +484,7 @@ class ConsumerGroup:
             raise FencedInstanceId(f"instance {request.instance_id!r} is member {static.member_id}")
 
     def _replace_static(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """Give a static member a new member id. The target and assignment stay.
-
-        Return the member at epoch 0.
-        """
+        """Give a static member a new member id, and return it at epoch 0. Its target and assignment stay."""
         target = self.targets.get(old.member_id, NO_PARTITIONS)
         self._forget(old.member_id)
         member = replace(old, member_id=member_id, epoch=0, previous_epoch=0)
@@ -549,7 +548,7 @@ class ConsumerGroup:
     ) -> None:
         """Raise the epoch if the group or its topics changed.
 
-        Compute the target of the new epoch if that is due.
+        Compute a target if the epoch has none and cost allows it.
         """
         regexes = self._subscriptions.regexes
         topics = resolve_topics(self._subscriptions.names, regexes)
@@ -570,8 +569,8 @@ class ConsumerGroup:
         if is_changed or (is_other and self.epoch == self.assignment_epoch):
             self._raise_epoch()
         self._topics = topics
-        # Without the limit of the cost, each of a thousand joins in a row would compute a target for all
-        # members. See test_many_joins_share_few_assignments.
+        # The limit of the cost matters when a thousand members join in a row. Without it, each join would
+        # compute a target for all members. See test_many_joins_share_few_assignments.
         if self.epoch > self.assignment_epoch and self._can_compute_targets(now_ms):
             self._compute_targets(topics, resolve_topics)
             self._assignment_cost += len(self.members) + sum(
@@ -630,8 +629,7 @@ class ConsumerGroup:
         self.unsaved[RecordKey(TARGET_EPOCH)] = None
 
     def _held_by_others(self, member: ConsumerMember, target: Set[TopicIdPartition]) -> set[TopicIdPartition]:
-        """Return the partitions of the member's target that it does not have because other members still have
-        them.
+        """Return those partitions of the member's target that other members still have.
 
         Every member that reconciles calls this, so it must not build a set of all partitions of the group.
         """
@@ -760,9 +758,9 @@ class ConsumerGroup:
         self._check_epoch(member, epoch)
 
     def check_fetch(self, member_id: str | None, epoch: int) -> None:
-        """Raise UnknownMemberId or StaleMemberEpoch if a member with this id and epoch may not read offsets.
+        """Raise an error if the member may not read offsets: UnknownMemberId or StaleMemberEpoch.
 
-        Without a member id and epoch, everybody may.
+        A request without a member id and epoch may always read them.
         """
         if member_id is not None or epoch >= 0:
             self._check_epoch(self._require_member(member_id or ""), epoch)

@@ -1,9 +1,9 @@
 """A priority queue of deadlines by key, such as a group id or a member id.
 
 A key has one deadline at a time. `take` returns the keys whose deadlines have passed, each once. An operation
-costs O(log n) for n keys. A heap entry is outdated after the key got another deadline or was removed.
-Outdated entries are skipped, and removed when they are more than half of the heap, so a key whose deadline
-changes often does not fill it.
+costs O(log n) for n keys. If a key gets another deadline or is removed, its old heap entry becomes outdated.
+Outdated entries are skipped. They are removed once they are more than half of the heap, so a key whose
+deadline changes often does not fill it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 
 _SPARE_ENTRIES = 64
-"""Outdated heap entries that are always tolerated, even in a small heap."""
+"""The number of outdated heap entries that are always tolerated, even if the heap is small."""
 
 
 class Deadlines:

@@ -1,4 +1,4 @@
-"""Decide how a consumer reacts to its group coordinator's errors, by the request that was answered.
+"""Decide how a consumer reacts to an error of its group coordinator, by the kind of request.
 
     RETRY     send the request again after a pause
     FIND      find the group's coordinator again, then retry
@@ -17,9 +17,9 @@ ConsumerHeartbeatRequestManager (ConsumerGroupHeartbeat). The table differs from
 
 - FENCED_INSTANCE_ID also ends the member after a Heartbeat. Java's poll raises it once. An application that
   continues to poll then joins again, and two consumers with one instance id fence each other endlessly.
-- GROUP_AUTHORIZATION_FAILED in a Heartbeat is raised by poll. Java treats it as a failed heartbeat, and the
+- GROUP_AUTHORIZATION_FAILED for a Heartbeat is raised by poll. Java treats it as a failed heartbeat, and the
   session expires.
-- GROUP_AUTHORIZATION_FAILED and UNRELEASED_INSTANCE_ID in a ConsumerGroupHeartbeat are raised, and a later
+- GROUP_AUTHORIZATION_FAILED and UNRELEASED_INSTANCE_ID for a ConsumerGroupHeartbeat are raised, and a later
   poll tries again: a permission may be granted, and the predecessor's session ends. Java treats them as
   fatal.
 - OffsetCommit raises UNKNOWN_TOPIC_OR_PARTITION at once. Java retries until its timeout. OffsetCommit retries

@@ -109,8 +109,8 @@ class Verification(NamedTuple):
     """The lowest batch of a producer for which a partition has asked the transaction coordinator.
 
     The verification is kept until a transactional batch is stored or the transaction ends here. If the
-    coordinator rejects a batch temporarily, the producer sends it again. Until then, no batch with a higher
-    sequence may be stored. Source: Kafka's VerificationStateEntry.
+    coordinator rejects a batch temporarily, the producer will send that batch again. Until it is stored, no
+    batch with a higher sequence may be. Source: Kafka's VerificationStateEntry.
     """
 
     producer_epoch: int

@@ -7,7 +7,8 @@ aborted records visible.
 
 A leftover is a transaction that is open in a partition when the broker starts. An epoch per transaction
 (KIP-890) identifies a leftover in the coordinator's log. A record with a decision and epoch E + 1 is about
-the transaction with epoch E, and has its partitions. At the start and later, the leftover gets this marker:
+the transaction with epoch E, and names that transaction's partitions. At the start and later, the leftover
+gets this marker:
 
     no record in the log has the leftover's producer id                  none
     a record decides the leftover, with this partition, and newer
@@ -21,14 +22,14 @@ the transaction with epoch E, and has its partitions. At the start and later, th
         the transactional id still has the leftover's producer id        none yet
 
 If the producer begins or ends a transaction in a partition that has a leftover of an older epoch, the
-leftover ends first. It gets the marker of its decision, or an ABORT marker without a decision. No decision
-can follow, because the coordinator assigns a new epoch only after the previous transaction is over.
+leftover ends first. It gets the marker of its decision, or an ABORT marker if there is none. No later
+decision is possible, because the coordinator assigns a new epoch only after the previous transaction is over.
 
-Classic transactions of one instance share an epoch, so nothing identifies the one that is open. They stay
-open until a newer instance begins or commits a transaction there. The last classic transaction shares its
-epoch with the producer's first KIP-890 transaction. If a leftover may be either of them, it is committed only
-if both were. Apache Kafka leaves all leftovers open. See docs/internals/simulation.md, "Power losses with the
-default flush".
+Classic transactions of one instance share an epoch, so nothing identifies the one that is open. Such a
+leftover stays open until a newer instance begins or commits a transaction there. The last classic transaction
+shares its epoch with the producer's first KIP-890 transaction. If a leftover may be either of them, it is
+committed only if both were. Apache Kafka leaves all leftovers open. See docs/internals/simulation.md, "Power
+losses with the default flush".
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from oncelog.types import TopicPartition
 
 
 def decided_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
-    """Return the producer id and epoch of the transaction that a record decides; None if they are unclear.
+    """Return the producer id and epoch of the transaction that a record decides.
 
-    The epoch is unclear if it is the largest one, which a fenced producer gets whatever epoch its transaction
-    had. It is clear again if another producer id takes over: then the transaction had the last epoch that a
-    client gets.
+    Return None if the record decides none, or if the epoch is unclear. It is unclear if the record has the
+    largest epoch, which a fenced producer gets whatever epoch its transaction had. There is one exception: if
+    another producer id takes over, the transaction had the last epoch that a client gets.
     """
     if not entry.state.is_prepared or entry.client_version < EPOCH_PER_TRANSACTION:
         return None
@@ -64,11 +65,11 @@ def aborted_classic(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
 
 
 def ended_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
-    """Return the producer id and epoch of the transaction that a record ends, if the record ends no older
-    one.
+    """Return the producer id and epoch of the transaction that a record ends; None if older ones may end,
+    too.
 
-    For the abort of a classic transaction, return None: its marker aborts older transactions, too, and may
-    have the epoch of a fence.
+    The abort of a classic transaction returns None: its marker also aborts older transactions, and may have
+    the epoch of a fence.
     """
     if entry.client_version < EPOCH_PER_TRANSACTION and entry.state is TransactionState.PREPARE_COMMIT:
         return ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
@@ -99,7 +100,8 @@ def lost_end(
 def is_awaited(tp: TopicPartition, leftover: ProducerIdAndEpoch, newest: TransactionEntry) -> bool:
     """Return True if the end of the coordinator's current transaction (`newest`) also ends the leftover.
 
-    It does not end a leftover with a higher epoch, whose record a power loss took from the coordinator.
+    It does not end a leftover with a higher epoch. In that case, a power loss took the record of that epoch
+    from the coordinator.
     """
     is_above = leftover.producer_epoch > newest.producer_epoch
     return newest.producer_id == leftover.producer_id and tp in newest.partitions and not is_above

@@ -1,4 +1,4 @@
-"""Decide whether an end-of-transaction marker is written, and which transaction it completes.
+"""Decide whether an end-of-transaction marker is stored, and which transaction it completes.
 
     marker's producer epoch lower than the entry's                    Reject INVALID_PRODUCER_EPOCH
     coordinator epoch lower than the entry's                          Reject TRANSACTION_COORDINATOR_FENCED
@@ -73,8 +73,8 @@ def reject_same_epoch(entry: ProducerEntry | None, producer_id: int, producer_ep
     """Return a rejection if a marker of transaction version 2 has the epoch of the open transaction.
 
     With version 2 every end of a transaction raises the epoch, so such a marker belongs to an earlier
-    transaction and is late. If no transaction is open, the marker is harmless. The largest epoch cannot be
-    raised, so it is accepted.
+    transaction and is late. If no transaction is open, the marker is harmless. Since the largest epoch cannot
+    be raised, a marker with it is accepted.
     """
     if entry is None or entry.producer_epoch != producer_epoch:
         return None

@@ -2,10 +2,10 @@
 
 Active producers are ProducerEntry values. Idle ones are packed into bytes, which take a fifth of the memory
 and are invisible to the garbage collector. Idle entries are in shards of bounded size, so that expiry and
-snapshots process a few thousand at a time. `image` returns a view that shares the shards; a shard is copied
-before its first change after that. Shards are split one by one (linear hashing), so that no append has to
-rehash many ids. A producer id expires by the time of its last append, not by its records' timestamps:
-otherwise a producer that loads old records would lose its de-duplication. See
+snapshots process a few thousand at a time. `image` returns a copy of the table that shares the shards. After
+that, a shard is copied before its first change. Shards are split one by one (linear hashing), so that no
+append has to rehash many ids. A producer id expires by the time of its last append, not by its records'
+timestamps: otherwise a producer that loads old records would lose its de-duplication. See
 test_an_id_expires_by_the_time_of_its_last_append.
 
 Packed, little-endian:  flags u8 | epoch i16 | last_timestamp_ms i64 | last_append_ms i64
@@ -157,9 +157,9 @@ class ProducerImage(NamedTuple):
 class ProducerTable:
     """The entry of each producer id of one partition.
 
-    At most `max_active` entries are kept as objects; beyond that, the oldest one is packed. `shard_entries`
-    is the average number of packed entries in a shard. If all ids are even, a shard has up to twice as many.
-    With the default, a dict of that size just does not have to grow.
+    At most `max_active` entries are kept as objects. If there are more, the oldest one is packed.
+    `shard_entries` is the average number of packed entries in a shard. If all ids are even, some shards have
+    twice as many. The default is chosen so that the dict of such a shard does not have to grow.
     """
 
     def __init__(
@@ -173,8 +173,8 @@ class ProducerTable:
         self._idle: list[dict[int, bytes]] = [{}]
         # One byte for each shard: 1 if an image may share it.
         self._is_shared = bytearray(1)
-        # The shard of an id is given by the id's bits under this mask and the next higher bit. If there is no
-        # such shard yet, the bits under the mask alone give it.
+        # The id's bits under this mask, with the next higher bit, are the index of its shard. If there is no
+        # such shard yet, the index is the bits under the mask alone.
         self._mask = 0
         self._idle_count = 0
         self._next_shard = 0
@@ -236,7 +236,7 @@ class ProducerTable:
                 yield producer_id, unpack_entry(packed)
 
     def epochs_of(self, producer_ids: Container[int]) -> Iterator[tuple[int, int]]:
-        """Yield (producer id, epoch) for those of these ids that have an epoch in the table.
+        """Yield (producer id, epoch) for each of these ids that has an epoch in the table.
 
         Reads the whole table.
         """
@@ -303,7 +303,7 @@ class ProducerTable:
             self._idle_count -= 1
 
     def _split(self) -> None:
-        """Add a shard. Its ids come from the one shard that has had them under the mask alone."""
+        """Add a shard. It takes ids from the shard whose index has the same bits under the mask."""
         added = len(self._idle)
         if added > 2 * self._mask + 1:
             self._mask = 2 * self._mask + 1

@@ -45,19 +45,22 @@ from typing import Generic, NamedTuple, TypeVar
 from oncelog.rules.idempotence.sequence import advance
 
 MAX_UNACKNOWLEDGED = 5
-"""The number of batches of a partition that a broker remembers, and so the largest number without outcome."""
+"""The largest number of batches of a partition without outcome.
+
+A broker remembers as many for each producer.
+"""
 MAX_EPOCH = 32_767
 
 
 class ProducerIdAndEpoch(NamedTuple):
-    """A producer id with an epoch. A broker remembers a producer's batches under the two."""
+    """A producer id with an epoch. A broker remembers batches by this pair."""
 
     producer_id: int
     producer_epoch: int
 
 
 def next_epoch(producer: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
-    """Return the same id with the next epoch; None if there is none, so that a new id is needed."""
+    """Return the same id with the next epoch; None at the largest epoch, so that a new id is needed."""
     if producer.producer_epoch >= MAX_EPOCH:
         return None
     return ProducerIdAndEpoch(producer.producer_id, producer.producer_epoch + 1)
@@ -67,9 +70,9 @@ class SequencedBatch:
     """The state of a batch that decides when it is sent.
 
     `base_sequence` and `identity` are None until the batch is first sent. `ordinal` counts the batches of the
-    partition that got sequences before this one. `may_be_stored` is true once an attempt ended without the
-    knowledge whether the batch is stored. `was_first_in_flight` is true if every earlier batch had its
-    outcome when this one was last sent; then OUT_OF_ORDER cannot be a reordering.
+    partition that got sequences before this one. `may_be_stored` is true if an attempt failed and the broker
+    may have stored the batch. `was_first_in_flight` is true if every earlier batch had its outcome when this
+    one was last sent. Then OUT_OF_ORDER cannot be caused by a reordering.
     """
 
     __slots__ = (
@@ -95,9 +98,9 @@ class SequencedBatch:
 class OutOfOrder(Enum):
     """The decision after an OUT_OF_ORDER_SEQUENCE_NUMBER response.
 
-    RETRY: it was a reordering, or may have been one; the batch is sent again. RENUMBER: the batch stays in
-    the list, and will be sent under a new epoch. GIVE_UP: the batch may be stored, and the broker can no
-    longer recognise it; it has been removed from the list.
+    RETRY     the cause was a reordering, or may have been one; the batch will be sent again
+    RENUMBER  there is a gap; the batch stays in the list and will be sent under a new epoch
+    GIVE_UP   there is a gap, and the batch may be stored; it has been removed from the list
     """
 
     RETRY = "retry"
@@ -139,10 +142,9 @@ class PartitionSequencer(Generic[B]):
         self.in_flight: list[B] = []
         self.has_gap = False
         self.unresolved: int | None = None
-        """The number of batches in `in_flight` before the position of the last failed batch that may be
-        stored.
+        """The index that the last failed batch that may be stored had in `in_flight`; None if there is none.
 
-        It is None if no failed batch may be stored.
+        It decreases when an earlier batch is removed.
         """
 
     # Sending
@@ -162,7 +164,7 @@ class PartitionSequencer(Generic[B]):
 
     @property
     def _window(self) -> int:
-        """The largest number of sequenced batches, counted from the first one that is not acknowledged."""
+        """The number of batches that may have sequences, counted from the first unacknowledged one."""
         is_known = self.identity is not None and self.acked_producer_id == self.identity.producer_id
         return self.limit if is_known or not self.safe_mode else 1
 
@@ -218,7 +220,7 @@ class PartitionSequencer(Generic[B]):
 
         The broker may have stored the batch now or recognised it as a duplicate.
         """
-        # Compare before the removal, because the removal lowers `unresolved` if the batch is below it.
+        # Compare the index before the removal, which may decrease `unresolved`.
         is_above_unknown = self.unresolved is not None and self.in_flight.index(batch) >= self.unresolved
         self._remove(batch)
         self.acked_producer_id = batch.identity.producer_id if batch.identity else None
@@ -270,7 +272,7 @@ class PartitionSequencer(Generic[B]):
     # New sequences
 
     def resume(self, producer: ProducerIdAndEpoch, next_sequence: int, acked_producer_id: int | None) -> None:
-        """Restore the state of a partition that had been forgotten while it had no batches in flight."""
+        """Restore the state of a partition. It had no batches in flight when it was forgotten."""
         self.identity, self.next_sequence = producer, next_sequence
         self.acked_producer_id = acked_producer_id
 
@@ -287,9 +289,9 @@ class PartitionSequencer(Generic[B]):
             self.next_sequence = advance(self.next_sequence, batch.record_count)
 
     def split(self, batch: B, parts: Sequence[B]) -> None:
-        """Replace a batch by its parts. They share its sequences.
+        """Replace a batch by its parts, which share its sequences.
 
-        Raises ValueError if the parts have other records.
+        Raises ValueError if the parts do not have as many records as the batch.
         """
         index = self.in_flight.index(batch)
         if batch.base_sequence is None or sum(part.record_count for part in parts) != batch.record_count:

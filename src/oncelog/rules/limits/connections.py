@@ -4,9 +4,9 @@ Accepting: the limits are max.connections, then max.connections.per.ip or its ov
 descriptors. Some descriptors are reserved for the log. A connection counts from its first packet on, so
 during the TLS handshake, too.
 
-Deadlines: there is one for the TLS handshake, for authentication, for the last byte of a request, and for the
-last responses of a connection that is being closed. Another, connections.max.idle.ms, is for a connection
-that neither sends nor receives bytes and waits for no response.
+Deadlines: the TLS handshake, authentication, each request, and the last responses of a connection that is
+being closed have a deadline each. A connection that neither sends nor receives bytes and waits for no
+response is closed after connections.max.idle.ms.
 
 Memory: requests and responses each have a limit for all connections together. Above the limit, the
 connections that send or receive their bytes slowest are closed until enough memory is free.
@@ -28,7 +28,7 @@ from oncelog.errors import ConfigError
 Key = TypeVar("Key")
 
 CREDIT_BYTES, CREDIT_MS = 1 << 20, 1_000
-"""A new connection counts as one that has moved CREDIT_BYTES in CREDIT_MS, so that it is not closed first."""
+"""A new connection starts with this credit of bytes and time, so that it does not count as the slowest."""
 _RELIEF = 0.75
 """Fraction of the memory limit that is in use after the slowest connections were closed."""
 
@@ -62,8 +62,8 @@ class ConnectionLimiter:
         """Count a new connection. Return the limit that it exceeds; None if it is accepted.
 
         Even a connection that exceeds a limit counts until `leave`. `descriptor` is the connection's file
-        descriptor. The operating system allocates the lowest free one, so its number tells how many are in
-        use.
+        descriptor. The operating system allocates the lowest free descriptor, so its number tells how many
+        are in use.
         """
         self.count += 1
         address_count = self.counts[address] = self.counts.get(address, 0) + 1
@@ -168,7 +168,9 @@ class Usage:
     since_ms: int
 
     def bytes_per_ms(self, now_ms: int) -> float:
-        """Return the rate at which the connection has moved bytes since `since_ms`."""
+        """Return the rate at which the connection has sent or received bytes since `since_ms`, with its
+        credit.
+        """
         moved = self.moved_bytes - self.moved_before
         return (moved + CREDIT_BYTES) / (max(now_ms - self.since_ms, 0) + CREDIT_MS)
 

@@ -11,8 +11,9 @@ The table has the state after each request; "-" closes the connection. At the en
 exchange the state becomes AUTHENTICATED, and at the end of the session lifetime SESSION_EXPIRED.
 
 A client may re-authenticate only if its session has an end, and at most once a second
-(`may_authenticate_again`). If it may not, SaslHandshake leaves AUTHENTICATED unchanged and closes a
-connection in SESSION_EXPIRED. SASL requests after which the state is AUTHENTICATED get ILLEGAL_SASL_STATE.
+(`may_authenticate_again`). If a client may not re-authenticate, SaslHandshake does not change the state
+AUTHENTICATED, and closes a connection in SESSION_EXPIRED. In AUTHENTICATED, SaslAuthenticate and such a
+SaslHandshake get ILLEGAL_SASL_STATE.
 Source: kafka SaslServerAuthenticator, KafkaChannel.maybeBeginServerReauthentication; KIP-368.
 """
 

@@ -126,7 +126,7 @@ class Aborted(NamedTuple):
 
 
 class SeenTransactions:
-    """The transactions that still have data. It is determined by reading the log from its start.
+    """The transactions that still have data, determined by reading the log from its start.
 
     `aborted` are the entries of the transaction index.
     """

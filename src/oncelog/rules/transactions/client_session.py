@@ -173,10 +173,10 @@ class Session:
             self.state, self.error = State.FATAL, error
 
     def enter(self, state: State) -> None:
-        """Enter a state in which there is no error.
+        """Enter a state without an error.
 
-        The state is READY after the end of a transaction, IN_TRANSACTION at its begin, COMMITTING or ABORTING
-        at the begin of its end.
+        READY follows the end of a transaction, and IN_TRANSACTION its begin. COMMITTING and ABORTING follow
+        the call that ends it.
         """
         self.state, self.error = state, None
         if state is State.READY:
@@ -266,7 +266,7 @@ _UNDECIDED = (
 )
 """Errors that do not rule out success.
 
-A coordinator also sends them if its record was not durable in time.
+A coordinator also sends these errors if its record was not durable in time, and the record may become so.
 """
 
 INIT = RequestKind(
@@ -301,7 +301,7 @@ DESCRIBE = RequestKind(
         TransactionalIdNotFound.code: ErrorAction.RAISE,
     },
 )
-"""A lookup of the transactional id. The caller handles a missing permission, and an id that is unknown."""
+"""A lookup of the transactional id. If permission is missing or the id is unknown, the caller decides."""
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
 """Time in ms after which a topic that TxnOffsetCommit does not find counts as missing.
@@ -366,11 +366,12 @@ def fenced_abort_action(
 
     The retry must send EndTxn, and not skip it: a delayed Produce request may still begin the transaction.
     EndTxn raises the epoch, so that such a request is rejected. InitProducerId would not do, because it
-    aborts any open transaction, even that of a newer producer. Classic transactions do not get here: none
-    begins before AddPartitionsToTxn succeeds, and until then the error is INVALID_TXN_STATE.
+    aborts any open transaction, even that of a newer producer. This function is not for classic transactions.
+    A classic transaction does not begin before AddPartitionsToTxn succeeds, and until then the error is
+    INVALID_TXN_STATE.
 
-    `entry` was read after this error, and `previous` after the previous error; it is None after the first
-    error.
+    `entry` was read after this error, and `previous` after the error before. `previous` is None after the
+    first error.
     Source: kafka TransactionCoordinator.endTransaction.
     """
     if entry is None:

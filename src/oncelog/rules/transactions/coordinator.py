@@ -162,12 +162,12 @@ def _may_be_producer(entry: TransactionEntry, expected: ProducerIdAndEpoch) -> b
 
 
 def _is_next_producer(entry: TransactionEntry, producer: ProducerIdAndEpoch) -> bool:
-    """Return True if `producer` is the next producer id, which an end allocated, while its markers are being
+    """Return True if `producer` is the next producer id, and its predecessor's markers are still being
     written.
 
-    The response to EndTxn has the new producer id before it is current in the entry. If requests with it were
-    rejected as unknown until then, the producer would fail. See
-    test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written.
+    The end of a transaction allocates the next producer id, and the response to EndTxn has it at once. It
+    becomes current in the entry only after the markers. If requests with it were rejected as unknown until
+    then, the producer would fail. See test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written.
     """
     next_identity = ProducerIdAndEpoch(entry.next_producer_id, 0)
     return entry.state.is_prepared and entry.next_producer_id != NO_ID and producer == next_identity
@@ -176,8 +176,8 @@ def _is_next_producer(entry: TransactionEntry, producer: ProducerIdAndEpoch) -> 
 def retire(entry: TransactionEntry, now_ms: int) -> TransactionEntry:
     """Return an entry that fences every producer with this producer id, whatever its epoch.
 
-    If a transaction is open, the entry aborts it. As after the last epoch, the next InitProducerId allocates
-    a new producer id.
+    If a transaction is open, the entry aborts it. The next InitProducerId allocates a new producer id, as it
+    does after the last epoch.
     """
     is_ongoing = entry.state is TransactionState.ONGOING
     return entry._replace(
@@ -309,9 +309,9 @@ def _decide_end_with_epoch(
     if entry.producer_id != producer.producer_id and not has_rotated:
         return _unknown(producer)
     is_current = entry.producer_epoch == producer.producer_epoch and not has_rotated
-    # A repeated request has the epoch before the entry's only if an end has raised the epoch. InitProducerId
-    # and classic fencing raise it for a new producer; then a request with the old epoch is from the fenced
-    # one.
+    # A request with the previous epoch is a repetition only if an end has raised the epoch. InitProducerId
+    # and classic fencing also raise the epoch. After them, a request with the previous epoch is from a fenced
+    # producer.
     is_raised = entry.producer_epoch == producer.producer_epoch + 1
     is_again = entry.client_version >= EPOCH_PER_TRANSACTION and (is_raised or has_rotated)
     if entry.producer_epoch == MAX_EPOCH and not entry.state.is_prepared:
@@ -373,8 +373,7 @@ def fence(
 
     The coordinator does this if a new instance uses the transactional id, or if the transaction times out.
     With an epoch per transaction, the producer may still get its next epoch by InitProducerId, as if it had
-    lost the response to EndTxn. After the last epoch of its producer id, the next is epoch 0 of
-    `new_producer_id`.
+    lost the response to EndTxn. If it already has the last epoch, it gets epoch 0 of `new_producer_id`.
     """
     if server_version >= EPOCH_PER_TRANSACTION:
         if not entry.is_exhausted:
@@ -408,16 +407,12 @@ def complete(entry: TransactionEntry, *, now_ms: int) -> TransactionEntry:
 
 
 def is_timed_out(entry: TransactionEntry, now_ms: int) -> bool:
-    """Return True if the transaction has been open longer than its timeout: behaviour T8
-    (docs/behaviours.md).
-    """
+    """Return True if the transaction is open past its timeout: behaviour T8 (docs/behaviours.md)."""
     return entry.state is TransactionState.ONGOING and entry.start_ms + entry.timeout_ms < now_ms
 
 
 def is_expired(entry: TransactionEntry, now_ms: int, expiration_ms: int) -> bool:
-    """Return True if the transactional id has been idle for `expiration_ms`: behaviour T9
-    (docs/behaviours.md).
-    """
+    """Return True if the id has been idle for `expiration_ms`: behaviour T9 (docs/behaviours.md)."""
     return entry.state.is_idle and entry.last_update_ms + expiration_ms <= now_ms
 
 

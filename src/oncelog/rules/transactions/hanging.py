@@ -3,8 +3,8 @@
     no coordinator knows a transaction of the producer id           hanging
     the coordinator's entry has another epoch                       hanging
     the coordinator's transaction is not open                       hanging
-    it is open, but the partition is not part of it                 hanging
-    otherwise                                                       its producer or its timeout will end it
+    the coordinator's transaction does not name the partition       hanging
+    otherwise                                                       not: the producer or a timeout ends it
 
 A hanging transaction keeps the partition's last stable offset from advancing, so read_committed consumers get
 no new records.
@@ -62,8 +62,8 @@ def hanging_reason(opened: OpenTransaction, entry: KnownTransaction | None) -> s
     `entry` is the coordinator's entry with the same producer id; None if there is none.
     """
     if entry is None:
-        # A coordinator hides transactional ids that the client may not DESCRIBE, so another client may see an
-        # entry.
+        # A coordinator hides transactional ids that the client may not DESCRIBE, so there may be an entry
+        # nevertheless.
         return f"no coordinator knows producer id {opened.producer_id}{_YOURS}"
     if entry.producer_epoch != opened.producer_epoch and entry.state not in ("PrepareCommit", "PrepareAbort"):
         return f"{entry.transactional_id!r} is at epoch {entry.producer_epoch}"
