@@ -81,9 +81,9 @@ class ClusterMetadata:
 
     def _newer(self, before: PartitionInfo | None, topic: str, row: Any) -> PartitionInfo:
         """Return a partition's existing or new state, the one with the higher leader epoch."""
-        # The response ends the stale mark even if its epoch is older, as in Java's client. After a restore
-        # from a backup the epochs stay lower, and the leader would stay unknown. See
-        # test_a_stale_leader_is_asked_again_after_an_older_epoch.
+        # The partition is not stale after this response, even if the response's epoch is older, as in Java's
+        # client. After a restore from a backup the epochs stay lower, and otherwise the leader would stay
+        # unknown. See test_a_stale_leader_is_asked_again_after_an_older_epoch.
         self._stale.discard(TopicPartition(topic, row.partition_index))
         leader_epoch = row.leader_epoch if row.leader_epoch >= 0 else None
         if before and leader_epoch is not None and (before.leader_epoch or -1) > leader_epoch:

@@ -377,7 +377,7 @@ class AsyncConsumer:
         self._finish_committed(chosen)
 
     def _finish_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None) -> None:
-        """Count the record that a `for` loop is processing as processed, if its position was committed.
+        """If the record that a `for` loop is processing was committed, count it as processed.
 
         Otherwise a later automatic commit would move the committed offset back to this record.
         """

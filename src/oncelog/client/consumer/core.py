@@ -159,8 +159,7 @@ class ConsumerCore:
         # Fetches in flight by broker id and connection number.
         self._in_flight: dict[tuple[int, int], FetchCall] = {}
         self._errors: deque[_PendingError] = deque()
-        # The number of calls of `_ready_partitions`. It selects the partition with which the next list
-        # starts.
+        # The number of calls of `_ready_partitions`. Each call starts its list with another partition.
         self._rotation = 0
 
     # Assignment and positions

@@ -167,9 +167,9 @@ def end_offset(batches: list[FetchedBatch], fetch_offset: int, high_watermark: i
     # fetch from the high watermark would deliver the records of these batches twice. Guard:
     # test_a_piece_beyond_its_high_watermark_is_given_once.
     highest = last_offsets[-1]
-    # In a damaged log with batches in the wrong order, the last batch is not the highest. A fetch after the
-    # last batch could return the same data without end. Only in such a log, a batch with offsets from the
-    # high watermark on counts as damaged and is ignored here. Guard:
+    # In a damaged log with batches in the wrong order, the last batch need not have the highest offset. A
+    # fetch after the last batch could return the same data without end. In such a log only, batches with
+    # offsets from the high watermark on count as damaged, and are ignored here. Guard:
     # test_batches_in_wrong_order_are_fetched_once.
     if any(after <= before for before, after in pairwise(last_offsets)):
         highest = max((offset for offset in last_offsets if offset < high_watermark), default=highest)

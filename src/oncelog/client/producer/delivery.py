@@ -128,7 +128,7 @@ class RecordFuture(Future[RecordMetadata]):
     def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
         """Call `fn(self)` when there is a result, on the producer's thread.
 
-        If there is a result already, call it here. Exceptions of `fn` are logged, as in concurrent.futures.
+        If there is one already, call `fn` now. Exceptions of `fn` are logged, as in concurrent.futures.
         """
 
         def call() -> None:
