@@ -25,13 +25,21 @@ from oncelog.wire.batch import (
     iter_batches,
     read_header,
     restamp_time,
+    seal,
     stamp,
     verify_crc,
 )
 from oncelog.wire.control import ControlRecord, ControlType, decode_control, encode_end_marker
 from oncelog.wire.header import write_crc
 from oncelog.wire.primitives import VARINT, VARINT_TABLE_SIZE, encode_varint
-from oncelog.wire.records import NewRecord, decode_records, read_varint, record_size_upper_bound
+from oncelog.wire.records import (
+    NewRecord,
+    decode_records,
+    encode_records,
+    find_records_without_key,
+    read_varint,
+    record_size_upper_bound,
+)
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "batches"
 
@@ -319,3 +327,51 @@ def test_random_batches_survive_any_number_of_records() -> None:
             NewRecord(rng.randrange(2**41), None, rng.randbytes(rng.randrange(90))) for _ in range(count)
         ]
         assert rows(build_batch(records)) == [tuple(record) for record in records]
+
+
+def _record(time_delta: bytes = b"\0", key_size: int = 1, value_size: int = 1) -> bytes:
+    body = b"\0" + time_delta + b"\0" + encode_varint(key_size) + b"k" * max(key_size, 0)
+    body += encode_varint(value_size) + b"v" * max(value_size, 0) + b"\0"
+    return encode_varint(len(body)) + body
+
+
+def _is_decodable(batch: bytearray) -> bool:
+    try:
+        decode_records(batch)
+    except InvalidRecord:
+        return False
+    return True
+
+
+def _is_accepted(batch: bytearray) -> bool:
+    try:
+        find_records_without_key(memoryview(batch)[HEADER_BYTES:], read_header(batch), 1)
+    except InvalidRecord:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("record", "is_valid"),
+    [
+        (_record(), True),
+        (_record(value_size=-1), True),
+        (_record(value_size=-2), False),
+        (_record(key_size=-2), False),
+        (_record(time_delta=b"\x80" * 9 + b"\0"), True),
+        (_record(time_delta=b"\x80" * 10 + b"\0"), False),
+    ],
+)
+def test_a_compacted_topic_accepts_only_records_that_can_be_decoded(record: bytes, is_valid: bool) -> None:
+    batch = seal([record], 1, NOW_MS, NOW_MS)
+    assert (_is_accepted(batch), _is_decodable(batch)) == (is_valid, is_valid)
+
+
+@given(st.randoms(use_true_random=False))
+def test_the_check_of_a_compacted_topic_agrees_with_the_decoder(rng: random.Random) -> None:
+    rows = [NewRecord(NOW_MS + 50 * i, b"key", None if i % 2 else b"value", (("h", b"x"),)) for i in range(3)]
+    records = bytearray(b"".join(encode_records(rows, NOW_MS)))
+    for _ in range(rng.randint(1, 3)):
+        records[rng.randrange(len(records))] = rng.choice((0, 1, 3, 5, 127, 128, 255, rng.randrange(256)))
+    batch = seal([records], len(rows), NOW_MS, NOW_MS)
+    assert _is_accepted(batch) == _is_decodable(batch)

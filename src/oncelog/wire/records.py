@@ -36,6 +36,8 @@ _ZERO, _NULL = b"\x00", b"\x01"
 _NULL_SIZE = 1
 MIN_RECORD_BYTES = 7
 """Size of the smallest record: length, attributes, two deltas, no key, no value, no headers."""
+MAX_VARINT_BYTES = 10
+"""Maximum size of a varint in a record."""
 MAX_RECORDS = 1 << 20
 """Maximum number of records that `decode_records` returns. Each takes at least 150 bytes of memory."""
 SLICE_RECORDS = 1 << 15
@@ -328,17 +330,18 @@ def find_records_without_key(payload: Buffer, header: BatchHeader, limit: int) -
             position += 1
             # Skip the timestamp delta and the offset delta.
             for _ in range(2):
+                start = position
                 while data[position] > 127:
                     position += 1
                 position += 1
+                if position - start > MAX_VARINT_BYTES:
+                    raise _bad_record(base_offset, index)
             key_size, position = read_varint(data, position)
-            if key_size < 0:
-                if len(missing) < limit:
-                    missing.append(index)
-                key_size = 0
-            value_size, position = read_varint(data, position + key_size)
+            if key_size < 0 and len(missing) < limit:
+                missing.append(index)
+            value_size, position = read_varint(data, position + max(key_size, 0))
             position += max(value_size, 0)
-            if key_size > stop or position >= stop:
+            if min(key_size, value_size) < -1 or key_size > stop or position >= stop:
                 raise _bad_record(base_offset, index)
             if data[position]:
                 _, position = parse_headers(data, position, stop)
