@@ -121,7 +121,7 @@ def _ensure_topic(admin: Admin) -> None:
     try:
         policy = admin.describe_configs([resource])[resource].entries["cleanup.policy"].value
     except UnknownTopicOrPartition:
-        # Another load is creating the topic, and this broker does not know the topic yet.
+        # Another load is creating the topic, and this broker does not know about it yet.
         return
     if policy != "compact":
         raise MisuseError(

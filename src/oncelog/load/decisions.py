@@ -133,8 +133,8 @@ def decide_start(
 ) -> Resume | Complete | Refused:
     """Decide what is left of a load. `checkpoints`: those of its first files, in order.
 
-    `hows`: format, key and delimiter of each file now, as text. The key determined the partitions of the
-    stored records, so it must not change.
+    `hows`: format, key and delimiter of each file now, as text. The key must not change, because it
+    determined the partitions of the stored records.
     """
     refused = _find_refusal(checkpoints, sources, topic, topic_id, hows)
     if refused is not None:
@@ -240,9 +240,9 @@ def _parsing_mismatch(checkpoint: FileCheckpoint, source: Source, how: str) -> s
 
 
 def topic_mismatch(checkpoint: FileCheckpoint, topic: str, topic_id: str | None) -> str | None:
-    """Return the reason why `topic` is not the checkpoint's topic; None if it is.
+    """Return the reason why `topic` is not the checkpoint's topic; None if it is the same.
 
-    The name differs, or the topic was deleted and created again.
+    The reason is another name, or that the topic was deleted and created again.
     """
     if checkpoint.topic != topic:
         return f"the load goes into topic {checkpoint.topic!r}, not {topic!r}"

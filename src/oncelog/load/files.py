@@ -53,7 +53,10 @@ class Reader(Protocol):
     """A reader of one file. Its methods raise StorageError if the file cannot be read or parsed."""
 
     def digest_at(self, position: int) -> str | None:
-        """Move to `position` and return the digest up to there; None if the file ends before `position`."""
+        """Move to `position` and return the digest of a FileCheckpoint there;
+
+        None if the file ends before.
+        """
 
     def is_at_end(self) -> bool:
         """Return True if the current position is the end of the file."""
@@ -136,7 +139,7 @@ class _TextReader:
         self._fill(_HEAD_BYTES)
         head = self._buffer[:_HEAD_BYTES]
         if head.startswith(_WIDE_MARKS):
-            # If such text were split at the byte \n, each line would end in half a character.
+            # If UTF-16 text were split at the byte \n, each line would end in half a character.
             raise MisuseError("it is UTF-16 or UTF-32 (by its byte order mark); convert it to UTF-8")
         is_whole = self._is_end and len(head) == len(self._buffer)
         self._rows: TextRows = text_rows(layout.format, head, is_whole, options)
@@ -222,8 +225,8 @@ class _ParquetReader:
     def _digest(self) -> str:
         """The digest of the whole file, computed at the first use.
 
-        The file is opened again by its name. `_check_unchanged` makes sure that it is still the same file.
-        Guard: test_a_parquet_file_that_is_replaced_after_it_was_opened.
+        The file is opened again by its name. `_check_unchanged` then makes sure that the name still means the
+        same file. Guard: test_a_parquet_file_that_is_replaced_after_it_was_opened.
         """
         with Path(self._source.name).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -289,7 +289,7 @@ def commit_steps(
 def _send(producer: Producer, topic: str, step: Step) -> None:
     """Send the records of a step.
 
-    If one is too large, raises MessageTooLarge with the file and the number of its largest record.
+    If a record is too large, raises MessageTooLarge with the file and the number of the largest record.
     """
     try:
         producer.send_table(topic, step.chunk.table)

@@ -150,9 +150,10 @@ def _recheck(pair: tuple[int, FileCheckpoint], *, load: Load) -> Outcome:
 
 
 def _load_file(pair: tuple[int, FileCheckpoint], *, load: Load, config: Mapping[str, Any]) -> Outcome:
-    """Load one file in a task. Return errors of Oncelog: Spark would retry a task that raises.
+    """Load one file in a task.
 
-    These errors need a person, so a retry would not help.
+    Errors of Oncelog are returned, not raised. Spark would retry a task that raises, but a retry does not
+    help against these errors.
     """
     index, checkpoint = pair
     try:
@@ -220,7 +221,7 @@ def _reporting_progress(
 ) -> Iterator[None]:
     """Call `on_progress` at intervals while the body runs.
 
-    The report is computed from the checkpoints, because they show what is committed, by any task.
+    The report is computed from the checkpoints, which show what all tasks together have committed.
     """
     is_over = threading.Event()
 

@@ -92,7 +92,7 @@ def _check_names(names: Sequence[str], key: str | None) -> None:
 
 
 class Lines:
-    """A parser in which every line is a value, also an empty line."""
+    """A parser in which every line is a value. An empty line is an empty value."""
 
     header_bytes = 0
 
@@ -146,7 +146,7 @@ class JsonLines:
     def _column(self, data: Buffer, kind: Any, count: int) -> Any | None:
         """Return the key member of all lines as a column of type `kind`.
 
-        Return None if it has another type in some line.
+        Return None if the member has another type in some line.
         """
         parse = pa.json.ParseOptions(
             explicit_schema=pa.schema([(self._key, kind)]), unexpected_field_behavior="ignore"

@@ -28,7 +28,7 @@ def csv_record_ends(data: Buffer, *, delimiter: str, is_end: bool) -> Any:
     is_end_byte = column == _NEWLINE
     returns = np.flatnonzero(column == _RETURN)
     if len(returns):
-        # A \r at the very end may be the first half of \r\n. This is known only with the next bytes.
+        # A \r at the very end may be the first half of \r\n. The next bytes decide.
         returns = returns[: len(returns) - (returns[-1] == len(column) - 1 and not is_end)]
         following = np.minimum(returns + 1, len(column) - 1)
         is_end_byte[returns[(column[following] != _NEWLINE)]] = True

@@ -70,7 +70,7 @@ class RequestHandler:
     def carry_out(self, frame: memoryview, now_ms: int, started: float) -> int:
         """Execute a request and send its response. Return the request's cost in its round.
 
-        `now_ms` and `started` (perf_counter): time at which the request was received. Raises PeerError if the
+        The request was received at `now_ms` (clock) and `started` (perf_counter). Raises PeerError if the
         request cannot be decoded.
         """
         # `frame` is a view of the receive buffer, and so are the records that are decoded from it. A handler
@@ -102,7 +102,8 @@ class RequestHandler:
     def _dispatch(self, frame: memoryview, now_ms: int, started: float) -> None:
         """Decode a request and pass it to its API's handler.
 
-        Send the response, or wait for it if it is pending.
+        Send the response. If the response is pending, reserve its
+        place in the queue.
         """
         header = decode_request_header(frame)
         self._throttle.set_client_id(header)

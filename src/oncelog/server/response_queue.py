@@ -91,9 +91,9 @@ class ResponseQueue:
             self.send(first)
 
     def send(self, payload: Payload | None) -> None:
-        """Send a response that is first in order.
+        """Send a response that is first in order;
 
-        A small one is sent by the next `flush`. None: nothing to send.
+        if it is small, with the next `flush`. None: nothing to send.
         """
         if payload is None:
             return
@@ -132,7 +132,7 @@ class ResponseQueue:
         return self.written_bytes - (self.transport.get_write_buffer_size() if self.transport else 0)
 
     def held_bytes(self, flushed_bytes: int) -> int:
-        """Return the memory of the responses in bytes. `flushed_bytes`: the current result of that method.
+        """Return the memory of the responses in bytes. `flushed_bytes`: the result of `self.flushed_bytes()`.
 
         A large response counts with all of its bytes until its last byte is flushed.
         """

@@ -23,8 +23,8 @@ class Throttle:
 
     `on_mute` is called with True when the connection is muted, and with False when it is unmuted.
 
-    The client is charged for all time that its requests take on the broker's thread: decoding (also if it
-    fails), handling, and encoding of responses (also of pending ones).
+    The client is charged for all time that its requests take on the broker's thread: decoding, even if it
+    fails, handling, and encoding of responses, including pending responses.
     """
 
     __slots__ = (
@@ -105,8 +105,8 @@ class Throttle:
     def rejects(self, host: str, now_ms: int, transport: asyncio.Transport) -> bool:
         """Return True if the client's IP address exceeds its connection rate.
 
-        As on Kafka (KIP-612), the connection is muted first and closed when that time is over. This delays
-        the client's next attempt. Such connections are counted in the metrics but not logged.
+        As on Kafka (KIP-612), the connection is muted first and closed later. This delays the client's next
+        attempt. Rejected connections are counted in the metrics but not logged.
         """
         throttle_ms = self._quotas.admit_connection(host, now_ms)
         if throttle_ms:

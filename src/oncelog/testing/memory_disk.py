@@ -274,7 +274,7 @@ class MemoryDisk:
         self.on_turn: Callable[[bool], object] | None = None
         """Called before each operation, with True before a sync. May run another thread of the process."""
         self.held_count = 0
-        """Number of mutexes that are held. While it is above 0, no other thread runs."""
+        """Number of mutexes that are held. While this number is above 0, no other thread runs."""
         self._root = _Directory()
         self._locks: set[str] = set()
         self._is_dead = False
@@ -308,7 +308,7 @@ class MemoryDisk:
             self.on_turn(is_sync)
 
     def step(self, operation: str, path: str, count: int = 1) -> int:
-        """Count steps. Return how many of `count` happen before the crash.
+        """Count `count` steps of an operation. Return how many of these happen before the crash.
 
         Raises OSError if `errors` contains the operation, and SimulatedCrash if the process has ended.
         """

@@ -127,7 +127,7 @@ def decode_request_header(frame: Buffer) -> RequestHeader:
     """Parse the header of a request frame (without size prefix), also for unsupported APIs and versions.
 
     For an unknown API, no tag block is expected. As in Kafka, a client id that is not UTF-8 gets replacement
-    characters, because it is only a label. Raises PeerError.
+    characters: a client id is only a label. Raises PeerError.
     """
     try:
         api_key, version, correlation_id, length = _REQUEST_HEAD.unpack_from(frame, 0)
@@ -267,8 +267,9 @@ class FrameReader:
         return None, _EMPTY
 
     def room(self, least_bytes: int) -> memoryview | None:
-        """Return free space for the next bytes of an incomplete frame; None if it lacks fewer than
-        `least_bytes`.
+        """Return free space for the next bytes of an incomplete frame.
+
+        Return None if the frame lacks fewer than `least_bytes`.
 
         After writing into this space, call `fill` or `filled`.
         """
@@ -286,7 +287,7 @@ class FrameReader:
 
         Return the frame if it is now complete.
 
-        The frame has no size prefix. Return None if it is incomplete.
+        The returned frame has no size prefix. Return None if the frame is incomplete.
         """
         self.fill(size_bytes)
         return self.first(_EMPTY)[0]
@@ -313,7 +314,7 @@ class FrameReader:
     def _grow(self, least_bytes: int) -> None:
         """Make the buffer at least `least_bytes` large.
 
-        It becomes _ROOM_GROWTH times the bytes that have arrived, but never larger than the frame.
+        The new size is _ROOM_GROWTH times the bytes that have arrived, but at most the size of the frame.
         """
         if least_bytes <= len(self._gathered):
             return

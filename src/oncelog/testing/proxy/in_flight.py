@@ -57,7 +57,7 @@ class HeldMessage:
             self.on_release(lose)
 
     def count_down(self, api: str) -> None:
-        """Note that a later request of `api` has passed. This may release the message."""
+        """Note that a later request of `api` has passed. Release the message if it waited only for that."""
         if self.remaining is not None and api == self.api:
             self.remaining -= 1
             if self.remaining <= 0:

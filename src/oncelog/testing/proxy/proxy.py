@@ -116,7 +116,7 @@ class Proxy:
     def release(self, *, lose: bool = False) -> int:
         """Release all held messages and return their number.
 
-        With `lose`, they are lost instead of forwarded. A lost response ends its connection.
+        If `lose` is True, the messages are lost instead of forwarded. A lost response ends its connection.
         """
         return self._run(self._core.release(lose))
 
@@ -202,7 +202,7 @@ class _Core:
         return len(relays)
 
     async def close(self) -> None:
-        """Close ports and connections, and wait for their end. The event loop must not end before."""
+        """Close ports and connections, and wait until they are closed. The event loop must run until then."""
         servers, relays = tuple(self._servers.values()), tuple(self._relays)
         for server in servers:
             server.close()

@@ -4,9 +4,9 @@
     broker --responses--> by order of sending         _read_from_broker
     client <--responses-- [rules] in request order    _deliver
 
-Clients match responses to requests by order. If the correlation id is another one, they close the connection
-(Java's client and librdkafka alike). Therefore a response that is held or dropped also blocks all later
-responses.
+Clients match responses to requests by order. If a response has an unexpected correlation id, clients close
+the connection (Java's client and librdkafka alike). Therefore a response that is held or dropped also blocks
+all later responses.
 
 After a connection has ended, the broker may still finish the requests that it was sent. Therefore a lost
 acknowledgement always means that the records were stored but the client does not know it.
