@@ -193,7 +193,7 @@ def _walk(node: ast.AST, function: str, line: int) -> Iterator[tuple[ast.AST, st
     line = getattr(node, "lineno", line)
     yield node, function, line
     if isinstance(node, ast.Raise | ast.JoinedStr):
-        # The arguments of an exception are its text.
+        # The arguments of an exception are its text. Texts are not mutated.
         return
     for name, value in ast.iter_fields(node):
         if name not in ("annotation", "returns", "decorator_list"):

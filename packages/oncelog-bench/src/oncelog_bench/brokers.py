@@ -22,10 +22,10 @@ from oncelog_bench.process import idle_cores, settle
 from oncelog_bench.raw_produce import ProduceReport, ProduceSpec
 
 SETTINGS = {"log.segment.delete.delay.ms": 0, "max.connections": 20_000}
-"""Settings of both brokers.
+"""Settings of both brokers. All other settings are the defaults.
 
-All other settings are the defaults. A sample's topic is deleted at once, before the system writes its pages
-to the disk. The limit allows ten thousand connections and those of the load generator.
+With a delay of 0, a sample's topic is deleted before the system writes its pages to the disk. The connection
+limit allows ten thousand measured connections and those of the load generator.
 """
 
 KAFKA_HEAP_MB = 1_024

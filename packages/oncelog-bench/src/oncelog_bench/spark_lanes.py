@@ -155,9 +155,9 @@ def _stop(engine: Engine, query: Any) -> None:
 
 
 def _wait(query: Any, batches_count: int) -> list[dict[str, int]]:
-    """Wait for `batches_count` micro-batches.
+    """Wait for `batches_count` micro-batches. Return the durations in ms of the phases of every micro-batch.
 
-    Return the duration in ms of each phase of each. Raises OncelogError.
+    Raises OncelogError if the query fails or takes too long.
     """
     deadline = time.monotonic() + _TRIGGER_TIMEOUT_S
     while time.monotonic() < deadline:

@@ -1,4 +1,6 @@
-"""Commits per second of one producer, one transaction after the other, by records and partitions of each."""
+"""Commits per second of one producer, one transaction after the other, by a transaction's records and
+partitions.
+"""
 
 from __future__ import annotations
 

@@ -107,8 +107,9 @@ def run_enrichment(
 class Moment(NamedTuple):
     """The moment in a micro-batch at which to kill the driver.
 
-    With a transactional sink, it is when the proxy drops EndTxn number `commit` (counted from 1) on its way
-    to the broker. Other sinks send no EndTxn. With them, it is when they have sent `rows` rows.
+    With a transactional sink, the driver is killed when the proxy drops EndTxn number `commit` (counted from
+    1) on its way to the broker. Other sinks send no EndTxn. With such a sink, the driver is killed after
+    `rows` rows were sent.
     """
 
     commit: int

@@ -88,7 +88,7 @@ def load_flights(rows: int | None = None) -> Flights:
 Lookups = Mapping[str, pa.Table]
 """Lookup tables by the flights' column to join on.
 
-The first column of each table matches it, without repetition.
+The first column of each table has that column's values, each once.
 """
 
 

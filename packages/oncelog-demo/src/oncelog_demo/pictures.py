@@ -176,9 +176,9 @@ def _span(run: Sequence[Attempt], killed_at_ms: float | None) -> tuple[float, fl
 
 
 class _TasksPanel:
-    """One run of the driver, from `begin` to `end` (milliseconds).
+    """The panel of one run of the driver, from `begin` to `end` (milliseconds).
 
-    The panel starts at pixel `x`; `scale` is in pixels per millisecond.
+    The panel starts at pixel `x`. `scale` is in pixels per millisecond.
     """
 
     def __init__(self, svg: Svg, x: float, begin: float, end: float, scale: float, bottom: float) -> None:

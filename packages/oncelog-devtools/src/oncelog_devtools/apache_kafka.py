@@ -45,7 +45,7 @@ def fetch_jars() -> str:
 
 
 def fetch_pom(pom: str, cache: Path, purpose: str) -> Path:
-    """Return the directory with the jars of a Maven project. They are downloaded into `cache` once.
+    """Return the directory with the jars of a Maven project. Maven downloads the jars into `cache` once.
 
     Raises MissingDependency.
     """

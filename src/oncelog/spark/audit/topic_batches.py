@@ -79,7 +79,7 @@ CHECK_RECORDS = "checkRecords"
 AVAILABLE = "available"
 """The option with the offsets to read.
 
-They are looked up once, so that all parts of the audit use the same ones.
+The driver looks the offsets up once, so that all parts of the audit use the same ones.
 """
 
 HeaderRow = tuple[Any, ...]

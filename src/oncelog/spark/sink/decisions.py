@@ -465,10 +465,7 @@ class WriteLease(NamedTuple):
 
 
 def may_acquire_lease(mine: WriteLease, found: WriteLease | None) -> bool:
-    """Return True if a task may write.
-
-    It may not if an attempt has begun for this transaction or a later one.
-    """
+    """Return True if a task may write: no attempt has begun for this transaction or a later one."""
     if found is None or found.batch_id < mine.batch_id:
         return True
     if found.batch_id > mine.batch_id:

@@ -69,7 +69,8 @@ def publish(metrics: SinkMetrics) -> None:
         return
     line = json.dumps(asdict(metrics)).encode() + b"\n"
     try:
-        # O_NONBLOCK: a named pipe without a reader, or a full one, fails instead of blocking the driver.
+        # With O_NONBLOCK, a write to a named pipe that is full or has no reader fails instead of blocking the
+        # driver.
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o644)
         try:
             os.write(descriptor, line)

@@ -255,7 +255,8 @@ def _finish(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[TaskRepor
         if isinstance(decided, Refuse):
             raise decided.error(batch_id)
         if decided == before and before.sum is not None:
-            # The committed tasks already wrote all rows of the batch, so the prepared ones would double them.
+            # The committed tasks already wrote all rows of the batch. The prepared transactions would double
+            # the rows.
             _end(sink, prepared, is_commit=False)
             return
     except BaseException:
