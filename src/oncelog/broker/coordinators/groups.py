@@ -429,7 +429,10 @@ class GroupCoordinator:
             return
 
     def _expire_offsets(self, group_id: str, partitions: list[TopicPartition], now_ms: int) -> None:
-        """Delete those of the offsets for these partitions that have expired. Raises NotCoordinator."""
+        """Delete expired offsets of a group. Only offsets for these partitions are examined.
+
+        Raises NotCoordinator.
+        """
         group = self.get(group_id)
         is_empty = group is None or group.state is GroupState.EMPTY
         if group is not None and not is_empty and group.state is not GroupState.STABLE:

@@ -15,7 +15,7 @@ from oncelog.wire.control import encode_end_marker
 MARKER_COST = 10
 """Cost of writing a marker, in elements of a step (`StepBudget`).
 
-Each marker is a whole batch, so it is high.
+It is high, since each marker is a whole batch.
 """
 
 

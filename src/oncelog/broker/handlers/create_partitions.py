@@ -2,7 +2,7 @@
 
     UNKNOWN_TOPIC_OR_PARTITION  there is no such topic
     INVALID_TOPIC_EXCEPTION     an internal topic
-    INVALID_PARTITIONS          not more than the topic has, or more than it may have
+    INVALID_PARTITIONS          not above the topic's count, or above MAX_PARTITIONS
     INVALID_REPLICA_ASSIGNMENT  an assignment to any broker but this one
     INVALID_REQUEST             a topic named twice
     POLICY_VIOLATION            more than 10,000 new partitions in one request

@@ -1,6 +1,6 @@
 """CreateTopics (key 19), versions 2-7: create topics.
 
--1 partitions or replicas mean the default, in every version.
+In every version, the partition count -1 and the replication factor -1 mean the default.
 
     INVALID_TOPIC_EXCEPTION     an invalid name, or one that collides with another
     TOPIC_ALREADY_EXISTS        a topic has the name
@@ -53,7 +53,10 @@ KEY = 19
 FIRST_STRICT_VERSION = 6
 """First version in which clients know THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
 MAX_PARTITIONS_PER_REQUEST = 10_000
-"""Source: kafka ReplicationControlManager.MAX_PARTITIONS_PER_BATCH."""
+"""Largest number of partitions in one request.
+
+Source: kafka ReplicationControlManager.MAX_PARTITIONS_PER_BATCH.
+"""
 MAX_PARTITIONS = 100_000
 """Largest partition count of a topic.
 
@@ -153,7 +156,8 @@ def _result(state: BrokerState, request: Request, plan: NewTopic) -> _Result:
         replication_factor=1,
         configs=[
             CreateTopicsResponse.CreatableTopicConfigs(
-                # The topic's own settings unparsed, as in Kafka. DescribeConfigs returns them parsed.
+                # As in Kafka, return the topic's own values as the client sent them. DescribeConfigs returns
+                # parsed values.
                 name=entry.name,
                 value=plan.overrides.get(entry.name, entry.value),
                 config_source=entry.source,
@@ -170,7 +174,7 @@ def _plan(state: BrokerState, requested: _Requested, names: TopicNames) -> NewTo
     if state.topics.get(requested.name) is not None or state.topics.is_changing(requested.name):
         raise TopicAlreadyExists(f"topic {requested.name!r} already exists")
     names.check(requested.name)
-    # If a setting is named twice, its last value is used, but none of them may be null.
+    # If a setting is named twice, the last value is used, but no value may be null.
     nulls = [(config.name, None) for config in requested.configs if config.value is None]
     own = {config.name: config.value for config in requested.configs}
     overrides = check_overrides(state.settings, own | dict(nulls))

@@ -61,8 +61,8 @@ def _find(
 ) -> Work[list[list[Acl] | BrokerError]]:
     """Return for each filter the ACLs that match it, or the filter's own error.
 
-    Raises PolicyViolation if the filters match too many ACLs in total. Requests that run between two steps
-    replace the ACL table and leave this one unchanged.
+    Raises PolicyViolation if the filters match too many ACLs in total. Requests that run between two steps do
+    not change `table`: they replace the authorizer's table by a new one.
     """
     budget, remaining_count = StepBudget(state.limits.request_step_elements), len(table) + MAX_REPEATED
     result: list[list[Acl] | BrokerError] = []

@@ -5,7 +5,7 @@ deleted. If the broker is killed before the end, its next start completes the de
 
     UNKNOWN_TOPIC_OR_PARTITION  an unknown name
     UNKNOWN_TOPIC_ID            an unknown id
-    INVALID_REQUEST             both or neither of name and id, or a topic named twice; it is not deleted
+    INVALID_REQUEST             both or neither of name and id, or a topic named twice
     INVALID_TOPIC_EXCEPTION     an internal topic
     TOPIC_DELETION_DISABLED     delete.topic.enable=false
     THROTTLING_QUOTA_EXCEEDED   over controller_mutation_rate, version 5 and later
@@ -79,7 +79,7 @@ def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[DeleteTop
 def _delete(state: BrokerState, planned: Sequence[_Planned], now_ms: int) -> Work[None]:
     """Delete the topics durably in the first step, and remove their directories and committed offsets later.
 
-    If the durable write fails, the results get its error.
+    If the durable write fails, all results get the error.
     """
     results: dict[Topic, _Result] = {}
     for topic, result, is_by_id in planned:

@@ -29,7 +29,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 def _describe_all(state: BrokerState, request: Request) -> Work[DescribeProducersResponse]:
     message: DescribeProducersRequest = request.message
-    # A partition that is named many times is described once: it may have many producers.
+    # Describe a partition once even if it is named many times, because its producers may be many.
     requested: dict[str, dict[int, None]] = {}
     for topic in message.topics:
         requested.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))

@@ -1,9 +1,9 @@
 """DescribeQuorum (key 55), versions 0-2: the leader of the metadata log.
 
-This broker is its own controller, so it is the only voter, and there are no observers. It keeps topics in a
-file instead of a metadata log, so the epoch and the offsets in the response are 0. If a request names any
-partition but partition 0 of __cluster_metadata, all its partitions get UNKNOWN_TOPIC_OR_PARTITION. Source:
-KIP-595, KIP-853; Kafka's KafkaRaftClient.
+This broker is its own controller, so it is the only voter, and there are no observers. The broker keeps
+topics in a file instead of a metadata log, so the epoch and the offsets in the response are 0. If a request
+names any partition but partition 0 of __cluster_metadata, all its partitions get UNKNOWN_TOPIC_OR_PARTITION.
+Source: KIP-595, KIP-853; Kafka's KafkaRaftClient.
 """
 
 from __future__ import annotations

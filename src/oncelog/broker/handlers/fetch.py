@@ -190,7 +190,7 @@ class _Fetch:
         return requested_bytes - have_bytes
 
     def is_outdated(self, results: list[tuple[SessionPartition, _Result]]) -> bool:
-        """Return True if a partition was deleted, or its visible end differs from that in its result."""
+        """Return True if a partition was deleted, or if its visible end has changed since it was read."""
         for target, result in results:
             try:
                 partition = self._partition(target)

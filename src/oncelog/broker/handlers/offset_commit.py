@@ -172,7 +172,7 @@ class CommitRows:
 
     @property
     def has_any_for_group(self) -> bool:
-        """True if the group's check decides for any of the partitions."""
+        """True if there are partitions whose result depends on the group's check."""
         return any(is_for_group(row.error_code) for rows in self._rows.values() for row in rows)
 
     def encode(self, group_id: str) -> Work[None]:
@@ -216,9 +216,9 @@ class CommitRows:
         return bool(deleted)
 
     def refuse(self, error: BrokerError) -> None:
-        """Set the error of all partitions for which the group's check decides.
+        """Set this error of the group's check in all partitions whose result depends on the check.
 
-        As in Kafka, this also replaces OFFSET_METADATA_TOO_LARGE.
+        As in Kafka, it also replaces OFFSET_METADATA_TOO_LARGE.
         """
         for row in (row for rows in self._rows.values() for row in rows):
             if is_for_group(row.error_code):
@@ -240,5 +240,5 @@ def _java_length(text: str) -> int:
 
 
 def is_for_group(code: int) -> bool:
-    """Return True if the group's check decides for a partition with this error code."""
+    """Return True if a partition with this error code still depends on the group's check."""
     return code in (0, OffsetMetadataTooLarge.code)

@@ -69,7 +69,8 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
                 )
             )
         return result
-    # A group that is named several times gets one result, for its first entry: it may have many offsets.
+    # A group that is named several times gets one result, for its first entry, because its offsets may be
+    # many.
     groups: dict[str, OffsetFetchRequest.OffsetFetchRequestGroup] = {}
     for group in message.groups:
         groups.setdefault(group.group_id, group)
@@ -86,10 +87,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
 
 
 def _error_response(message: OffsetFetchRequest, version: int, code: int) -> OffsetFetchResponse:
-    """Return the response that refuses the group.
-
-    From version 2 on it has one error code; before, one for each partition.
-    """
+    """Return the response that refuses the group. In version 1 every partition has the error code."""
     if version >= FIRST_GROUP_ERROR_VERSION:
         return OffsetFetchResponse(error_code=code, topics=[])
     fields: dict[str, Any] = {"committed_offset": NO_OFFSET, "metadata": "", "error_code": code}

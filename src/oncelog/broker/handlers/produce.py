@@ -3,8 +3,8 @@
 ApiVersions offers version 0, too: otherwise librdkafka before 2.11.1 does not compress (KAFKA-18659). Version
 13 names topics by id. Checks, in this order:
 
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED  transactional batches without a transactional id; the whole
-                                           request
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED  transactional batches without a transactional id; all
+                                           partitions get this error
     UNKNOWN_TOPIC_ID                       version 13: an unknown topic id
     UNKNOWN_TOPIC_OR_PARTITION             an unknown topic or partition
     INVALID_RECORD                         not exactly one batch of magic 2
@@ -183,7 +183,7 @@ class _Produce:
             if self.is_continued and self.verification.was_open(tp):
                 check_still_open(partition, batch)
             begins_epoch = self.verification.begins_epoch(tp)
-        # Set before the append, because a refused batch's result has it, too.
+        # Set the log start offset before the append, because the result of a refused batch has it, too.
         result.log_start_offset = partition.log_start_offset
         opened_before = partition.opened_cost
         try:

@@ -192,7 +192,7 @@ def _encode(correlation_id: int, batches: list[_Batch], results: list[Appended])
 def _response(
     state: BrokerState, batches: list[_Batch], results: list[Appended | BrokerError]
 ) -> ProduceResponse:
-    """Return the response of a request of which a batch was refused, as a message."""
+    """Return the response message of a request if at least one batch was refused."""
     topics: list[ProduceResponse.TopicProduceResponse] = []
     topic = None
     for (name, partition, _, _), appended in zip(batches, results, strict=True):

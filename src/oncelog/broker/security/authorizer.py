@@ -142,7 +142,7 @@ class Authorizer:
         self._save(list(acls))
 
     def remove(self, acls: Collection[Acl]) -> None:
-        """Remove those of these ACLs that exist, durably. After a StorageError none is removed."""
+        """Remove ACLs durably. ACLs that do not exist are ignored. After a StorageError none is removed."""
         left = [acl for acl in self.acls if acl not in acls]
         if len(left) < len(self.acls):
             self._save(left)

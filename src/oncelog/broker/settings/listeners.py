@@ -35,7 +35,7 @@ class Listener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The address that clients connect to, as it is in responses.
+        """The address for clients of this listener, as responses have it.
 
         See test_metadata_names_the_listener_of_the_connection.
         """

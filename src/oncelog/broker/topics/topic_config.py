@@ -45,7 +45,7 @@ MIN_SEGMENT_BYTES = 1 << 20
 
 
 def topic_settings(broker: Settings, overrides: Mapping[str, str]) -> Settings:
-    """Return the effective settings of a topic with these own settings.
+    """Return the effective settings of a topic. `overrides` are its own settings.
 
     Raises InvalidConfig, which names the invalid setting.
     """

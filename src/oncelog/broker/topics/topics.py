@@ -120,7 +120,7 @@ class Topic:
 
 
 class OffsetsToDelete(NamedTuple):
-    """The committed offsets of a deleted topic, which must be deleted.
+    """The committed offsets of a deleted topic. They must be deleted, too.
 
     `before` maps partitions of `__consumer_offsets` to offsets: only records below belong to the deleted
     topic. None means all records, because no later topic had the name.
@@ -417,7 +417,7 @@ class Topics:
         return (yield from self._finish_deletions(left))
 
     def _remove_left(self, names: Iterable[str]) -> Steps[None]:
-        """Free these names for new topics if deletions that the disk interrupted can be completed.
+        """Complete interrupted deletions of topics with these names, so that new topics can have the names.
 
         A topic that has committed offsets and is not yet durably deleted is left to `resume_deletions`.
         """

@@ -45,9 +45,9 @@ from typing import Generic, NamedTuple, TypeVar
 from oncelog.rules.idempotence.sequence import advance
 
 MAX_UNACKNOWLEDGED = 5
-"""The largest number of batches of a partition without outcome.
+"""The largest number of batches of a partition that wait for their outcome.
 
-A broker remembers as many for each producer.
+A broker remembers this number of batches of a producer; it would not recognise an older one.
 """
 MAX_EPOCH = 32_767
 

@@ -225,7 +225,7 @@ class AclTable:
     def candidates(self, acl_filter: AclFilter) -> Iterable[Acl]:
         """Return the ACLs that a filter may select.
 
-        If the filter names one pattern, these are the pattern's ACLs, else all.
+        If the filter names one pattern, only ACLs with this pattern are returned, else all.
         """
         pattern_type, name = acl_filter.pattern_type, acl_filter.name
         is_exact = pattern_type in (PatternType.LITERAL, PatternType.PREFIXED)

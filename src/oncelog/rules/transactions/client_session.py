@@ -266,7 +266,8 @@ _UNDECIDED = (
 )
 """Errors that do not rule out success.
 
-A coordinator also sends these errors if its record was not durable in time, and the record may become so.
+A coordinator also sends these errors if its record is not durable in time. The record may become durable
+later.
 """
 
 INIT = RequestKind(
