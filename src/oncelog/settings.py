@@ -199,7 +199,7 @@ class Settings(Mapping[str, Any]):
         self._values, self.layers = values, tuple(layers)
 
     def replaced(self, changes: Mapping[str, Any]) -> Settings:
-        """Return a copy with changed values. The changed keys do not count as set by the user."""
+        """Return a copy with changed values. `is_user_set` has the same results for the copy."""
         return Settings(self._table, {**self._values, **changes}, self._user)
 
 

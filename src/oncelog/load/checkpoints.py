@@ -5,7 +5,7 @@ would not work: they expire offsets.retention.minutes (a week) after the last co
 repeated later would store everything twice.
 
 Checkpoints are read only after `init_transactions`, up to the high watermark. The last stable offset is not
-enough: another application's open transaction would hide later checkpoints. See
+enough: another application's open transaction in that partition would hide later checkpoints. See
 test_another_open_transaction_hides_no_mark.
 """
 

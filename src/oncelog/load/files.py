@@ -53,9 +53,9 @@ class Reader(Protocol):
     """A reader of one file. Its methods raise StorageError if the file cannot be read or parsed."""
 
     def digest_at(self, position: int) -> str | None:
-        """Move to `position` and return the digest of a FileCheckpoint there;
+        """Move to `position`. Return the digest of a FileCheckpoint with this position.
 
-        None if the file ends before.
+        Return None if the file ends before `position`.
         """
 
     def is_at_end(self) -> bool:

@@ -33,7 +33,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROWS_AT_ONCE = 1024
 """Number of rows that are read from Parquet files at a time.
 
-Rows may need more memory than their metadata say.
+A row may need much more memory than the file's metadata state.
 """
 
 

@@ -41,9 +41,9 @@ def csv_record_ends(data: Buffer, *, delimiter: str, is_end: bool) -> Any:
 
 
 def _quoted_behind_runs(column: Any, quotes: Any, delimiter: int) -> tuple[Any, Any]:
-    """Return the start of each run of quotes, and whether the text between two runs is in a quoted field.
+    """Return two arrays: the starts of the runs of quotes, and a boolean for the text between the runs.
 
-    In the second array, index n is for the text after the first n runs.
+    Element n of the second array is True if the text after the first n runs is in a quoted field.
 
     At the start of a field, Arrow takes a quote as the start of a quoted field. In the middle of an unquoted
     field, a quote is text. Inside a quoted field, two quotes mean one quote, and a single quote ends the

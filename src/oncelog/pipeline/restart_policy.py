@@ -1,10 +1,10 @@
 """Decides what follows the exit of a supervised query: a restart after a pause, or a stop with an exit code.
 
-    exit                                   stop requested   otherwise
-    done, as its trigger says              Stop 0           Stop 0
-    refused: a restart would be too        Stop 2           Stop 2
-    setup, before a query ever ran         Stop 2           Stop 2
-    setup later, failed, or died           Stop 1           Restart; Stop 1 at the last failure allowed
+    exit                                         stop requested   otherwise
+    done: the query has ended without an error   Stop 0           Stop 0
+    refused: a restart would be refused, too     Stop 2           Stop 2
+    setup: no query was started in any run yet   Stop 2           Stop 2
+    setup in a later run, failed, died           Stop 1           Restart; Stop 1 after max_failures
 
 Failures of the last `window_ms` count. The pause doubles with each counted failure, up to a maximum. Half of
 the pause is random, so that queries that failed together do not restart together.

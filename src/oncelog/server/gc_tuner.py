@@ -18,7 +18,7 @@ LONG_SECONDS = 0.02
 class GcTuner:
     """A callback for `gc.callbacks` that freezes the surviving objects after a slow full collection.
 
-    Reference cycles among frozen objects are never freed. There are few, and they are small.
+    Reference cycles among frozen objects are never freed. There are few such cycles, and they are small.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

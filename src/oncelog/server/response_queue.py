@@ -91,9 +91,9 @@ class ResponseQueue:
             self.send(first)
 
     def send(self, payload: Payload | None) -> None:
-        """Send a response that is first in order;
+        """Send the response that is first in order. `payload` None: nothing to send.
 
-        if it is small, with the next `flush`. None: nothing to send.
+        A small response is only added to the batch that the next `flush` sends.
         """
         if payload is None:
             return

@@ -38,9 +38,9 @@ class Api(NamedTuple):
 
 
 class Part:
-    """A struct of a message:
+    """A struct inside a message, or a whole message.
 
-    mutable, with one slot per field, a keyword constructor and comparison by value.
+    It is mutable, has one slot per field and a keyword constructor, and is compared by value.
     """
 
     __slots__ = ()
