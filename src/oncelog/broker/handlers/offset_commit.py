@@ -216,9 +216,9 @@ class CommitRows:
         return bool(deleted)
 
     def refuse(self, error: BrokerError) -> None:
-        """Set this error of the group's check in all partitions whose result depends on the check.
+        """Set the error of the group's check in all partitions whose result depends on it.
 
-        As in Kafka, it also replaces OFFSET_METADATA_TOO_LARGE.
+        As in Kafka, OFFSET_METADATA_TOO_LARGE is replaced, too.
         """
         for row in (row for rows in self._rows.values() for row in rows):
             if is_for_group(row.error_code):

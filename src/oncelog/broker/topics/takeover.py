@@ -403,9 +403,10 @@ class _Security:
             store()
 
     def _merge(self, word: str, file: str, found: list[Any], held: list[Any], store: Any) -> None:
-        """Adopt Kafka's values if only Kafka has changed them, and keep ours if only we have.
+        """Compare one kind with the last adoption. If only Kafka has changed it, adopt Kafka's values.
 
-        If both have changed, add a problem. Equal values need nothing.
+        If only this broker has changed it, or if the values are equal, keep ours. If both have changed it,
+        add a problem.
         """
         theirs, ours = _digest(found), _digest(held)
         self.found[word] = theirs

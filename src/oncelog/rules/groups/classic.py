@@ -298,7 +298,8 @@ class GroupVersion(NamedTuple):
 class _Replacement(NamedTuple):
     """A static member's new member id in a stable group. Its JoinGroup request waits until the id is stored.
 
-    `number` is the count of the group's replacements at that time. `old_leader_id` was the leader before.
+    `number` counts the group's replacements up to this one. `old_leader_id` is the leader before the
+    replacement.
     """
 
     number: int

@@ -31,7 +31,7 @@ def last_stable_offset(
 
 
 def stable_offset_after(completed: CompletedTransaction, open_first_offset: int | None) -> int:
-    """Return the last stable offset after `completed`, which its entry in the transaction index stores.
+    """Return the last stable offset after the end of `completed`. The transaction index stores this offset.
 
     `open_first_offset` is the first offset of the oldest transaction that is still open; None if none is
     open.

@@ -65,11 +65,10 @@ def aborted_classic(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
 
 
 def ended_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
-    """Return the producer id and epoch of the transaction that a record ends; None if older ones may end,
-    too.
+    """Return the producer id and epoch of the transaction that a record ends.
 
-    The abort of a classic transaction returns None: its marker also aborts older transactions, and may have
-    the epoch of a fence.
+    Return None for the abort of a classic transaction. Its marker also aborts older transactions, and may
+    have the epoch of a fence.
     """
     if entry.client_version < EPOCH_PER_TRANSACTION and entry.state is TransactionState.PREPARE_COMMIT:
         return ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
