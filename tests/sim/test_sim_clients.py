@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from oncelog_simulator.backup import play_restored
-from oncelog_simulator.blocking import play_threads
-from oncelog_simulator.cancelling import play_cancelled
+from oncelog_simulator.asyncio_clients import run_asyncio_clients
+from oncelog_simulator.backup import run_restored_backup
+from oncelog_simulator.blocking_clients import run_blocking_clients
 from oncelog_simulator.cli import command
+from oncelog_simulator.client_simulation import ClientResult, has_faults
+from oncelog_simulator.default_flush import run_default_flush
 from oncelog_simulator.event_loop import Livelock
-from oncelog_simulator.expected_errors import Excuses
-from oncelog_simulator.mutants.interrupted import CLIENT_MUTANTS, NOT_CAUGHT
+from oncelog_simulator.expected_errors import ExpectedErrors
+from oncelog_simulator.mutants.interrupted_clients import CLIENT_MUTANTS, NOT_CAUGHT
 from oncelog_simulator.mutants.mutant import search
-from oncelog_simulator.scene import Run, has_faults
 from oncelog_simulator.scheduler import Scheduler
 from oncelog_simulator.shrink import shrink_run
-from oncelog_simulator.unsynced import play_unsynced
 from oncelog_simulator.world import World
 
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
 from oncelog.errors import MisuseError, RebalanceInProgress, TimedOut, TopicAuthorizationFailed
 
-Play = Callable[[int], Run]
+RunSeed = Callable[[int], ClientResult]
 
 
 CHUNK = 25
@@ -60,19 +60,19 @@ def in_tiers(quick: Collection[int], count: int) -> list[Any]:
 
 
 @cache
-def played(play: Play, seed: int) -> Run:
+def played(run_seed: RunSeed, seed: int) -> ClientResult:
     """Play a seed once for all tests that look at it."""
-    return play(seed)
+    return run_seed(seed)
 
 
-def violations_of(play: Play, seeds: Iterable[int]) -> dict[int, list[str]]:
-    return {seed: run.violations for seed in seeds if (run := played(play, seed)).violations}
+def violations_of(run_seed: RunSeed, seeds: Iterable[int]) -> dict[int, list[str]]:
+    return {seed: run.violations for seed in seeds if (run := played(run_seed, seed)).violations}
 
 
 def play_race(seed: int) -> tuple[int, list[int]]:
     """Two threads add to a number without a lock; what they got to, and the order of their steps."""
     world = World(seed)
-    scheduler = Scheduler(world.loop, world.chance("scheduler"), 0.0)
+    scheduler = Scheduler(world.loop, world.rng("scheduler"), 0.0)
     total, order = 0, list[int]()
 
     def add(number: int) -> None:
@@ -98,7 +98,7 @@ def test_threads_race_as_the_seed_says() -> None:
 
 def test_conditions_and_timeouts_of_threads_are_in_virtual_time() -> None:
     world = World(1)
-    scheduler = Scheduler(world.loop, world.chance("scheduler"), 0.0)
+    scheduler = Scheduler(world.loop, world.rng("scheduler"), 0.0)
     seen: list[object] = []
 
     def wait(event: threading.Event) -> None:
@@ -108,14 +108,14 @@ def test_conditions_and_timeouts_of_threads_are_in_virtual_time() -> None:
     with scheduler.patched():
         event = threading.Event()
         threading.Thread(target=wait, args=(event,)).start()
-        world.later(20.0, lambda: threading.Thread(target=event.set).start())
+        world.call_later(20.0, lambda: threading.Thread(target=event.set).start())
         world.loop.run_until(world.loop.create_future(), 100_000_000)
     assert seen == [(False, 5), (True, 20)]
 
 
 def test_threads_without_rest_are_noticed_and_ended() -> None:
     world = World(1)
-    scheduler = Scheduler(world.loop, world.chance("scheduler"), 0.0)
+    scheduler = Scheduler(world.loop, world.rng("scheduler"), 0.0)
     before = threading.active_count()
 
     def turn() -> None:
@@ -131,17 +131,17 @@ def test_threads_without_rest_are_noticed_and_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("play", "seeds"),
+    ("run_seed", "seeds"),
     [
-        (play_threads, THREADED[:2]),
-        (play_cancelled, CANCELLED[:3]),
-        (play_restored, RESTORED[:2]),
-        (play_unsynced, UNSYNCED[:1]),
+        (run_blocking_clients, THREADED[:2]),
+        (run_asyncio_clients, CANCELLED[:3]),
+        (run_restored_backup, RESTORED[:2]),
+        (run_default_flush, UNSYNCED[:1]),
     ],
 )
-def test_a_seed_gives_the_same_run_again(play: Play, seeds: Collection[int]) -> None:
+def test_a_seed_gives_the_same_run_again(run_seed: RunSeed, seeds: Collection[int]) -> None:
     for seed in seeds:
-        one, other = played(play, seed), play(seed)
+        one, other = played(run_seed, seed), run_seed(seed)
         assert (one.digest, one.timeline) == (other.digest, other.timeline)
 
 
@@ -152,19 +152,23 @@ def test_blocking_clients_in_threads_lose_and_hang_nothing(seeds: Collection[int
 
     In half of the seeds broker and network fail, too.
     """
-    assert violations_of(play_threads, seeds) == {}
+    assert violations_of(run_blocking_clients, seeds) == {}
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", in_tiers(CANCELLED, 250))
 def test_cancelled_calls_lose_and_hang_nothing(seeds: Collection[int]) -> None:
     """Calls are cancelled at any await (L4, L5, L7, L11, L13, L14; R265 by seed 201); faults as above."""
-    assert violations_of(play_cancelled, seeds) == {}
+    assert violations_of(run_asyncio_clients, seeds) == {}
 
 
-@pytest.mark.parametrize(("play", "seeds"), [(play_threads, THREADED), (play_cancelled, CANCELLED)])
-def test_seeds_have_faults_or_not_and_calls_that_fail_by_them(play: Play, seeds: Collection[int]) -> None:
-    runs = [played(play, seed) for seed in seeds]
+@pytest.mark.parametrize(
+    ("run_seed", "seeds"), [(run_blocking_clients, THREADED), (run_asyncio_clients, CANCELLED)]
+)
+def test_seeds_have_faults_or_not_and_calls_that_fail_by_them(
+    run_seed: RunSeed, seeds: Collection[int]
+) -> None:
+    runs = [played(run_seed, seed) for seed in seeds]
     disturbed = [run for run in runs if run.faults]
     assert [bool(run.faults) for run in runs] == [has_faults(seed) for seed in seeds]
     assert len({fault.kind for run in disturbed for fault in run.faults}) > 6
@@ -178,53 +182,55 @@ def test_half_of_the_seeds_have_faults() -> None:
 
 
 def test_an_error_that_no_fault_explains_is_a_violation() -> None:
-    excuses = Excuses([(0, 1_000_000)])
-    assert excuses.explains(TimedOut("late"), 1_000_000)
-    assert excuses.explains(RebalanceInProgress("again"), 1_000_000)
-    assert not excuses.explains(TimedOut("late"), 200_000_000)
-    assert not excuses.explains(MisuseError("closed"), 1_000_000)
-    assert not excuses.explains(TopicAuthorizationFailed("no"), 1_000_000)
-    assert not Excuses().explains(TimedOut("late"), 0)
+    expected = ExpectedErrors([(0, 1_000_000)])
+    assert expected.explains(TimedOut("late"), 1_000_000)
+    assert expected.explains(RebalanceInProgress("again"), 1_000_000)
+    assert not expected.explains(TimedOut("late"), 200_000_000)
+    assert not expected.explains(MisuseError("closed"), 1_000_000)
+    assert not expected.explains(TopicAuthorizationFailed("no"), 1_000_000)
+    assert not ExpectedErrors().explains(TimedOut("late"), 0)
 
 
 def test_a_failing_run_keeps_only_the_faults_that_it_needs() -> None:
     """Playing a seed without a fault leaves the other draws as they are."""
-    seed = next(seed for seed in CANCELLED if len(played(play_cancelled, seed).faults) > 2)
-    everything, without = played(play_cancelled, seed), play_cancelled(seed, [0])
+    seed = next(seed for seed in CANCELLED if len(played(run_asyncio_clients, seed).faults) > 2)
+    everything, without = played(run_asyncio_clients, seed), run_asyncio_clients(seed, [0])
     assert without.faults == everything.faults[:1]
     failed = dataclasses.replace(everything, violations=["a rule: broken"])
 
-    def play(seed: int, kept: Collection[int]) -> Run:
-        run = play_cancelled(seed, kept)
+    def run_seed(seed: int, kept: Collection[int]) -> ClientResult:
+        run = run_asyncio_clients(seed, kept)
         return dataclasses.replace(run, violations=["a rule: broken"] if 1 in kept else [])
 
-    run, kept = shrink_run(failed, play)
+    run, kept = shrink_run(failed, run_seed)
     assert kept == [1] and run.faults == everything.faults[1:2]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", in_tiers(RESTORED, 30))
 def test_a_restored_backup_keeps_what_was_acknowledged_before_it(seeds: Collection[int]) -> None:
-    assert violations_of(play_restored, seeds) == {}
+    assert violations_of(run_restored_backup, seeds) == {}
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", in_tiers(UNSYNCED, 30))
 def test_a_power_loss_takes_only_what_was_not_synced(seeds: Collection[int]) -> None:
-    assert violations_of(play_unsynced, seeds) == {}
+    assert violations_of(run_default_flush, seeds) == {}
 
 
 def test_a_restored_backup_that_fences_nobody_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TransactionCoordinator, "fence_all", lambda self, now_ms: None)
-    (violation, *_) = play_restored(16).violations
+    (violation, *_) = run_restored_backup(16).violations
     assert violation.startswith("a fenced producer committed")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("play", [play_threads, play_cancelled, play_restored, play_unsynced])
-def test_interrupted_clients_lose_nothing_for_long(play: Play) -> None:
-    assert violations_of(play, range(2_000)) == {}
+@pytest.mark.parametrize(
+    "run_seed", [run_blocking_clients, run_asyncio_clients, run_restored_backup, run_default_flush]
+)
+def test_interrupted_clients_lose_nothing_for_long(run_seed: RunSeed) -> None:
+    assert violations_of(run_seed, range(2_000)) == {}
 
 
 def test_command_plays_clients_that_are_interrupted() -> None:
@@ -245,4 +251,4 @@ def test_a_copier_that_commits_automatically_is_convicted_and_one_that_does_not_
     (mutant,) = [each for each in CLIENT_MUTANTS if each.name == "a copier commits automatically"]
     found = search(mutant, [*NOTED[mutant.name], *range(400)])
     assert found is not None and found[1].startswith("copied")
-    assert play_cancelled(found[0]).violations == []
+    assert run_asyncio_clients(found[0]).violations == []

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 from oncelog_simulator.checks import InvariantMonitor
-from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application
 from oncelog_simulator.world import BrokerHost, World
 
 from oncelog.client.admin.aio import AsyncAdmin
@@ -27,7 +27,7 @@ class Operator(Application):
     step_count = 0
 
     async def work(self) -> None:
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             topic, node = ConfigResource("topic", "t"), ConfigResource("broker", "1")
             acl = Acl(
                 ResourceType.TOPIC,
@@ -53,10 +53,10 @@ class Operator(Application):
             for step in steps:
                 await step()
                 self.step_count += 1
-                await self.rest(0.2)
+                await self.sleep_up_to(0.2)
 
     async def _take_producer_id(self) -> None:
-        async with AsyncProducer({**QUICK, "client.id": self.name}) as producer:
+        async with AsyncProducer({**SHORT_TIMEOUTS, "client.id": self.name}) as producer:
             await (await producer.send("t", b"value", partition=0))
 
 
@@ -80,19 +80,19 @@ def test_acknowledged_topics_settings_users_acls_and_producer_ids_outlive_a_powe
         if broker.node is not None:
             monitor.ending(broker.node, is_in_write=is_in_write, lose_power=lose_power)
 
-    async def play() -> None:
+    async def run_scenario() -> None:
         broker.start()
         operator.start()
         while operator.step_count <= seed % STEPS:
             await asyncio.sleep(0.01)
         operator.kill()
-        broker.before_end, broker.on_recovered = ending, monitor.recovered
+        broker.before_exit, broker.on_recovered = ending, monitor.recovered
         broker.kill(lose_power=True)
-        broker.start_again()
+        broker.start_if_down()
         while broker.node is None:
             await asyncio.sleep(0.1)
 
-    assert world.loop.run_until(world.loop.create_task(play()), 60_000_000)
+    assert world.loop.run_until(world.loop.create_task(run_scenario()), 60_000_000)
     assert world.violations == [] and broker.node is not None
     node, count = broker.node, operator.step_count
     topic = node.topics.get("t")

@@ -142,11 +142,11 @@ def test_a_killed_process_does_nothing_any_more_and_its_peer_is_told(two: World2
 def test_who_lost_power_says_nothing_until_it_is_back(two: World2) -> None:
     assert two.server.process is not None
     two.server.process.kill()
-    two.world.network.lost_power(two.server.process)
+    two.world.network.power_lost(two.server.process)
     two.transport.write(b"x")
     two.until(60.0)
     assert two.noting.ended == []
-    two.world.network.powered("server")
+    two.world.network.power_restored("server")
     two.transport.write(b"y")
     two.until(1.0)
     assert [type(each) for each in two.noting.ended] == [ConnectionResetError]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 
-from oncelog_simulator.clients import QUICK
-from oncelog_simulator.world import BrokerHost, Host, Listening, World
+from oncelog_simulator.clients import SHORT_TIMEOUTS
+from oncelog_simulator.world import BrokerHost, Host, LogCapture, World
 
 from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.client.producer.aio import AsyncProducer
@@ -21,7 +21,7 @@ def test_a_lost_connection_does_not_turn_the_protocol_of_transactions_back() -> 
     epochs: list[int | None] = []
 
     async def produce() -> None:
-        producer = AsyncProducer({**QUICK, "transactional.id": "t"})
+        producer = AsyncProducer({**SHORT_TIMEOUTS, "transactional.id": "t"})
         await producer.init_transactions()
         for transport in world.network.connections():
             world.network.cut(transport)
@@ -45,7 +45,7 @@ def test_a_stop_waits_for_the_flushes_under_way() -> None:
     world.loop.pause_limit_s = 0.015
 
     async def produce() -> None:
-        producer = AsyncProducer({**QUICK, "transactional.id": "t", "max.block.ms": 60_000})
+        producer = AsyncProducer({**SHORT_TIMEOUTS, "transactional.id": "t", "max.block.ms": 60_000})
         await producer.init_transactions()
         for _ in range(12):
             await producer.begin_transaction()
@@ -57,11 +57,11 @@ def test_a_stop_waits_for_the_flushes_under_way() -> None:
             broker.start()
             await ending
 
-    with Listening(world):
+    with LogCapture(world):
         done = Host(world, "client").run(produce)
         assert world.loop.run_until(done, 600_000_000) and done.exception() is None
     assert world.violations == []
-    assert [event.text for event in world.timeline if event.who == "log"] == []
+    assert [event.text for event in world.timeline if event.host == "log"] == []
 
 
 def test_a_generation_is_not_stable_because_the_one_before_was_stored() -> None:
@@ -74,7 +74,7 @@ def test_a_generation_is_not_stable_because_the_one_before_was_stored() -> None:
     held: dict[str, set[int]] = {}
 
     async def read(name: str) -> None:
-        async with AsyncConsumer({**QUICK, "group.id": "g", "fetch.max.wait.ms": 500}) as consumer:
+        async with AsyncConsumer({**SHORT_TIMEOUTS, "group.id": "g", "fetch.max.wait.ms": 500}) as consumer:
             consumer.subscribe(["topic"])
             while world.now_us < 5_000_000:
                 await consumer.poll(0.5)
@@ -98,7 +98,7 @@ def test_a_marker_that_waited_for_another_partition_is_durable_before_the_transa
     unsynced: list[int] = []
 
     async def produce() -> None:
-        producer = AsyncProducer({**QUICK, "transactional.id": "t"})
+        producer = AsyncProducer({**SHORT_TIMEOUTS, "transactional.id": "t"})
         await producer.init_transactions()
         await producer.begin_transaction()
         for topic in ("a", "b"):
@@ -146,7 +146,7 @@ def test_a_member_of_a_group_that_was_forgotten_joins_again() -> None:
     async def read() -> list[bytes | None]:
         values: list[bytes | None] = []
         config = {"group.id": "g", "group.protocol": "consumer", "enable.auto.commit": False}
-        async with AsyncConsumer({**QUICK, **config, "auto.offset.reset": "earliest"}) as consumer:
+        async with AsyncConsumer({**SHORT_TIMEOUTS, **config, "auto.offset.reset": "earliest"}) as consumer:
             consumer.subscribe(
                 ["topic"],
                 on_assigned=lambda share: told.append(f"assigned {len(share)}"),
@@ -157,10 +157,10 @@ def test_a_member_of_a_group_that_was_forgotten_joins_again() -> None:
         return values
 
     async def write() -> None:
-        producer = AsyncProducer(QUICK)
+        producer = AsyncProducer(SHORT_TIMEOUTS)
         await (await producer.send("topic", b"v"))
 
-    with Listening(world):
+    with LogCapture(world):
         writing = Host(world, "writer").run(write)
         assert world.loop.run_until(writing, 5_000_000)
         reader = Host(world, "reader")

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from oncelog_simulator.cli import command
 from oncelog_simulator.mutants import MUTANTS
 from oncelog_simulator.mutants.mutant import search
-from oncelog_simulator.simulation import Result, play, scenario_for
+from oncelog_simulator.simulation import Result, run_scenario, scenario_for
 
 from oncelog.cli.main import EXIT_VIOLATIONS
 
@@ -45,11 +45,13 @@ def more_seeds(first: int) -> Any:
 @cache
 def played(seed: int) -> Result:
     """Play a seed once for all tests that look at it."""
-    return play(scenario_for(seed))
+    return run_scenario(scenario_for(seed))
 
 
 def failures(seeds: Iterable[int], fault_count: int | None = None) -> dict[int, list[str]]:
-    return {seed: found for seed in seeds if (found := play(scenario_for(seed, fault_count)).violations)}
+    return {
+        seed: found for seed in seeds if (found := run_scenario(scenario_for(seed, fault_count)).violations)
+    }
 
 
 @pytest.mark.timeout(600)
@@ -73,7 +75,7 @@ def test_nothing_is_violated_with_many_faults() -> None:
 
 def test_a_seed_gives_the_same_world_again() -> None:
     for seed in SEEDS[-4:]:
-        one, other = played(seed), play(scenario_for(seed))
+        one, other = played(seed), run_scenario(scenario_for(seed))
         assert (one.digest, one.timeline) == (other.digest, other.timeline)
     assert len({played(seed).digest for seed in SEEDS}) == len(SEEDS)
 

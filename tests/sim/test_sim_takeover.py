@@ -22,7 +22,7 @@ from oncelog_simulator.kafka_directory import (
     transaction_record,
 )
 from oncelog_simulator.kafka_log import TRANSACTIONAL, KafkaBatch, KafkaLog, KafkaRecord
-from oncelog_simulator.simulation import play, scenario_for
+from oncelog_simulator.simulation import run_scenario, scenario_for
 from support.log.partitions import config
 
 from oncelog.broker.state import BrokerState
@@ -172,7 +172,7 @@ def test_transactions_and_offsets_are_those_of_apache_kafka() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_histories_have_what_kafka_leaves(seed: int) -> None:
     history = KafkaHistory(Random(seed), "t", "table", 2, ["continued-takeover", "a", "b"])
-    history.play()
+    history.generate()
     disk = MemoryDisk()
     history.write(disk, 1)
     assert disk.exists("__cluster_metadata-0") and disk.exists(".kafka_cleanshutdown") == history.is_clean
@@ -190,4 +190,4 @@ def test_a_takeover_that_forgets_producers_is_noticed(monkeypatch: pytest.Monkey
             check(self, node)
 
     monkeypatch.setattr(takeover.Takeover, "recovered", recovered)
-    assert any(each.startswith("taken over otherwise") for each in play(scenario).violations)
+    assert any(each.startswith("taken over otherwise") for each in run_scenario(scenario).violations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from oncelog_simulator.clients import QUICK
+from oncelog_simulator.clients import SHORT_TIMEOUTS
 from oncelog_simulator.threads import in_thread, sleep
 from oncelog_simulator.world import BrokerHost, Host, World
 
@@ -21,13 +21,13 @@ def test_blocking_clients_work_in_virtual_time() -> None:
     found: list[object] = []
 
     def work() -> None:
-        with Producer({**QUICK, "linger.ms": 60_000}) as producer:
+        with Producer({**SHORT_TIMEOUTS, "linger.ms": 60_000}) as producer:
             sent = producer.send("topic", b"v")
             sleep(30.0)
             found.append(sent.done())
             producer.flush()
             found.append(sent.result().offset)
-        with Admin(QUICK) as admin:
+        with Admin(SHORT_TIMEOUTS) as admin:
             found.append(admin.list_offsets({TopicPartition("topic", 0): "latest"}).popitem()[1].offset)
 
     async def main() -> None:
@@ -44,7 +44,7 @@ def test_a_call_that_takes_too_long_is_timed_out() -> None:
     errors: list[type[Exception]] = []
 
     def work() -> None:
-        with pytest.raises(TimedOut), Producer({**QUICK, "max.block.ms": 1_000}) as producer:
+        with pytest.raises(TimedOut), Producer({**SHORT_TIMEOUTS, "max.block.ms": 1_000}) as producer:
             producer.send("topic", b"v")
         errors.append(TimedOut)
 
@@ -72,7 +72,7 @@ def test_a_killed_process_does_not_go_on_and_leaves_no_thread() -> None:
     before = threading.active_count()
     host = Host(world, "client")
     host.run(main)
-    world.later(1.0, host.kill)
+    world.call_later(1.0, host.kill)
     assert not world.loop.run_until(world.loop.create_future(), 60_000_000)
     assert seen == [] and threading.active_count() == before + 1
     world.loop.close()

@@ -7,13 +7,13 @@ from collections.abc import Collection
 from random import Random
 
 import pytest
-from oncelog_simulator import hostile
+from oncelog_simulator import hostile_clients
 from oncelog_simulator.event_loop import Process
 from oncelog_simulator.faults import BATCH_HEAD_BYTES, CRC_FROM, harm_batches
-from oncelog_simulator.hostile import CallCounter, draw_request, draw_worst
-from oncelog_simulator.loading import KINDS, FileList
+from oncelog_simulator.file_loads import KINDS, FileList
+from oncelog_simulator.hostile_clients import CallCounter, draw_request, draw_worst
 from oncelog_simulator.runtime import EPOCH_NS
-from oncelog_simulator.simulation import play, scenario_for
+from oncelog_simulator.simulation import run_scenario, scenario_for
 from oncelog_simulator.sink_tasks import Source
 from oncelog_simulator.world import World
 
@@ -46,7 +46,7 @@ MORE = {name: [seed for seed in range(12) if seed not in seeds] for name, seeds 
 )
 def test_nothing_is_violated(workload: str, seeds: Collection[int]) -> None:
     for seed in seeds:
-        assert play(scenario_for(seed, workload=workload)).violations == []
+        assert run_scenario(scenario_for(seed, workload=workload)).violations == []
 
 
 def test_a_workload_that_is_asked_for_leaves_the_rest_of_a_seed_as_it_is() -> None:
@@ -75,7 +75,7 @@ def test_worst_requests_are_as_large_as_asked_for() -> None:
 
 
 def test_a_step_with_too_many_calls_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hostile, "MAX_CALLS_A_STEP", 100)
+    monkeypatch.setattr(hostile_clients, "MAX_CALLS_A_STEP", 100)
     world = World(1)
     counter = CallCounter(world, "broker")
     counter.step(Process("other"), lambda: [len("") for _ in range(200)] and None)
@@ -100,8 +100,8 @@ def test_flips_change_one_bit_that_the_checksum_covers() -> None:
 
 def test_a_source_counts_what_was_given() -> None:
     source = Source()
-    source.give("query", 0, [[b"a"], [b"b"]])
-    source.give("query", 1, [[b"c"]])
+    source.add("query", 0, [[b"a"], [b"b"]])
+    source.add("query", 1, [[b"c"]])
     source.commit("query", 0)
     assert list(source.check(Counter([b"a", b"b"]))) == []
     assert list(source.check(Counter([b"a", b"b", b"c"]))) == []

@@ -28,9 +28,9 @@ from oncelog.errors import OncelogError
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import TopicPartition
 from oncelog_simulator.checks import check_copies, check_history, check_log
+from oncelog_simulator.client_simulation import ClientResult, ClientSimulation, run_client_simulation
 from oncelog_simulator.clients import LastReader, Reader, Sender
 from oncelog_simulator.history.check import Kind, Operation, Outcome
-from oncelog_simulator.scene import Run, Scene, play_scene
 from oncelog_simulator.txn_clients import ConsumeTransformProduce, TransactionalClient, Writer
 from oncelog_simulator.world import SERVERS, BrokerHost, World
 
@@ -39,27 +39,27 @@ RECORDS, INWARD, OUTWARD, HELD = "records", "inward", "outward", "held"
 LIMIT_SECONDS = 400.0
 
 
-class Succession(TransactionalClient):
+class SuccessiveProducers(TransactionalClient):
     """A producer that stands still in its transaction over the restore, and its successors after it."""
 
-    def __init__(self, world: World, name: str, scene: BackupScene) -> None:
-        super().__init__(world, name, HELD, scene.partition_count, 1)
-        self.scene = scene
+    def __init__(self, world: World, name: str, simulation: BackupSimulation) -> None:
+        super().__init__(world, name, HELD, simulation.partition_count, 1)
+        self.simulation = simulation
         self.settings |= {"transaction.timeout.ms": 60_000}
 
     async def work(self) -> None:
         self.bursts_left = 0
         old = await self.new_producer()
-        while self.world.now_us < self.scene.restore_s * 1e6 - 2e6:
+        while self.world.now_us < self.simulation.restore_s * 1e6 - 2e6:
             old = await self._transact(old)
-            if self.chance.random() < 0.3:
+            if self.rng.random() < 0.3:
                 old = await self.new_producer()
-            await self.rest(3.0)
+            await self.sleep_up_to(3.0)
         held = await self._begin(old)
-        await self.scene.restored.wait()
-        await self.rest(3.0)
+        await self.simulation.restored.wait()
+        await self.sleep_up_to(3.0)
         new = await self.new_producer()
-        for _ in range(self.chance.randint(0, 12)):
+        for _ in range(self.rng.randint(0, 12)):
             new = await self._transact(new)
         own = await self._begin(new)
         await self._commit_as_before(old, held)
@@ -67,7 +67,7 @@ class Succession(TransactionalClient):
         try:
             await self.commit(new)
         except OncelogError as error:
-            if self.scene.fences:
+            if self.simulation.fences:
                 self.world.violate("a new instance is disturbed by the old one", f"{self.name}: {error!r}")
         await self.new_producer()
 
@@ -93,7 +93,7 @@ class Succession(TransactionalClient):
         self.transaction = transaction
         call = self.begin(Kind.COMMIT, transaction=transaction)
         try:
-            if self.chance.random() < 0.5:
+            if self.rng.random() < 0.5:
                 await self.put(producer, self.topic)
                 await producer.flush()
             await producer.commit_transaction()
@@ -101,7 +101,7 @@ class Succession(TransactionalClient):
             self.end(call, Outcome.FAIL)
         else:
             self.end(call, Outcome.OK)
-            if self.scene.fences:
+            if self.simulation.fences:
                 self.world.violate("a fenced producer committed", f"{self.name} transaction {transaction}")
 
 
@@ -115,36 +115,36 @@ class WriterOverRestore(Writer):
             await super().commit_as_a_zombie(producer)
 
 
-class BackupScene(Scene):
+class BackupSimulation(ClientSimulation):
     """The broker, its clients, the copy and what the clients noted."""
 
-    def __init__(self, world: World, kind: str, chance: Random) -> None:
-        super().__init__(world, kind, chance.choice((1, 2)))
-        self.chance = chance
+    def __init__(self, world: World, kind: str, rng: Random) -> None:
+        super().__init__(world, kind, rng.choice((1, 2)))
+        self.rng = rng
         self.limit_s = LIMIT_SECONDS
-        self.backup_s = chance.uniform(5.0, 30.0)
-        self.restore_s = self.backup_s + chance.uniform(0.5, 30.0)
+        self.backup_s = rng.uniform(5.0, 30.0)
+        self.restore_s = self.backup_s + rng.uniform(0.5, 30.0)
         self.restored = asyncio.Event()
         self.copied_us = self.restored_us = 0
         self.loses_power = kind == "power loss"
-        self.fences = chance.random() < 0.75
+        self.fences = rng.random() < 0.75
         """Whether the operator has the first start fence all transactional producers."""
         self.settings: dict[str, object] = {
             "listeners": SERVERS,
             "num.partitions": self.partition_count,
-            "log.segment.bytes": chance.choice((700, 3_000, 1 << 30)),
-            "log.flush.interval.messages": 1 if self.loses_power else chance.choice((1, 1 << 40)),
-            "log.flush.offset.checkpoint.interval.ms": chance.choice((2_000, 60_000)),
+            "log.segment.bytes": rng.choice((700, 3_000, 1 << 30)),
+            "log.flush.interval.messages": 1 if self.loses_power else rng.choice((1, 1 << 40)),
+            "log.flush.offset.checkpoint.interval.ms": rng.choice((2_000, 60_000)),
             "transaction.state.log.num.partitions": 2,
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": 3_000,
-            "oncelog.transaction.version": chance.choice((0, 2, 2)),
+            "oncelog.transaction.version": rng.choice((0, 2, 2)),
             "offsets.topic.num.partitions": 2,
             "group.consumer.session.timeout.ms": 6_000,
             "group.consumer.heartbeat.interval.ms": 2_000,
         }
         self.broker = BrokerHost(world, self.settings)
         count = self.partition_count
-        protocol = chance.choice(("classic", "consumer"))
+        protocol = rng.choice(("classic", "consumer"))
         self.partitions = [
             TopicPartition(topic, n) for topic in (RECORDS, INWARD, OUTWARD, HELD) for n in range(count)
         ]
@@ -153,7 +153,7 @@ class BackupScene(Scene):
         self.senders = [
             Sender(world, "sender-0", RECORDS, count, 14),
             writer,
-            Succession(world, "succession-0", self),
+            SuccessiveProducers(world, "succession-0", self),
         ]
         self.copier = ConsumeTransformProduce(world, "copier-0", INWARD, OUTWARD, count, protocol)
         self.reader = Reader(world, "reader-0", self.partitions, "read_committed")
@@ -161,7 +161,7 @@ class BackupScene(Scene):
             sender.keeps_producers = False  # what it sent since the copy is unknown afterwards
         self.first = [*self.senders, self.copier, self.reader]
 
-    async def play(self) -> None:
+    async def run(self) -> None:
         self.broker.start()
         for application in self.first:
             application.start()
@@ -171,7 +171,7 @@ class BackupScene(Scene):
         await self._restore(copy)
         await self._until_done(self.senders)
         await self._until_copied()
-        self.copier.is_told_to_stop = self.reader.is_told_to_stop = True
+        self.copier.stop_requested = self.reader.stop_requested = True
         await self._until_done(self.first)
         for tp, log in self._logs().items():
             # A producer that the copy does not know begins anywhere: what it had sent is lost.
@@ -185,17 +185,17 @@ class BackupScene(Scene):
         self.copied_us = self.world.now_us
         self.world.note("fault", f"the disk is copied ({self.kind})")
         disk = self.broker.disk
-        chance = self.world.chance("copy")
-        copied = disk.after_power_loss(chance) if self.loses_power else disk.after_kill()
-        self.broker.start_again()
+        rng = self.world.rng("copy")
+        copied = disk.after_power_loss(rng) if self.loses_power else disk.after_kill()
+        self.broker.start_if_down()
         return copied
 
     async def _restore(self, copy: MemoryDisk) -> None:
-        if self.chance.random() < 0.5:
+        if self.rng.random() < 0.5:
             await self.broker.stop()
         else:
             self.broker.kill()
-        await asyncio.sleep(self.chance.uniform(0.0, 5.0))
+        await asyncio.sleep(self.rng.uniform(0.0, 5.0))
         self.broker.replace_disk(copy)
         self.restored_us = self.world.now_us
         self.world.note("fault", f"the copy is restored, fencing: {self.fences}")
@@ -215,8 +215,8 @@ class BackupScene(Scene):
 
     async def _until_copied(self) -> None:
         for number in range(60):
-            look = await self._read(f"look-{number}")
-            topics = [item.topic for call in look.calls for item in call.items]
+            reader = await self._read(f"look-{number}")
+            topics = [item.topic for call in reader.calls for item in call.items]
             if topics.count(INWARD) <= topics.count(OUTWARD):
                 return
             await asyncio.sleep(2.0)
@@ -225,7 +225,8 @@ class BackupScene(Scene):
     def _check_restored(self) -> None:
         assert self.last is not None
         calls = sorted(
-            (call for each in (*self.first, self.last) for call in each.calls), key=lambda call: call.begin
+            (call for application in (*self.first, self.last) for call in application.calls),
+            key=lambda call: call.begin,
         )
         operations = [call.operation(self.world.now_us) for call in calls]
         check_history(self.world, list(self._kept(operations)), self.last.name)
@@ -237,9 +238,15 @@ class BackupScene(Scene):
 
         A consumer whose position is above the end of the log begins again, so its polls have no order.
         """
-        there = {item.value for each in operations if each.process == "last" for item in each.items}
-        sent = [each for each in operations if each.kind is Kind.SEND and self._is_undone(each)]
-        gone = {item.value for each in sent for item in each.items} - there
+        there = {
+            item.value for operation in operations if operation.process == "last" for item in operation.items
+        }
+        sent = [
+            operation
+            for operation in operations
+            if operation.kind is Kind.SEND and self._is_undone(operation)
+        ]
+        gone = {item.value for sent_operation in sent for item in sent_operation.items} - there
         for number, operation in enumerate(operations):
             if operation.process == "succession-0" and not self.fences:
                 # R260: a record of a new instance may count as a repetition of an old one's.
@@ -263,8 +270,8 @@ class BackupScene(Scene):
         return operation.end > self.copied_us and operation.begin < self.restored_us
 
 
-def play_restored(seed: int) -> Run:
+def run_restored_backup(seed: int) -> ClientResult:
     """Play a seed of a backup that is restored."""
     world = World(seed)
-    chance = world.chance("backup")
-    return play_scene(seed, BackupScene(world, chance.choice(KINDS), chance), nullcontext())
+    rng = world.rng("backup")
+    return run_client_simulation(seed, BackupSimulation(world, rng.choice(KINDS), rng), nullcontext())

@@ -18,7 +18,7 @@ from oncelog.types import Record, TopicPartition
 from oncelog.wire.header import BatchHeader
 from oncelog.wire.records import decode_records
 from oncelog_simulator.checks import batches_of
-from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application
 from oncelog_simulator.world import World
 
 _LENGTH, _FORMAT_AND_CHECKSUM, _COVERED = range(8, 12), range(16, 21), 21
@@ -29,35 +29,35 @@ BROKER_STATES = ("running", "stopped", "killed")
 class BitFlip(NamedTuple):
     """Which bit of which batch."""
 
-    at: TopicPartition
+    tp: TopicPartition
     batch: BatchHeader
     position: int
     bit: int
 
     def __str__(self) -> str:
         first, last = self.batch.base_offset, self.batch.last_offset
-        return f"bit {self.bit} of byte {self.position} of the batch {first}..{last} of {self.at}"
+        return f"bit {self.bit} of byte {self.position} of the batch {first}..{last} of {self.tp}"
 
 
-def draw_flip(
-    chance: Random, logs: dict[TopicPartition, Partition], limits: dict[TopicPartition, int]
+def draw_bit_flip(
+    rng: Random, logs: dict[TopicPartition, Partition], limits: dict[TopicPartition, int]
 ) -> BitFlip | None:
     """Of a batch below its partition's limit; None where there is none."""
     batches = [
-        (at, header)
-        for at, partition in sorted(logs.items())
+        (tp, header)
+        for tp, partition in sorted(logs.items())
         for header, _ in batches_of(partition)
-        if header.base_offset >= partition.log_start_offset and header.last_offset < limits.get(at, 0)
+        if header.base_offset >= partition.log_start_offset and header.last_offset < limits.get(tp, 0)
     ]
     if not batches:
         return None
-    at, header = chance.choice(batches)
+    tp, header = rng.choice(batches)
     covered = range(_COVERED, header.size_bytes)
     # A last batch that claims another length looks as if it had been torn, and a start cuts it off.
-    is_last = header.last_offset + 1 == logs[at].log_end_offset
+    is_last = header.last_offset + 1 == logs[tp].log_end_offset
     length = _FORMAT_AND_CHECKSUM if is_last else _LENGTH
-    position = chance.choice(chance.choice((length, _FORMAT_AND_CHECKSUM, covered, covered, covered)))
-    return BitFlip(at, header, position, chance.randrange(8))
+    position = rng.choice(rng.choice((length, _FORMAT_AND_CHECKSUM, covered, covered, covered)))
+    return BitFlip(tp, header, position, rng.randrange(8))
 
 
 def flip(disk: MemoryDisk, partition: Partition, what: BitFlip) -> None:
@@ -72,7 +72,7 @@ def flip(disk: MemoryDisk, partition: Partition, what: BitFlip) -> None:
             file.sync()
 
 
-def written_points(disk: MemoryDisk) -> dict[TopicPartition, int]:
+def recovery_points(disk: MemoryDisk) -> dict[TopicPartition, int]:
     """What is below is not read again by a start after a kill, which would cut a log at its first damage."""
     return read_offsets(disk, RECOVERY_POINTS)
 
@@ -84,7 +84,7 @@ class DamageReader(Application):
         super().__init__(world, "flip-reader")
         self.what = what
         self.settings: dict[str, object] = {
-            **QUICK,
+            **SHORT_TIMEOUTS,
             "client.id": self.name,
             "isolation.level": "read_uncommitted",
         }
@@ -96,36 +96,38 @@ class DamageReader(Application):
             for record in decode_records(data)
         ]
         self.start_offset, self.end_offset = partition.log_start_offset, partition.log_end_offset
-        self.found: list[Record] = []
+        self.records: list[Record] = []
         self.errors: list[OncelogError] = []
 
     async def work(self) -> None:
-        self.found, self.errors = [], []
+        self.records, self.errors = [], []
         async with AsyncConsumer(self.settings) as consumer:
-            consumer.assign([self.what.at])
-            consumer.seek(self.what.at, self.start_offset)
-            while (position := await consumer.position(self.what.at)) < self.end_offset:
+            consumer.assign([self.what.tp])
+            consumer.seek(self.what.tp, self.start_offset)
+            while (position := await consumer.position(self.what.tp)) < self.end_offset:
                 try:
-                    self.found += await consumer.poll(2.0)
+                    self.records += await consumer.poll(2.0)
                 except (DisconnectedError, NotConnectedError):
                     pass  # the network's doing
                 except OncelogError as error:
-                    if await consumer.position(self.what.at) == position:
+                    if await consumer.position(self.what.tp) == position:
                         self.errors.append(error)
-                        here = next(each for each in self.batches if each.last_offset >= position)
-                        consumer.seek(self.what.at, here.last_offset + 1)
+                        here = next(batch for batch in self.batches if batch.last_offset >= position)
+                        consumer.seek(self.what.tp, here.last_offset + 1)
 
     def check(self) -> None:
         """What was found against what was there before."""
         damaged = self.what.batch
         held = range(damaged.base_offset, damaged.last_offset + 1)
-        expected = [each for each in self.expected if each[0] not in held and each[0] >= self.start_offset]
-        found = [(each.offset, each.value) for each in self.found]
+        expected = [
+            record for record in self.expected if record[0] not in held and record[0] >= self.start_offset
+        ]
+        actual = [(entry.offset, entry.value) for entry in self.records]
         if not self.errors:
             self.world.violate("a flipped bit is not noticed", f"{self.what}")
-        if any(offset in held for offset, _ in found):
+        if any(offset in held for offset, _ in actual):
             self.world.violate("a flipped bit is served as data", f"{self.what}")
-        elif found != expected and (self.what.position not in _LENGTH or not set(found) <= set(expected)):
+        elif actual != expected and (self.what.position not in _LENGTH or not set(actual) <= set(expected)):
             # A length that is damaged may take batches that follow for its own.
-            lost = [each for each in expected if each not in found]
+            lost = [record for record in expected if record not in actual]
             self.world.violate("a flipped bit hides others", f"{self.what}: {lost} of {len(expected)}")

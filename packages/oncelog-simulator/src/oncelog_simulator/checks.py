@@ -1,5 +1,6 @@
-"""What must hold in every world. Each check is made of the clients' notes or of the log, not of the rules
-that are under test.
+"""Checks that hold in every simulation.
+
+Each check uses what clients noted, or the log itself. It never uses the rules that the simulation tests.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ from oncelog_simulator.history.check import Item, Kind, Operation, Outcome, chec
 from oncelog_simulator.world import World
 
 _EVERYTHING = 1 << 40
-REPLAY_EVERY_LOOKS = 10
-"""A replay reads all that coordinators have stored, so not every look makes one."""
+REPLAY_EVERY = 10
+"""Observations between two replays of the coordinators' logs. A replay reads all that they have stored."""
 
 
-class Known(NamedTuple):
-    """What a partition remembers of a producer: (last sequence, last offset) of batches, oldest first."""
+class ProducerSummary(NamedTuple):
+    """The state that a partition keeps of a producer.
+
+    `batches` has the last sequence and last offset of up to five batches, oldest first.
+    """
 
     epoch: int | None
     batches: tuple[tuple[int | None, int], ...]
@@ -42,86 +46,93 @@ class Known(NamedTuple):
 
 
 def batches_of(partition: Partition, from_offset: int | None = None) -> list[tuple[BatchHeader, memoryview]]:
-    """Return all that is stored, or what is stored from an offset on."""
-    found = []
+    """Return the batches of a partition with their bytes, from an offset on or from the log start."""
+    batches = []
     offset = partition.log_start_offset if from_offset is None else from_offset
     while offset < partition.log_end_offset:
         piece = partition.read(offset, _EVERYTHING)
         data = memoryview(bytes(piece.records))
         for position, header in iter_batches(data):
-            found.append((header, data[position : position + header.size_bytes]))
+            batches.append((header, data[position : position + header.size_bytes]))
         if piece.next_offset <= offset:
             break
         offset = piece.next_offset
-    return found
+    return batches
 
 
-def remembered(partition: Partition) -> dict[int, Known]:
-    """What the partition has in memory."""
+def remembered_producers(partition: Partition) -> dict[int, ProducerSummary]:
+    """Return the producer state that the partition has in memory, by producer id."""
     return {
-        each.producer_id: Known(
-            each.entry.producer_epoch,
-            tuple((batch.last_sequence, batch.last_offset) for batch in each.entry.batches),
-            each.entry.current_txn_first_offset,
+        producer.producer_id: ProducerSummary(
+            producer.entry.producer_epoch,
+            tuple((batch.last_sequence, batch.last_offset) for batch in producer.entry.batches),
+            producer.entry.current_txn_first_offset,
         )
-        for each in partition.describe_producers()
+        for producer in partition.describe_producers()
     }
 
 
-def _last_only(known: dict[int, Known]) -> dict[int, Known]:
-    return {producer_id: each._replace(batches=each.batches[-1:]) for producer_id, each in known.items()}
+def _last_only(summaries: dict[int, ProducerSummary]) -> dict[int, ProducerSummary]:
+    return {
+        producer_id: summary._replace(batches=summary.batches[-1:])
+        for producer_id, summary in summaries.items()
+    }
 
 
-def replayed(stored: list[tuple[BatchHeader, memoryview]]) -> dict[int, Known]:
-    """What it should have in memory, told from the log alone."""
-    known: dict[int, Known] = {}
+def replayed_producers(stored: list[tuple[BatchHeader, memoryview]]) -> dict[int, ProducerSummary]:
+    """Return the producer state that follows from the log alone, by producer id."""
+    summaries: dict[int, ProducerSummary] = {}
     for header, data in stored:
         if header.producer_id is None or header.producer_epoch is None:
             continue
         epoch = header.producer_epoch
-        before = known.get(header.producer_id, Known(epoch, (), None))
+        before = summaries.get(header.producer_id, ProducerSummary(epoch, (), None))
         batches = before.batches if before.epoch == epoch else ()
         if header.is_control:
             if decode_control(data, verify=False) is not None:
-                known[header.producer_id] = Known(epoch, batches, None)
+                summaries[header.producer_id] = ProducerSummary(epoch, batches, None)
             continue
         first = before.txn_first_offset
         if first is None and header.is_transactional:
             first = header.base_offset
         batches = (*batches, (header.last_sequence, header.last_offset))[-5:]
-        known[header.producer_id] = Known(epoch, batches, first)
-    return known
+        summaries[header.producer_id] = ProducerSummary(epoch, batches, first)
+    return summaries
 
 
 class InvariantMonitor:
-    """Looks at the broker while it runs, and over its ends and starts."""
+    """Checks the broker while it runs, when it ends, and when it has started again."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.floors: dict[tuple[TopicPartition, bytes | None], tuple[int, int]] = {}
-        """High watermark and last stable offset by partition and topic id, as seen last."""
-        self.before: dict[tuple[TopicPartition, bytes | None], tuple[int, dict[int, Known]]] | None = None
-        """Log ends and producers of the broker that ended; None when the disk may have lost something."""
+        """High watermark and last stable offset at the last observation, by partition and topic id."""
+        self.before: (
+            dict[tuple[TopicPartition, bytes | None], tuple[int, dict[int, ProducerSummary]]] | None
+        ) = None
+        """Log end offsets and producer states when the last broker ended. None if the disk may have lost
+        data.
+        """
         self.state: State | None = None
-        """State of the coordinators at that end; None as for `before`."""
+        """State of the coordinators when the last broker ended. None if the disk may have lost data."""
         self.metadata: Metadata | None = None
-        """What the small files said when the last broker ended; None when it ended in a write."""
+        """Contents of the small files when the last broker ended. None if it ended during a write."""
         self.writes_failed = False
-        """True in a world in which the disk may refuse a write."""
+        """True if the disk may refuse a write in this seed."""
         self.compacted_topics: set[str] = set()
-        """Topics that may have been compacted once, whatever their policy is now."""
+        """Topics that may have been compacted at any time, whatever their current policy is."""
         self.one_batch_topics: set[str] = set()
-        """Topics with snapshots of Apache Kafka's, which tell one batch of a producer."""
-        self._look_count = 0
+        """Topics with Apache Kafka's snapshots, which have one batch of each producer."""
+        self._observe_count = 0
         self.positions: dict[tuple[str, TopicPartition], int] = {}
-        """What groups have committed, as seen last."""
+        """Offsets that groups had committed at the last observation."""
         self.compares_producers = True
-        """False once producers may have expired: a start takes those of the log for living ones."""
+        """False once producers may have expired. A start keeps every producer that is in the log."""
         self.unguarded_groups: set[str] = set()
-        """Of which no position is looked at."""
+        """Groups whose committed offsets are not checked."""
 
-    def look(self, node: BrokerState) -> None:
-        """High watermarks, last stable offsets and committed positions do not go back."""
+    def observe(self, node: BrokerState) -> None:
+        """Check that high watermarks, last stable offsets and committed offsets do not go back."""
         for tp, partition in node.log_manager.partitions.items():
             high, stable = partition.high_watermark, partition.last_stable_offset
             high_before, stable_before = self.floors.get((tp, partition.topic_id), (0, 0))
@@ -137,12 +148,14 @@ class InvariantMonitor:
                     text = f"{group} {tp} {before} to {committed.offset}"
                     self.world.violate("a committed position went back", text)
                 self.positions[group, tp] = committed.offset
-        self._look_count += 1
-        if self._look_count % REPLAY_EVERY_LOOKS == 0:
+        self._observe_count += 1
+        if self._observe_count % REPLAY_EVERY == 0:
             self.replay(node)
 
     def replay(self, node: BrokerState) -> State:
-        """Compare what coordinators have in memory with a replay of their logs; return the former."""
+        """Compare the coordinators' state in memory with a replay of their logs. Return the state in
+        memory.
+        """
         live = live_state(node)
         stored = replayed_state(node, self.world.now_us // 1000)
         for kind, text in differences(live, stored):
@@ -150,28 +163,30 @@ class InvariantMonitor:
         return live
 
     def ending(self, node: BrokerState, *, is_in_write: bool, lose_power: bool) -> None:
-        """The broker is about to end; without a write or a power loss all will be there again.
+        """Note the state of a broker that is about to end.
 
-        What the high watermark covered is there even after a power loss: only what is synced is visible
-        where the power may go.
+        Unless the broker ends during a write or by a power loss, the next start must restore all of that
+        state. Offsets below the high watermark survive a power loss too. In seeds with power losses the high
+        watermark covers only synced records.
         """
         self.before = self.state = self.metadata = None
         if not is_in_write:
-            self.look(node)
+            self.observe(node)
             self.metadata = metadata(node)
         if is_in_write or lose_power:
             self.positions.clear()
             return
         self.state = self.replay(node)
         self.before = {
-            (tp, partition.topic_id): (partition.log_end_offset, remembered(partition))
+            (tp, partition.topic_id): (partition.log_end_offset, remembered_producers(partition))
             for tp, partition in node.log_manager.partitions.items()
         }
 
     def recovered(self, node: BrokerState, *, was_stopped: bool = False) -> None:
-        """The node is what its disk says: producers, coordinators, small files.
+        """Check producers, coordinators and small files after a start.
 
-        After a mere kill all of that is what it was. A start after a complete stop has nothing to report.
+        After a kill between two writes all of that state must be as before. A start after a complete stop
+        must not report a loss.
         """
         for tp, partition in node.log_manager.partitions.items() if was_stopped else ():
             if partition.recovery_warnings:
@@ -179,25 +194,25 @@ class InvariantMonitor:
                 self.world.violate("a start after a clean stop reports a loss", text)
         self._compare_coordinators(node)
         for tp, partition in node.log_manager.partitions.items():
-            producers = remembered(partition)
+            producers = remembered_producers(partition)
             is_kafkas = tp.topic in self.one_batch_topics
             is_whole = not partition.config.is_compacted and tp.topic not in self.compacted_topics
             if is_whole and partition.log_start_offset == 0:
-                expected = replayed(batches_of(partition))
+                expected = replayed_producers(batches_of(partition))
                 if is_kafkas:
                     self._compare(tp, "the log", _last_only(expected), _last_only(producers))
                 else:
                     self._compare(tp, "the log", expected, producers)
             if self.before is not None and (tp, partition.topic_id) in self.before:
-                end_offset, known = self.before[tp, partition.topic_id]
+                end_offset, producers_before = self.before[tp, partition.topic_id]
                 if partition.log_end_offset < end_offset:
                     text = f"{tp} ends at {partition.log_end_offset}, before it ended at {end_offset}"
                     self.world.violate("a kill lost records", text)
                 if partition.log_end_offset == end_offset and is_whole and not is_kafkas:
-                    self._compare(tp, "before", known, producers)
+                    self._compare(tp, "before", producers_before, producers)
                 elif partition.log_end_offset == end_offset:
-                    # Compaction and Kafka's snapshots keep a producer's last batch only.
-                    self._compare(tp, "before", _last_only(known), _last_only(producers))
+                    # Compaction and Kafka's snapshots keep only the last batch of a producer.
+                    self._compare(tp, "before", _last_only(producers_before), _last_only(producers))
         self.before = None
 
     def _compare_coordinators(self, node: BrokerState) -> None:
@@ -206,19 +221,22 @@ class InvariantMonitor:
             for kind, text in differences(after_resume(self.state, now), now):
                 self.world.violate("recovered coordinator state differs", f"{kind}: {text}")
         if self.metadata is not None:
-            found = metadata_differences(self.metadata, metadata(node), writes_failed=self.writes_failed)
-            for kind, text in found:
+            changes = metadata_differences(self.metadata, metadata(node), writes_failed=self.writes_failed)
+            for kind, text in changes:
                 self.world.violate("the node's files changed with a restart", f"{kind}: {text}")
 
     def _compare(
-        self, tp: TopicPartition, what: str, expected: dict[int, Known], found: dict[int, Known]
+        self,
+        tp: TopicPartition,
+        what: str,
+        expected: dict[int, ProducerSummary],
+        actual: dict[int, ProducerSummary],
     ) -> None:
-        for producer_id in sorted(expected.keys() | found.keys()) if self.compares_producers else ():
-            if expected.get(producer_id) != found.get(producer_id):
-                self.world.violate(
-                    "recovered producer state differs",
-                    f"{tp} id {producer_id}: {found.get(producer_id)}, by {what} {expected.get(producer_id)}",
-                )
+        for producer_id in sorted(expected.keys() | actual.keys()) if self.compares_producers else ():
+            before, now = expected.get(producer_id), actual.get(producer_id)
+            if before != now:
+                text = f"{tp} id {producer_id}: {now}, by {what} {before}"
+                self.world.violate("recovered producer state differs", text)
 
 
 def check_log(
@@ -228,16 +246,18 @@ def check_log(
     but_for: frozenset[FindingKind] = frozenset(),
     first_sequence: int | None = None,
 ) -> None:
-    """The independent audit of a partition: sequences, epochs, offsets, checksums.
+    """Audit a partition independently of the product's rules: sequences, epochs, offsets and checksums.
 
-    `first_sequence`: where producers may begin besides 0; the audit is given their distance from it.
+    `first_sequence` is a first sequence that producers may use instead of 0. The audit gets sequences
+    relative to it. `but_for` has the kinds of findings that are allowed.
     """
     audit = PartitionAudit(log_start_offset=partition.log_start_offset)
     first_sequences: dict[tuple[int | None, int | None], int] = {}
     for header, data in batches_of(partition):
         is_last_epoch = header.producer_epoch == MAX_EPOCH
         if is_last_epoch and header.is_transactional and not header.is_control:
-            world.violate("a client has the last epoch", f"{tp} id {header.producer_id}")  # nothing fences it
+            # No request can fence the last epoch.
+            world.violate("a client has the last epoch", f"{tp} id {header.producer_id}")
         sequence = header.base_sequence
         if sequence is not None and first_sequence is not None:
             producer = header.producer_id, header.producer_epoch
@@ -259,12 +279,12 @@ def check_log(
                 *(marker_of(data) if header.is_control and header.records_count else (None, None)),
             )
         )
-    for finding in (each for each in audit.finish()[0] if each.kind not in but_for):
+    for finding in (finding for finding in audit.finish()[0] if finding.kind not in but_for):
         world.violate(f"audit of {tp}", f"{finding.kind.value} {finding.explanation}")
 
 
 def marker_of(data: bytes | memoryview) -> tuple[bool | None, int | None]:
-    """Return whether a control batch commits, and its coordinator's epoch; None where it is no marker."""
+    """Return whether a control batch commits, and its coordinator epoch. Both are None if it is no marker."""
     control = decode_control(data, 0)
     if control is None or control.coordinator_epoch is None:
         return None, None
@@ -272,7 +292,9 @@ def marker_of(data: bytes | memoryview) -> tuple[bool | None, int | None]:
 
 
 def check_history(world: World, operations: list[Operation], last: str) -> None:
-    """What clients were told, against each other and against what process `last` read in the end."""
+    """Check the clients' operations against each other, and against what the process `last` read at the
+    end.
+    """
     for anomaly in check(operations, dependencies=("wr",)):
         world.violate("history", str(anomaly))
     read: dict[Any, Item] = {}
@@ -298,22 +320,25 @@ def check_history(world: World, operations: list[Operation], last: str) -> None:
 
 
 def check_outcomes(world: World, logs: dict[TopicPartition, Partition]) -> None:
-    """A transaction has one outcome, wherever it has a marker (an epoch stands for one transaction)."""
-    told: dict[tuple[int | None, int | None], tuple[ControlType, TopicPartition]] = {}
+    """Check that a transaction has the same outcome in every partition with its marker.
+
+    Each transaction must have its own epoch.
+    """
+    first_outcomes: dict[tuple[int | None, int | None], tuple[ControlType, TopicPartition]] = {}
     for tp, partition in logs.items():
         for header, data in batches_of(partition):
             record = decode_control(data, verify=False) if header.is_control else None
             if record is None or record.type is None:
                 continue
-            who = (header.producer_id, header.producer_epoch)
-            outcome, first = told.setdefault(who, (record.type, tp))
+            producer = (header.producer_id, header.producer_epoch)
+            outcome, first = first_outcomes.setdefault(producer, (record.type, tp))
             if outcome is not record.type:
-                text = f"{who} has {outcome.name} in {first} and {record.type.name} in {tp}"
+                text = f"{producer} has {outcome.name} in {first} and {record.type.name} in {tp}"
                 world.violate("two outcomes of one transaction", text)
 
 
 def check_copies(world: World, operations: list[Operation], last: str, source: str, target: str) -> None:
-    """Every record of the one topic is in the other, once."""
+    """Check that every record of the topic `source` was copied to the topic `target` exactly once."""
     read = [item for operation in operations if operation.process == last for item in operation.items]
     there: set[Any] = {item.value for item in read if item.topic == source}
     copied: dict[Any, Item] = {}

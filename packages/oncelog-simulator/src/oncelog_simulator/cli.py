@@ -1,4 +1,6 @@
-"""`oncelog simulate`: broker, clients, network, disk and crashes in one process, all from one seed."""
+"""`oncelog simulate`: a broker, clients, a network, a disk and crashes in one process, all drawn from one
+seed.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from oncelog.cli.main import EXIT_VIOLATIONS
 from oncelog.errors import ConfigError
 
 if TYPE_CHECKING:
+    from oncelog_simulator.client_simulation import ClientResult
     from oncelog_simulator.scenario import Scenario
-    from oncelog_simulator.scene import Run
     from oncelog_simulator.simulation import Result
     from oncelog_simulator.world import Event
 
@@ -22,11 +24,14 @@ TIMELINE_EVENTS = 60
 
 
 def parse_seeds(text: str) -> range:
-    """`A..B` (both included), or `N`: that many from 0. Raises ConfigError."""
-    found = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
-    if found is None:
+    """Return the seeds of `A..B` (both included), or of `N` (the first N seeds from 0).
+
+    Raises ConfigError for any other text.
+    """
+    match = re.fullmatch(r"(\d+)(?:\.\.(\d+))?", text)
+    if match is None:
         raise ConfigError(f"--seeds={text!r}: expected A..B, or how many")
-    return range(int(found[1]), int(found[2]) + 1) if found[2] else range(int(found[1]))
+    return range(int(match[1]), int(match[2]) + 1) if match[2] else range(int(match[1]))
 
 
 @click.command()
@@ -61,69 +66,71 @@ def command(
     promise. Its faults are then removed one by one while the violation remains. The rest is printed as a
     timeline.
     """
-    from oncelog_simulator.simulation import APART, WORKLOADS, play, scenario_for
+    from oncelog_simulator.simulation import INDEPENDENT_WORKLOADS, WORKLOADS, run_scenario, scenario_for
 
-    names = [*WORKLOADS, *APART]
+    names = [*WORKLOADS, *INDEPENDENT_WORKLOADS]
     if workload not in (None, *names):
         raise ConfigError(f"--workload={workload!r}: expected one of {', '.join(names)}")
-    wanted = parse_seeds(seeds) if seed is None else range(seed, seed + 1)
+    seed_range = parse_seeds(seeds) if seed is None else range(seed, seed + 1)
     began, virtual_s, records, failed = time.process_time(), 0.0, 0, []
-    for each in wanted:
+    for run_seed in seed_range:
         if clients is not None:
-            run = _play_clients(each, clients, kept, is_told=seed is not None, is_shrunk=not no_shrink)
+            run = _play_clients(run_seed, clients, kept, is_told=seed is not None, is_shrunk=not no_shrink)
             if digest:
-                click.echo(f"{each} {run.digest}")
+                click.echo(f"{run_seed} {run.digest}")
             virtual_s, records = virtual_s + run.virtual_s, records + run.record_count
-            failed += [each] if run.violations else []
+            failed += [run_seed] if run.violations else []
             continue
-        result = play(_with_faults(scenario_for(each, fault_count, workload), kept))
+        result = run_scenario(_with_faults(scenario_for(run_seed, fault_count, workload), kept))
         virtual_s += result.virtual_s
         records += result.record_count
         if digest:
-            click.echo(f"{each} {result.digest}")
+            click.echo(f"{run_seed} {result.digest}")
         if result.violations:
-            failed.append(each)
+            failed.append(run_seed)
             _tell_failure(result, fault_count, workload, is_shrunk=not no_shrink)
         elif seed is not None:
             _tell(result)
     cpu_s = time.process_time() - began
     click.echo(
-        f"{len(wanted)} seeds, {len(failed)} failed; {records:,} records sent in {virtual_s:,.0f} s"
+        f"{len(seed_range)} seeds, {len(failed)} failed; {records:,} records sent in {virtual_s:,.0f} s"
         f" of virtual time, {cpu_s:.1f} s of processor ({virtual_s / max(cpu_s, 1e-9):,.0f} times real time)"
     )
     if failed:
         raise SystemExit(EXIT_VIOLATIONS)
 
 
-def _play_clients(seed: int, clients: str, kept: str | None, *, is_told: bool, is_shrunk: bool) -> Run:
-    from oncelog_simulator.backup import play_restored
-    from oncelog_simulator.blocking import play_threads
-    from oncelog_simulator.cancelling import play_cancelled
+def _play_clients(
+    seed: int, clients: str, kept: str | None, *, is_told: bool, is_shrunk: bool
+) -> ClientResult:
+    from oncelog_simulator.asyncio_clients import run_asyncio_clients
+    from oncelog_simulator.backup import run_restored_backup
+    from oncelog_simulator.blocking_clients import run_blocking_clients
+    from oncelog_simulator.default_flush import run_default_flush
     from oncelog_simulator.shrink import shrink_run
-    from oncelog_simulator.unsynced import play_unsynced
 
-    play = {"blocking": play_threads, "asyncio": play_cancelled}.get(clients)
-    if play is not None:
-        run = told = play(seed, _numbers(kept))
+    run_scenario = {"blocking": run_blocking_clients, "asyncio": run_asyncio_clients}.get(clients)
+    if run_scenario is not None:
+        run = shown = run_scenario(seed, _numbers(kept))
     else:
-        run = told = play_restored(seed) if clients == "backup" else play_unsynced(seed)
+        run = shown = run_restored_backup(seed) if clients == "backup" else run_default_flush(seed)
     again = f"--clients {clients} --seed {seed}"
     if run.violations:
         click.echo(f"seed {seed} FAILED ({run.kind})")
-        if play is not None and run.faults and kept is None and is_shrunk:
-            told, needed = shrink_run(run, play)
+        if run_scenario is not None and run.faults and kept is None and is_shrunk:
+            shown, needed = shrink_run(run, run_scenario)
             again += f" --faults {','.join(map(str, needed)) or ','}"
     if run.violations or is_told:
-        for fault in told.faults:
+        for fault in shown.faults:
             click.echo(f"fault   {fault}")
-        _tell_events(told.timeline, told.violations)
+        _tell_events(shown.timeline, shown.violations)
     if run.violations:
         click.echo(f"again: oncelog simulate {again}\n")
     return run
 
 
 def _numbers(kept: str | None) -> list[int] | None:
-    """Return the numbers of faults in `--faults`; None when all are played."""
+    """Return the numbers of the faults in `--faults`; None to run all faults."""
     return None if kept is None else [int(number) for number in kept.split(",") if number.strip().isdigit()]
 
 
@@ -140,11 +147,11 @@ def _with_faults(scenario: Scenario, kept: str | None) -> Scenario:
 
 def _tell_failure(result: Result, fault_count: int | None, workload: str | None, *, is_shrunk: bool) -> None:
     from oncelog_simulator.shrink import shrink
-    from oncelog_simulator.simulation import play, scenario_for
+    from oncelog_simulator.simulation import run_scenario, scenario_for
 
     count = len(result.scenario.faults)
     if is_shrunk:
-        result = shrink(result, play)
+        result = shrink(result, run_scenario)
     click.echo(f"seed {result.scenario.seed} FAILED with {len(result.scenario.faults)} of its {count} faults")
     _tell(result)
     every = scenario_for(result.scenario.seed, fault_count, workload).faults

@@ -1,7 +1,7 @@
-"""What simulated applications do: the hosts of producers and readers, and the notes they take.
+"""Simulated applications: the hosts of producers and consumers, and the operations that they note.
 
-An application survives its processes: what it has noted stays when one is killed, and the next goes on with
-what has not been tried yet. Nothing is sent a second time under the same value.
+An application survives its processes. If a process is killed, its notes remain, and the next process
+continues with values that were never sent. No value is sent twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from oncelog_simulator.history.check import Item, Kind, Operation, Outcome
 from oncelog_simulator.limits import begin_sequences
 from oncelog_simulator.world import SERVERS, Host, World
 
-QUICK: dict[str, object] = {
+SHORT_TIMEOUTS: dict[str, object] = {
     "bootstrap.servers": SERVERS,
     "request.timeout.ms": 2_000,
     "retry.backoff.max.ms": 500,
@@ -31,7 +31,7 @@ QUICK: dict[str, object] = {
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """An operation under way; what is never ended has an unknown outcome."""
+    """An operation of a client. Its outcome stays UNKNOWN until the operation ends."""
 
     process: str
     session: Hashable
@@ -57,20 +57,25 @@ class Call:
 
 
 class Application(Host, ABC):
-    """A host whose processes do `work` until it is done. `session`: changes where its order begins anew."""
+    """A host whose processes run `work` until it is done.
+
+    `session` changes whenever the order of the operations starts over, for example with a new producer.
+    """
 
     keeps_producers = True
-    """Whether the topic it sends to remembers its producers, as all do but those that are deleted."""
+    """True if the topic remembers its producers. Deleted topics do not."""
     patience_s = 10.0
-    """So much longer than its time-out no call may take without faults; a flush counts as one of 0 s."""
+    """Seconds that a call may exceed its time-out in seeds without faults. The time-out of a flush counts as
+    0.
+    """
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
-        self.chance = world.chance(f"application {name}")
+        self.rng = world.rng(f"application {name}")
         self.calls: list[Call] = []
         self.session = 0
         self.given_up: set[tuple[Hashable, int]] = set()
-        """(session, partition) of records without an acknowledgement."""
+        """(session, partition) of records that were not acknowledged."""
         self.is_done = False
 
     def start(self) -> None:
@@ -82,9 +87,10 @@ class Application(Host, ABC):
             self.session += 1
             try:
                 await self.work()
-            except OncelogError as error:  # an application that starts anew
+            # The application fails and starts again.
+            except OncelogError as error:
                 self.world.note(self.name, f"gives up: {error!r}")
-                await self.rest(1.0)
+                await self.sleep_up_to(1.0)
             except Exception as error:
                 self.world.violate("a client fails with an error that has no type", f"{self.name}: {error!r}")
                 return
@@ -94,7 +100,7 @@ class Application(Host, ABC):
 
     @abstractmethod
     async def work(self) -> None:
-        """All it has to do; after a kill it begins again."""
+        """Do all work of the application. After a kill the next process calls this again."""
 
     def begin(self, kind: Kind, items: Iterable[Item] = (), transaction: Hashable | None = None) -> Call:
         call = Call(self.name, self.session, kind, self.world.now_us, tuple(items), transaction)
@@ -106,11 +112,11 @@ class Application(Host, ABC):
         if items is not None:
             call.items = tuple(items)
 
-    async def rest(self, up_to_s: float) -> None:
-        await asyncio.sleep(self.chance.uniform(0, up_to_s))
+    async def sleep_up_to(self, up_to_s: float) -> None:
+        await asyncio.sleep(self.rng.uniform(0, up_to_s))
 
-    def follow(self, call: Call, sent: asyncio.Future[RecordMetadata]) -> None:
-        """Note what becomes of a record."""
+    def note_outcome(self, call: Call, sent: asyncio.Future[RecordMetadata]) -> None:
+        """Note the outcome of a record."""
 
         def settled(done: asyncio.Future[RecordMetadata]) -> None:
             (item,) = call.items
@@ -118,7 +124,7 @@ class Application(Host, ABC):
             if done.cancelled() or isinstance(error, OutcomeUnknown):
                 self.end(call, Outcome.UNKNOWN)
                 is_gap = isinstance(getattr(error, "cause", None), OutOfOrderSequenceNumber)
-                # Behind a batch that was given up, and never came, there rightly is a gap.
+                # If an earlier batch was given up and never stored, a gap is correct.
                 if is_gap and self.keeps_producers and (call.session, item.partition) not in self.given_up:
                     self.world.violate("a retry was not recognised", f"{self.name}: {item.value!r}")
                 self.given_up.add((call.session, item.partition))
@@ -132,26 +138,26 @@ class Application(Host, ABC):
         sent.add_done_callback(settled)
 
     def items_of(self, records: Iterable[Record]) -> list[Item]:
-        return [Item(each.topic, each.partition, each.offset, each.value) for each in records]
+        return [Item(record.topic, record.partition, record.offset, record.value) for record in records]
 
 
 class Sender(Application):
     """An idempotent producer that sends bursts of records to one topic."""
 
     first_sequence: int | None = None
-    """The first sequence of a producer in a partition; None is 0."""
+    """The first sequence of each producer in a partition; None means 0."""
 
     def __init__(self, world: World, name: str, topic: str, partitions: int, bursts: int) -> None:
         super().__init__(world, name)
         self.topic, self.partitions, self.bursts_left = topic, partitions, bursts
         self.value_count = 0
         self.settings: dict[str, object] = {
-            **QUICK,
+            **SHORT_TIMEOUTS,
             "client.id": name,
-            "linger.ms": self.chance.choice((0, 0, 5, 50)),
-            "batch.size": self.chance.choice((1, 200, 1_000, 16_384)),
-            "max.in.flight.requests.per.connection": self.chance.choice((1, 2, 5, 5, 5)),
-            "delivery.timeout.ms": self.chance.choice((3_000, 3_000, 10_000, 60_000)),
+            "linger.ms": self.rng.choice((0, 0, 5, 50)),
+            "batch.size": self.rng.choice((1, 200, 1_000, 16_384)),
+            "max.in.flight.requests.per.connection": self.rng.choice((1, 2, 5, 5, 5)),
+            "delivery.timeout.ms": self.rng.choice((3_000, 3_000, 10_000, 60_000)),
             "max.block.ms": 10_000,
         }
 
@@ -162,7 +168,7 @@ class Sender(Application):
                 while self.bursts_left > 0:
                     self.bursts_left -= 1
                     await self.send_burst(producer)
-                    await self.rest(8.0)
+                    await self.sleep_up_to(8.0)
             except OncelogError as error:
                 self.world.note(self.name, f"needs a new producer: {error!r}")
             await producer.close()
@@ -171,11 +177,11 @@ class Sender(Application):
     async def send_burst(self, producer: AsyncProducer) -> None:
         if self.first_sequence is not None:
             begin_sequences(producer, self.first_sequence)
-        for _ in range(self.chance.choice((1, 1, 2, 5, 20))):
-            await self.send(producer, self.topic, self.chance.randrange(self.partitions))
+        for _ in range(self.rng.choice((1, 1, 2, 5, 20))):
+            await self.send(producer, self.topic, self.rng.randrange(self.partitions))
 
     def content(self, value: bytes) -> dict[str, Any]:
-        """Return what is sent to be known by this value."""
+        """Return the arguments of `send` for a record with this value."""
         return {"value": value}
 
     async def send(
@@ -186,7 +192,10 @@ class Sender(Application):
         value: bytes | None = None,
         transaction: Hashable | None = None,
     ) -> asyncio.Future[RecordMetadata]:
-        """A record of a value that nobody else sends. Raises as the producer does; then it was not sent."""
+        """Send a record with a unique value.
+
+        Raises the producer's errors; then the record was not sent.
+        """
         self.value_count += 1
         value = value or b"%s-%d" % (self.name.encode(), self.value_count)
         call = self.begin(Kind.SEND, [Item(topic, partition, None, value)], transaction)
@@ -195,32 +204,32 @@ class Sender(Application):
         except OncelogError:
             self.end(call, Outcome.FAIL)
             raise
-        self.follow(call, sent)
+        self.note_outcome(call, sent)
         return sent
 
 
 class Reader(Application):
-    """Reads some partitions over and over until told to stop."""
+    """Reads some partitions repeatedly until `stop_requested` is set."""
 
     def __init__(self, world: World, name: str, partitions: list[TopicPartition], isolation: str) -> None:
         super().__init__(world, name)
         self.partitions = partitions
-        self.is_told_to_stop = False
+        self.stop_requested = False
         self.settings: dict[str, object] = {
-            **QUICK,
+            **SHORT_TIMEOUTS,
             "client.id": name,
             "isolation.level": isolation,
             "auto.offset.reset": "earliest",
-            "fetch.max.wait.ms": self.chance.choice((500, 2_000, 5_000)),
-            "max.partition.fetch.bytes": self.chance.choice((1, 300, 2_000, 1_048_576, 1_048_576, 1_048_576)),
+            "fetch.max.wait.ms": self.rng.choice((500, 2_000, 5_000)),
+            "max.partition.fetch.bytes": self.rng.choice((1, 300, 2_000, 1_048_576, 1_048_576, 1_048_576)),
         }
 
     async def work(self) -> None:
         async with self._consumer() as consumer:
-            while not self.is_told_to_stop:
+            while not self.stop_requested:
                 await self.poll(consumer, 5.0)
-                await self.rest(3.0)
-                if self.chance.random() < 0.05:
+                await self.sleep_up_to(3.0)
+                if self.rng.random() < 0.05:
                     consumer.seek_to_beginning()
                     self.session += 1
 
@@ -237,14 +246,14 @@ class Reader(Application):
             records = await consumer.poll(timeout_s, max_records=max_records)
         except OncelogError as error:
             self.world.note(self.name, f"poll: {error!r}")
-            await self.rest(0.5)
+            await self.sleep_up_to(0.5)
             records = []
         self.calls.remove(call) if not records else self.end(call, Outcome.OK, self.items_of(records))
         return records
 
 
 class LastReader(Reader):
-    """Reads everything once, when nothing is disturbed any more."""
+    """Reads everything once, after all faults."""
 
     def __init__(self, world: World, name: str, partitions: list[TopicPartition]) -> None:
         super().__init__(world, name, partitions, "read_committed")
@@ -253,8 +262,8 @@ class LastReader(Reader):
     async def work(self) -> None:
         async with self._consumer() as consumer:
             ends = await consumer.end_offsets(self.partitions)
-            at: dict[TopicPartition, Any] = dict.fromkeys(self.partitions, 0)
-            while any(at[tp] < end for tp, end in ends.items()):
+            positions: dict[TopicPartition, Any] = dict.fromkeys(self.partitions, 0)
+            while any(positions[tp] < end for tp, end in ends.items()):
                 await self.poll(consumer, 1.0)
                 for tp in self.partitions:
-                    at[tp] = await consumer.position(tp)
+                    positions[tp] = await consumer.position(tp)

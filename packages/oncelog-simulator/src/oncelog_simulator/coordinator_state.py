@@ -64,7 +64,7 @@ def replayed_state(node: BrokerState, now_ms: int) -> State:
 
 def differences(live: State, stored: State) -> list[tuple[str, str]]:
     """Return what differs: (kind of state, text)."""
-    found = []
+    differences = []
     rebalancing = live["rebalancing groups"]
     for kind in live.keys() - {"rebalancing groups"}:
         one, other = live[kind], stored[kind]
@@ -72,10 +72,10 @@ def differences(live: State, stored: State) -> list[tuple[str, str]]:
             if kind == "classic groups" and key in rebalancing:
                 if key in other and other[key][0] > rebalancing[key]:
                     text = f"{key!r} is at generation {rebalancing[key]}, stored is {other[key]}"
-                    found.append((kind, text))
+                    differences.append((kind, text))
             elif one.get(key) != other.get(key):
-                found.append((kind, f"{key!r}: {one.get(key)} in memory, {other.get(key)} stored"))
-    return sorted(found)
+                differences.append((kind, f"{key!r}: {one.get(key)} in memory, {other.get(key)} stored"))
+    return sorted(differences)
 
 
 def metadata(node: BrokerState) -> Metadata:
@@ -112,20 +112,20 @@ def metadata_differences(before: Metadata, after: Metadata, *, writes_failed: bo
 
     `writes_failed`: the disk refused writes, so a creation that was given up may stand in the file.
     """
-    found = []
+    changes = []
     for name in sorted(before.topics.keys() | after.topics.keys()):
         one, other = before.topics.get(name), after.topics.get(name)
         is_new = one is None and (name in before.names_being_created or writes_failed)
         may_grow = writes_failed or name in before.names_being_created
         has_grown = may_grow and one and other and one[0] == other[0] and one[1] < other[1]
         if one != other and not is_new and not has_grown:
-            found.append(("topics", f"{name}: {one} before, {other} now"))
+            changes.append(("topics", f"{name}: {one} before, {other} now"))
     for kind, value in before.settings.items():
         if value != after.settings[kind]:
-            found.append((kind, f"{value} before, {after.settings[kind]} now"))
+            changes.append((kind, f"{value} before, {after.settings[kind]} now"))
     if after.first_producer_id < before.next_producer_id:
-        found.append(("producer ids", f"{before.next_producer_id} before, {after.first_producer_id} now"))
-    return found
+        changes.append(("producer ids", f"{before.next_producer_id} before, {after.first_producer_id} now"))
+    return changes
 
 
 def _state(node: BrokerState, transactions: TransactionCoordinator, groups: GroupCoordinator) -> State:
@@ -177,12 +177,12 @@ def _classic(group: ClassicGroup) -> tuple[Any, ...]:
 
 def _consumer_groups(groups: Mapping[str, ConsumerGroup]) -> dict[Any, Any]:
     """Return epochs by group, members and targets by group and member."""
-    found: dict[Any, Any] = {}
+    offsets: dict[Any, Any] = {}
     for name, group in groups.items():
-        found[name] = group.epoch, group.assignment_epoch
-        found.update({(name, "member", key): member for key, member in group.members.items()})
-        found.update({(name, "target", key): target for key, target in group.targets.items()})
-    return found
+        offsets[name] = group.epoch, group.assignment_epoch
+        offsets.update({(name, "member", key): member for key, member in group.members.items()})
+        offsets.update({(name, "target", key): target for key, target in group.targets.items()})
+    return offsets
 
 
 def _offsets(node: BrokerState, offsets: Offsets) -> State:
@@ -191,9 +191,9 @@ def _offsets(node: BrokerState, offsets: Offsets) -> State:
 
     def kept(group: str, held: Mapping[TopicPartition, CommittedOffset]) -> dict[Any, Any]:
         return {
-            (group, tp): each
-            for tp, each in held.items()
-            if not _is_to_be_deleted(node, tp.topic, partition_of(group), each)
+            (group, tp): committed
+            for tp, committed in held.items()
+            if not _is_to_be_deleted(node, tp.topic, partition_of(group), committed)
         }
 
     return {
@@ -227,18 +227,18 @@ def after_resume(before: State, after: State) -> State:
     """
     expected = {kind: dict(values) for kind, values in before.items()}
     for transactional_id, entry in before["transactions"].items():
-        found = after["transactions"].get(transactional_id)
-        if not entry.state.is_prepared or found is None:
+        entry_now = after["transactions"].get(transactional_id)
+        if not entry.state.is_prepared or entry_now is None:
             continue
-        is_complete = _completes(entry, found)
+        is_complete = _completes(entry, entry_now)
         if is_complete:
-            expected["transactions"][transactional_id] = found
+            expected["transactions"][transactional_id] = entry_now
         is_commit = entry.state is TransactionState.PREPARE_COMMIT
         for key, offset in before["pending offsets"].items():
             index, producer_id, group, tp = key
-            at = TopicPartition(CONSUMER_OFFSETS, index)
+            offsets_partition = TopicPartition(CONSUMER_OFFSETS, index)
             is_marked = is_complete or key not in after["pending offsets"]
-            if producer_id != entry.producer_id or at not in entry.partitions or not is_marked:
+            if producer_id != entry.producer_id or offsets_partition not in entry.partitions or not is_marked:
                 continue
             del expected["pending offsets"][key]
             held = expected["committed offsets"].get((group, tp))
@@ -247,7 +247,7 @@ def after_resume(before: State, after: State) -> State:
     return expected
 
 
-def _completes(prepared: TransactionEntry, found: TransactionEntry) -> bool:
+def _completes(prepared: TransactionEntry, entry: TransactionEntry) -> bool:
     is_commit = prepared.state is TransactionState.PREPARE_COMMIT
     complete = TransactionState.COMPLETE_COMMIT if is_commit else TransactionState.COMPLETE_ABORT
-    return found.state is complete and not found.partitions
+    return entry.state is complete and not entry.partitions

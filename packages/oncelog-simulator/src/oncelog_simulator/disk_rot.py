@@ -18,7 +18,7 @@ from oncelog.errors import StorageError
 from oncelog.log.checkpoint import LOG_STARTS
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import TopicPartition
-from oncelog_simulator.bit_flips import written_points
+from oncelog_simulator.bit_flips import recovery_points
 from oncelog_simulator.checks import batches_of
 from oncelog_simulator.world import World
 
@@ -89,34 +89,32 @@ class InternalBatch(NamedTuple):
     data: bytes
 
 
-def draw_rot(
-    chance: Random, disk: MemoryDisk, batches: list[InternalBatch], *, is_killed: bool
-) -> Rot | None:
+def draw_rot(rng: Random, disk: MemoryDisk, batches: list[InternalBatch], *, is_killed: bool) -> Rot | None:
     """Draw a damage of what is on the disk of a broker that ended. `batches`: of `internal_batches`."""
-    if chance.random() < 0.4:
-        return _draw_internal(chance, disk, batches, is_killed=is_killed)
+    if rng.random() < 0.4:
+        return _draw_internal(rng, disk, batches, is_killed=is_killed)
     # A stop has noted up to where each log was synced: there a lost one begins again.
-    if not is_killed and chance.random() < 0.15:
-        return draw_lost_directory(chance, disk)
+    if not is_killed and rng.random() < 0.15:
+        return draw_lost_directory(rng, disk)
     files = [path for path in _small_files(disk) if disk.read(path)]
     suffixes = sorted({_suffix(path) for path in files})
     if not suffixes:
         return None
-    suffix = chance.choice(suffixes)
-    path = chance.choice([each for each in files if _suffix(each) == suffix])
+    suffix = rng.choice(suffixes)
+    path = rng.choice([path for path in files if _suffix(path) == suffix])
     size = len(disk.read(path))
-    if chance.random() < 0.4 or (path.endswith(UNCHECKED) and suffix not in ENTRY_BYTES):
+    if rng.random() < 0.4 or (path.endswith(UNCHECKED) and suffix not in ENTRY_BYTES):
         return Rot(path)
     if suffix in ENTRY_BYTES:
-        return Rot(path, ENTRY_BYTES[suffix] * chance.randrange(size // ENTRY_BYTES[suffix] + 1))
-    return Rot(path, chance.randrange(size), chance.randrange(8))
+        return Rot(path, ENTRY_BYTES[suffix] * rng.randrange(size // ENTRY_BYTES[suffix] + 1))
+    return Rot(path, rng.randrange(size), rng.randrange(8))
 
 
-def draw_lost_directory(chance: Random, disk: MemoryDisk) -> Rot | None:
+def draw_lost_directory(rng: Random, disk: MemoryDisk) -> Rot | None:
     """Draw a partition of clients' records whose directory is lost."""
     lost = [Rot(name) for name in disk.list() if disk.is_directory(name) and not name.startswith("__")]
     lost = [rot for rot in lost if rot.lost is not None and disk.exists(f"{rot.path}/partition.metadata")]
-    return chance.choice(lost) if lost else None
+    return rng.choice(lost) if lost else None
 
 
 def _suffix(path: str) -> str:
@@ -129,10 +127,10 @@ def _small_files(disk: MemoryDisk) -> Iterator[str]:
             if name not in (".lock", ".kafka_cleanshutdown"):
                 yield name
             continue
-        for each in disk.list(name):
+        for file_name in disk.list(name):
             # Aborted transactions are in no other file below the recovery point: rot there is not healed.
-            if not each.endswith((".log", ".txnindex")):
-                yield f"{name}/{each}"
+            if not file_name.endswith((".log", ".txnindex")):
+                yield f"{name}/{file_name}"
 
 
 def internal_batches(node: BrokerState) -> list[InternalBatch]:
@@ -146,45 +144,47 @@ def internal_batches(node: BrokerState) -> list[InternalBatch]:
 
 
 def _draw_internal(
-    chance: Random, disk: MemoryDisk, batches: list[InternalBatch], *, is_killed: bool
+    rng: Random, disk: MemoryDisk, batches: list[InternalBatch], *, is_killed: bool
 ) -> Rot | None:
     # Above the recovery point a start after a kill cuts a log at its first damage, as Apache Kafka does.
-    limits = written_points(disk) if is_killed else None
-    found = [each for each in batches if limits is None or each.last_offset < limits.get(each.tp, 0)]
-    if not found:
+    limits = recovery_points(disk) if is_killed else None
+    eligible = [batch for batch in batches if limits is None or batch.last_offset < limits.get(batch.tp, 0)]
+    if not eligible:
         return None
-    batch = chance.choice(found)
+    batch = rng.choice(eligible)
     for name in disk.list(batch.directory):
         path = f"{batch.directory}/{name}"
         begin = disk.read(path).find(batch.data) if name.endswith(".log") else -1
         if begin >= 0:
-            return Rot(path, begin + chance.randrange(21, len(batch.data)), chance.randrange(8))
+            return Rot(path, begin + rng.randrange(21, len(batch.data)), rng.randrange(8))
     return None
 
 
-def draw_state(chance: Random) -> str | None:
+def draw_state(rng: Random) -> str | None:
     """Return how the broker ends before the damage; None for most seeds."""
-    return chance.choice(("stopped", "killed")) if chance.random() < ROT_CHANCE else None
+    return rng.choice(("stopped", "killed")) if rng.random() < ROT_CHANCE else None
 
 
-class Known(NamedTuple):
+class CoordinatorData(NamedTuple):
     """Offsets and transactional ids, by the coordinator's partition that keeps them."""
 
     offsets: dict[tuple[int, str], dict[TopicPartition, int]]
     transactions: dict[tuple[int, str], Any]
 
 
-def known(node: BrokerState) -> Known:
+def known(node: BrokerState) -> CoordinatorData:
     """Return what the coordinators of a broker know."""
     counts = {name: sum(tp.topic == name for tp in node.log_manager.partitions) for name in INTERNAL}
     offsets, transactions = {}, {}
     for group in node.groups.offsets.groups():
         index = partition_for(group, counts[INTERNAL[0]])
-        offsets[index, group] = {tp: each.offset for tp, each in node.groups.offsets.of(group).items()}
+        offsets[index, group] = {
+            tp: committed.offset for tp, committed in node.groups.offsets.of(group).items()
+        }
     for entry in node.transactions.all():
         index = partition_for(entry.transactional_id, counts[INTERNAL[1]])
         transactions[index, entry.transactional_id] = (entry.producer_id, entry.state)
-    return Known(offsets, transactions)
+    return CoordinatorData(offsets, transactions)
 
 
 def log_ends(node: BrokerState) -> dict[TopicPartition, int]:
@@ -211,15 +211,15 @@ def may_refuse(rot: Rot, error: Exception) -> bool:
     )
 
 
-def check_known(world: World, rot: Rot, before: Known, after: Known) -> None:
+def check_coordinator_data(world: World, rot: Rot, before: CoordinatorData, after: CoordinatorData) -> None:
     """What was in no damaged partition is known as before."""
     damaged = rot.damaged
-    for topic, expected, found in (
+    for topic, expected, actual in (
         (INTERNAL[0], before.offsets, after.offsets),
         (INTERNAL[1], before.transactions, after.transactions),
     ):
         for (index, name), value in expected.items():
             is_damaged = TopicPartition(topic, index) == damaged
-            now = found.get((index, name))
+            now = actual.get((index, name))
             if now != value and not (is_damaged and now is None):
                 world.violate("rot took what it did not touch", f"{rot}: {name} is {now}, was {value}")

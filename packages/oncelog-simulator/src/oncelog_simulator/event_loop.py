@@ -1,7 +1,7 @@
-"""An event loop without sockets, threads or a clock: time jumps to what is due next.
+"""An event loop without sockets or a clock: virtual time jumps to the next timer.
 
-What runs belongs to a process, known by the context it was scheduled in. A process can be killed between any
-two steps; what it had scheduled is then dropped without a word, as SIGKILL would.
+Every callback belongs to a process, which its context names. A process can be killed between any two
+callbacks. The loop then drops the callbacks that the process has scheduled, as SIGKILL would.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MAX_STEPS_AT_ONCE = 100_000
 
 
 class Livelock(Exception):
-    """Something goes on for ever without time going on."""
+    """Livelock: callbacks keep running but virtual time does not advance."""
 
 
 class Process:
-    """What lives and dies at once. `on_kill` is called when it dies."""
+    """A simulated process. The functions in `on_kill` are called when it is killed."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -39,15 +39,15 @@ class Process:
         self.on_kill: list[Callable[[], object]] = []
 
     def kill(self) -> None:
-        """Nothing of it runs any more, not even what is under way on its behalf elsewhere."""
+        """Kill the process. None of its callbacks runs after that."""
         if self.is_alive:
             self.is_alive = False
-            for told in self.on_kill:
-                told()
+            for callback in self.on_kill:
+                callback()
 
 
 class _Handle:
-    """A call to come: the part of `asyncio.Handle` that anybody here uses."""
+    """A scheduled call: the part of `asyncio.Handle` that asyncio and the product use."""
 
     __slots__ = ("args", "callback", "context", "is_cancelled", "ready")
 
@@ -60,11 +60,11 @@ class _Handle:
     ) -> None:
         self.callback, self.args, self.context = callback, args, context
         self.ready = ready
-        """Where it waits once it is due: each loop has its own."""
+        """The queue of the loop that will run the call when it is due."""
         self.is_cancelled = False
 
     def cancel(self) -> None:
-        """It is skipped when it comes up."""
+        """Cancel the call."""
         self.is_cancelled = True
 
     def cancelled(self) -> bool:
@@ -75,11 +75,11 @@ class _Handle:
 
 
 _Loop: Any = asyncio.AbstractEventLoop
-"""Of its many methods only those are here that asyncio's own parts and the edge call."""
+"""Only those methods of AbstractEventLoop exist here that asyncio itself and the product call."""
 
 
 def close_tasks(loop: Any, tasks: list[asyncio.Task[Any]]) -> None:
-    """End the coroutines of a loop that runs no more, and of the tasks that they start meanwhile."""
+    """Close the remaining coroutines of a stopped loop, and of the tasks that they start while closing."""
     events._set_running_loop(loop)
     try:
         while tasks:
@@ -90,37 +90,43 @@ def close_tasks(loop: Any, tasks: list[asyncio.Task[Any]]) -> None:
 
 
 class SimLoop(_Loop):  # type: ignore[misc]
-    """Time is kept in whole microseconds. `pause_limit_s`: how long a thread takes, at most, before and after
-    its work.
+    """An event loop in virtual time, which it counts in whole microseconds.
+
+    `pause_limit_s` is the longest time in seconds that an executor job waits before its work and before its
+    result.
     """
 
     usual_pause_limit_s = 0.002
 
-    def __init__(self, chance: Random) -> None:
+    def __init__(self, rng: Random) -> None:
         self.now_us = 0
         self.step_count = 0
         self.on_error: Callable[[str, BaseException | None], object] = lambda text, error: None
-        """What nobody handled."""
+        """Called with errors that nobody handled."""
         self.pause_limit_s = self.usual_pause_limit_s
-        self._chance = chance
+        self._chance = rng
         self.network: Any = None
-        """Where connections are made; a sim.network.Network."""
+        """The Network (network.py) on which connections are made."""
         self._ready: deque[_Handle] = deque()
         self._timers: list[tuple[int, int, _Handle]] = []
         self._tasks: list[asyncio.Task[Any]] = []
-        """Kept, for a task that nobody holds is closed, and what it does then no killed process does."""
+        """References to all tasks. Python closes an unreferenced task and runs its `finally` blocks, which a
+        killed process never does.
+        """
         self._sequence = itertools.count()
         self._is_closed = False
         self.run_step: Callable[[Process | None, Callable[[], object]], None] | None = None
-        """Runs each step in place of the loop, to measure it."""
+        """Runs each callback in place of the loop, to measure it. None: the loop runs callbacks itself."""
         self.jobs: Jobs = Jobs(self, Random(0))
         self.run_threads: Callable[[], bool] = lambda: False
-        """Run what threads can do before time goes on; true if that was anything (scheduler.py)."""
+        """Runs threads before time advances (scheduler.py). Returns True if any thread ran."""
 
     # Running
 
     def run_until(self, future: asyncio.Future[Any], limit_us: int) -> bool:
-        """Run until it is done; false when it is not by then, or nothing is left to do."""
+        """Run until the future is done. Return False if it is not done at `limit_us`, or if nothing is left
+        to run.
+        """
         events._set_running_loop(self)
         try:
             while not future.done() and (self._ready or self.run_threads() or self._advance(limit_us)):
@@ -130,7 +136,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
         return future.done()
 
     def _advance(self, limit_us: int) -> bool:
-        """Time goes on to the next timer; whether there is one."""
+        """Advance time to the next timer. Return False if there is no timer up to `limit_us`."""
         timers = self._timers
         while timers and timers[0][2].is_cancelled:
             heappop(timers)
@@ -167,11 +173,12 @@ class SimLoop(_Loop):  # type: ignore[misc]
                 else:
                     self.run_step(process, partial(context.run, handle.callback, *handle.args))
             except SimulatedCrash:
-                pass  # whoever raised it has killed the process
+                # Whoever raises SimulatedCrash has killed the process already.
+                pass
             except Exception as error:
                 self.on_error(f"{process.name if process else 'simulator'}: {error!r}", error)
 
-    # What asyncio and the edge call
+    # Methods that asyncio and the product call
 
     def time(self) -> float:
         return self.now_us / 1e6
@@ -198,7 +205,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
     def _call_at(
         self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
     ) -> _Handle:
-        # Rounded up: a timer that fires a little early, and is set again for the rest, would never rest.
+        # Round up. A timer that fires slightly early and is set again for the rest would loop forever.
         when_us = int(when * 1e6) + 1
         handle = _Handle(callback, args, context or copy_context(), self._ready)
         if when_us <= self.now_us:
@@ -215,11 +222,14 @@ class SimLoop(_Loop):  # type: ignore[misc]
         task = asyncio.Task(coro, loop=self, name=name, context=context)
         self._tasks.append(task)
         if len(self._tasks) % 512 == 0:
-            self._tasks = [each for each in self._tasks if not each.done()]
+            self._tasks = [task for task in self._tasks if not task.done()]
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """Run the work after a pause, at one moment or split by `jobs`, and tell who waits after another."""
+        """Run the work after a pause, and set the future's result after another pause.
+
+        The work runs at one moment of virtual time, or divided by `jobs`.
+        """
         done = self.create_future()
 
         def tell(result: Any, error: BaseException | None) -> None:
@@ -244,7 +254,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
         return done
 
     def may_run(self, context: Context) -> bool:
-        """True when the process of `context` is the one that runs now: alive, and not paused."""
+        """Return True if the process of `context` is the running process, and if that process is alive."""
         process = context.get(PROCESS)
         return process is not None and process is PROCESS.get() and process.is_alive
 
@@ -252,7 +262,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
         return self._chance.uniform(0.0, self.pause_limit_s)
 
     async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
-        """Each host has one address, which is its name."""
+        """Return one address: the host's name."""
         return [(0, 0, 0, "", (host, port))]
 
     async def create_connection(
@@ -280,7 +290,9 @@ class SimLoop(_Loop):  # type: ignore[misc]
         return self._is_closed
 
     def close(self) -> None:
-        """What is left is closed here: whatever it still does, it does to a world that is over."""
+        """Close the loop and its tasks. The simulation is over, so what their `finally` blocks do has no
+        effect.
+        """
         self._is_closed = True
         self.jobs.abandon()
         self._ready.clear()

@@ -1,9 +1,9 @@
-"""Which errors of clients the faults of a seed explain. Without faults no call may fail.
+"""Decide which client errors the faults of a seed explain. Without faults no call may fail.
 
-A call that ends while faults last, or soon after the last one, may raise an error that a careful application
-handles: a time-out, a lost connection, an unknown outcome, a partition without a leader, or the end of a
-membership. Anything else is a violation: clients try again themselves after any other retriable error of the
-broker. So is any error before the first fault or after that time.
+A call that ends during the faults, or soon after the last one, may raise an error that a careful application
+handles. These are time-outs, lost connections, unknown outcomes, partitions without a leader, and the end of
+a membership. Any other error is a violation, because clients retry other retriable errors themselves. An
+error before the first fault, or long after the last one, is a violation too.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ from oncelog.errors import (
 )
 
 AFTERMATH_SECONDS = 60.0
-"""So long after the last fault a call may still fail: it may have begun before, with a long time-out."""
+"""Seconds after the last fault in which a call may fail. The call may have begun earlier, with a long
+time-out.
+"""
 LASTING_SECONDS = AFTERMATH_SECONDS + 15.0
-"""So long after the last fault clients live that live through all of them."""
+"""Seconds after the last fault for which clients live that started before the faults."""
 MEMBERSHIP = (IllegalGeneration, UnknownMemberId, RebalanceInProgress, FencedMemberEpoch, StaleMemberEpoch)
 
 
-class Excuses:
-    """The times of a seed's faults. `spans_us`: when each begins and ends; none without faults.
+class ExpectedErrors:
+    """The errors that the faults of one seed explain.
 
-    `paused_s`: how long processes stand still. `sets_clock`: a host's clock may be ahead, so that its records
-    are refused. `is_lasting`: clients live through all faults and must then work again by themselves.
+    `spans_us` has the begin and end of each fault; it is empty without faults. `paused_s` is the total time
+    for which processes are paused. `sets_clock` is True if a host's clock may be ahead, so that its records
+    are refused. `is_lasting` is True if clients live through all faults and must then work without help.
     """
 
     def __init__(
@@ -58,15 +61,15 @@ class Excuses:
 
     @property
     def lasting_us(self) -> float:
-        """Return when the clients end that live through all faults; 0 where none do."""
+        """The time at which clients end that live through all faults; 0 if there are none."""
         return self.end_us + LASTING_SECONDS * 1e6 if self.is_lasting else 0.0
 
     def is_disturbed(self, begin_us: int, end_us: int) -> bool:
-        """Return True when a fault lasted at some time between the two."""
+        """Return True if a fault lasted at some time between the two."""
         return any(begin <= end_us and begin_us <= end for begin, end in self._spans_us)
 
     def explains(self, error: OncelogError, now_us: int) -> bool:
-        """Return True for an error that a call may raise now."""
+        """Return True if a call may raise this error now."""
         begin_us = min((begin for begin, _ in self._spans_us), default=0)
         if not self or not begin_us <= now_us <= self.end_us + AFTERMATH_SECONDS * 1e6:
             return False

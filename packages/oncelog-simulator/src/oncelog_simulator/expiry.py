@@ -20,7 +20,7 @@ from oncelog.types import Origin, TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.records import NewRecord
 from oncelog_simulator.checks import batches_of
-from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application
 from oncelog_simulator.workloads import create_topic
 from oncelog_simulator.world import BrokerHost, World
 
@@ -36,13 +36,13 @@ _AGES_MS = (0, 0, HOUR_MS, 2 * DAY_MS, 400 * DAY_MS, -HOUR_MS, -30 * DAY_MS)
 
 def draw_expiry(seed: int) -> dict[str, object]:
     """Return the settings of a seed in which days pass in the end; empty: in this one none do."""
-    chance = Random(f"{seed}/expiry")
-    if chance.random() >= EXPIRY_CHANCE:
+    rng = Random(f"{seed}/expiry")
+    if rng.random() >= EXPIRY_CHANCE:
         return {}
     return {
-        "offsets.retention.minutes": chance.choice((1_440, 4_320)),
-        "transactional.id.expiration.ms": chance.choice((DAY_MS, 3 * DAY_MS)),
-        "producer.id.expiration.ms": chance.choice((DAY_MS, 3 * DAY_MS)),
+        "offsets.retention.minutes": rng.choice((1_440, 4_320)),
+        "transactional.id.expiration.ms": rng.choice((DAY_MS, 3 * DAY_MS)),
+        "producer.id.expiration.ms": rng.choice((DAY_MS, 3 * DAY_MS)),
     }
 
 
@@ -54,7 +54,7 @@ class Stored(NamedTuple):
     written_ms: int
 
 
-class Deed(NamedTuple):
+class ExpiringItem(NamedTuple):
     """Something that expires: done between two moments of the broker's clock."""
 
     kind: str
@@ -63,18 +63,18 @@ class Deed(NamedTuple):
     latest_ms: int
 
 
-class Calendar(Application):
+class ExpiryApplication(Application):
     """Writes, commits and looks up, and lets days pass in between."""
 
     def __init__(self, world: World, broker: BrokerHost, settings: dict[str, object], *, loses_power: bool):
         super().__init__(world, "calendar")
         self.broker, self.loses_power = broker, loses_power
-        chance = self.chance
-        self.retention_ms = chance.choice((HOUR_MS, 6 * HOUR_MS, 3 * DAY_MS))
-        self.is_append_time = chance.random() < 0.25
+        rng = self.rng
+        self.retention_ms = rng.choice((HOUR_MS, 6 * HOUR_MS, 3 * DAY_MS))
+        self.is_append_time = rng.random() < 0.25
         configs = {
-            "internal.segment.bytes": chance.choice((100, 200, 500, 2_000)),
-            "segment.ms": chance.choice((10 * MINUTE_MS, 7 * DAY_MS)),
+            "internal.segment.bytes": rng.choice((100, 200, 500, 2_000)),
+            "segment.ms": rng.choice((10 * MINUTE_MS, 7 * DAY_MS)),
             "message.timestamp.type": "LogAppendTime" if self.is_append_time else "CreateTime",
             "message.timestamp.after.max.ms": 1 << 62,
         }
@@ -85,7 +85,7 @@ class Calendar(Application):
         self.records: dict[TopicPartition, list[Stored]] = {
             TopicPartition(topic.name, 0): [] for topic in self.topics
         }
-        self.deeds: list[Deed] = []
+        self.expiring_items: list[ExpiringItem] = []
         self.expiry_ms = {
             "group": int(str(settings["offsets.retention.minutes"])) * MINUTE_MS,
             "transactional id": int(str(settings["transactional.id.expiration.ms"])),
@@ -108,14 +108,14 @@ class Calendar(Application):
         return self.broker.running.clock.now_ms()
 
     async def work(self) -> None:
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             for topic in self.topics:
                 await create_topic(admin, topic)
-        for number in range(self.chance.randint(2, 4)):
+        for number in range(self.rng.randint(2, 4)):
             for tp in self.records:
                 await self._write(tp, f"{number}")
             await self._commit(f"{number}")
-            for _ in range(self.chance.choice((1, 1, 2))):
+            for _ in range(self.rng.choice((1, 1, 2))):
                 await self._restart()
             await self._look_up()
             await self._pass_time()
@@ -125,26 +125,26 @@ class Calendar(Application):
 
     async def _write(self, tp: TopicPartition, name: str) -> None:
         """Batches of records of any time; their producer is not heard of again."""
-        for _ in range(self.chance.choice((0, 0, 1, 4))):
+        for _ in range(self.rng.choice((0, 0, 1, 4))):
             await self._write_without_timestamp(tp)
         begin_ms = self.now_ms
-        producer = AsyncProducer({**QUICK, "linger.ms": 5, "batch.size": self.chance.choice((1, 300, 2_000))})
+        producer = AsyncProducer(
+            {**SHORT_TIMEOUTS, "linger.ms": 5, "batch.size": self.rng.choice((1, 300, 2_000))}
+        )
         sent = []
-        for _ in range(self.chance.randint(2, 8)):
-            timestamp_ms = max(
-                self.now_ms - self.chance.choice(_AGES_MS) - self.chance.randrange(MINUTE_MS), 0
-            )
+        for _ in range(self.rng.randint(2, 8)):
+            timestamp_ms = max(self.now_ms - self.rng.choice(_AGES_MS) - self.rng.randrange(MINUTE_MS), 0)
             sent.append(
                 (timestamp_ms, await producer.send(tp.topic, b"v", partition=0, timestamp_ms=timestamp_ms))
             )
-            if self.chance.random() < 0.5:
+            if self.rng.random() < 0.5:
                 await producer.flush()
         await producer.flush()
         for timestamp_ms, future in sent:
             done = future.result()
             stamp = done.timestamp_ms or 0 if self.is_append_time else timestamp_ms
             self.records[tp].append(Stored(done.offset or 0, stamp, self._wall_ms()))
-        self._did("producer id", (tp, producer.idempotence().producer_id), begin_ms)
+        self._note_expiring("producer id", (tp, producer.idempotence().producer_id), begin_ms)
         await producer.close()
 
     async def _write_without_timestamp(self, tp: TopicPartition) -> None:
@@ -163,20 +163,25 @@ class Calendar(Application):
         """One group that never had members, one whose member leaves, and one transaction."""
         tp = TopicPartition("kept", 0)
         begin_ms = self.now_ms
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await admin.alter_group_offsets(f"simple-{name}", {tp: 1})
-        self._did("group", f"simple-{name}", begin_ms)
+        self._note_expiring("group", f"simple-{name}", begin_ms)
         for protocol in ("classic", "consumer"):
             begin_ms, group = self.now_ms, f"{protocol}-{name}"
-            settings = {**QUICK, "group.id": group, "group.protocol": protocol, "enable.auto.commit": False}
+            settings = {
+                **SHORT_TIMEOUTS,
+                "group.id": group,
+                "group.protocol": protocol,
+                "enable.auto.commit": False,
+            }
             async with AsyncConsumer({**settings, "auto.offset.reset": "earliest"}) as consumer:
                 consumer.subscribe(["kept"])
                 while not await consumer.poll(1.0):
                     pass
                 await consumer.commit()
-            self._did("group", group, begin_ms)
+            self._note_expiring("group", group, begin_ms)
         begin_ms = self.now_ms
-        producer = AsyncProducer({**QUICK, "transactional.id": f"aged-{name}"})
+        producer = AsyncProducer({**SHORT_TIMEOUTS, "transactional.id": f"aged-{name}"})
         await producer.init_transactions()
         await producer.begin_transaction()
         sent = await producer.send("kept", b"t", partition=0, timestamp_ms=begin_ms)
@@ -189,13 +194,13 @@ class Calendar(Application):
         for header, _ in batches_of(partition):
             if header.base_offset >= offset:  # the record and its marker, which has a time, too
                 self.records[tp].append(Stored(header.base_offset, header.max_timestamp_ms, self._wall_ms()))
-        self._did("transactional id", f"aged-{name}", begin_ms)
+        self._note_expiring("transactional id", f"aged-{name}", begin_ms)
 
-    def _did(self, kind: str, name: Any, begin_ms: int) -> None:
-        self.deeds.append(Deed(kind, name, begin_ms, self.now_ms))
+    def _note_expiring(self, kind: str, name: Any, begin_ms: int) -> None:
+        self.expiring_items.append(ExpiringItem(kind, name, begin_ms, self.now_ms))
 
     async def _restart(self) -> None:
-        how = self.chance.choice(("none", "stop", "kill", "power" if self.loses_power else "kill"))
+        how = self.rng.choice(("none", "stop", "kill", "power" if self.loses_power else "kill"))
         if how == "none":
             return
         self.latest_ms = max(self.latest_ms, self.now_ms)
@@ -203,29 +208,30 @@ class Calendar(Application):
             await self.broker.stop()
         else:
             self.broker.kill(lose_power=how == "power")
-        if self.chance.random() < 0.3:
-            self.broker.set_clock(-self.chance.choice((HOUR_MS, 5 * DAY_MS)))
-        self.broker.start_again()
+        if self.rng.random() < 0.3:
+            self.broker.set_clock(-self.rng.choice((HOUR_MS, 5 * DAY_MS)))
+        self.broker.start_if_down()
         while self.broker.running is None:
             await asyncio.sleep(0.05)
         now_ms = self.now_ms
         self.restarted_ms = max(self.restarted_ms, now_ms)
-        self.deeds = [  # a start dates producers that only the log tells of, perhaps by an earlier clock
-            deed._replace(earliest_ms=min(deed.earliest_ms, now_ms)) if deed.kind == "producer id" else deed
-            for deed in self.deeds
+        # A start dates producers that only the log knows, perhaps by an earlier clock.
+        self.expiring_items = [
+            item._replace(earliest_ms=min(item.earliest_ms, now_ms)) if item.kind == "producer id" else item
+            for item in self.expiring_items
         ]
 
     async def _pass_time(self) -> None:
         """Set the broker's clock, and check what its jobs have done."""
         before = {tp: self._segments(tp) for tp in self.records}
         before_ms = self.now_ms
-        self.broker.set_clock(self.chance.choice(_STEPS_MS))
+        self.broker.set_clock(self.rng.choice(_STEPS_MS))
         earliest_ms = self.now_ms
         passed_ms = earliest_ms - before_ms  # nothing, while the clock is behind what it was
         await asyncio.sleep(_SETTLE_SECONDS)
         self.latest_ms = max(self.latest_ms, self.now_ms)
         self._check_retention(before, earliest_ms if passed_ms >= 10 * MINUTE_MS else 0)
-        self._check_deeds(earliest_ms if passed_ms >= 2 * HOUR_MS else 0)
+        self._check_expiring_items(earliest_ms if passed_ms >= 2 * HOUR_MS else 0)
 
     # Checks
 
@@ -234,7 +240,7 @@ class Calendar(Application):
         names = self.broker.disk.list(f"{tp.topic}-{tp.partition}")
         return sorted(int(name[:20]) for name in names if name.endswith(".log"))
 
-    def _kept_from(self, tp: TopicPartition, segments: list[int], now_ms: int) -> int:
+    def _expected_start(self, tp: TopicPartition, segments: list[int], now_ms: int) -> int:
         """Return where the log starts once retention by time has deleted what it may."""
         end = self.records[tp][-1].offset + 1
         if tp.topic == "kept":
@@ -254,7 +260,7 @@ class Calendar(Application):
         assert node is not None
         for tp, segments in before.items():
             start = node.log_manager.partitions[tp].log_start_offset
-            must, may = (self._kept_from(tp, segments, now) for now in (earliest_ms, self.latest_ms))
+            must, may = (self._expected_start(tp, segments, now) for now in (earliest_ms, self.latest_ms))
             if earliest_ms and start < must:
                 self.world.violate(
                     "retention by time left what is too old", f"{tp} starts at {start}, not {must}"
@@ -264,41 +270,41 @@ class Calendar(Application):
                     "retention by time deleted what is young", f"{tp} starts at {start}, not {may}"
                 )
 
-    def _check_deeds(self, earliest_ms: int) -> None:
+    def _check_expiring_items(self, earliest_ms: int) -> None:
         node = self.broker.node
         assert node is not None
         ids = {entry.transactional_id for entry in node.transactions.all()}
-        for deed in list(self.deeds):
-            expiry_ms = self.expiry_ms[deed.kind]
-            if deed.kind == "group":
-                is_there = bool(node.groups.offsets.of(deed.name))
-            elif deed.kind == "transactional id":
-                is_there = deed.name in ids
+        for item in list(self.expiring_items):
+            expiry_ms = self.expiry_ms[item.kind]
+            if item.kind == "group":
+                is_there = bool(node.groups.offsets.of(item.name))
+            elif item.kind == "transactional id":
+                is_there = item.name in ids
             else:
-                tp, producer_id = deed.name
+                tp, producer_id = item.name
                 is_there = node.log_manager.partitions[tp].producer(producer_id) is not None
             latest_ms = (
-                max(deed.latest_ms, self.restarted_ms) if deed.kind == "producer id" else deed.latest_ms
+                max(item.latest_ms, self.restarted_ms) if item.kind == "producer id" else item.latest_ms
             )
             if earliest_ms and is_there and latest_ms + expiry_ms <= earliest_ms:
-                self.world.violate(f"a {deed.kind} did not expire", f"{deed}, now {self.now_ms}")
+                self.world.violate(f"a {item.kind} did not expire", f"{item}, now {self.now_ms}")
             if not is_there:
-                if deed.earliest_ms + expiry_ms > self.latest_ms:
-                    self.world.violate(f"a {deed.kind} expired too early", f"{deed}, now {self.now_ms}")
-                self.deeds.remove(deed)
+                if item.earliest_ms + expiry_ms > self.latest_ms:
+                    self.world.violate(f"a {item.kind} expired too early", f"{item}, now {self.now_ms}")
+                self.expiring_items.remove(item)
 
     async def _look_up(self) -> None:
         """ListOffsets by time finds the first record, by offset, that is not older."""
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             for tp, records in self.records.items():
                 stamps = [record.timestamp_ms for record in records]
-                wanted = [self.chance.choice(stamps) + self.chance.choice((-1, 0, 1)) for _ in range(3)]
-                for timestamp_ms in (*(stamp for stamp in wanted if stamp >= 0), "max-timestamp"):
+                timestamps = [self.rng.choice(stamps) + self.rng.choice((-1, 0, 1)) for _ in range(3)]
+                for timestamp_ms in (*(stamp for stamp in timestamps if stamp >= 0), "max-timestamp"):
                     await self._check_look_up(admin, tp, timestamp_ms)
 
     async def _check_look_up(self, admin: AsyncAdmin, tp: TopicPartition, spec: Any) -> None:
         start = (await admin.list_offsets({tp: "earliest"}))[tp].offset or 0
-        found = (await admin.list_offsets({tp: spec}))[tp]
+        result = (await admin.list_offsets({tp: spec}))[tp]
         if (await admin.list_offsets({tp: "earliest"}))[tp].offset != start:
             return  # retention was faster
         there = [record for record in self.records[tp] if record.offset >= start]
@@ -306,7 +312,7 @@ class Calendar(Application):
         is_newest = spec == "max-timestamp"
         fitting = [r for r in there if r.timestamp_ms >= (max(newest_ms, 0) if is_newest else spec)]
         expected = (fitting[0].offset, fitting[0].timestamp_ms) if fitting else (None, None)
-        got = (found.offset, found.timestamp_ms)
+        got = (result.offset, result.timestamp_ms)
         if got != expected and not (is_newest and fitting and got in {r[:2] for r in fitting}):
             self.world.violate(
                 "a look-up by time is wrong", f"{tp} from {start}, {spec}: {got}, not {expected}"

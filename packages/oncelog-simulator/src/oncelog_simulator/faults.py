@@ -1,7 +1,7 @@
-"""What goes wrong: faults as values, and what each kind does to a simulation.
+"""Faults as values, and the effect of each kind on a simulation.
 
-A fault begins at `at_ms` and is over after `span_ms`, when its cause is taken away again. One more or one
-less leaves the others as they are, so that a failing list can be made shorter.
+A fault begins at `at_ms`, and its cause is removed after `span_ms`. Each fault is independent of the others,
+so a failing list of faults can be made shorter.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from oncelog_simulator.network import NetworkConditions
 from oncelog_simulator.world import BROKER_HOST, BROKER_PORT, BrokerHost, World
 
 BATCH_HEAD_BYTES, CRC_FROM = 61, 21
-"""A record batch's smallest size, and the first byte of it that its checksum covers."""
+"""The smallest size of a record batch, and the position of the first byte that its checksum covers."""
 
 
 class Fault(NamedTuple):
-    """`target`: a host. `amount`: what it means depends on the kind."""
+    """A fault. `target` names a host. The meaning of `amount` depends on the kind."""
 
     at_ms: int
     kind: str
@@ -36,83 +36,83 @@ class Fault(NamedTuple):
         return f"{self.at_ms:>7} ms  {self.kind:<14} {self.target:<10} for {self.span_ms} ms, {self.amount}"
 
 
-class Disturbed(Protocol):
-    """What faults act on: a Simulation, or a Scene."""
+class FaultTarget(Protocol):
+    """A simulation on which faults act: a Simulation or a ClientSimulation."""
 
     world: World
     broker: BrokerHost
 
 
-Happening = Callable[[Disturbed, Fault], Awaitable[None]]
+FaultAction = Callable[[FaultTarget, Fault], Awaitable[None]]
 
 
 async def _span(fault: Fault) -> None:
     await asyncio.sleep(fault.span_ms / 1000)
 
 
-async def kill_broker(simulation: Disturbed, fault: Fault) -> None:
+async def kill_broker(simulation: FaultTarget, fault: Fault) -> None:
     simulation.broker.kill()
     await _span(fault)
-    simulation.broker.start_again()
+    simulation.broker.start_if_down()
 
 
-async def cut_power(simulation: Disturbed, fault: Fault) -> None:
+async def cut_power(simulation: FaultTarget, fault: Fault) -> None:
     simulation.broker.kill(lose_power=True)
     await _span(fault)
-    simulation.broker.start_again()
+    simulation.broker.start_if_down()
 
 
-async def kill_in_write(simulation: Disturbed, fault: Fault) -> None:
-    """SIGKILL after `amount` more bytes and changes on the disk."""
+async def kill_in_write(simulation: FaultTarget, fault: Fault) -> None:
+    """Kill the broker after `amount` more bytes and other changes on the disk."""
     simulation.broker.crash_after(fault.amount, lose_power=False)
     await _span(fault)
-    simulation.broker.survive()
-    simulation.broker.start_again()
+    simulation.broker.cancel_crash()
+    simulation.broker.start_if_down()
 
 
-async def cut_power_in_write(simulation: Disturbed, fault: Fault) -> None:
+async def cut_power_in_write(simulation: FaultTarget, fault: Fault) -> None:
     simulation.broker.crash_after(fault.amount, lose_power=True)
     await _span(fault)
-    simulation.broker.survive()
-    simulation.broker.start_again()
+    simulation.broker.cancel_crash()
+    simulation.broker.start_if_down()
 
 
-async def stop_broker(simulation: Disturbed, fault: Fault) -> None:
+async def stop_broker(simulation: FaultTarget, fault: Fault) -> None:
     await simulation.broker.stop()
     await _span(fault)
-    simulation.broker.start_again()
+    simulation.broker.start_if_down()
 
 
-async def kill_client(simulation: Disturbed, fault: Fault) -> None:
+async def kill_client(simulation: FaultTarget, fault: Fault) -> None:
     host = simulation.world.hosts[fault.target]
     host.kill()
     await _span(fault)
-    host.start_again()
+    host.start_if_down()
 
 
-async def pause(simulation: Disturbed, fault: Fault) -> None:
-    """A process stands still, as in SIGSTOP, and then goes on as if nothing had been."""
+async def pause(simulation: FaultTarget, fault: Fault) -> None:
+    """Pause a process, as SIGSTOP does. It continues as if nothing had happened."""
     process = simulation.world.hosts[fault.target].process
     if process is not None:
         process.paused_until_us = max(process.paused_until_us, simulation.world.now_us + fault.span_ms * 1000)
     await _span(fault)
 
 
-async def part(simulation: Disturbed, fault: Fault) -> None:
-    """No bytes between a client and the broker; they are not lost, but late."""
+async def part(simulation: FaultTarget, fault: Fault) -> None:
+    """Partition a client from the broker. Bytes are not lost; they arrive after the fault."""
     simulation.world.network.part(BROKER_HOST, fault.target)
     await _span(fault)
     simulation.world.network.join(BROKER_HOST, fault.target)
 
 
-async def cut_connections(simulation: Disturbed, fault: Fault) -> None:
+async def cut_connections(simulation: FaultTarget, fault: Fault) -> None:
     for transport in simulation.world.network.connections():
         if fault.target in (BROKER_HOST, transport.process.name):
             simulation.world.network.cut(transport)
 
 
-async def repeat_connection(simulation: Disturbed, fault: Fault) -> None:
-    """Everything a client has sent on a connection, perhaps long ago, arrives once more, on another one."""
+async def repeat_connection(simulation: FaultTarget, fault: Fault) -> None:
+    """Deliver all bytes that a client has sent on one connection again, on a new connection."""
     await _span(fault)
     sent = simulation.world.network.sent_by.get(fault.target)
     if sent:
@@ -120,7 +120,7 @@ async def repeat_connection(simulation: Disturbed, fault: Fault) -> None:
 
 
 async def _deliver_again(world: World, data: bytes) -> None:
-    """Deliver a client's bytes once more; nobody hears the answers."""
+    """Send a client's bytes once more. The answers are not read."""
     process = Process("echo")
     context = copy_context()
     context.run(PROCESS.set, process)
@@ -136,18 +136,20 @@ async def _deliver_again(world: World, data: bytes) -> None:
     world.loop.create_task(send(), context=context)
 
 
-async def flip_in_batches(simulation: Disturbed, fault: Fault) -> None:
-    """Flip a bit in `amount` of 100 record batches from or to a client, where the checksum covers it."""
+async def flip_in_batches(simulation: FaultTarget, fault: Fault) -> None:
+    """Flip a bit in `amount` percent of the record batches from or to a client, within the bytes that the
+    checksum covers.
+    """
     network = simulation.world.network
     network.harmed[fault.target] = partial(
-        harm_batches, rng=simulation.world.chance(f"flips at {fault.at_ms}"), percent=fault.amount
+        harm_batches, rng=simulation.world.rng(f"flips at {fault.at_ms}"), percent=fault.amount
     )
     await _span(fault)
     network.harmed.pop(fault.target, None)
 
 
 def harm_batches(data: bytes, *, rng: Random, percent: int) -> bytes:
-    """Return what arrives of a write. Only bytes that a batch's checksum covers change."""
+    """Return the bytes of a write with flipped bits. Only bytes that a batch's checksum covers change."""
     harmed = bytearray(data)
     position = 0
     while position + BATCH_HEAD_BYTES <= len(harmed):
@@ -162,55 +164,61 @@ def harm_batches(data: bytes, *, rng: Random, percent: int) -> bytes:
     return bytes(harmed)
 
 
-async def bad_network(simulation: Disturbed, fault: Fault) -> None:
-    """Of 1,000 writes `amount` end their connection; more are slow."""
+async def bad_network(simulation: FaultTarget, fault: Fault) -> None:
+    """Let `amount` of 1,000 writes end their connection, and slow down others."""
     network = simulation.world.network
     conditions = network.conditions = NetworkConditions(slow_chance=0.2, cut_chance=fault.amount / 1000)
     await _span(fault)
-    if network.conditions is conditions:  # else a later fault of this kind still lasts
+    # Otherwise a later fault of this kind still lasts.
+    if network.conditions is conditions:
         network.conditions = NetworkConditions()
 
 
-async def full_disk(simulation: Disturbed, fault: Fault) -> None:
-    """`amount` more bytes can be written."""
+async def full_disk(simulation: FaultTarget, fault: Fault) -> None:
+    """Make the disk full after `amount` more bytes."""
     disk = simulation.broker.disk
     disk.capacity_bytes = disk.used_bytes() + fault.amount
     await _span(fault)
     disk.capacity_bytes = simulation.broker.disk.capacity_bytes = None
 
 
-async def broken_disk(simulation: Disturbed, fault: Fault) -> None:
-    """Writes or syncs fail. What could not be synced is offline until the broker is started again."""
+async def broken_disk(simulation: FaultTarget, fault: Fault) -> None:
+    """Fail writes or syncs of log files, then restart the broker.
+
+    A partition that could not be synced is offline until that restart.
+    """
     disk, what = simulation.broker.disk, (("write", ".log"), ("sync", ".log"))[fault.amount % 2]
     disk.errors[what] = errno.EIO
     await _span(fault)
     disk.errors.pop(what, None)
     simulation.broker.kill()
-    simulation.broker.start_again()
+    simulation.broker.start_if_down()
 
 
-async def fail_syncs(simulation: Disturbed, fault: Fault) -> None:
-    """Syncs of one kind of files fail; what they should have written stays readable and never is on the disk.
+async def fail_syncs(simulation: FaultTarget, fault: Fault) -> None:
+    """Fail the syncs of one kind of file.
 
-    The broker is started again afterwards, on pages that are clean and not durable.
+    Data whose sync failed stays readable but is never written to the disk. The broker is then restarted with
+    pages that are marked clean and are not durable.
     """
     disk, what = simulation.broker.disk, ("sync", SYNCED_FILES[fault.amount])
     disk.errors[what] = errno.EIO
     await _span(fault)
     disk.errors.pop(what, None)
-    await asyncio.sleep(fault.span_ms / 2000)  # what a process does that forgets the failure
+    # Give the broker time to act on the failure before the restart.
+    await asyncio.sleep(fault.span_ms / 2000)
     simulation.broker.kill()
-    simulation.broker.start_again()
+    simulation.broker.start_if_down()
 
 
-async def slow_disk(simulation: Disturbed, fault: Fault) -> None:
-    """What runs in threads, syncs above all, takes up to `amount` ms."""
+async def slow_disk(simulation: FaultTarget, fault: Fault) -> None:
+    """Delay background threads, and syncs above all, by up to `amount` ms."""
     simulation.world.loop.pause_limit_s = fault.amount / 1000
     await _span(fault)
     simulation.world.loop.pause_limit_s = simulation.world.loop.usual_pause_limit_s
 
 
-async def set_clock(simulation: Disturbed, fault: Fault) -> None:
+async def set_clock(simulation: FaultTarget, fault: Fault) -> None:
     simulation.world.hosts[fault.target].set_clock(fault.amount)
 
 
@@ -225,16 +233,16 @@ SYNCED_FILES = (
     "checkpoint.new",
     ".json",
     "-0",  # the directory of a partition
-    "",  # everything
+    "",  # every file
 )
-"""Ends of the paths whose syncs fail."""
+"""Suffixes of the paths whose syncs fail."""
 FAILED_SYNC_CHANCE = 0.12
 
 
 class _Kind(NamedTuple):
-    """`weight`: how often. `span_ms`, `amount`: drawn from between."""
+    """A kind of fault. `weight` is its relative frequency. `span_ms` and `amount` are ranges."""
 
-    happening: Happening
+    action: FaultAction
     weight: int
     span_ms: tuple[int, int]
     amount: tuple[int, int] = (0, 0)
@@ -257,18 +265,18 @@ KINDS: dict[str, _Kind] = {
     "broken-disk": _Kind(broken_disk, 1, (100, 3_000), (0, 1)),
     "slow-disk": _Kind(slow_disk, 2, (500, 8_000), (20, 1_500)),
     "clock": _Kind(set_clock, 2, (0, 0), (-3_600_000, 3_600_000), targets="all"),
-    # Drawn apart (simulation.py), so that seeds without it stay as they are.
+    # simulation.py draws this kind with its own generator, so that seeds without it stay the same.
     "flip-in-batch": _Kind(flip_in_batches, 0, (1_000, 20_000), (10, 60), targets="clients"),
-    # Weight 0: drawn by dice of its own, `draw_failed_syncs`.
+    # `draw_failed_syncs` draws this kind with its own generator.
     "failed-sync": _Kind(fail_syncs, 0, (100, 5_000), (0, len(SYNCED_FILES) - 1)),
 }
 POWER = ("power", "power-in-write")
 REFUSED_WRITES = ("full-disk", "broken-disk", "failed-sync")
-"""Faults with which the disk refuses writes or syncs."""
+"""Faults during which the disk refuses writes or syncs."""
 
 
 def draw_faults(
-    chance: Random,
+    rng: Random,
     count: int,
     until_ms: int,
     clients: list[str],
@@ -276,37 +284,40 @@ def draw_faults(
     loses_power: bool,
     kinds: Collection[str] = tuple(KINDS),
 ) -> list[Fault]:
-    """Of all `kinds` that this world has, in the order of time."""
+    """Draw faults of the given kinds, in the order of time.
+
+    Seeds without power losses get no kind that cuts the power.
+    """
     names = [name for name in KINDS if name in kinds and (loses_power or name not in POWER)]
     weights = [KINDS[name].weight for name in names]
     targets = {"broker": [BROKER_HOST], "clients": clients, "all": [BROKER_HOST, *clients]}
     faults = []
-    for name in chance.choices(names, weights, k=count):
+    for name in rng.choices(names, weights, k=count):
         kind = KINDS[name]
         fault = Fault(
-            chance.randrange(until_ms),
+            rng.randrange(until_ms),
             name,
-            chance.choice(targets[kind.targets]),
-            chance.randint(*kind.span_ms),
-            chance.randint(*kind.amount),
+            rng.choice(targets[kind.targets]),
+            rng.randint(*kind.span_ms),
+            rng.randint(*kind.amount),
         )
         faults.append(fault)
     return sorted(faults)
 
 
-def draw_failed_syncs(chance: Random, until_ms: int) -> list[Fault]:
-    """Return the failing syncs of a seed, none for most."""
-    if chance.random() >= FAILED_SYNC_CHANCE:
+def draw_failed_syncs(rng: Random, until_ms: int) -> list[Fault]:
+    """Draw the failing syncs of a seed. Most seeds have none."""
+    if rng.random() >= FAILED_SYNC_CHANCE:
         return []
     kind, faults = KINDS["failed-sync"], []
-    for _ in range(chance.choice((1, 2, 4))):
-        at_ms, span_ms = chance.randrange(until_ms), chance.randint(*kind.span_ms)
-        faults.append(Fault(at_ms, "failed-sync", BROKER_HOST, span_ms, chance.randint(*kind.amount)))
+    for _ in range(rng.choice((1, 2, 4))):
+        at_ms, span_ms = rng.randrange(until_ms), rng.randint(*kind.span_ms)
+        faults.append(Fault(at_ms, "failed-sync", BROKER_HOST, span_ms, rng.randint(*kind.amount)))
     return faults
 
 
-async def happen(simulation: Disturbed, fault: Fault) -> None:
-    """Bring a fault about, and take it away again."""
+async def apply_fault(simulation: FaultTarget, fault: Fault) -> None:
+    """Apply a fault, and remove its cause after its span."""
     await asyncio.sleep(fault.at_ms / 1000)
     simulation.world.note("fault", f"{fault.kind} {fault.target} for {fault.span_ms} ms ({fault.amount})")
-    await KINDS[fault.kind].happening(simulation, fault)
+    await KINDS[fault.kind].action(simulation, fault)

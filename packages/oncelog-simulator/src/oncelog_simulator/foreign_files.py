@@ -1,4 +1,4 @@
-"""Files and directories of others among the broker's: no start removes them or fails because of them."""
+"""Files and directories that the broker did not write. No start may remove them or fail because of them."""
 
 from __future__ import annotations
 
@@ -8,29 +8,32 @@ from oncelog.broker.state import BrokerState
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog_simulator.world import BrokerHost, World
 
-STRANGERS_CHANCE = 0.1
+FOREIGN_FILES_CHANCE = 0.1
 DIRECTORIES = ("backup-20261122", "old-01", "notes-delete")
-"""Names that look like a partition's, or like one that is being deleted."""
+"""Names that look like a partition's directory, or like one that is being deleted."""
 KEPT, SWEPT = "copy.log", "notes.log.cleaned"
-"""Files beside the segments. What ends like a leftover of compaction may be removed."""
+"""Files beside the segments. A start may remove the second one, because compaction uses the suffix
+`.cleaned`.
+"""
 
 
-def draw_strangers(seed: int) -> bool:
-    """Return True when others keep files in the broker's data directory."""
-    return Random(f"{seed}/strangers").random() < STRANGERS_CHANCE
+def draw_foreign_files(seed: int) -> bool:
+    """Return True if this seed has foreign files in the broker's data directory."""
+    return Random(f"{seed}/strangers").random() < FOREIGN_FILES_CHANCE
 
 
-class Strangers:
-    """What others put on the broker's disk, looked at after each start."""
+class ForeignFiles:
+    """The foreign files on the broker's disk, checked after each start."""
 
     def __init__(self, world: World, broker: BrokerHost, topics: list[str]) -> None:
         self.world, self.broker, self.topics = world, broker, topics
         self._paths: set[str] = set()
 
     def recovered(self, node: BrokerState) -> None:
-        """Check that all is there, and put more beside what the broker has made meanwhile."""
+        """Check that all foreign files remain, and add some to directories that the broker has created."""
         disk = self.broker.disk
-        disk.held_count += 1  # no thread of the broker does this
+        # These operations are not the broker's, so they must not suspend its jobs.
+        disk.held_count += 1
         try:
             for path in sorted(self._paths):
                 if not disk.exists(path):
@@ -54,7 +57,7 @@ class Strangers:
 
 
 def _write(disk: MemoryDisk, directory: str, name: str) -> str:
-    """Write a file that survives a power loss; return its path."""
+    """Write a file that survives a power loss, and return its path."""
     path = f"{directory}/{name}"
     disk.replace(path, b"of somebody else")
     disk.sync_directory(directory)

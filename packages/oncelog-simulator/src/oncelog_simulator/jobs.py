@@ -1,8 +1,9 @@
-"""Jobs of run_in_executor that take time: other events of the loop run between their disk operations.
+"""Background jobs that take time: the loop runs other events between the disk operations of a job.
 
-A job runs in a real thread that takes turns with the loop. Before a disk operation it may be put off for a
-drawn time. The loop runs meanwhile, and renames, deletes and creates again what the job uses. Likewise a job
-that waits may run at a disk operation of the loop. Two threads never run at a time, so a seed stays a seed.
+A job is the work of one `run_in_executor` call. It runs in a real thread that takes turns with the loop.
+Before a disk operation a job may be suspended for a drawn time. In that time the loop may rename, delete or
+create again the files that the job uses. A suspended job may also run just before a disk operation of the
+loop. Only one thread runs at a time, so the run stays determined by its seed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ Done = Callable[[Any, BaseException | None], object]
 
 
 class JobSettings(NamedTuple):
-    """How a seed's jobs are split. `share`: of the jobs, which are; `pause_s`: the longest time between two
-    operations; `stop_chance`: that a job is put off at an operation; `preempt_chance`: that the loop is.
+    """Probabilities and delays of the jobs of one seed.
+
+    `share` is the share of jobs that are divided. `pause_s` is the longest suspension in seconds.
+    `stop_chance` is the probability that a job is suspended at a disk operation. `preempt_chance` is the
+    probability that a suspended job runs before a disk operation of the loop.
     """
 
     share: float
@@ -30,24 +34,24 @@ class JobSettings(NamedTuple):
     preempt_chance: float
 
 
-WHOLE = JobSettings(0.0, 0.0, 0.0, 0.0)
-"""Every job at one moment."""
+UNDIVIDED = JobSettings(0.0, 0.0, 0.0, 0.0)
+"""Every job runs at one moment of virtual time."""
 
 
-def draw_jobs(chance: Random) -> JobSettings:
-    """Most seeds have whole jobs: a split one costs the simulator some of its time."""
-    if chance.random() >= SPLIT_CHANCE:
-        return WHOLE
+def draw_jobs(rng: Random) -> JobSettings:
+    """Draw the settings of a seed. Most seeds do not divide jobs, because that makes the simulator slower."""
+    if rng.random() >= SPLIT_CHANCE:
+        return UNDIVIDED
     return JobSettings(
-        chance.choice((0.1, 0.5, 1.0)),
-        chance.choice((0.0005, 0.005, 0.05)),
-        chance.choice((0.05, 0.3, 1.0)),
-        chance.choice((0.0, 0.02, 0.2)),
+        rng.choice((0.1, 0.5, 1.0)),
+        rng.choice((0.0005, 0.005, 0.05)),
+        rng.choice((0.05, 0.3, 1.0)),
+        rng.choice((0.0, 0.02, 0.2)),
     )
 
 
 class _Worker:
-    """A thread that runs jobs, one after the other."""
+    """A thread that runs jobs one after the other."""
 
     def __init__(self) -> None:
         self.job: Job | None = None
@@ -58,7 +62,7 @@ class _Worker:
         self._thread.start()
 
     def turn(self) -> None:
-        """Run the thread until it is put off or done."""
+        """Run the thread until its job is suspended or done."""
         self.go.release()
         self.back.acquire()
 
@@ -77,7 +81,10 @@ class _Worker:
 
 
 class Job:
-    """A job under way. `turn_count` tells a timer that was set for an earlier turn."""
+    """A job that has begun.
+
+    `turn_count` grows with each turn, so that a timer set for an earlier turn does nothing.
+    """
 
     def __init__(self, work: Callable[[], Any], done: Done) -> None:
         self.work, self.done = work, done
@@ -90,15 +97,18 @@ class Job:
         self.is_syncing = False
 
     def run(self) -> None:
-        """In its thread."""
+        """Run the work. Called in the job's thread."""
         try:
             self.result = self.context.run(self.work)
         except BaseException as error:
             self.failure = error
         self.is_over = True
 
-    def put_off(self) -> None:
-        """In its thread: until its next turn. Raises SimulatedCrash when its process was killed."""
+    def suspend(self) -> None:
+        """Suspend the job until its next turn. Called in the job's thread.
+
+        Raises SimulatedCrash if the job's process was killed.
+        """
         assert self.worker is not None
         if not self.is_abandoned:
             self.worker.back.release()
@@ -110,36 +120,36 @@ class Job:
 class Jobs:
     """The jobs of one loop."""
 
-    def __init__(self, loop: Any, chance: Random) -> None:
-        self.settings = WHOLE
-        self._loop, self._chance = loop, chance
+    def __init__(self, loop: Any, rng: Random) -> None:
+        self.settings = UNDIVIDED
+        self._loop, self._chance = loop, rng
         self._idle: list[_Worker] = []
         self._waiting: dict[Job, None] = {}
         self._current: Job | None = None
 
     def is_split(self) -> bool:
-        """Draw whether the next job takes turns."""
+        """Draw whether the next job is divided."""
         return self.settings.share > 0 and self._chance.random() < self.settings.share
 
     def begin(self, work: Callable[[], Any], done: Done) -> None:
-        """Run a job up to where it is put off first. `done` gets its result or error in the end."""
+        """Run a job until it is first suspended. `done` is called with the result or the error at the end."""
         self._turn(Job(work, done), 0)
 
     def on_disk(self, is_sync: bool) -> None:
-        """A disk operation is about to be done, by the loop or by a job."""
-        job, chance = self._current, self._chance
+        """Suspend the current job, or let a suspended one run. Called before each disk operation."""
+        job, rng = self._current, self._chance
         if job is not None:
-            if job.is_abandoned or is_sync or chance.random() < self.settings.stop_chance:
+            if job.is_abandoned or is_sync or rng.random() < self.settings.stop_chance:
                 job.is_syncing = is_sync
-                job.put_off()
-        elif self._waiting and chance.random() < self.settings.preempt_chance:
-            waiting = [each for each in self._waiting if self._loop.may_run(each.context)]
+                job.suspend()
+        elif self._waiting and rng.random() < self.settings.preempt_chance:
+            waiting = [job for job in self._waiting if self._loop.may_run(job.context)]
             if waiting:
-                preempting = chance.choice(waiting)
+                preempting = rng.choice(waiting)
                 self._turn(preempting, preempting.turn_count)
 
     def abandon(self) -> None:
-        """The world is over: jobs of killed processes end."""
+        """End the jobs of killed processes after the simulation."""
         for job in list(self._waiting):
             job.is_abandoned = True
             self._run(job)

@@ -70,13 +70,13 @@ class LastBatch:
 class KafkaHistory:
     """What Kafka did before it stopped. `topic`: its records; `table`: a compacted topic."""
 
-    def __init__(self, chance: Random, topic: str, table: str, partitions: int, names: list[str]) -> None:
-        self.chance, self.topic, self.table = chance, topic, table
-        self.is_classic = chance.random() < 0.4
+    def __init__(self, rng: Random, topic: str, table: str, partitions: int, names: list[str]) -> None:
+        self.rng, self.topic, self.table = rng, topic, table
+        self.is_classic = rng.random() < 0.4
         """True when all transactions of a producer have one epoch (transaction.version 0)."""
-        self.is_clean = chance.random() < 0.4
-        segment_bytes = chance.choice((300, 900, 3_000, 1 << 20))
-        interval_bytes = chance.choice((0, 200, 4_096))
+        self.is_clean = rng.random() < 0.4
+        segment_bytes = rng.choice((300, 900, 3_000, 1 << 20))
+        interval_bytes = rng.choice((0, 200, 4_096))
         self.logs: dict[TopicPartition, KafkaLog] = {}
         counts = {
             topic: partitions,
@@ -85,13 +85,13 @@ class KafkaHistory:
             TRANSACTIONS: INTERNAL_PARTITIONS,
         }
         for name, count in counts.items():
-            topic_id = chance.randbytes(16)
+            topic_id = rng.randbytes(16)
             for number in range(count):
                 log = KafkaLog(name, number, segment_bytes, interval_bytes)
                 log.topic_id, log.is_compacted = topic_id, name != topic
                 self.logs[TopicPartition(name, number)] = log
         self.settings: dict[str, dict[str, str]] = {
-            topic: {"retention.ms": "-1", "max.message.bytes": str(chance.choice((1_048_588, 2_000_000)))},
+            topic: {"retention.ms": "-1", "max.message.bytes": str(rng.choice((1_048_588, 2_000_000)))},
             table: {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01"},
         }
         self.now_ms = END_MS - STEP_MS * 200
@@ -101,16 +101,16 @@ class KafkaHistory:
         self.groups: dict[str, int] = {}
         """Generations of classic groups."""
         self.ids = [
-            KafkaTransactionalId(name, FIRST_PRODUCER_ID + number, chance.choice((20_000, 60_000)))
+            KafkaTransactionalId(name, FIRST_PRODUCER_ID + number, rng.choice((20_000, 60_000)))
             for number, name in enumerate(names)
         ]
-        self.producers = [FIRST_PRODUCER_ID + 100 + number for number in range(chance.randint(0, 3))]
+        self.producers = [FIRST_PRODUCER_ID + 100 + number for number in range(rng.randint(0, 3))]
         self._epochs = dict.fromkeys(self.producers, 0)
         self._sequences: dict[tuple[int, TopicPartition], int] = {}
         self.last_batches: dict[tuple[int, TopicPartition], LastBatch] = {}
         self._value_count = 0
 
-    def play(self) -> None:
+    def generate(self) -> None:
         """Let Kafka live, and stop it."""
         actions: list[tuple[Callable[[], None], int]] = [
             (self._send, 6), (self._send_numbered, 6), (self._transact, 9), (self._commit_offset, 3),
@@ -120,8 +120,8 @@ class KafkaHistory:
         steps, weights = zip(*actions, strict=True)
         for entry in self.ids:
             self._store(entry)
-        for step in self.chance.choices(steps, weights, k=self.chance.choice((0, 30, 80, 200))):
-            self.now_ms += self.chance.randrange(STEP_MS)
+        for step in self.rng.choices(steps, weights, k=self.rng.choice((0, 30, 80, 200))):
+            self.now_ms += self.rng.randrange(STEP_MS)
             step()
         self.now_ms = END_MS
 
@@ -132,7 +132,7 @@ class KafkaHistory:
         return b"kafka-%d" % self._value_count
 
     def _partition(self) -> TopicPartition:
-        return self.chance.choice([tp for tp in self.logs if tp.topic == self.topic])
+        return self.rng.choice([tp for tp in self.logs if tp.topic == self.topic])
 
     def _call(self, kind: Kind, process: str, items: list[Item], transaction: int | None = None) -> Call:
         """Note what a client of Kafka did, before the simulation began."""
@@ -144,7 +144,7 @@ class KafkaHistory:
     def _append(
         self, tp: TopicPartition, process: str, producer: tuple[int, int, int], transaction: int | None = None
     ) -> KafkaBatch:
-        values = [self._value() for _ in range(self.chance.choice((1, 1, 3)))]
+        values = [self._value() for _ in range(self.rng.choice((1, 1, 3)))]
         attributes = 0 if transaction is None else TRANSACTIONAL
         log = self.logs[tp]
         batch = log.append([(None, value) for value in values], self.now_ms, producer, attributes)
@@ -158,8 +158,8 @@ class KafkaHistory:
     def _send_numbered(self) -> None:
         if not self.producers:
             return
-        producer_id, tp = self.chance.choice(self.producers), self._partition()
-        if self.chance.random() < 0.1:
+        producer_id, tp = self.rng.choice(self.producers), self._partition()
+        if self.rng.random() < 0.1:
             self._epochs[producer_id] += 1
             for key in [key for key in self._sequences if key[0] == producer_id]:
                 del self._sequences[key]
@@ -169,18 +169,18 @@ class KafkaHistory:
         self.last_batches[producer_id, tp] = LastBatch(producer_id, epoch, tp, batch)
 
     def _update_table(self) -> None:
-        key = b"key-%d" % self.chance.randrange(5)
-        value = None if self.chance.random() < 0.15 else self._value()
+        key = b"key-%d" % self.rng.randrange(5)
+        value = None if self.rng.random() < 0.15 else self._value()
         self.logs[TopicPartition(self.table, 0)].append([(key, value)], self.now_ms)
 
     # Transactions
 
     def _transact(self) -> None:
-        entry = self.chance.choice(self.ids)
-        if entry.state != ONGOING or self.chance.random() < 0.6:
+        entry = self.rng.choice(self.ids)
+        if entry.state != ONGOING or self.rng.random() < 0.6:
             self._write(entry)
         else:
-            self._end(entry, is_commit=self.chance.random() < 0.7)
+            self._end(entry, is_commit=self.rng.random() < 0.7)
 
     def _write(self, entry: KafkaTransactionalId) -> None:
         if entry.state in (PREPARE_COMMIT, PREPARE_ABORT):
@@ -188,7 +188,7 @@ class KafkaHistory:
         if entry.state != ONGOING:
             entry.state, entry.start_ms, entry.partitions = ONGOING, self.now_ms, []
             entry.transaction += 1
-        if self.chance.random() < 0.25:
+        if self.rng.random() < 0.25:
             self._commit_in_transaction(entry)
             return
         tp = self._partition()
@@ -205,12 +205,12 @@ class KafkaHistory:
             self._store(entry)
 
     def _commit_in_transaction(self, entry: KafkaTransactionalId) -> None:
-        group, tp = self.chance.choice(GROUPS), self._partition()
-        at = TopicPartition(OFFSETS, java_partition(group, INTERNAL_PARTITIONS))
-        self._add(entry, at)
-        offset = self.chance.randint(0, self.logs[tp].end_offset)
+        group, tp = self.rng.choice(GROUPS), self._partition()
+        offsets_partition = TopicPartition(OFFSETS, java_partition(group, INTERNAL_PARTITIONS))
+        self._add(entry, offsets_partition)
+        offset = self.rng.randint(0, self.logs[tp].end_offset)
         record = offset_commit(group, tp, offset, self.now_ms, self.logs[tp].topic_id)
-        batch = self.logs[at].append(
+        batch = self.logs[offsets_partition].append(
             [record], self.now_ms, (entry.producer_id, entry.epoch, -1), TRANSACTIONAL
         )
         entry.pending[group, tp] = offset, batch.base_offset
@@ -224,8 +224,8 @@ class KafkaHistory:
         self._store(entry)
         self._decided(entry, is_commit=is_commit)
         marked = len(entry.partitions)
-        if self.chance.random() < 0.1:
-            marked = self.chance.randint(0, marked)
+        if self.rng.random() < 0.1:
+            marked = self.rng.randint(0, marked)
             self._mark(entry, marked, is_commit=is_commit)
             return  # it stays so
         self._mark(entry, marked, is_commit=is_commit)
@@ -259,8 +259,8 @@ class KafkaHistory:
         return self.logs[TopicPartition(OFFSETS, java_partition(group, INTERNAL_PARTITIONS))]
 
     def _commit_offset(self) -> None:
-        group, tp = self.chance.choice(GROUPS), self._partition()
-        offset = self.chance.randint(0, self.logs[tp].end_offset)
+        group, tp = self.rng.choice(GROUPS), self._partition()
+        offset = self.rng.randint(0, self.logs[tp].end_offset)
         batch = self._offsets_log(group).append([offset_commit(group, tp, offset, self.now_ms)], self.now_ms)
         self.offsets.setdefault(group, {})[tp] = offset, batch.base_offset
 
@@ -269,7 +269,7 @@ class KafkaHistory:
         held = [(group, tp) for group, offsets in self.offsets.items() for tp in offsets]
         if not held:
             return
-        group, tp = self.chance.choice(sorted(held))
+        group, tp = self.rng.choice(sorted(held))
         key, _ = offset_commit(group, tp, 0, 0)
         self._offsets_log(group).append([(key, None)], self.now_ms)
         del self.offsets[group][tp]
@@ -278,7 +278,7 @@ class KafkaHistory:
 
     def _change_group(self) -> None:
         """A classic group becomes empty in its next generation."""
-        group = self.chance.choice(GROUPS)
+        group = self.rng.choice(GROUPS)
         self.groups[group] = self.groups.get(group, 0) + 1
         self._offsets_log(group).append([group_record(group, self.groups[group], self.now_ms)], self.now_ms)
 
@@ -291,30 +291,30 @@ class KafkaHistory:
             log.take_snapshot()
 
     def _roll(self) -> None:
-        self.logs[self.chance.choice(sorted(self.logs))].roll()
+        self.logs[self.rng.choice(sorted(self.logs))].roll()
 
     def _delete_records(self) -> None:
         log = self.logs[self._partition()]
-        log.delete_records(self.chance.randint(log.start_offset, log.end_offset))
+        log.delete_records(self.rng.randint(log.start_offset, log.end_offset))
 
     def _compact(self) -> None:
         for log in self.logs.values():
             if log.is_compacted:
                 log.compact()
 
-    def interrupt_compaction(self, chance: Random) -> None:
+    def interrupt_compaction(self, rng: Random) -> None:
         """Let Kafka end while compacted segments take the place of others."""
         for log in self.logs.values():
-            if log.is_compacted and chance.random() < 0.7:
-                log.interrupt_compaction(chance)
+            if log.is_compacted and rng.random() < 0.7:
+                log.interrupt_compaction(rng)
 
     # The directory
 
     def write(self, disk: MemoryDisk, node_id: int) -> None:
         """Write the directory, all of it durable."""
-        directory_id = self.chance.randbytes(16)
+        directory_id = self.rng.randbytes(16)
         encoded_id = urlsafe_b64encode(directory_id).rstrip(b"=").decode()
-        cluster_id = urlsafe_b64encode(self.chance.randbytes(16)).rstrip(b"=").decode()
+        cluster_id = urlsafe_b64encode(self.rng.randbytes(16)).rstrip(b"=").decode()
         properties = f"#\n#Thu Jan 01 00:00:00 UTC 2026\nnode.id={node_id}\ndirectory.id={encoded_id}\n"
         files = {"meta.properties": f"{properties}version=1\ncluster.id={cluster_id}\n".encode()}
         if self.is_clean:
@@ -326,8 +326,8 @@ class KafkaHistory:
                 torn = self._torn_end(log, name)
                 files[f"{log.directory}/{name}"] = content + torn
         files |= self._checkpoints()
-        if self.chance.random() < 0.3:
-            name = f"{self.topic}-0.{self.chance.randbytes(16).hex()}-delete"
+        if self.rng.random() < 0.3:
+            name = f"{self.topic}-0.{self.rng.randbytes(16).hex()}-delete"
             disk.mkdir(name)
             files[f"{name}/{0:020}.log"] = (
                 self.logs[TopicPartition(self.topic, 0)].files(is_clean=False).__next__()[1]
@@ -343,10 +343,10 @@ class KafkaHistory:
     def _torn_end(self, log: KafkaLog, name: str) -> bytes:
         """Return a batch that a crash left unfinished at the end of the log; mostly none."""
         is_active = name == f"{log.segments[-1].base_offset:020}.log"
-        if self.is_clean or not is_active or self.chance.random() < 0.7:
+        if self.is_clean or not is_active or self.rng.random() < 0.7:
             return b""
         batch = KafkaBatch(log.end_offset, log.end_offset, (), END_MS, log.leader_epoch)
-        return batch.encode()[: self.chance.randrange(1, 61)]
+        return batch.encode()[: self.rng.randrange(1, 61)]
 
     def _checkpoints(self) -> dict[str, bytes]:
         points: dict[TopicPartition, int] = {}
@@ -355,9 +355,9 @@ class KafkaHistory:
             points[tp] = watermarks[tp] = log.end_offset
             if not self.is_clean:
                 bases = [segment.base_offset for segment in log.segments]
-                points[tp] = self.chance.choice(bases)
-                watermarks[tp] = self.chance.randint(log.start_offset, log.end_offset)
-        absent = {tp for tp in self.logs if not self.is_clean and self.chance.random() < 0.2}
+                points[tp] = self.rng.choice(bases)
+                watermarks[tp] = self.rng.randint(log.start_offset, log.end_offset)
+        absent = {tp for tp in self.logs if not self.is_clean and self.rng.random() < 0.2}
         starts = {
             tp: log.start_offset
             for tp, log in self.logs.items()
@@ -377,7 +377,7 @@ class KafkaHistory:
         """Return the log of the controller, with all that it knows."""
         log = KafkaLog(METADATA, 0, 1 << 20, 4_096)
         log.topic_id = (1).to_bytes(16)
-        ids = {tp.topic: each.topic_id for tp, each in self.logs.items()}
+        ids = {tp.topic: log.topic_id for tp, log in self.logs.items()}
         values: list[bytes] = []
         for name, topic_id in ids.items():
             values.append(_metadata_record(2, 0, TopicRecord(name=name, topic_id=topic_id).encode(0)))
@@ -451,15 +451,18 @@ def transaction_record(entry: KafkaTransactionalId, time_ms: int, *, is_classic:
     tail = struct.pack(">qq", time_ms, entry.start_ms)
     if is_classic:
         topics = b"".join(
-            _string(name) + struct.pack(f">i{len(each)}i", len(each), *each)
-            for name, each in by_topic.items()
+            _string(name) + struct.pack(f">i{len(partitions)}i", len(partitions), *partitions)
+            for name, partitions in by_topic.items()
         )
         count = -1 if entry.state == EMPTY else len(by_topic)
         value = struct.pack(">h", 0) + head + struct.pack(">i", count) + topics + tail
     else:
         topics = b"".join(
-            _compact_string(name) + bytes([len(each) + 1]) + struct.pack(f">{len(each)}i", *each) + b"\0"
-            for name, each in by_topic.items()
+            _compact_string(name)
+            + bytes([len(partitions) + 1])
+            + struct.pack(f">{len(partitions)}i", *partitions)
+            + b"\0"
+            for name, partitions in by_topic.items()
         )
         count = 0 if entry.state == EMPTY else len(by_topic) + 1
         # The producer id of the transaction before, and the client's transaction.version.

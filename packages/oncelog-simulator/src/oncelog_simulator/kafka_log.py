@@ -192,7 +192,7 @@ class KafkaLog:
     @property
     def first_unstable_offset(self) -> int:
         """The first offset of an open transaction; the end without one."""
-        opened = [each.first_offset for each in self.producers.values() if each.first_offset >= 0]
+        opened = [producer.first_offset for producer in self.producers.values() if producer.first_offset >= 0]
         return min(opened, default=self.end_offset)
 
     def append(
@@ -286,28 +286,28 @@ class KafkaLog:
         self.start_offset = max(self.start_offset, before_offset)
         while len(self.segments) > 1 and self.segments[1].base_offset <= self.start_offset:
             self.snapshots.pop(self.segments.pop(0).base_offset, None)
-        covering = [each for each in self.epochs if each[1] <= self.start_offset]
+        covering = [epoch for epoch in self.epochs if epoch[1] <= self.start_offset]
         if covering:
-            later = [each for each in self.epochs if each[1] > self.start_offset]
+            later = [epoch for epoch in self.epochs if epoch[1] > self.start_offset]
             self.epochs = [(covering[-1][0], self.start_offset), *later]
 
     def compact(self) -> None:
         """Let one segment take the place of all closed ones, without records that newer ones replace."""
-        found = self._compacted()
-        if found is not None:
-            self._replace(*found)
+        result = self._compacted()
+        if result is not None:
+            self._replace(*result)
 
-    def interrupt_compaction(self, chance: Random) -> None:
+    def interrupt_compaction(self, rng: Random) -> None:
         """Compact, and stop before one of the steps: the files have the names that a crash leaves.
 
         Kafka writes a segment whose files end in `.cleaned`, renames them to `.swap`, renames those of the
         replaced segments to `.deleted`, and then takes the ending `.swap` away, one file after the other.
         Source: Cleaner.cleanSegments, UnifiedLog.replaceSegments, LogSegment.changeFileSuffixes.
         """
-        found = self._compacted()
-        if found is None:
+        result = self._compacted()
+        if result is None:
             return
-        closed, compacted = found
+        closed, compacted = result
         old = [name for segment in closed for name in self._names(segment)]
         files = {name: data for segment in closed for name, data in self._files_of(segment)}
         made = dict(self._files_of(compacted))
@@ -315,9 +315,9 @@ class KafkaLog:
         renames = [(name + CLEANED, name + SWAP) for name in new]
         whole_count = len(renames)
         renames += [(name, name + DELETED) for name in old] + [(name + SWAP, name) for name in new]
-        count = chance.randint(-1, len(renames))
+        count = rng.randint(-1, len(renames))
         if count < 0:  # it is still being written; Kafka's indexes have their full size from the beginning
-            cut = chance.randrange(len(made[new[0]]) + 1)
+            cut = rng.randrange(len(made[new[0]]) + 1)
             content = {name: bytes(12 * PREALLOCATED_ENTRIES) for name in new} | {new[0]: made[new[0]][:cut]}
         else:
             content = made
@@ -369,7 +369,9 @@ class KafkaLog:
                 kept.append(batch)
                 continue
             is_visible = not _is_aborted(batch, aborted)
-            records = tuple(each for each in batch.records if is_visible and newest[each.key] == each.offset)
+            records = tuple(
+                record for record in batch.records if is_visible and newest[record.key] == record.offset
+            )
             if records or batch.last_offset in living or batch is batches[-1]:
                 kept.append(replace(batch, records=records))
         indexed = [entry for segment in closed for entry in segment.aborted]

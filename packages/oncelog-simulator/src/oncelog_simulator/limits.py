@@ -1,7 +1,7 @@
-"""Small limits, numbers near their end, and crowds of faults: what some seeds draw besides.
+"""Small limits, numbers near their maximum, and many faults at once, which some seeds draw.
 
-A limit that takes a million keys, 32,767 transactions or 2^31 records to reach is never met in two minutes.
-Some seeds therefore make the limit small, or begin close to it. Each kind has dice of its own.
+A limit that takes a million keys, 32,767 transactions or 2^31 records is never reached in two minutes. Some
+seeds therefore make the limit small, or begin close to it. Each of these draws has its own generator.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from oncelog_simulator.faults import Fault
 
 SMALL_CHANCE = 0.4
-"""Of a seed to draw small limits or settings, and of each of them to be small in such a seed."""
+"""Probability that a seed draws small limits or settings, and that each of them is small in such a seed."""
 NEAR_END_CHANCE = 0.25
-"""Of a seed to begin near the end of a number's range."""
+"""Probability that a seed begins near the maximum of a number."""
 CROWD_CHANCE = 0.06
 MOMENTS_CHANCE = 0.1
 LARGEST_PRODUCER_ID = 2**63 - 1
@@ -40,7 +40,7 @@ _SMALL_SETTINGS: dict[str, tuple[int, ...]] = {
     "max.connections": (60,),
     "max.request.partition.size.limit": (1,),
 }
-"""Broker settings and the values that a seed may draw."""
+"""Broker settings, each with the small values that a seed may draw."""
 _SMALL_LIMITS: dict[str, tuple[int, ...]] = {
     "max_compaction_keys": (1, 2, 5),
     "compaction_step_items": (1, 3),
@@ -75,12 +75,12 @@ _SMALL_LIMITS: dict[str, tuple[int, ...]] = {
     "session_expiry_ms": (1_000, 5_000),
     "max_quota_shares": (1,),
 }
-"""Fields of `Limits` and the values that a seed may draw."""
+"""Fields of `Limits`, each with the small values that a seed may draw."""
 
 
 @dataclass(frozen=True)
-class Start:
-    """Numbers from which a run begins; None is the usual beginning."""
+class FirstNumbers:
+    """The first values of numbers in a run; None for the usual first value."""
 
     producer_id: int | None = None
     """The first producer id, near 2^63."""
@@ -95,9 +95,9 @@ class Start:
 
 
 def begin_sequences(producer: AsyncProducer, sequence: int) -> None:
-    """Let an idempotent producer begin with `sequence` in the partitions that it has not written to yet.
+    """Make an idempotent producer begin with `sequence` in partitions that it has not written to.
 
-    A broker takes any first sequence of a producer id that it does not know in a partition.
+    A broker accepts any first sequence of a producer id that is new to the partition.
     """
     driver = producer._driver
     if driver is None:
@@ -110,51 +110,47 @@ def begin_sequences(producer: AsyncProducer, sequence: int) -> None:
 
 
 def draw_settings(seed: int) -> dict[str, object]:
-    """Return the broker settings that are small in this seed; mostly none."""
-    chance = Random(f"{seed}/small settings")
-    if chance.random() >= SMALL_CHANCE:
+    """Draw the broker settings that are small in this seed. Most seeds have none."""
+    rng = Random(f"{seed}/small settings")
+    if rng.random() >= SMALL_CHANCE:
         return {}
     return {
-        name: chance.choice(values)
-        for name, values in _SMALL_SETTINGS.items()
-        if chance.random() < SMALL_CHANCE
+        name: rng.choice(values) for name, values in _SMALL_SETTINGS.items() if rng.random() < SMALL_CHANCE
     }
 
 
 def draw_limits(seed: int) -> Limits:
-    """Return the limits of this seed's broker."""
-    chance = Random(f"{seed}/small limits")
-    if chance.random() >= SMALL_CHANCE:
+    """Draw the internal limits of this seed's broker."""
+    rng = Random(f"{seed}/small limits")
+    if rng.random() >= SMALL_CHANCE:
         return DEFAULT_LIMITS
     small = {
-        name: chance.choice(values)
-        for name, values in _SMALL_LIMITS.items()
-        if chance.random() < SMALL_CHANCE
+        name: rng.choice(values) for name, values in _SMALL_LIMITS.items() if rng.random() < SMALL_CHANCE
     }
     return replace(DEFAULT_LIMITS, **small)
 
 
-def draw_start(seed: int) -> Start:
-    """Return the numbers from which a seed begins."""
-    chance = Random(f"{seed}/start")
-    if chance.random() >= NEAR_END_CHANCE:
-        return Start()
-    return Start(
-        producer_id=LARGEST_PRODUCER_ID - chance.choice((40_000, 1 << 20)) if chance.random() < 0.5 else None,
-        sequence=SEQUENCE_MAX - chance.randrange(30) if chance.random() < 0.7 else None,
+def draw_start(seed: int) -> FirstNumbers:
+    """Draw the first values of numbers in this seed."""
+    rng = Random(f"{seed}/start")
+    if rng.random() >= NEAR_END_CHANCE:
+        return FirstNumbers()
+    return FirstNumbers(
+        producer_id=LARGEST_PRODUCER_ID - rng.choice((40_000, 1 << 20)) if rng.random() < 0.5 else None,
+        sequence=SEQUENCE_MAX - rng.randrange(30) if rng.random() < 0.7 else None,
     )
 
 
-def gather(faults: list[Fault], seed: int, until_ms: int) -> list[Fault]:
-    """In some seeds let faults happen several at one moment."""
-    chance = Random(f"{seed}/moments")
-    if chance.random() >= MOMENTS_CHANCE:
+def cluster_faults(faults: list[Fault], seed: int, until_ms: int) -> list[Fault]:
+    """In some seeds move the faults to a few common moments."""
+    rng = Random(f"{seed}/moments")
+    if rng.random() >= MOMENTS_CHANCE:
         return sorted(faults)
-    moments = [chance.randrange(until_ms) for _ in range(max(len(faults) // 4, 1))]
-    return sorted(fault._replace(at_ms=chance.choice(moments)) for fault in faults)
+    moments = [rng.randrange(until_ms) for _ in range(max(len(faults) // 4, 1))]
+    return sorted(fault._replace(at_ms=rng.choice(moments)) for fault in faults)
 
 
-def crowd_count(seed: int) -> int:
-    """Return how many more faults a seed has; mostly 0."""
-    chance = Random(f"{seed}/crowd")
-    return chance.choice((20, 40)) if chance.random() < CROWD_CHANCE else 0
+def extra_fault_count(seed: int) -> int:
+    """Draw the number of additional faults; 0 in most seeds."""
+    rng = Random(f"{seed}/crowd")
+    return rng.choice((20, 40)) if rng.random() < CROWD_CHANCE else 0

@@ -1,8 +1,9 @@
-"""A network in memory: bytes in order within a connection, and nothing else that can be relied upon.
+"""A network in memory. Within a connection bytes stay in order; nothing else is reliable.
 
-A host is known by its process' name. Bytes under way arrive late, in pieces, or, when the connection is cut,
-only up to some point, and neither side knows which. Between hosts that are parted bytes wait and connections
-cannot be made; those that wait arrive when they are together again, even if their sender gave up long ago.
+A host has the name of its process. Bytes arrive late and in pieces. If a connection is cut, only some of the
+bytes that are in flight arrive, and neither side knows how many. While two hosts are partitioned, no bytes
+arrive and no connection can be made between them. The bytes arrive when the partition ends, even if their
+sender closed the connection long ago.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ DEFAULT_HIGH_BYTES = 65_536
 
 @dataclass
 class NetworkConditions:
-    """How the network is at present. Delays in seconds; `cut_chance`: of a connection, per write."""
+    """The current conditions of the network. Delays are ranges in seconds.
+
+    `slow_chance` is the probability of a slow delay. `cut_chance` is the probability that a write ends its
+    connection.
+    """
 
     delay: tuple[float, float] = (0.0002, 0.002)
     slow_chance: float = 0.01
@@ -32,7 +37,10 @@ class NetworkConditions:
 
 
 class _Parcel(NamedTuple):
-    """Something under way to the other end. `data` None: the end of the connection, for the reason given."""
+    """Bytes or the end of a connection, in flight to the other side.
+
+    If `data` is None, the connection ends, with `error` if that is not None.
+    """
 
     arrival_us: int
     data: bytes | None
@@ -40,7 +48,10 @@ class _Parcel(NamedTuple):
 
 
 class SimTransport(asyncio.Transport):
-    """One end of a connection; `peer` is the other. It delivers to its own protocol what is in `_inbox`."""
+    """One end of a connection; `peer` is the other end.
+
+    Each end delivers the parcels in its `_inbox` to its own protocol.
+    """
 
     def __init__(
         self,
@@ -53,7 +64,7 @@ class SimTransport(asyncio.Transport):
         super().__init__({"peername": address})
         self.network, self.process, self.context = network, process, context
         self.loop = loop
-        """Of whoever owns this end: the world's, or that of a client's thread."""
+        """The loop that runs this end: the simulation's loop, or the loop of a client's thread."""
         self.number = network.next_number()
         self.protocol: Any = None
         self.peer: SimTransport
@@ -64,7 +75,7 @@ class SimTransport(asyncio.Transport):
         self._is_reading, self._is_closing, self._is_lost, self._is_full = True, False, False, False
         self._high_bytes = DEFAULT_HIGH_BYTES
 
-    # What the protocol calls
+    # Methods that the protocol calls
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._is_closing or self._is_lost or not self.process.is_alive:
@@ -102,17 +113,19 @@ class SimTransport(asyncio.Transport):
     def abort(self) -> None:
         self._end(ConnectionResetError("reset by peer"))
 
-    def _end(self, told: Exception | None) -> None:
-        """What was written before still arrives."""
+    def _end(self, error: Exception | None) -> None:
+        """End the connection. Data written before the end still arrives."""
         if not self._is_closing and self.process.is_alive:
             self._is_closing = True
-            self.network.send(self, None, told)
+            self.network.send(self, None, error)
             self.loop.call_soon(self.lose, None, context=self.context)
 
-    # What the network calls
+    # Methods that the network calls
 
     def arm(self) -> None:
-        """See to it that what is first in the inbox is delivered when it is due, if that can be."""
+        """Set a timer for the first parcel in the inbox, unless reading is paused or the hosts are
+        partitioned.
+        """
         if self._timer is None and self._inbox and self._is_reading and not self._is_lost:
             if self.network.are_parted(self, self.peer):
                 return
@@ -120,7 +133,7 @@ class SimTransport(asyncio.Transport):
             self._timer = self.loop.call_at(due_s, self._deliver, context=self.context)
 
     def put(self, parcel: _Parcel) -> None:
-        """A parcel is under way to here."""
+        """Add a parcel that is in flight to this end."""
         self._inbox.append(parcel)
         self._inbox_bytes += len(parcel.data or b"")
         self.arm()
@@ -129,7 +142,7 @@ class SimTransport(asyncio.Transport):
         return self._inbox[-1].arrival_us if self._inbox else 0
 
     def drop_from(self, index: int) -> None:
-        """Of what is under way only the first `index` parcels will arrive."""
+        """Drop all parcels in flight except the first `index`."""
         while len(self._inbox) > index:
             self._inbox_bytes -= len(self._inbox.pop().data or b"")
 
@@ -141,12 +154,15 @@ class SimTransport(asyncio.Transport):
         if not self._inbox or not self._is_reading or self._is_lost:
             return
         if self.network.are_parted(self, self.peer):
-            return  # armed again when they are together
-        if self.protocol is None:  # its process stood still, and is about to take the connection
+            # `heal` sets the timer again.
+            return
+        # A paused process is about to accept the connection.
+        if self.protocol is None:
             self._timer = self.loop.call_soon(self._deliver, context=self.context)
             return
         if self._inbox[0].arrival_us > self.network.loop.now_us:
-            self.arm()  # what was to come was lost
+            # The parcel for which the timer was set was dropped.
+            self.arm()
             return
         parcel = self._inbox.popleft()
         self.network.note_arrival(self, parcel.data)
@@ -171,13 +187,13 @@ class SimTransport(asyncio.Transport):
             self.protocol.data_received(data)
 
     def drained(self) -> None:
-        """The other end took something."""
+        """Called when the other end has received a parcel."""
         if self._is_full and self.peer._inbox_bytes <= self._high_bytes // 4 and not self._is_lost:
             self._is_full = False
             self.loop.call_soon(self.protocol.resume_writing, context=self.context)
 
     def lose(self, error: Exception | None) -> None:
-        """The connection is over for this end."""
+        """End the connection for this end."""
         if not self._is_lost:
             self._is_lost = self._is_closing = True
             self.network.forget(self)
@@ -185,7 +201,7 @@ class SimTransport(asyncio.Transport):
 
 
 class SimServer:
-    """What create_server gives."""
+    """The return value of `create_server`."""
 
     def __init__(self, network: Network, key: tuple[str, int]) -> None:
         self._network, self._key = network, key
@@ -205,17 +221,19 @@ class _Listener(NamedTuple):
 
 
 class Network:
-    """All hosts and connections. `on_arrival(transport, data)` sees everything that is delivered."""
+    """All hosts and connections. `on_arrival(transport, data)` is called for everything that is delivered."""
 
-    def __init__(self, loop: SimLoop, chance: Random) -> None:
-        self.loop, self.chance = loop, chance
+    def __init__(self, loop: SimLoop, rng: Random) -> None:
+        self.loop, self.rng = loop, rng
         self.conditions = NetworkConditions()
         self.listeners: dict[tuple[str, int], _Listener] = {}
         self.on_arrival: Callable[[SimTransport, bytes | None], object] = lambda transport, data: None
         self.sent_by: dict[str, list[bytearray]] = {}
-        """What each client has sent, by connection, also those that are over."""
+        """Bytes that each client has sent, by connection, including connections that are closed."""
         self.harmed: dict[str, Callable[[bytes], bytes]] = {}
-        """Clients of which bytes change on the way, in both directions: what arrives of a write."""
+        """Clients whose bytes change in both directions. Each function maps the bytes of a write to the bytes
+        that arrive.
+        """
         self._open: dict[int, SimTransport] = {}
         self._parted: dict[frozenset[str], int] = {}
         self._silent: set[str] = set()
@@ -237,7 +255,10 @@ class Network:
         return SimServer(self, key)
 
     async def connect(self, factory: Callable[[], Any], host: str, port: int) -> tuple[SimTransport, Any]:
-        """Raises ConnectionRefusedError where nobody listens; waits while there is no way."""
+        """Connect to a host. Waits while the hosts are partitioned or the target has no power.
+
+        Raises ConnectionRefusedError if no process listens at the address.
+        """
         process = PROCESS.get()
         assert process is not None
         await asyncio.sleep(self._delay())
@@ -273,13 +294,13 @@ class Network:
         self._open.pop(transport.number, None)
 
     def _delay(self) -> float:
-        conditions, chance = self.conditions, self.chance
-        return chance.uniform(
-            *(conditions.slow_delay if chance.random() < conditions.slow_chance else conditions.delay)
+        conditions, rng = self.conditions, self.rng
+        return rng.uniform(
+            *(conditions.slow_delay if rng.random() < conditions.slow_chance else conditions.delay)
         )
 
     def carry(self, sender: SimTransport, data: bytes) -> None:
-        """A write: under way, perhaps in two pieces, perhaps with the end of the connection."""
+        """Send a write: whole, in two pieces, or with the end of the connection."""
         if sender.peer.process.name in self._silent or not sender.peer.process.is_alive:
             self._answer_for_the_dead(sender)
             return
@@ -287,11 +308,11 @@ class Network:
         for name in (sender.process.name, sender.peer.process.name) if self.harmed else ():
             if name in self.harmed:
                 data = self.harmed[name](data)
-        if self.chance.random() < self.conditions.cut_chance:
+        if self.rng.random() < self.conditions.cut_chance:
             self.cut(sender)
             return
-        if len(data) > 1 and self.chance.random() < 0.05:
-            split = self.chance.randrange(1, len(data))
+        if len(data) > 1 and self.rng.random() < 0.05:
+            split = self.rng.randrange(1, len(data))
             self.send(sender, data[:split])
             data = data[split:]
         self.send(sender, data)
@@ -304,7 +325,7 @@ class Network:
         self.on_arrival(transport, data)
 
     def _answer_for_the_dead(self, sender: SimTransport) -> None:
-        """A host that is back knows nothing of the connection, and says so; one that is away says nothing."""
+        """Answer a write to a dead process with a reset. A host without power does not answer."""
         if sender.peer.process.name not in self._silent and sender.under_way() == 0:
             reset = ConnectionResetError("reset by peer")
             sender.put(_Parcel(self.loop.now_us + int(self._delay() * 1e6) + 1, None, reset))
@@ -312,30 +333,37 @@ class Network:
     # Faults
 
     def connections(self) -> list[SimTransport]:
-        """Those ends that are open at clients, in the order in which they were opened."""
-        return [each for number, each in sorted(self._open.items()) if each.number < each.peer.number]
+        """Return the clients' ends of all open connections, in the order in which they were opened."""
+        return [
+            transport
+            for number, transport in sorted(self._open.items())
+            if transport.number < transport.peer.number
+        ]
 
     def cut(self, transport: SimTransport) -> None:
-        """The connection ends: in both directions some of what is under way is lost."""
+        """End a connection. In both directions some of the bytes in flight are lost."""
         for end in (transport, transport.peer):
-            end.drop_from(self.chance.randint(0, end.under_way()))
+            end.drop_from(self.rng.randint(0, end.under_way()))
             self.send(end.peer, None, ConnectionResetError("cut"))
 
-    def died(self, process: Process) -> None:
-        """Killed: its system ends its connections."""
-        for transport in [each for _, each in sorted(self._open.items()) if each.process is process]:
-            transport.peer.drop_from(self.chance.randint(0, transport.peer.under_way()))
+    def process_died(self, process: Process) -> None:
+        """End the connections of a killed process, as its operating system does."""
+        for transport in [end for _, end in sorted(self._open.items()) if end.process is process]:
+            transport.peer.drop_from(self.rng.randint(0, transport.peer.under_way()))
             self.send(transport, None, ConnectionResetError("the process is gone"))
             self.forget(transport)
 
-    def lost_power(self, process: Process) -> None:
-        """Gone without a word: connections hang until somebody writes and the host is back."""
+    def power_lost(self, process: Process) -> None:
+        """Forget the connections of a host that lost power.
+
+        The other ends notice nothing until they write to the host after its restart.
+        """
         self._silent.add(process.name)
-        for transport in [each for _, each in sorted(self._open.items()) if each.process is process]:
+        for transport in [end for _, end in sorted(self._open.items()) if end.process is process]:
             transport.peer.drop_from(0)
             self.forget(transport)
 
-    def powered(self, name: str) -> None:
+    def power_restored(self, name: str) -> None:
         self._silent.discard(name)
 
     def part(self, first: str, second: str) -> None:

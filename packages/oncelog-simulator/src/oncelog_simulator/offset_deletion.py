@@ -23,7 +23,7 @@ from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import GroupIdNotFound, OncelogError, UnknownTopicOrPartition, raise_for_code
 from oncelog.types import ConsumerGroupMetadata, TopicPartition
 from oncelog.wire.messages import OffsetDeleteRequest
-from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application
 from oncelog_simulator.history.check import Outcome
 from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.txn_clients import TransactionalClient
@@ -32,7 +32,7 @@ from oncelog_simulator.world import World
 
 GROUPS = ("forgotten-a", "forgotten-b")
 STEPS = 9
-QUICK_US = 1_000_000
+UNRETRIED_US = 1_000_000
 """A call that took less was not repeated after a time-out, so nothing of it is left in the network."""
 LATE_US = 2_000_000
 """Between the answer to a commit and a deletion, so that the commit cannot arrive behind the deletion."""
@@ -49,13 +49,13 @@ class Commit:
     position: int
     begun_us: int
     answered_us: int | None = None
-    is_decision_asked: bool = False
+    is_decision_requested: bool = False
     outcome: Outcome = Outcome.UNKNOWN
     decided_us: int | None = None
 
     @property
-    def is_quick(self) -> bool:
-        return self.answered_us is not None and self.answered_us - self.begun_us < QUICK_US
+    def was_not_retried(self) -> bool:
+        return self.answered_us is not None and self.answered_us - self.begun_us < UNRETRIED_US
 
     @property
     def is_sure(self) -> bool:
@@ -64,7 +64,7 @@ class Commit:
 
     @property
     def may_hold(self) -> bool:
-        return self.outcome is not Outcome.FAIL and self.is_decision_asked
+        return self.outcome is not Outcome.FAIL and self.is_decision_requested
 
 
 @dataclass(eq=False, slots=True)
@@ -73,7 +73,7 @@ class Removal:
 
     group: str | None
     topic: str | None
-    asked_us: int
+    requested_us: int
     done_us: int | None = None
 
     def covers(self, place: Place) -> bool:
@@ -81,8 +81,8 @@ class Removal:
         return self.group in (None, group) and self.topic in (None, tp.topic)
 
     def may_strike_after(self, moment_us: int) -> bool:
-        is_quick = self.done_us is not None and self.done_us - self.asked_us < QUICK_US
-        return not is_quick or (self.done_us or 0) > moment_us
+        was_not_retried = self.done_us is not None and self.done_us - self.requested_us < UNRETRIED_US
+        return not was_not_retried or (self.done_us or 0) > moment_us
 
 
 @dataclass(eq=False, slots=True)
@@ -115,13 +115,13 @@ class Positions:
         self.removals.append(removal)
         return removal
 
-    def show(self, place: Place, position: int, asked_us: int) -> None:
+    def show(self, place: Place, position: int, requested_us: int) -> None:
         """Note what OffsetFetch answered."""
         commit = self._find(place, position)
         if commit is not None:
             newest = self.shown.get(place)
             if newest is None or newest[0].position <= position:
-                self.shown[place] = commit, asked_us
+                self.shown[place] = commit, requested_us
 
     def check(self, place: Place, position: int | None) -> str | None:
         """Return why a group may not have this position now; None where it may."""
@@ -134,49 +134,52 @@ class Positions:
         if held is not None and (removal := self._removal_of(held)) is not None:
             return f"it was deleted: {held}, {removal}"
         for commit in commits:
-            is_newer = held is None or (commit.position > held.position and held.is_quick)
+            is_newer = held is None or (commit.position > held.position and held.was_not_retried)
             if not is_newer or not commit.is_sure:
                 continue
             if held is not None or not self._may_be_removed(commit):
                 return f"a newer one was committed: {commit}"
-        shown, asked_us = self.shown.get(place, (None, 0))
+        shown, requested_us = self.shown.get(place, (None, 0))
         if shown is not None and not any(
-            removal.covers(place) and (removal.asked_us > asked_us or removal.may_strike_after(asked_us))
+            removal.covers(place)
+            and (removal.requested_us > requested_us or removal.may_strike_after(requested_us))
             for removal in self.removals
         ):
-            is_older = held is None or (held.position < shown.position and held.is_quick)
+            is_older = held is None or (held.position < shown.position and held.was_not_retried)
             return f"a newer one was shown: {shown}" if is_older else None
         return None
 
     def may_exist(self, group: str) -> bool:
         """Return False for a group that was deleted and that nobody joined since."""
-        deleted = [each for each in self.removals if each.group == group and each.topic is None]
-        last = max((each.asked_us for each in deleted if each.done_us is not None), default=None)
+        deleted = [removal for removal in self.removals if removal.group == group and removal.topic is None]
+        last = max((removal.requested_us for removal in deleted if removal.done_us is not None), default=None)
         return last is None or any(
-            each.group == group and (each.ended_us is None or each.ended_us + LATE_US > last)
-            for each in self.memberships
+            membership.group == group
+            and (membership.ended_us is None or membership.ended_us + LATE_US > last)
+            for membership in self.memberships
         )
 
     def _find(self, place: Place, position: int) -> Commit | None:
-        return next((each for each in self.commits.get(place, ()) if each.position == position), None)
+        return next((commit for commit in self.commits.get(place, ()) if commit.position == position), None)
 
     def _removal_of(self, commit: Commit) -> Removal | None:
         """Return the deletion that surely came behind the commit."""
         return next(
             (
-                each
-                for each in self.removals
-                if each.covers(commit.place)
-                and commit.is_quick
-                and (commit.answered_us or 0) + LATE_US <= each.asked_us
-                and each.done_us is not None
+                removal
+                for removal in self.removals
+                if removal.covers(commit.place)
+                and commit.was_not_retried
+                and (commit.answered_us or 0) + LATE_US <= removal.requested_us
+                and removal.done_us is not None
             ),
             None,
         )
 
     def _may_be_removed(self, commit: Commit) -> bool:
         return any(
-            each.covers(commit.place) and each.may_strike_after(commit.begun_us) for each in self.removals
+            removal.covers(commit.place) and removal.may_strike_after(commit.begun_us)
+            for removal in self.removals
         )
 
 
@@ -195,15 +198,15 @@ class OffsetCommitter(TransactionalClient):
         """One transaction with offsets; whether the producer is of further use."""
         self.bursts_left -= 1
         self.transaction += 1
-        how = self.chance.choices(["commit", "abort", "leave"], [14, 3, 2])[0]
+        how = self.rng.choices(["commit", "abort", "leave"], [14, 3, 2])[0]
         await producer.begin_transaction()
-        if self.chance.random() < 0.5:
+        if self.rng.random() < 0.5:
             await self.put(producer, self.topic)
         commits = [
             await self._send_offsets(producer, group)
-            for group in self.chance.sample(GROUPS, self.chance.choice((1, 1, 2)))
+            for group in self.rng.sample(GROUPS, self.rng.choice((1, 1, 2)))
         ]
-        await self.rest(8.0)
+        await self.sleep_up_to(8.0)
         if how == "commit":
             await self._commit(producer, commits)
         elif how == "abort":
@@ -229,7 +232,7 @@ class OffsetCommitter(TransactionalClient):
 
     async def _commit(self, producer: AsyncProducer, commits: list[Commit]) -> None:
         for commit in commits:
-            commit.is_decision_asked = True
+            commit.is_decision_requested = True
         if await self.commit(producer):
             for commit in commits:
                 commit.outcome, commit.decided_us = Outcome.OK, self.world.now_us
@@ -247,12 +250,12 @@ class PlainCommitter(Application):
         self.position, self.steps_left = 0, 2 * STEPS
 
     async def work(self) -> None:
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             while self.steps_left > 0:
                 self.steps_left -= 1
-                await self.rest(4.0)
-                group = self.chance.choice(GROUPS)
-                if self.chance.random() < 0.5:
+                await self.sleep_up_to(4.0)
+                group = self.rng.choice(GROUPS)
+                if self.rng.random() < 0.5:
                     await self._commit(admin, group)
                 else:
                     await self._read(admin, group)
@@ -260,7 +263,7 @@ class PlainCommitter(Application):
     async def _commit(self, admin: AsyncAdmin, group: str) -> None:
         self.position += 1
         commit = self.positions.begin((group, self.source), self.position)
-        commit.is_decision_asked = True
+        commit.is_decision_requested = True
         try:
             await admin.alter_group_offsets(group, {self.source: self.position})
         except OncelogError as error:
@@ -270,9 +273,9 @@ class PlainCommitter(Application):
             commit.outcome = Outcome.OK
 
     async def _read(self, admin: AsyncAdmin, group: str) -> None:
-        asked_us = self.world.now_us
-        for tp, found in (await admin.group_offsets(group)).items():
-            self.positions.show((group, tp), found.offset, asked_us)
+        requested_us = self.world.now_us
+        for tp, committed in (await admin.group_offsets(group)).items():
+            self.positions.show((group, tp), committed.offset, requested_us)
 
 
 class GroupMember(Application):
@@ -288,8 +291,8 @@ class GroupMember(Application):
     async def work(self) -> None:
         while self.steps_left > 0:
             self.steps_left -= 1
-            await self.rest(15.0)
-            membership = Membership(self.chance.choice(GROUPS), self.world.now_us)
+            await self.sleep_up_to(15.0)
+            membership = Membership(self.rng.choice(GROUPS), self.world.now_us)
             self.positions.memberships.append(membership)
             await self._join(membership.group)
             if self.world.now_us - membership.begun_us < 20_000_000:
@@ -297,7 +300,7 @@ class GroupMember(Application):
 
     async def _join(self, group: str) -> None:
         settings: dict[str, object] = {
-            **QUICK,
+            **SHORT_TIMEOUTS,
             "client.id": self.name,
             "group.id": group,
             "enable.auto.commit": False,
@@ -307,11 +310,11 @@ class GroupMember(Application):
             settings |= {"heartbeat.interval.ms": 2_000, "session.timeout.ms": 6_000}
         async with AsyncConsumer(settings) as consumer:
             consumer.subscribe([self.source])
-            for _ in range(self.chance.randint(1, 3)):
+            for _ in range(self.rng.randint(1, 3)):
                 await consumer.poll(2.0)
 
 
-class Deleter(Application):
+class OffsetDeleter(Application):
     """Deletes groups, offsets and topics, and ends transactions as an operator does."""
 
     def __init__(
@@ -319,17 +322,17 @@ class Deleter(Application):
     ) -> None:
         super().__init__(world, name)
         self.topic, self.sources, self.positions = topic, sources, positions
-        self.steps_left = self.chance.randint(8, 16)
+        self.steps_left = self.rng.randint(8, 16)
 
     async def work(self) -> None:
         actions = [self._delete_group, self._delete_offset, self._delete_topic, self._abort]
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             for name in (self.topic.name, *self.sources):
                 await create_topic(admin, NewTopic(name, num_partitions=1))
             while self.steps_left > 0:
                 self.steps_left -= 1
-                await self.rest(8.0)
-                (act,) = self.chance.choices(actions, [4, 4, 2, 2])
+                await self.sleep_up_to(8.0)
+                (act,) = self.rng.choices(actions, [4, 4, 2, 2])
                 try:
                     await act(admin)
                 except OncelogError as error:
@@ -338,7 +341,7 @@ class Deleter(Application):
                         await create_topic(admin, NewTopic(source, num_partitions=1))
 
     async def _delete_group(self, admin: AsyncAdmin) -> None:
-        group = self.chance.choice(GROUPS)
+        group = self.rng.choice(GROUPS)
         removal = self.positions.remove(group, None)
         with suppress(GroupIdNotFound):
             await admin.delete_group(group)
@@ -346,7 +349,7 @@ class Deleter(Application):
         self.world.note(self.name, f"{group} is deleted")
 
     async def _delete_offset(self, admin: AsyncAdmin) -> None:
-        group, source = self.chance.choice(GROUPS), self.chance.choice(self.sources)
+        group, source = self.rng.choice(GROUPS), self.rng.choice(self.sources)
         removal = self.positions.remove(group, source)
 
         async def once(cluster: ClusterConnection, node_id: int) -> None:
@@ -363,22 +366,22 @@ class Deleter(Application):
         self.world.note(self.name, f"offset of {source} of {group} is deleted")
 
     async def _delete_topic(self, admin: AsyncAdmin) -> None:
-        source = self.chance.choice(self.sources)
+        source = self.rng.choice(self.sources)
         removal = self.positions.remove(None, source)
         error = (await admin.delete_topics([source], raise_errors=False))[source].error
         if error is not None and not isinstance(error, UnknownTopicOrPartition):
             raise error
         removal.done_us = self.world.now_us
         self.world.note(self.name, f"{source} is deleted")
-        await self.rest(3.0)
+        await self.sleep_up_to(3.0)
         await create_topic(admin, NewTopic(source, num_partitions=1))
 
     async def _abort(self, admin: AsyncAdmin) -> None:
         """Write an abort marker of a coordinator epoch that may be above the coordinator's own."""
         opened = await admin.open_transactions([self.topic.name])
         if opened:
-            one = self.chance.choice(sorted(opened))
-            epoch = (one.coordinator_epoch or 0) + self.chance.choice((0, 1, 5))
+            one = self.rng.choice(sorted(opened))
+            epoch = (one.coordinator_epoch or 0) + self.rng.choice((0, 1, 5))
             await admin.abort_transaction(one._replace(coordinator_epoch=epoch))
             self.world.note(self.name, f"aborts {one} with coordinator epoch {epoch}")
 
@@ -404,30 +407,30 @@ class OffsetDeletion(Workload):
             OffsetCommitter(world, other, self.topic, sources[1], self.positions),
             PlainCommitter(world, plain, sources[2], self.positions),
             GroupMember(world, member, sources[0], self.positions, scenario.group_protocol),
-            Deleter(world, deleter, NewTopic(self.topic, num_partitions=1), sources, self.positions),
+            OffsetDeleter(world, deleter, NewTopic(self.topic, num_partitions=1), sources, self.positions),
         ]
 
     @classmethod
-    def broker_settings(cls, chance: Any) -> dict[str, object]:
-        if chance.random() < 0.5:
+    def broker_settings(cls, rng: Any) -> dict[str, object]:
+        if rng.random() < 0.5:
             return {}
         return {
             "transactional.id.expiration.ms": 20_000,
             "transaction.remove.expired.transaction.cleanup.interval.ms": 3_000,
         }
 
-    def look(self, node: BrokerState) -> None:
+    def observe(self, node: BrokerState) -> None:
         """Compare every position that a group has, or has not, with what was asked for."""
         offsets = node.groups.offsets
         for place in self.positions.commits:
             group, tp = place
-            found = offsets.of(group).get(tp)
+            committed = offsets.of(group).get(tp)
             # An answered commit holds when its marker stands, which may be a moment later.
             if tp in offsets.pending_of(group):
                 continue
-            why = self.positions.check(place, None if found is None else found.offset)
+            why = self.positions.check(place, None if committed is None else committed.offset)
             if why is not None:
-                where = "nothing" if found is None else f"position {found.offset}"
+                where = "nothing" if committed is None else f"position {committed.offset}"
                 self.world.violate("a group's position is wrong", f"{group} {tp} has {where}: {why}")
         for group in GROUPS:
             if group in (*node.groups._groups, *node.groups.consumers.ids()):
@@ -438,7 +441,7 @@ class OffsetDeletion(Workload):
             self.world.violate("a deleted group is back", group)
 
     def recovered(self, node: BrokerState) -> None:
-        self.look(node)
+        self.observe(node)
 
     def check(self, node: BrokerState) -> None:
-        self.look(node)
+        self.observe(node)

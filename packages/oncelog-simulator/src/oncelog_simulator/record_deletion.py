@@ -14,7 +14,7 @@ from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.types import TopicPartition
 from oncelog_simulator.checks import check_history
-from oncelog_simulator.clients import QUICK, Application, Reader, Sender
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application, Reader, Sender
 from oncelog_simulator.faults import REFUSED_WRITES
 from oncelog_simulator.history.check import Item, Operation
 from oncelog_simulator.scenario import Scenario
@@ -41,27 +41,27 @@ class RecordDeleter(Application):
     def __init__(self, world: World, name: str, topic: NewTopic, partitions: list[TopicPartition]) -> None:
         super().__init__(world, name)
         self.topic, self.partitions = topic, partitions
-        self.asked: dict[TopicPartition, int] = {}
+        self.requested: dict[TopicPartition, int] = {}
         """The highest offset that it has ever asked to delete up to."""
-        self.told: list[LogStart] = []
+        self.log_starts: list[LogStart] = []
         """What no restart may forget."""
-        self.count = self.chance.randint(3, 8)
+        self.count = self.rng.randint(3, 8)
 
     async def work(self) -> None:
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await create_topic(admin, self.topic)
             while self.count > 0:
-                await self.rest(12.0)
+                await self.sleep_up_to(12.0)
                 self.count -= 1
-                await self._trim(admin, self.chance.choice(self.partitions))
+                await self._trim(admin, self.rng.choice(self.partitions))
 
-    async def _trim(self, admin: AsyncAdmin, at: TopicPartition) -> None:
-        end = (await admin.list_offsets({at: "latest"}))[at].offset or 0
-        offset = self.chance.randint(0, end)
-        self.asked[at] = max(self.asked.get(at, 0), offset)
-        outcome = (await admin.delete_records({at: offset}))[at]
-        self.told.append(LogStart(self.world.now_us, at, outcome.low_watermark or 0))
-        self.world.note(self.name, f"{at} starts at {outcome.low_watermark}")
+    async def _trim(self, admin: AsyncAdmin, tp: TopicPartition) -> None:
+        end = (await admin.list_offsets({tp: "latest"}))[tp].offset or 0
+        offset = self.rng.randint(0, end)
+        self.requested[tp] = max(self.requested.get(tp, 0), offset)
+        outcome = (await admin.delete_records({tp: offset}))[tp]
+        self.log_starts.append(LogStart(self.world.now_us, tp, outcome.low_watermark or 0))
+        self.world.note(self.name, f"{tp} starts at {outcome.low_watermark}")
 
 
 class RecordDeletion(Workload):
@@ -74,8 +74,8 @@ class RecordDeletion(Workload):
         super().__init__(world, scenario)
         partitions = scenario.partitions
         sender, writer, reader, trimmer = self.clients
-        chance = world.chance("trimming")
-        self.kept_bytes = chance.choice((None, None, 2_000))
+        rng = world.rng("trimming")
+        self.kept_bytes = rng.choice((None, None, 2_000))
         configs = {} if self.kept_bytes is None else {"retention.bytes": self.kept_bytes}
         topic = NewTopic(self.topic, num_partitions=partitions, configs=configs)
         self.trimmer = RecordDeleter(world, trimmer, topic, self.partitions)
@@ -95,21 +95,21 @@ class RecordDeletion(Workload):
     def recovered(self, node: BrokerState) -> None:
         # Not in `ending`: an answer that was under way then arrives before the next start (seed 618).
         is_broken = any(fault.kind in REFUSED_WRITES for fault in self.scenario.faults)
-        self.trimmer.told = [
-            each for each in self.trimmer.told if each.at_us < self._kept_until_us and not is_broken
+        self.trimmer.log_starts = [
+            start for start in self.trimmer.log_starts if start.at_us < self._kept_until_us and not is_broken
         ]
-        for told in self.trimmer.told:
-            partition = node.log_manager.partitions.get(told.partition)
-            if partition is None or partition.log_start_offset < told.offset:
-                text = f"{told}, and after a restart {partition and partition.log_start_offset}"
+        for log_start in self.trimmer.log_starts:
+            partition = node.log_manager.partitions.get(log_start.partition)
+            if partition is None or partition.log_start_offset < log_start.offset:
+                text = f"{log_start}, and after a restart {partition and partition.log_start_offset}"
                 self.world.violate("a log start is forgotten", text)
 
     def check(self, node: BrokerState) -> None:
-        starts = {at: node.log_manager.partitions[at].log_start_offset for at in self.partitions}
-        for at, start in starts.items():
-            asked = self.trimmer.asked.get(at, 0)
-            if self.kept_bytes is None and start > asked:
-                self.world.violate("deleted unasked", f"{at} starts at {start}, asked for was {asked}")
+        starts = {tp: node.log_manager.partitions[tp].log_start_offset for tp in self.partitions}
+        for tp, start in starts.items():
+            requested = self.trimmer.requested.get(tp, 0)
+            if self.kept_bytes is None and start > requested:
+                self.world.violate("deleted unasked", f"{tp} starts at {start}, asked for was {requested}")
         for poll in self.operations():
             for item in poll.items if poll.process == self.last.name else ():
                 if (item.offset or 0) < starts[TopicPartition(item.topic, item.partition)]:
@@ -127,10 +127,10 @@ def above(operations: list[Operation], starts: dict[TopicPartition, int]) -> lis
 
     def is_kept(operation: Operation, item: Item) -> bool:
         start = starts[TopicPartition(item.topic, item.partition)]
-        who = (operation.process, operation.session, item.topic, item.partition)
+        sender = (operation.process, operation.session, item.topic, item.partition)
         if item.offset is not None and item.offset < start:
-            is_below.add(who)
-        return who not in is_below if item.offset is None else item.offset >= start
+            is_below.add(sender)
+        return sender not in is_below if item.offset is None else item.offset >= start
 
     for operation in reversed(operations):
         items = tuple(item for item in operation.items if is_kept(operation, item))

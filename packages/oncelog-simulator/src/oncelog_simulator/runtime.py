@@ -1,4 +1,4 @@
-"""The clocks, dice and threads of one simulated process."""
+"""The clocks, the random generator and the threads of one simulated process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from oncelog_simulator.event_loop import SimLoop
 from oncelog_simulator.threads import SimLoopThread
 
 EPOCH_NS = 1_767_225_600 * 10**9
-"""1 January 2026, when every simulation begins."""
+"""1 January 2026 in nanoseconds since 1970: the wall clock at the start of every simulation."""
 
 
 class SimRuntime:
-    """A Runtime (runtime/system.py). `wall_offset_ns`: how far its wall clock is off, at present."""
+    """A Runtime (runtime/system.py) in virtual time.
+
+    `wall_offset_ns` is the current error of its wall clock in nanoseconds.
+    """
 
     def __init__(self, loop: SimLoop, rng: Random) -> None:
         self.rng = rng
@@ -27,7 +30,9 @@ class SimRuntime:
         return self._loop.now_us * 1000
 
     def work_seconds(self) -> float:
-        """Work takes some time each time one looks, though virtual time stands still meanwhile."""
+        """Return seconds of processor time. Each call adds a drawn time, because virtual time stands still
+        during work.
+        """
         self._worked_s += self.rng.uniform(0.0, 0.002)
         return self._worked_s
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog_simulator.faults import Fault
-from oncelog_simulator.jobs import WHOLE, JobSettings
-from oncelog_simulator.limits import Start
+from oncelog_simulator.jobs import UNDIVIDED, JobSettings
+from oncelog_simulator.limits import FirstNumbers
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """The scenario of one run: everything that a seed draws before the run starts."""
+    """Everything that a seed draws before its run starts."""
 
     seed: int
     broker: dict[str, object]
@@ -26,30 +26,30 @@ class Scenario:
     group_protocol: str
     faults: tuple[Fault, ...] = ()
     workloads: tuple[str, ...] = ()
-    jobs: JobSettings = WHOLE
-    """The way in which background work is split into steps."""
+    jobs: JobSettings = UNDIVIDED
+    """Probabilities and delays for background work that is divided into steps."""
     flip: str | None = None
-    """State of the broker when a bit flips at the end; None: no bit flips."""
+    """State of the broker when a bit flips at the end; None if no bit flips."""
     rot: str | None = None
-    """The broker's end before a small file or a coordinator's batch is damaged; None: no damage."""
-    start: Start = field(default_factory=Start)
-    """First values of offsets, producer ids, epochs and sequences."""
+    """How the broker ends before a file or a coordinator's batch is damaged; None if there is no damage."""
+    start: FirstNumbers = field(default_factory=FirstNumbers)
+    """First producer id and first sequence."""
     limits: Limits = DEFAULT_LIMITS
-    """Internal limits of the broker."""
+    """Internal limits of the broker, some of them small."""
     expiry: bool = False
-    """True if days pass at the end, so that retention and expiry happen."""
-    strangers: bool = False
-    """True if foreign files lie in the broker's data directory."""
+    """True if days pass at the end, so that retention and expiry apply."""
+    foreign_files: bool = False
+    """True if files that the broker did not write lie in its data directory."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Return the names of the parts that this seed adds to the usual applications and faults."""
+        """Return the names of the optional parts that this seed has. Mutants name the part that they need."""
         has = {
             "flip": self.flip is not None,
             "limits": self.limits != DEFAULT_LIMITS,
             "epochs": self.limits.first_producer_epoch > 0 and self.writers > 0,
-            "start": self.start != Start(),
+            "start": self.start != FirstNumbers(),
             "expiry": self.expiry,
-            "strangers": self.strangers,
+            "foreign files": self.foreign_files,
         }
         return (*self.workloads, *(name for name, is_so in has.items() if is_so))

@@ -1,12 +1,13 @@
-"""Real threads of which one runs at a time, in virtual time: the seed draws which, and where it is put off.
+"""Run real threads one at a time in virtual time. The seed draws which thread runs, and where it is
+suspended.
 
-Within `patched()` the standard library makes its locks, threads and queues of the ones below. Conditions,
-events, futures and the product's own threads are built upon those, so nothing of the product is replaced.
-A thread gives way where it waits, and, with `line_chance`, before any line of the code that is `traced`.
+Within `patched()` the standard library creates the locks, threads and queues of this module. Conditions,
+events, futures and the product's own threads use these, so no part of the product is replaced. A thread
+yields when it waits. With the probability `line_chance` it also yields before a line of traced code. ||
 
-    world       runs whenever no thread can; only then does time go on
-    SimThread   an application's thread, or the one that carries a client's loop (a ThreadLoop)
-    signal      an exception that an application's thread gets while it waits, as from a signal's handler
+    simulation  the loop of the simulation runs when no thread can; only then does time advance
+    SimThread   a thread of an application, or a thread that runs a client's loop (a ThreadLoop)
+    signal      an exception that a waiting application thread gets, as from a signal handler
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from oncelog_simulator.event_loop import PROCESS, Livelock, SimLoop, close_tasks
 MAX_SWITCHES_AT_ONCE = 50_000
 TRACED = ("oncelog/client/", "oncelog/runtime/", "oncelog_simulator/mutants/")
 UNTRACED = ("client/connection/broker_", "client/connection/cluster", "client/connection/coordinator")
-"""Code of one thread only, and much of it."""
+"""Modules that run in one thread only. They are not traced, because they have many lines."""
 STALL_SECONDS = 0.02
 _END_SECONDS = 10.0
 _new_lock, _start_new_thread = threading._allocate_lock, threading._start_new_thread  # type: ignore[attr-defined]
@@ -38,11 +39,14 @@ _LOCK = _new_lock()
 
 
 class Signal(Exception):
-    """What a signal's handler raises, other than KeyboardInterrupt."""
+    """The exception that a signal handler raises, other than KeyboardInterrupt."""
 
 
 class SimThread(threading.Thread):
-    """A thread that runs only when the scheduler says so. `signal_chance`: of a signal in each wait."""
+    """A thread that runs only when the scheduler chooses it.
+
+    `signal_chance` is the probability that a signal interrupts a wait of the thread.
+    """
 
     def __init__(self, scheduler: Scheduler, **how: Any) -> None:
         super().__init__(**how)
@@ -52,7 +56,7 @@ class SimThread(threading.Thread):
         self.failure: BaseException | None = None
         self.is_over = False
         self.until: Callable[[], bool] | None = None
-        """What it waits for; None when it can run."""
+        """The condition that the thread waits for; None if the thread can run."""
         self.turn = _new_lock()
         self.turn.acquire()
         self._context = copy_context()
@@ -84,7 +88,7 @@ class SimThread(threading.Thread):
         return not self.is_over
 
     def can_run(self) -> bool:
-        """Return True when it waits for nothing, and its process does not stand still."""
+        """Return True if the thread does not wait and its process is not paused."""
         if self.process is not None and self.process.paused_until_us > self.scheduler.loop.now_us:
             return False
         return self.until is None or self.until()
@@ -94,7 +98,7 @@ class SimThread(threading.Thread):
 
 
 class SimLock:
-    """A threading.Lock whose waits are the scheduler's."""
+    """A threading.Lock whose waits go through the scheduler."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -106,8 +110,9 @@ class SimLock:
             if not blocking:
                 return False
             limit = None if timeout < 0 else timeout
-            # Taken twice by one thread: a condition's wait. No signal comes amid a wait for others' critical
-            # sections, which are short, and after which a condition could not be left (CPython's own hazard).
+            # A thread that acquires a lock twice waits for a condition. A signal may interrupt only that
+            # wait. The other waits are for short critical sections of other threads. A signal there would
+            # corrupt the condition, as it would in CPython.
             is_condition = self._holder is self._scheduler.running
             if not self._scheduler.wait(lambda: not self._is_held, limit, may_signal=is_condition):
                 return False
@@ -130,7 +135,10 @@ class SimLock:
 
 
 class Scheduler:
-    """The threads of one world. `line_chance`: of giving way before a line of traced code."""
+    """The threads of one simulation.
+
+    `line_chance` is the probability that a thread yields before a line of traced code.
+    """
 
     def __init__(self, loop: SimLoop, rng: Random, line_chance: float) -> None:
         self.loop, self.rng, self.line_chance = loop, rng, line_chance
@@ -148,7 +156,7 @@ class Scheduler:
 
     @contextmanager
     def patched(self) -> Iterator[None]:
-        """Let whatever is made meanwhile wait in virtual time, and end the threads in the end."""
+        """Make new locks, threads and queues wait in virtual time. End the remaining threads at exit."""
 
         def new_lock() -> SimLock:
             return SimLock(self)
@@ -177,10 +185,13 @@ class Scheduler:
             finally:
                 self._end()
 
-    # What the world calls
+    # Called by the simulation's loop
 
     def run(self) -> bool:
-        """Run threads until none can; whether any could. Raises Livelock."""
+        """Run threads until none can run. Return True if any ran.
+
+        Raises Livelock if threads keep running but virtual time does not advance.
+        """
         following = self._choose()
         if following is None:
             return False
@@ -191,7 +202,7 @@ class Scheduler:
         return True
 
     def _end(self) -> None:
-        """Whatever threads are left unwind, one after the other."""
+        """Let the remaining threads unwind, one after the other."""
         self.is_over = True
         for thread in list(self.threads):
             self.running = thread
@@ -200,21 +211,25 @@ class Scheduler:
                 raise RuntimeError(f"{thread} does not end")
         self.running = None
 
-    # What threads call
+    # Called by threads
 
     def check_over(self) -> None:
-        """Raise SimulatedCrash when the world is over."""
+        """Raise SimulatedCrash if the simulation is over."""
         if self.is_over:
             raise SimulatedCrash
 
     def sleep(self, seconds: float) -> None:
-        """Of an application's thread."""
+        """Sleep in virtual time. Called by an application's thread."""
         self.wait(lambda: False, seconds)
 
     def wait(
         self, until: Callable[[], bool], timeout: float | None = None, *, may_signal: bool = True
     ) -> bool:
-        """Let others run until that is so; false after `timeout` seconds without. Raises signals."""
+        """Let other threads run until the condition holds.
+
+        Return False if it does not hold after `timeout` seconds. Raises KeyboardInterrupt or Signal if a
+        signal is drawn and `may_signal` is True.
+        """
         self.check_over()
         thread = self.running
         if thread is None:
@@ -254,14 +269,16 @@ class Scheduler:
         return self.loop.now_us + int(seconds * 1e6)
 
     def give_way(self) -> None:
-        """Others run first; perhaps for a while, as if the system had put this thread off."""
+        """Let other threads run first. At times the thread also sleeps, as if the operating system had
+        suspended it.
+        """
         if self.rng.random() < 0.3:
             self.wait(lambda: False, self.rng.uniform(0.0, STALL_SECONDS), may_signal=False)
         else:
             self.switch()
 
     def switch(self) -> None:
-        """Whoever is drawn runs next."""
+        """Run a thread that the seed draws; it may be the same one."""
         mine, following = self.running, self._choose()
         assert mine is not None
         if following is not mine:
@@ -270,13 +287,13 @@ class Scheduler:
         self.check_over()
 
     def leave(self, thread: SimThread) -> None:
-        """It is over; the next one runs."""
+        """Remove a thread that has ended, and run another one."""
         self.threads.remove(thread)
         self._pass_to(None if self.is_over else self._choose())
 
     def _choose(self) -> SimThread | None:
-        """A thread that can run; None: the world."""
-        able = [each for each in self.threads if each.can_run()]
+        """Draw a thread that can run. Return None if the simulation's loop must run."""
+        able = [thread for thread in self.threads if thread.can_run()]
         if not able or self._is_restless():
             return None
         return able[0] if len(able) == 1 else self.rng.choice(able)
@@ -294,15 +311,15 @@ class Scheduler:
         self.running = following
         (self._world_turn if following is None else following.turn).release()
 
-    # Line by line
+    # Tracing of lines
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        """What sys.settrace calls."""
+        """Trace a call, as `sys.settrace` requires. Lines are traced only in client code."""
         code = frame.f_code
         is_traced = self._is_traced.get(code)
         if is_traced is None:
             name = code.co_filename
-            is_traced = any(each in name for each in TRACED) and not any(each in name for each in UNTRACED)
+            is_traced = any(path in name for path in TRACED) and not any(path in name for path in UNTRACED)
             self._is_traced[code] = is_traced
         return self._trace_line if is_traced else None
 
@@ -313,7 +330,10 @@ class Scheduler:
 
 
 class ThreadLoop(SimLoop):
-    """The loop of one thread. Time and network are the world's; what is due runs in this thread."""
+    """The event loop of one thread.
+
+    Time, timers and the network belong to the simulation's loop. Callbacks that are due run in this thread.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler.rng)
@@ -329,7 +349,7 @@ class ThreadLoop(SimLoop):
 
     @now_us.setter
     def now_us(self, _: int) -> None:
-        """The world's loop sets it."""
+        """Ignore the value, because the simulation's loop sets the time."""
 
     def run_forever(self) -> None:
         self._run(lambda: self._is_stopping)
@@ -364,17 +384,17 @@ class ThreadLoop(SimLoop):
         self._is_stopping = True
 
     async def shutdown_asyncgens(self) -> None:
-        """None are kept."""
+        """Do nothing: the loop keeps no asynchronous generators."""
 
     def close(self) -> None:
-        """The timers are the world's."""
+        """Close the loop's tasks. The timers belong to the simulation's loop."""
         self._is_closed = True
         self._ready.clear()
         close_tasks(self, self._tasks)
 
 
 def _locks_of_modules() -> list[tuple[ModuleType, str]]:
-    """Return the locks that the product's modules made when they were imported."""
+    """Return the locks that the product's modules created at import."""
     modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("oncelog.")]
     return [
         (module, name)

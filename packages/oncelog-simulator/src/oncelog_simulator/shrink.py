@@ -1,35 +1,35 @@
-"""A failing list of faults made shorter, as long as it goes on failing in the same way."""
+"""Remove faults from a failing run as long as it fails in the same way."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
+from oncelog_simulator.client_simulation import ClientResult
 from oncelog_simulator.scenario import Scenario
-from oncelog_simulator.scene import Run
 from oncelog_simulator.simulation import Result
 
 
 def rule_of(violation: str) -> str:
-    """What was violated, without the details that change from run to run."""
+    """Return the rule of a violation without the details, which differ from run to run."""
     return violation.partition(":")[0]
 
 
-def shrink(failed: Result, play: Callable[[Scenario], Result], *, max_plays: int = 200) -> Result:
-    """The result of a scenario with no fault that is not needed for the first violation of `failed`.
+def shrink(failed: Result, run: Callable[[Scenario], Result], *, max_runs: int = 200) -> Result:
+    """Return the result of a scenario with only the faults that the first violation of `failed` needs.
 
-    Halves are tried before single faults; at most `max_plays` runs.
+    Halves of the list are tried before single faults. At most `max_runs` scenarios are run.
     """
-    wanted = rule_of(failed.violations[0])
-    best, plays_left = failed, max_plays
+    rule = rule_of(failed.violations[0])
+    best, runs_left = failed, max_runs
     size = max(len(failed.scenario.faults) // 2, 1)
     while size:
         start = 0
-        while start < len(best.scenario.faults) and plays_left:
-            plays_left -= 1
+        while start < len(best.scenario.faults) and runs_left:
+            runs_left -= 1
             faults = best.scenario.faults
-            tried = play(replace(best.scenario, faults=faults[:start] + faults[start + size :]))
-            if any(rule_of(each) == wanted for each in tried.violations):
+            tried = run(replace(best.scenario, faults=faults[:start] + faults[start + size :]))
+            if any(rule_of(violation) == rule for violation in tried.violations):
                 best = tried
             else:
                 start += size
@@ -37,12 +37,14 @@ def shrink(failed: Result, play: Callable[[Scenario], Result], *, max_plays: int
     return best
 
 
-def shrink_run(failed: Run, play: Callable[[int, Collection[int]], Run]) -> tuple[Run, list[int]]:
-    """Return a run of interrupted clients without needless faults, and the numbers of those it needs."""
-    wanted, best, kept = rule_of(failed.violations[0]), failed, list(range(len(failed.faults)))
+def shrink_run(
+    failed: ClientResult, run: Callable[[int, Collection[int]], ClientResult]
+) -> tuple[ClientResult, list[int]]:
+    """Return a run of interrupted clients with only the faults it needs, and the numbers of these faults."""
+    rule, best, kept = rule_of(failed.violations[0]), failed, list(range(len(failed.faults)))
     for number in tuple(kept):
-        others = [each for each in kept if each != number]
-        tried = play(failed.seed, others)
-        if any(rule_of(each) == wanted for each in tried.violations):
+        others = [settings for settings in kept if settings != number]
+        tried = run(failed.seed, others)
+        if any(rule_of(violation) == rule for violation in tried.violations):
             best, kept = tried, others
     return best, kept

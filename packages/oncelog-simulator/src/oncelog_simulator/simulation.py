@@ -1,4 +1,4 @@
-"""A seed played: what it draws, the world it is played in, the verdict."""
+"""One simulated run: draw a scenario from a seed, run it, and check the result."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from oncelog.broker.append_events import AppendEvent
 from oncelog.broker.state import BrokerState
 from oncelog.types import TopicPartition
 from oncelog_simulator import disk_rot
-from oncelog_simulator.bit_flips import BROKER_STATES, DamageReader, draw_flip, flip, written_points
+from oncelog_simulator.bit_flips import BROKER_STATES, DamageReader, draw_bit_flip, flip, recovery_points
 from oncelog_simulator.checks import InvariantMonitor, check_copies, check_history, check_log, check_outcomes
 from oncelog_simulator.clients import Application, LastReader, Reader, Sender
 from oncelog_simulator.disk_rot import (
+    check_coordinator_data,
     check_ends,
-    check_known,
     draw_rot,
     draw_state,
     internal_batches,
@@ -28,36 +28,40 @@ from oncelog_simulator.disk_rot import (
     may_refuse,
 )
 from oncelog_simulator.event_loop import Livelock
-from oncelog_simulator.expiry import Calendar, draw_expiry
-from oncelog_simulator.faults import KINDS, REFUSED_WRITES, Fault, draw_failed_syncs, draw_faults, happen
-from oncelog_simulator.foreign_files import Strangers, draw_strangers
-from oncelog_simulator.hostile import Hostile
+from oncelog_simulator.expiry import ExpiryApplication, draw_expiry
+from oncelog_simulator.faults import KINDS, REFUSED_WRITES, Fault, apply_fault, draw_failed_syncs, draw_faults
+from oncelog_simulator.file_loads import Loading
+from oncelog_simulator.foreign_files import ForeignFiles, draw_foreign_files
+from oncelog_simulator.hostile_clients import Hostile
 from oncelog_simulator.jobs import draw_jobs
-from oncelog_simulator.limits import crowd_count, draw_limits, draw_settings, draw_start, gather
-from oncelog_simulator.loading import Loading
+from oncelog_simulator.limits import cluster_faults, draw_limits, draw_settings, draw_start, extra_fault_count
 from oncelog_simulator.offset_deletion import OffsetDeletion
-from oncelog_simulator.pipelining import Pipelining
+from oncelog_simulator.pipelined_producer import Pipelining
 from oncelog_simulator.record_deletion import KEPT_SECONDS, RecordDeletion
 from oncelog_simulator.scenario import Scenario
-from oncelog_simulator.sink_tasks import SHORT_RETENTION, Lanes, is_idle_query
+from oncelog_simulator.sink_tasks import SHORT_RETENTION, SinkTasks, is_idle_query
 from oncelog_simulator.takeover import Takeover
 from oncelog_simulator.topic_changes import TopicChanges
 from oncelog_simulator.topic_recreation import TopicRecreation
 from oncelog_simulator.topic_times import TopicTimes
 from oncelog_simulator.txn_clients import ConsumeTransformProduce, Writer
 from oncelog_simulator.workloads import Workload
-from oncelog_simulator.world import BrokerHost, Event, Listening, World
+from oncelog_simulator.world import BrokerHost, Event, LogCapture, World
 from oncelog_simulator.write_atomic import AtomicWrites
 
-LOOK_SECONDS = 1.0
+OBSERVE_SECONDS = 1.0
 LATE_CHANCE = 0.25
-"""Of a transaction to stay open too long, where epochs begin near their end."""
+"""Probability that a transaction stays open beyond its time-out, in seeds whose epochs begin near their
+maximum.
+"""
 LIVENESS_SECONDS = 300.0
-"""So long after the last fault everything must be done."""
+"""Seconds after the last fault within which all work must be done."""
 TOPIC, INWARD, OUTWARD = "records", "inward", "outward"
-WORKLOADS: dict[str, type[Workload]] = {each.topic: each for each in (Lanes, TopicRecreation, RecordDeletion)}
+WORKLOADS: dict[str, type[Workload]] = {
+    workload.topic: workload for workload in (SinkTasks, TopicRecreation, RecordDeletion)
+}
 WORKLOAD_CHANCE = FLIP_CHANCE = 0.16
-APART: dict[str, tuple[type[Workload], float]] = {
+INDEPENDENT_WORKLOADS: dict[str, tuple[type[Workload], float]] = {
     Hostile.topic: (Hostile, 0.01),
     OffsetDeletion.topic: (OffsetDeletion, 0.02),
     TopicChanges.topic: (TopicChanges, 0.02),
@@ -67,13 +71,13 @@ APART: dict[str, tuple[type[Workload], float]] = {
     Takeover.topic: (Takeover, 0.02),
     TopicTimes.topic: (TopicTimes, 0.02),
 }
-"""Workloads that are drawn one by one, with dice of their own, and the share of seeds that play them."""
+"""Workloads that are drawn one by one, each with its own generator, and the share of seeds that run them."""
 FLIP_IN_BATCH_CHANCE = 0.08
 
 
 @dataclass
 class Result:
-    """What came of it. `virtual_s`: how long it took in the world."""
+    """The result of one run. `virtual_s` is the duration of the run in virtual seconds."""
 
     scenario: Scenario
     violations: list[str]
@@ -86,42 +90,47 @@ class Result:
 
 
 def scenario_for(seed: int, fault_count: int | None = None, workload: str | None = None) -> Scenario:
-    """Everything but what happens by the way. `fault_count` None: drawn as well, 2 to 20.
+    """Draw the scenario of a seed.
 
-    `workload`: is played whatever the seed says.
+    If `fault_count` is None, the number of faults is drawn too, from 2 to 20. `workload` names a workload
+    that the scenario gets even if the seed does not draw it.
     """
-    chance = Random(f"{seed}/plan")
-    loses_power = chance.random() < 0.5
-    partitions = chance.choice((1, 2, 3))
-    is_transactional = chance.random() < 0.6
-    senders = chance.choice((0, 1)) if is_transactional else chance.choice((1, 2, 3))
-    writers = chance.choice((1, 2)) if is_transactional else 0
-    copiers = chance.choice((0, 1, 2)) if is_transactional else 0
-    calm_ms = chance.choice((30_000, 60_000, 120_000))
-    broker = _draw_settings(chance, partitions, loses_power=loses_power)
+    rng = Random(f"{seed}/plan")
+    loses_power = rng.random() < 0.5
+    partitions = rng.choice((1, 2, 3))
+    is_transactional = rng.random() < 0.6
+    senders = rng.choice((0, 1)) if is_transactional else rng.choice((1, 2, 3))
+    writers = rng.choice((1, 2)) if is_transactional else 0
+    copiers = rng.choice((0, 1, 2)) if is_transactional else 0
+    calm_ms = rng.choice((30_000, 60_000, 120_000))
+    broker = _draw_settings(rng, partitions, loses_power=loses_power)
     broker |= draw_settings(seed) | draw_expiry(seed)
     clients = [f"{kind}-{n}" for kind, count in _clients(senders, writers, copiers) for n in range(count)]
-    drawn_count = chance.choice((2, 5, 10, 20))
+    drawn_count = rng.choice((2, 5, 10, 20))
     count = drawn_count if fault_count is None else fault_count
-    faults = draw_faults(chance, count, calm_ms, clients, loses_power=loses_power)
+    faults = draw_faults(rng, count, calm_ms, clients, loses_power=loses_power)
     workloads, more_faults = _draw_workloads(seed, calm_ms, loses_power=loses_power)
     if workload in WORKLOADS and workload not in workloads:
         workloads += (workload,)
-    for name, (kind, share) in APART.items():
-        rng = Random(f"{seed}/workload {name}")
-        if rng.random() < share or name == workload:
+    for name, (kind, share) in INDEPENDENT_WORKLOADS.items():
+        own_rng = Random(f"{seed}/workload {name}")
+        if own_rng.random() < share or name == workload:
             workloads += (name,)
-            more = draw_faults(rng, rng.choice((1, 3, 6)), calm_ms, [*kind.clients], loses_power=loses_power)
+            more = draw_faults(
+                own_rng, own_rng.choice((1, 3, 6)), calm_ms, [*kind.clients], loses_power=loses_power
+            )
             more_faults += [fault for fault in more if fault.kind != "repeat" or kind.is_repeatable]
             broker |= kind.broker_settings(Random(f"{seed}/settings of {name}"))
-    crowd_size = crowd_count(seed) if fault_count is None else 0
-    rng = Random(f"{seed}/crowd of faults")
-    crowd = draw_faults(rng, crowd_size, calm_ms, clients, loses_power=loses_power)
-    faults = gather(faults + more_faults + crowd + _draw_rare_faults(seed, calm_ms, clients), seed, calm_ms)
+    crowd_size = extra_fault_count(seed) if fault_count is None else 0
+    crowd_rng = Random(f"{seed}/crowd of faults")
+    crowd = draw_faults(crowd_rng, crowd_size, calm_ms, clients, loses_power=loses_power)
+    faults = cluster_faults(
+        faults + more_faults + crowd + _draw_rare_faults(seed, calm_ms, clients), seed, calm_ms
+    )
     broker |= _draw_retention(seed, workloads, faults)
     if broker["oncelog.transaction.version"] == 0:
-        # With the classic protocol a request that comes again may hit the next transaction (KIP-890).
-        faults = [each for each in faults if each.kind != "repeat" or each.target.startswith("sender")]
+        # With the classic protocol a repeated request may affect the next transaction (KIP-890).
+        faults = [fault for fault in faults if fault.kind != "repeat" or fault.target.startswith("sender")]
     return Scenario(
         seed,
         broker,
@@ -141,47 +150,47 @@ def scenario_for(seed: int, fault_count: int | None = None, workload: str | None
         start=draw_start(seed),
         limits=draw_limits(seed),
         expiry=bool(draw_expiry(seed)),
-        strangers=draw_strangers(seed),
+        foreign_files=draw_foreign_files(seed),
     )
 
 
-def _draw_settings(chance: Random, partitions: int, *, loses_power: bool) -> dict[str, object]:
-    """Return the broker's settings."""
+def _draw_settings(rng: Random, partitions: int, *, loses_power: bool) -> dict[str, object]:
+    """Draw the broker's settings."""
     return {
         "num.partitions": partitions,
-        "log.segment.bytes": chance.choice((700, 3_000, 20_000, 1 << 30)),
-        "log.index.interval.bytes": chance.choice((100, 4_096)),
-        "log.flush.offset.checkpoint.interval.ms": chance.choice((2_000, 10_000, 60_000)),
-        "log.flush.interval.messages": 1 if loses_power else chance.choice((1, 3, 1 << 40)),
-        "log.cleaner.backoff.ms": chance.choice((3_000, 15_000)),
+        "log.segment.bytes": rng.choice((700, 3_000, 20_000, 1 << 30)),
+        "log.index.interval.bytes": rng.choice((100, 4_096)),
+        "log.flush.offset.checkpoint.interval.ms": rng.choice((2_000, 10_000, 60_000)),
+        "log.flush.interval.messages": 1 if loses_power else rng.choice((1, 3, 1 << 40)),
+        "log.cleaner.backoff.ms": rng.choice((3_000, 15_000)),
         "transaction.state.log.num.partitions": 2,
-        "transaction.state.log.segment.bytes": chance.choice((500, 1 << 20)),
+        "transaction.state.log.segment.bytes": rng.choice((500, 1 << 20)),
         "transaction.abort.timed.out.transaction.cleanup.interval.ms": 3_000,
-        "oncelog.transaction.version": chance.choice((0, 2, 2, 2)),
+        "oncelog.transaction.version": rng.choice((0, 2, 2, 2)),
         "offsets.topic.num.partitions": 2,
-        "offsets.topic.segment.bytes": chance.choice((500, 1 << 20)),
+        "offsets.topic.segment.bytes": rng.choice((500, 1 << 20)),
         "group.consumer.session.timeout.ms": 6_000,
         "group.consumer.heartbeat.interval.ms": 2_000,
     }
 
 
 def _draw_rare_faults(seed: int, calm_ms: int, clients: list[str]) -> list[Fault]:
-    """Return those with dice of their own: seeds without them are what they were."""
+    """Draw the faults that have their own generators, so that seeds without them stay the same."""
     failed_syncs = draw_failed_syncs(Random(f"{seed}/failed syncs"), calm_ms)
     return failed_syncs + _draw_flips_in_batches(seed, calm_ms, clients)
 
 
 def _draw_flip(seed: int) -> str | None:
-    chance = Random(f"{seed}/flip")
-    return chance.choice(BROKER_STATES) if chance.random() < FLIP_CHANCE else None
+    rng = Random(f"{seed}/flip")
+    return rng.choice(BROKER_STATES) if rng.random() < FLIP_CHANCE else None
 
 
 def _draw_retention(seed: int, workloads: tuple[str, ...], faults: list[Fault]) -> dict[str, object]:
-    """Return settings that forget the offsets of a query that is idle."""
-    is_idle = Lanes.topic in workloads and is_idle_query(seed)
-    # A clock that is set forward by minutes rightly ends what is kept for two.
+    """Return settings that expire the offsets of an idle query, or no settings."""
+    is_idle = SinkTasks.topic in workloads and is_idle_query(seed)
+    # A clock that is set forward by minutes rightly expires what is kept for two minutes.
     is_clock_set = any(fault.kind == "clock" for fault in faults)
-    # `deletions` takes an offset that expires for one that is lost (seed 40591).
+    # The checks of `deletions` would take an expired offset for a lost one (seed 40591).
     is_kept = is_clock_set or OffsetDeletion.topic in workloads
     return SHORT_RETENTION if is_idle and not is_kept else {}
 
@@ -202,14 +211,17 @@ def _draw_flips_in_batches(seed: int, calm_ms: int, clients: list[str]) -> list[
 
 
 def _draw_workloads(seed: int, calm_ms: int, *, loses_power: bool) -> tuple[tuple[str, ...], list[Fault]]:
-    """With dice of their own: a seed without any is what it would be if there were none."""
-    chance = Random(f"{seed}/acts")
-    workloads = (chance.choice(list(WORKLOADS)),) if chance.random() < WORKLOAD_CHANCE else ()
+    """Draw the workloads and their faults from their own generator.
+
+    A seed without workloads has the same scenario as if no workloads existed.
+    """
+    rng = Random(f"{seed}/acts")
+    workloads = (rng.choice(list(WORKLOADS)),) if rng.random() < WORKLOAD_CHANCE else ()
     clients = [client for name in workloads for client in WORKLOADS[name].clients]
-    count = chance.choice((1, 3, 6)) if workloads else 0
-    faults = draw_faults(chance, count, calm_ms, clients, loses_power=loses_power)
+    count = rng.choice((1, 3, 6)) if workloads else 0
+    faults = draw_faults(rng, count, calm_ms, clients, loses_power=loses_power)
     may_repeat = all(WORKLOADS[name].is_repeatable for name in workloads)
-    return workloads, [each for each in faults if each.kind != "repeat" or may_repeat]
+    return workloads, [fault for fault in faults if fault.kind != "repeat" or may_repeat]
 
 
 def _clients(senders: int, writers: int, copiers: int) -> list[tuple[str, int]]:
@@ -217,7 +229,7 @@ def _clients(senders: int, writers: int, copiers: int) -> list[tuple[str, int]]:
 
 
 class Simulation:
-    """The hosts of one run. What faults act on."""
+    """The hosts, workloads and checks of one run. Faults act on this object."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -227,7 +239,7 @@ class Simulation:
         self.monitor.writes_failed = any(fault.kind in REFUSED_WRITES for fault in scenario.faults)
         self.broker = BrokerHost(self.world, scenario.broker, scenario.limits)
         scenario.start.write(self.broker.disk)
-        self.broker.before_end = self._broker_ends
+        self.broker.before_exit = self._broker_ends
         self.broker.on_recovered = self._broker_recovered
         self.broker.on_stored = self._broker_stored
         self.applications: dict[str, Application] = {}
@@ -261,12 +273,13 @@ class Simulation:
         self.partitions = [TopicPartition(topic, n) for topic in topics for n in range(partitions)]
         self.reader = self._add(Reader(world, "reader-0", self.partitions, "read_committed"))
         self.last = LastReader(world, "last", self.partitions)
-        self.strangers = Strangers(world, self.broker, topics) if scenario.strangers else None
+        self.foreign_files = ForeignFiles(world, self.broker, topics) if scenario.foreign_files else None
         self.workloads = [
-            (WORKLOADS.get(name) or APART[name][0])(world, scenario) for name in scenario.workloads
+            (WORKLOADS.get(name) or INDEPENDENT_WORKLOADS[name][0])(world, scenario)
+            for name in scenario.workloads
         ]
-        self.foreign = [workload.topic for workload in self.workloads if workload.makes_topics]
-        self.cast = list(self.applications.values())
+        self.unchecked_topics = [workload.topic for workload in self.workloads if workload.makes_topics]
+        self.main_applications = list(self.applications.values())
         for workload in self.workloads:
             self.monitor.unguarded_groups.update(workload.unguarded_groups)
             workload.prepare(self.broker)
@@ -293,45 +306,50 @@ class Simulation:
 
     def _broker_recovered(self, node: BrokerState) -> None:
         self.monitor.recovered(node, was_stopped=self.broker.was_stopped)
-        if self.strangers is not None:
-            self.strangers.recovered(node)
+        if self.foreign_files is not None:
+            self.foreign_files.recovered(node)
         for workload in self.workloads:
             workload.recovered(node)
 
-    async def play(self) -> None:
-        """From the first start to the last look."""
+    async def run_scenario(self) -> None:
+        """Run from the first start of the broker to the last check."""
         self.broker.start()
         for application in self.applications.values():
             application.start()
-        looking = asyncio.ensure_future(self._look())
-        await asyncio.gather(*(happen(self, fault) for fault in self.scenario.faults))
+        observing = asyncio.ensure_future(self._observe())
+        await asyncio.gather(*(apply_fault(self, fault) for fault in self.scenario.faults))
         self.world.note("fault", "no more faults")
         for host in self.world.hosts.values():
             host.set_clock(
                 -host.wall_offset_ns // 1_000_000
-            )  # records from more than an hour ahead are refused
-        await self._until(lambda: all(each.is_done for each in self.senders), "not all is sent")
-        theirs = [each for workload in self.workloads for each in workload.applications]
-        await self._until(lambda: all(each.is_done for each in theirs), "not every workload is over")
+                # The broker refuses records that are more than an hour ahead.
+            )
+        await self._until(lambda: all(sender.is_done for sender in self.senders), "not all is sent")
+        theirs = [application for workload in self.workloads for application in workload.applications]
+        await self._until(
+            lambda: all(application.is_done for application in theirs), "not every workload is over"
+        )
         await self._until(self._is_stable, "a transaction stays open")
         self._make_target()
         await self._until_copied()
-        for each in (
+        for copier in (
             self.reader,
             *self.copiers,
             *(reader for workload in self.workloads for reader in workload.readers),
         ):
-            each.is_told_to_stop = True
-        await self._until(lambda: all(each.is_done for each in self.applications.values()), "not all end")
+            copier.stop_requested = True
+        await self._until(
+            lambda: all(application.is_done for application in self.applications.values()), "not all end"
+        )
         await self._until(self._is_stable, "a transaction stays open")
         for last in (self.last, *(workload.last for workload in self.workloads)):
             await self._read_all(last)
-        looking.cancel()
+        observing.cancel()
         self._check()
         if self.workloads:
             await asyncio.sleep(KEPT_SECONDS + 1.0)
             self.broker.kill()
-            self.broker.start_again()
+            self.broker.start_if_down()
             await self._until(lambda: self.broker.node is not None, "the broker does not come back")
         if self.scenario.expiry:
             await self._let_days_pass()
@@ -342,16 +360,20 @@ class Simulation:
             await self._flip_a_bit(self.scenario.flip)
 
     async def _let_days_pass(self) -> None:
-        """When all else is checked: what other seeds do in the end would meet what has expired."""
+        """Set the broker's clock forward by days, after all other checks.
+
+        Other final steps are left out, because they would see expired data.
+        """
         settings, loses_power = self.scenario.broker, self.scenario.loses_power
-        calendar = Calendar(self.world, self.broker, settings, loses_power=loses_power)
+        application = ExpiryApplication(self.world, self.broker, settings, loses_power=loses_power)
         self.monitor.compares_producers = False
-        self.broker.on_recovered = self.monitor.recovered  # what workloads committed may have expired
-        calendar.start()
-        await self._until(lambda: calendar.is_done, "the days do not pass")
+        # The offsets that workloads committed may have expired.
+        self.broker.on_recovered = self.monitor.recovered
+        application.start()
+        await self._until(lambda: application.is_done, "the days do not pass")
 
     async def _rot(self, how: str) -> bool:
-        """Damage a file while the broker is down; return True when the broker started again."""
+        """Damage a file while the broker is down. Return True if the broker started again."""
         broker, node = self.broker, self.broker.node
         assert node is not None
         before, batches, ends = known(node), internal_batches(node), log_ends(node)
@@ -361,21 +383,21 @@ class Simulation:
         else:
             broker.kill()
         broker.disk.release()
-        what = draw_rot(self.world.chance("rot of"), broker.disk, batches, is_killed=how == "killed")
+        what = draw_rot(self.world.rng("rot of"), broker.disk, batches, is_killed=how == "killed")
         if what is None:
-            broker.start_again()
+            broker.start_if_down()
             await self._until(lambda: broker.node is not None, "the broker does not come back")
             return True
         self.world.note("fault", f"{what}, the broker is {how}")
         what.apply(broker.disk)
         broker.on_recovered = lambda node: None
         broker.may_refuse = partial(may_refuse, what)
-        kill = self.world.chance("kill of a start")
+        kill = self.world.rng("kill of a start")
         if kill.random() < disk_rot.START_KILL_CHANCE:
             broker.start_crashes.append(
                 (kill.randrange(kill.choice((30, 300, disk_rot.MAX_START_STEPS))), False)
             )
-        broker.start_again()
+        broker.start_if_down()
         await self._until(
             lambda: broker.node is not None or broker.is_refused, "the broker does not come back"
         )
@@ -386,31 +408,32 @@ class Simulation:
         await self._read_all(self.last)
         if {item for call in self.last.calls for item in call.items} != seen:
             self.world.violate("rot took what it did not touch", f"{what}: other records are read")
-        check_known(self.world, what, before, known(broker.node))
+        check_coordinator_data(self.world, what, before, known(broker.node))
         check_ends(self.world, what, ends, log_ends(broker.node))
         return True
 
     async def _flip_a_bit(self, how: str) -> None:
-        """When all else is checked: nothing but its reader comes after."""
+        """Flip a bit after all other checks. Only the reader of the damaged partition runs after that."""
         node = self.broker.node
         assert node is not None
         logs = {tp: log for tp, log in node.log_manager.partitions.items() if not log.config.is_compacted}
         limits = {tp: log.log_end_offset for tp, log in logs.items()}
         if how == "killed":
-            limits = written_points(self.broker.disk)
-        what = draw_flip(self.world.chance("flip"), logs, limits)
+            limits = recovery_points(self.broker.disk)
+        what = draw_bit_flip(self.world.rng("flip"), logs, limits)
         if what is None:
             return
-        reader = DamageReader(self.world, logs[what.at], what)
-        self.broker.disk.crash_after = None  # a crash that has not come by now does not come
-        flip(self.broker.disk, logs[what.at], what)
+        reader = DamageReader(self.world, logs[what.tp], what)
+        # Cancel a crash that was prepared and has not happened.
+        self.broker.disk.crash_after = None
+        flip(self.broker.disk, logs[what.tp], what)
         self.broker.on_recovered = lambda node: None
         self.world.note("fault", f"flips {what}, the broker is {how}")
         if how == "stopped":
             await self.broker.stop()
         elif how == "killed":
             self.broker.kill()
-        self.broker.start_again()
+        self.broker.start_if_down()
         reader.start()
         await self._until(lambda: reader.is_done, "the damaged partition is not read to its end")
         reader.check()
@@ -420,7 +443,9 @@ class Simulation:
         while not is_so():
             await asyncio.sleep(0.5)
             if self.world.now_us > limit_us:
-                waiting = [each.name for each in self.applications.values() if not each.is_done]
+                waiting = [
+                    application.name for application in self.applications.values() if not application.is_done
+                ]
                 self.world.violate(
                     "liveness", f"{otherwise} {LIVENESS_SECONDS:g} s after the faults; not done: {waiting}"
                 )
@@ -435,11 +460,11 @@ class Simulation:
         )
 
     def _is_foreign(self, topic: str) -> bool:
-        """Return True for a topic of a client that keeps no rules."""
-        if not self.foreign or topic.startswith("__"):
+        """Return True for a topic that a hostile client may have created or written."""
+        if not self.unchecked_topics or topic.startswith("__"):
             return False
         own = {TOPIC, INWARD, OUTWARD, *(workload.topic for workload in self.workloads)}
-        return topic not in own.difference(self.foreign)
+        return topic not in own.difference(self.unchecked_topics)
 
     async def _read_all(self, last: LastReader) -> None:
         last.is_done, last.calls = False, []
@@ -447,7 +472,7 @@ class Simulation:
         await self._until(lambda: last.is_done, f"{last.name} does not come to the end")
 
     def _make_target(self) -> None:
-        """Make the topic that the last reader waits for, where no record was ever committed to be copied."""
+        """Create the target topic if no record was ever copied, because the last reader waits for it."""
         node, running = self.broker.node, self.broker.running
         if self.copiers and node is not None and running is not None and node.topics.get(OUTWARD) is None:
             node.topics.create(OUTWARD, self.scenario.partitions, {}, running.clock.now_ms())
@@ -465,20 +490,20 @@ class Simulation:
                 raise LivenessTimeout
             await asyncio.sleep(5.0)
 
-    async def _look(self) -> None:
+    async def _observe(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(OBSERVE_SECONDS)
             if self.broker.node is not None:
-                self.monitor.look(self.broker.node)
+                self.monitor.observe(self.broker.node)
                 for workload in self.workloads:
-                    workload.look(self.broker.node)
+                    workload.observe(self.broker.node)
 
     def _check(self) -> None:
         node: BrokerState | None = self.broker.node
         if node is None:
             self.world.violate("liveness", "the broker is not up in the end")
             return
-        self.monitor.look(node)
+        self.monitor.observe(node)
         logs = {tp: log for tp, log in node.log_manager.partitions.items() if not log.config.is_compacted}
         logs = {tp: log for tp, log in logs.items() if not self._is_foreign(tp.topic)}
         legal = {workload.topic: workload.legal_findings for workload in self.workloads}
@@ -490,8 +515,10 @@ class Simulation:
             check_outcomes(self.world, {tp: log for tp, log in logs.items() if tp.topic not in shared})
         for workload in self.workloads:
             workload.check(node)
-        everyone = [*self.cast, self.last]
-        calls = sorted((call for each in everyone for call in each.calls), key=lambda call: call.begin)
+        everyone = [*self.main_applications, self.last]
+        calls = sorted(
+            (call for application in everyone for call in application.calls), key=lambda call: call.begin
+        )
         operations = [call.operation(self.world.now_us) for call in calls]
         check_history(self.world, operations, self.last.name)
         if self.copiers:
@@ -499,18 +526,19 @@ class Simulation:
 
 
 class LivenessTimeout(Exception):
-    """There is no point in going on."""
+    """The simulation does not finish; the violation is recorded already."""
 
 
-def play(scenario: Scenario) -> Result:
-    """Play a scenario to its end. Deterministic: the same scenario gives the same Result."""
+def run_scenario(scenario: Scenario) -> Result:
+    """Run a scenario to its end. The same scenario always gives the same Result."""
     gc_was_enabled = gc.isenabled()
-    gc.disable()  # what it would close, and when, is nothing a seed decides
+    # The garbage collector runs finalizers at moments that the seed does not determine.
+    gc.disable()
     try:
         simulation = Simulation(scenario)
         world = simulation.world
-        with Listening(world):
-            playing = world.loop.create_task(simulation.play())
+        with LogCapture(world):
+            playing = world.loop.create_task(simulation.run_scenario())
             try:
                 limit_us = (scenario.calm_ms + 3 * int(LIVENESS_SECONDS * 1000)) * 1000
                 if not world.loop.run_until(playing, limit_us):
@@ -524,7 +552,7 @@ def play(scenario: Scenario) -> Result:
             simulation.broker.release()
             for workload in simulation.workloads:
                 workload.close()
-            records = sum(len(each.calls) for each in simulation.senders)
+            records = sum(len(sender.calls) for sender in simulation.senders)
         return Result(
             scenario,
             world.violations,

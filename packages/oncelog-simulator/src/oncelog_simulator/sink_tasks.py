@@ -27,13 +27,13 @@ from oncelog.errors import OncelogError
 from oncelog.spark.sink.decisions import SinkError, SinkRefused
 from oncelog.spark.sink.sink_options import parse_sink_options
 from oncelog.spark.sink.task import Sink, TaskReport, finish, write_task
-from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application
 from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.threads import in_thread, sleep
 from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import SERVERS, Host, World
 
-DEATH_CHANCE = 0.15
+KILL_CHANCE = 0.15
 """Of a task at any moment, and of the driver between two steps of a batch."""
 MOVE_CHANCE = 0.3
 """Of a run to begin with its rows in other lanes than the run before."""
@@ -46,34 +46,34 @@ SHORT_RETENTION: dict[str, object] = {
     "offsets.retention.check.interval.ms": 5_000,
 }
 NEW_CHECKPOINT_CHANCE = REWIND_CHANCE = IDLE_CHANCE = WRITE_ID_CHANCE = PLAIN_CHANCE = 0.3
-AMID_CHANCE = 0.2
+DIE_IN_BATCH_CHANCE = 0.2
 """Of the driver to die while the tasks of a batch write."""
 QUERIES = ("query", "query-2")
 """Of one driver: a new checkpoint has another query id."""
 WRITE_ID = "a-write"
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 class Attempt:
     """One task's attempt to write a lane."""
 
-    def __init__(self, sink: Sink, batch_id: int, lane: int, rows: list[bytes], chance: Random) -> None:
+    def __init__(self, sink: Sink, batch_id: int, lane: int, rows: list[bytes], rng: Random) -> None:
         self.sink, self.batch_id, self.lane = sink, batch_id, lane
         self.report: TaskReport | None = None
         self.error: OncelogError | None = None
-        self.chance, self._rows = chance, rows
+        self.rng, self._rows = rng, rows
 
     def write(self) -> TaskReport:
         return write_task(self.sink, self.batch_id, self.lane, self._arrow())
 
     def _arrow(self) -> Iterator[pa.RecordBatch]:
         """The same rows every time, but in any order and in other pieces."""
-        rows = self.chance.sample(self._rows, len(self._rows))
+        rows = self.rng.sample(self._rows, len(self._rows))
         while rows:
-            size = self.chance.randint(1, len(rows))
+            size = self.rng.randint(1, len(rows))
             yield pa.RecordBatch.from_pydict({"value": pa.array(rows[:size], pa.binary())})
             rows = rows[size:]
-            sleep(self.chance.choice((0.0, 0.0, 0.1, 2.0)))
+            sleep(self.rng.choice((0.0, 0.0, 0.1, 2.0)))
 
 
 class Executor(Host):
@@ -91,8 +91,8 @@ class Executor(Host):
     def run_task(self, attempt: Attempt) -> None:
         self.attempt = attempt
         self.run(self._task)
-        if attempt.chance.random() < DEATH_CHANCE:
-            self.world.later(attempt.chance.uniform(0.0, 3.0), self._end_task, attempt)
+        if attempt.rng.random() < KILL_CHANCE:
+            self.world.call_later(attempt.rng.uniform(0.0, 3.0), self._end_task, attempt)
 
     def _end_task(self, attempt: Attempt) -> None:
         if self.attempt is attempt:
@@ -103,40 +103,40 @@ class Executor(Host):
         assert attempt is not None and process is not None
         try:
             report = await in_thread(attempt.write)
-            await asyncio.sleep(attempt.chance.choice((0.0, 0.0, 1.0)))  # nobody knows of it yet
+            await asyncio.sleep(attempt.rng.choice((0.0, 0.0, 1.0)))  # nobody knows of it yet
             attempt.report = report
         except OncelogError as error:
             attempt.error = error
         except Exception as error:
             self.world.violate("a client fails with an error that has no type", f"{self.name}: {error!r}")
         process.kill()
-        self.world.network.died(process)
+        self.world.network.process_died(process)
 
 
 class Source:
     """What was given to queries and writes: an independent record of what must be in the log."""
 
     def __init__(self) -> None:
-        self.given: dict[tuple[str, int], list[bytes]] = {}
+        self.rows: dict[tuple[str, int], list[bytes]] = {}
         self.committed: set[tuple[str, int]] = set()
 
-    def give(self, name: str, batch_id: int, lanes: list[list[bytes]]) -> None:
+    def add(self, name: str, batch_id: int, lanes: list[list[bytes]]) -> None:
         """The rows of a batch; the same ones whenever it is asked again."""
-        self.given[name, batch_id] = [row for lane in lanes for row in lane]
+        self.rows[name, batch_id] = [row for lane in lanes for row in lane]
 
     def commit(self, name: str, batch_id: int) -> None:
         """The writer was told that the batch is there."""
         self.committed.add((name, batch_id))
 
-    def check(self, found: Counter[bytes]) -> Iterator[str]:
+    def check(self, actual: Counter[bytes]) -> Iterator[str]:
         """Yield what is wrong. A batch that nobody finished may be there in part, but not twice."""
-        given = set()
-        for batch, rows in self.given.items():
-            given.update(rows)
+        expected = set()
+        for batch, rows in self.rows.items():
+            expected.update(rows)
             for row in rows:
-                if found[row] > 1 or (batch in self.committed and not found[row]):
-                    yield f"{row!r} is there {found[row]} times"
-        for row in sorted(found.keys() - given):
+                if actual[row] > 1 or (batch in self.committed and not actual[row]):
+                    yield f"{row!r} is there {actual[row]} times"
+        for row in sorted(actual.keys() - expected):
             yield f"{row!r} was never given"
 
 
@@ -151,13 +151,13 @@ class Driver(Application):
     def __init__(self, world: World, name: str, topic: str, partitions: int, executors: list[Executor]):
         super().__init__(world, name)
         self.topic, self.partition_count, self.executors = topic, partitions, executors
-        chance = self.chance
+        rng = self.rng
         self.planned = [
             [
-                [b"row-%d-%d-%d" % (batch, lane, n) for n in range(chance.choice((0, 1, 3, 10)))]
+                [b"row-%d-%d-%d" % (batch, lane, n) for n in range(rng.choice((0, 1, 3, 10)))]
                 for lane in range(2)
             ]
-            for batch in range(chance.randint(2, 4))
+            for batch in range(rng.randint(2, 4))
         ]
         """batch -> lane -> rows: the checkpoint's log of offsets, and a source that can be read again."""
         self.placements = [[lanes] for lanes in self.planned]
@@ -165,7 +165,7 @@ class Driver(Application):
         self.committed_count = 0
         """The log of commits."""
         self.attempt_count = self.run_count = 0
-        self.more = world.chance("lanes, more")
+        self.more = world.rng("lanes, more")
         """Dice for what came later, so that the rest of a seed stays as it was."""
         self.is_idle = is_idle_query(world.seed)
         """Whether it is still to be idle once."""
@@ -181,7 +181,7 @@ class Driver(Application):
             if self.more.random() < chance
         ]
         """What comes behind the query."""
-        options = {f"kafka.{key}": str(value) for key, value in QUICK.items()} | {
+        options = {f"kafka.{key}": str(value) for key, value in SHORT_TIMEOUTS.items()} | {
             "kafka.client.id": name,
             "kafka.max.block.ms": "8000",
             "kafka.delivery.timeout.ms": "10000",
@@ -192,7 +192,7 @@ class Driver(Application):
         self.sink = Sink(QUERIES[0], parse_sink_options(options, "stream"))
 
     async def work(self) -> None:
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await create_topic(admin, NewTopic(self.topic, num_partitions=self.partition_count))
         await self._run_query()
         while self.after:
@@ -205,9 +205,9 @@ class Driver(Application):
             if self.lost_at == batch_id:
                 self._lose_checkpoint()
                 continue
-            self.source.give(self.sink.name, batch_id, self.planned[batch_id])
-            if self.more.random() < AMID_CHANCE:
-                self.world.later(self.more.uniform(0.0, 2.0), self._die_amid, self.process)
+            self.source.add(self.sink.name, batch_id, self.planned[batch_id])
+            if self.more.random() < DIE_IN_BATCH_CHANCE:
+                self.world.call_later(self.more.uniform(0.0, 2.0), self._die_in_batch, self.process)
             try:
                 await self._write_batch(batch_id)
             except SinkRefused as error:
@@ -217,20 +217,20 @@ class Driver(Application):
                 self.world.note(self.name, f"batch {batch_id} is tried again with another plan: {error}")
                 await asyncio.sleep(1.0)
                 continue
-            await self._may_die()
+            await self._kill_by_chance()
             self.committed_count += 1
             self.source.commit(self.sink.name, batch_id)
             self.world.note(self.name, f"batch {batch_id} is committed")
-            await self.rest(8.0)
+            await self.sleep_up_to(8.0)
             if self.more.random() < 0.5:
                 await self._be_idle()
             if self.more.random() < REWIND_CHANCE:
                 await self._rewind(batch_id)
 
-    def _die_amid(self, process: Any) -> None:
+    def _die_in_batch(self, process: Any) -> None:
         """Die while tasks write, unless that process is gone already."""
         if process.is_alive:
-            self.world.later(self.more.uniform(0.5, 3.0), self.start_again)
+            self.world.call_later(self.more.uniform(0.5, 3.0), self.start_if_down)
             self.kill()
 
     def _lose_checkpoint(self) -> None:
@@ -260,7 +260,7 @@ class Driver(Application):
         lanes = [[b"id-%d-%d" % (lane, n) for n in range(3)] for lane in range(2)]
         sink = self.sink
         self.sink = replace(sink, name=WRITE_ID, is_named=True)
-        self.source.give(WRITE_ID, 0, lanes)
+        self.source.add(WRITE_ID, 0, lanes)
         try:
             for number in range(2):
                 while True:
@@ -274,7 +274,7 @@ class Driver(Application):
                         return
                     except OncelogError as error:
                         self.world.note(self.name, f"{WRITE_ID} fails: {error!r}")
-                        await self.rest(2.0)
+                        await self.sleep_up_to(2.0)
                 self.source.commit(WRITE_ID, 0)
                 if not number:
                     await self._be_idle()
@@ -287,15 +287,15 @@ class Driver(Application):
         sink = self.sink
         name = f"plain-{self.run_count}"
         self.sink = replace(sink, name=name, is_named=False)
-        self.source.give(name, 0, lanes)
+        self.source.add(name, 0, lanes)
         self.after.pop(0)  # nobody repeats it
         try:
             await in_thread(finish, self.sink, 0, await self._run_batch(0, lanes))
             self.source.commit(name, 0)
-            if free := [each for each in self.executors if each.is_free]:
+            if free := [executor for executor in self.executors if executor.is_free]:
                 self._begin(0, 0, lanes[0], free[0])
                 while not free[0].is_free:
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
         finally:
             self.sink = sink
             self.after.insert(0, self._nothing)
@@ -306,21 +306,21 @@ class Driver(Application):
     async def _write_batch(self, batch_id: int) -> None:
         """One run's attempt, with the rows in the lanes of an earlier one, or moved."""
         placements = self.placements[batch_id]
-        if self.chance.random() < MOVE_CHANCE:
+        if self.rng.random() < MOVE_CHANCE:
             rows = [row for lane in self.planned[batch_id] for row in lane]
-            lanes: list[list[bytes]] = [[] for _ in range(self.chance.randint(1, 3))]
+            lanes: list[list[bytes]] = [[] for _ in range(self.rng.randint(1, 3))]
             for row in rows:
-                self.chance.choice(lanes).append(row)
+                self.rng.choice(lanes).append(row)
             placements.append(lanes)
         self.run_count += 1
         self.sink = replace(self.sink, run_id=f"run-{self.run_count}")
-        reports = await self._run_batch(batch_id, self.chance.choice(placements))
-        await self._may_die()
+        reports = await self._run_batch(batch_id, self.rng.choice(placements))
+        await self._kill_by_chance()
         await in_thread(finish, self.sink, batch_id, reports)
 
-    async def _may_die(self) -> None:
-        if self.chance.random() < DEATH_CHANCE:
-            self.world.later(self.chance.uniform(0.5, 3.0), self.start_again)
+    async def _kill_by_chance(self) -> None:
+        if self.rng.random() < KILL_CHANCE:
+            self.world.call_later(self.rng.uniform(0.5, 3.0), self.start_if_down)
             self.kill()
             await asyncio.sleep(0)  # and here it ends
 
@@ -341,7 +341,7 @@ class Driver(Application):
         while True:
             for attempt, executor in list(running):
                 if attempt.report is not None:
-                    if len(running) > 1 and self.chance.random() < 0.5:
+                    if len(running) > 1 and self.rng.random() < 0.5:
                         self._kill_losers(running, attempt)
                     return attempt.report
                 if attempt.error is not None or executor.attempt is not attempt or executor.is_free:
@@ -350,16 +350,16 @@ class Driver(Application):
                     self.world.note(self.name, f"a task of lane {lane} failed: {attempt.error!r}")
                     self._judge(attempt, batch_id, failures_left)
                     patience = 0.0
-            patience -= _LOOK_SECONDS
-            if patience <= 0 and (free := [each for each in self.executors if each.is_free]):
+            patience -= _POLL_SECONDS
+            if patience <= 0 and (free := [executor for executor in self.executors if executor.is_free]):
                 running.append((self._begin(batch_id, lane, rows, free[0]), free[0]))
-                patience = self.chance.choice((1.0, 5.0, 30.0))
-            await asyncio.sleep(_LOOK_SECONDS)
+                patience = self.rng.choice((1.0, 5.0, 30.0))
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _begin(self, batch_id: int, lane: int, rows: list[bytes], executor: Executor) -> Attempt:
         self.attempt_count += 1
-        chance = self.world.chance(f"attempt {self.attempt_count} of {self.name}")
-        attempt = Attempt(self.sink, batch_id, lane, rows, chance)
+        rng = self.world.rng(f"attempt {self.attempt_count} of {self.name}")
+        attempt = Attempt(self.sink, batch_id, lane, rows, rng)
         executor.run_task(attempt)
         return attempt
 
@@ -375,7 +375,7 @@ class Driver(Application):
                 executor.kill()
 
 
-class Lanes(Workload):
+class SinkTasks(Workload):
     """Each micro-batch's rows are in the log exactly once."""
 
     topic: ClassVar[str] = "lanes"
@@ -393,6 +393,6 @@ class Lanes(Workload):
         self.applications.append(self.driver)
 
     def check(self, node: BrokerState) -> None:
-        found: Counter[Any] = Counter(item.value for call in self.last.calls for item in call.items)
-        for text in self.driver.source.check(found):
+        actual: Counter[Any] = Counter(item.value for call in self.last.calls for item in call.items)
+        for text in self.driver.source.check(actual):
             self.world.violate("a micro-batch is there once", text)

@@ -24,7 +24,7 @@ from oncelog.types import TopicPartition
 from oncelog.wire.batch import build_batch
 from oncelog.wire.messages import EndTxnRequest, ProduceRequest
 from oncelog.wire.records import NewRecord, decode_records
-from oncelog_simulator.checks import batches_of, check_history, remembered
+from oncelog_simulator.checks import batches_of, check_history, remembered_producers
 from oncelog_simulator.clients import Application, Call, Reader, Sender
 from oncelog_simulator.history.check import Item, Kind, Operation, Outcome
 from oncelog_simulator.kafka_directory import (
@@ -40,7 +40,7 @@ from oncelog_simulator.kafka_directory import (
     LastBatch,
 )
 from oncelog_simulator.kafka_log import KafkaBatch, KafkaLog
-from oncelog_simulator.pipelining import REQUEST_SECONDS, Wire
+from oncelog_simulator.pipelined_producer import REQUEST_SECONDS, Wire
 from oncelog_simulator.record_deletion import above
 from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.txn_clients import Writer
@@ -56,7 +56,7 @@ SWAP_CHANCE = 0.5
 """Of a Kafka that stopped unclean: it was compacting."""
 
 
-class Continuer(Application):
+class ContinuedClients(Application):
     """Kafka's clients that outlived it: each continues with its producer id, epoch and sequence."""
 
     def __init__(self, world: World, name: str, history: KafkaHistory, *, is_classic: bool) -> None:
@@ -72,10 +72,10 @@ class Continuer(Application):
     async def work(self) -> None:
         self._wire = None
         if not self._is_committed:
-            await self.rest(5.0)
+            await self.sleep_up_to(5.0)
             await self._commit(self.entry)
         while self._left:
-            await self.rest(5.0)
+            await self.sleep_up_to(5.0)
             await self._continue(self._left[0])
             self._left.pop(0)
 
@@ -128,9 +128,9 @@ class Continuer(Application):
         """Send the newest batch again, then the next one."""
         stored = last.batch
         values = [record.value or b"" for record in stored.records]
-        found = await self._produce(last, stored.sequence, values)
-        if found not in (stored.base_offset, None):
-            self.world.violate("a retry was not recognised", f"{last.tp} {values} is at {found}")
+        offset_again = await self._produce(last, stored.sequence, values)
+        if offset_again not in (stored.base_offset, None):
+            self.world.violate("a retry was not recognised", f"{last.tp} {values} is at {offset_again}")
         value = b"%s-%d-%d" % (self.name.encode(), last.producer_id, last.tp.partition)
         call = self.begin(Kind.SEND, [Item(*last.tp, None, value)])
         call.session = last.producer_id, last.tp
@@ -192,16 +192,16 @@ class Takeover(Workload):
     def __init__(self, world: World, scenario: Scenario) -> None:
         super().__init__(world, scenario)
         sender, writer, continuer, reader = self.clients
-        self.chance = world.chance("takeover")
+        self.rng = world.rng("takeover")
         names = [writer, CONTINUED, "kafka-0", "kafka-1"]
-        self.history = history = KafkaHistory(self.chance, self.topic, TABLE, scenario.partitions, names)
+        self.history = history = KafkaHistory(self.rng, self.topic, TABLE, scenario.partitions, names)
         history.ids[1].timeout_ms = LONG_TIMEOUT_MS
-        history.play()
-        if not history.is_clean and (swaps := world.chance("Kafka's swaps")).random() < SWAP_CHANCE:
+        history.generate()
+        if not history.is_clean and (swaps := world.rng("Kafka's swaps")).random() < SWAP_CHANCE:
             history.interrupt_compaction(swaps)
         is_old = scenario.broker["oncelog.transaction.version"] == 0
         self.shares_epochs = history.is_classic or is_old
-        self.continuer = Continuer(world, continuer, history, is_classic=is_old or history.is_classic)
+        self.continuer = ContinuedClients(world, continuer, history, is_classic=is_old or history.is_classic)
         self.continuer.may_expire = any(
             fault.kind == "clock" and fault.target == BROKER_HOST for fault in scenario.faults
         )
@@ -218,9 +218,9 @@ class Takeover(Workload):
         # Kafka's segments hold 2^31 offsets; a broker with a smaller limit could not read them.
         broker.limits = replace(broker.limits, max_relative_offset=DEFAULT_LIMITS.max_relative_offset)
         self.history.write(broker.disk, broker.settings["node.id"])
-        for _ in range(self.chance.choice((0, 1, 1, 3))):
-            steps = self.chance.randrange(self.chance.choice((20, 300, MAX_START_STEPS)))
-            broker.start_crashes.append((steps, self.scenario.loses_power and self.chance.random() < 0.5))
+        for _ in range(self.rng.choice((0, 1, 1, 3))):
+            steps = self.rng.randrange(self.rng.choice((20, 300, MAX_START_STEPS)))
+            broker.start_crashes.append((steps, self.scenario.loses_power and self.rng.random() < 0.5))
 
     def operations(self) -> list[Operation]:
         calls = sorted(self.history.calls, key=lambda call: call.begin)
@@ -249,16 +249,16 @@ class Takeover(Workload):
             self._violate(f"{tp} is not there")
             return
         expected = _records_of(log, log.batches)
-        found: dict[int, tuple[Any, Any]] = {}
+        actual: dict[int, tuple[Any, Any]] = {}
         for header, data in batches_of(partition):
             if header.base_offset < log.end_offset and not header.is_control:
-                found |= {record.offset: (record.key, record.value) for record in decode_records(data)}
+                actual |= {record.offset: (record.key, record.value) for record in decode_records(data)}
         # Kafka would go back to the segments as they were, which have the same newest records.
-        if log.swap and log.swap.other is not None and found == _records_of(log, log.swap.other):
-            expected = found
-        for offset in sorted(expected.keys() | found.keys()):
-            if expected.get(offset) != found.get(offset):
-                self._violate(f"{tp} {offset} is {found.get(offset)}, was {expected.get(offset)}")
+        if log.swap and log.swap.other is not None and actual == _records_of(log, log.swap.other):
+            expected = actual
+        for offset in sorted(expected.keys() | actual.keys()):
+            if expected.get(offset) != actual.get(offset):
+                self._violate(f"{tp} {offset} is {actual.get(offset)}, was {expected.get(offset)}")
         if partition.log_start_offset != log.start_offset or partition.log_end_offset < log.end_offset:
             ends = f"{partition.log_start_offset} to {partition.log_end_offset}"
             self._violate(f"{tp} has {ends}, had {log.start_offset} to {log.end_offset}")
@@ -268,36 +268,36 @@ class Takeover(Workload):
 
     def _check_producers(self, node: BrokerState, tp: TopicPartition, log: KafkaLog) -> None:
         """Compare the newest batches, and what is open; a start ends what was decided."""
-        found = remembered(node.log_manager.partitions[tp])
-        finished = {each.producer_id for each in self.history.ids if each.state in ENDED}
+        actual = remembered_producers(node.log_manager.partitions[tp])
+        finished = {entry.producer_id for entry in self.history.ids if entry.state in ENDED}
         for producer_id, state in log.producers.items():
             batches = ((state.last_sequence, state.last_offset),) if state.last_offset >= 0 else ()
-            known = found.get(producer_id)
-            if known is None:
+            summary = actual.get(producer_id)
+            if summary is None:
                 self._violate(f"{tp} does not know producer {producer_id} {state}")
                 continue
-            batch = tuple((-1 if last is None else last, offset) for last, offset in known.batches[-1:])
-            first = -1 if known.txn_first_offset is None else known.txn_first_offset
-            is_same = known.epoch == state.epoch and first == state.first_offset
+            batch = tuple((-1 if last is None else last, offset) for last, offset in summary.batches[-1:])
+            first = -1 if summary.txn_first_offset is None else summary.txn_first_offset
+            is_same = summary.epoch == state.epoch and first == state.first_offset
             if producer_id not in finished and (batch != batches or not is_same):
-                self._violate(f"{tp} has {known} of producer {producer_id}, was {state}")
+                self._violate(f"{tp} has {summary} of producer {producer_id}, was {state}")
 
     def _check_offsets(self, node: BrokerState) -> None:
         groups = {*self.history.offsets, *node.groups.offsets.groups()}
         for group in sorted(groups):
             expected = {tp: offset for tp, (offset, _) in self.history.offsets.get(group, {}).items()}
-            found = {tp: committed.offset for tp, committed in node.groups.offsets.of(group).items()}
-            if found != expected:
-                self._violate(f"{group} is at {found}, was at {expected}")
+            actual = {tp: committed.offset for tp, committed in node.groups.offsets.of(group).items()}
+            if actual != expected:
+                self._violate(f"{group} is at {actual}, was at {expected}")
         for group, generation in self.history.groups.items():
             held = node.groups._groups.get(group)
             if held is None or held.generation_id != generation:
                 self._violate(f"{group} has not generation {generation}: {held}")
 
     def _check_transactions(self, node: BrokerState) -> None:
-        found = {entry.transactional_id: entry for entry in node.transactions.all()}
+        actual = {entry.transactional_id: entry for entry in node.transactions.all()}
         for expected in self.history.ids:
-            entry = found.get(expected.name)
+            entry = actual.get(expected.name)
             state = ENDED.get(expected.state, expected.state)
             if entry is None:
                 self._violate(f"transactional id {expected.name} is not known")
@@ -321,13 +321,13 @@ class Takeover(Workload):
         """The newest value of each key is there, however often it was compacted since."""
         log = self.history.logs[TopicPartition(TABLE, 0)]
         expected = newest_of((record.key, record.value) for batch in log.batches for record in batch.records)
-        found = newest_of(
+        actual = newest_of(
             (record.key, record.value)
             for _, data in batches_of(node.log_manager.partitions[TopicPartition(TABLE, 0)])
             for record in decode_records(data)
         )
-        if found != expected:
-            self._violate(f"{TABLE} has {found}, had {expected}")
+        if actual != expected:
+            self._violate(f"{TABLE} has {actual}, had {expected}")
 
 
 def newest_of(records: Iterable[tuple[bytes | None, bytes | None]]) -> dict[bytes | None, bytes]:

@@ -1,5 +1,7 @@
-"""Code that blocks, in a world of one loop: it has a thread of its own, which runs only while the loop waits
-for it, and the loop only while it waits.
+"""Run blocking code in a simulation with one event loop.
+
+The code runs in its own thread. The thread and the loop take turns: the thread runs only while the loop waits
+for it, and the loop runs only while the thread waits.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ T = TypeVar("T")
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.1
 
 
-class _Turns:
-    """A thread and the loop, which take turns. `asked`: what the thread waits for; None: it is over."""
+class _BlockingThread:
+    """A thread that takes turns with the loop.
+
+    `pending` is the coroutine that the thread waits for, None when the thread has ended.
+    """
 
     def __init__(self, work: Callable[[], object]) -> None:
-        self.asked: Coroutine[Any, Any, Any] | None = None
+        self.requested: Coroutine[Any, Any, Any] | None = None
         self.result: object = None
         self.failure: BaseException | None = None
         self._work = work
@@ -34,37 +39,40 @@ class _Turns:
         self._error: Exception | None = None
         self._is_abandoned = self._is_over = False
         context = copy_context()
-        context.run(_TURNS.set, self)
+        context.run(_CURRENT_THREAD.set, self)
         self._thread = threading.Thread(target=context.run, args=(self._main,), daemon=True)
 
-    # What the loop calls
+    # Called by the loop
 
     def begin(self) -> None:
-        """Run the thread until it waits for something."""
+        """Run the thread until it waits for a coroutine."""
         self._thread.start()
         self._back.acquire()
 
-    def go_on(self, answer: object, error: Exception | None) -> None:
-        """What it waited for is done; run it until it waits again."""
-        self.asked, self._answer, self._error = None, answer, error
+    def resume(self, answer: object, error: Exception | None) -> None:
+        """Pass the result of the coroutine to the thread, and run the thread until it waits again."""
+        self.requested, self._answer, self._error = None, answer, error
         self._go.release()
         self._back.acquire()
 
     def end(self) -> None:
-        """Of a killed process: what it still does on its way out, it does to a world that is over."""
+        """End the thread of a killed process.
+
+        What the thread still does while it unwinds has no effect.
+        """
         self._is_abandoned = True
         while not self._is_over:
-            self.go_on(None, None)
+            self.resume(None, None)
         self._thread.join()
 
-    # What the thread calls
+    # Called by the thread
 
-    def wait(self, asked: Coroutine[Any, Any, T]) -> T:
-        """Until that is done. Raises its error."""
+    def wait(self, requested: Coroutine[Any, Any, T]) -> T:
+        """Wait until the loop has run a coroutine. Raises the coroutine's error."""
         if self._is_abandoned:
-            asked.close()
+            requested.close()
             raise SimulatedCrash
-        self.asked = asked
+        self.requested = requested
         self._back.release()
         self._go.acquire()
         if self._is_abandoned:
@@ -72,8 +80,8 @@ class _Turns:
         if self._error is not None:
             raise self._error
         answer: Any = self._answer
-        found: T = answer
-        return found
+        value: T = answer
+        return value
 
     def _main(self) -> None:
         try:
@@ -88,27 +96,27 @@ async def _until_done(future: concurrent.futures.Future[Any]) -> None:
     await asyncio.wait([asyncio.wrap_future(future)])
 
 
-_TURNS: ContextVar[_Turns | None] = ContextVar("turns", default=None)
+_CURRENT_THREAD: ContextVar[_BlockingThread | None] = ContextVar("turns", default=None)
 
 
-def _own_turns() -> _Turns:
-    turns = _TURNS.get()
+def _current_thread() -> _BlockingThread:
+    turns = _CURRENT_THREAD.get()
     if turns is None:
         raise MisuseError("blocking code of a simulated process must run within in_thread()")
     return turns
 
 
 async def in_thread(work: Callable[..., T], *args: Any) -> T:
-    """Run code that blocks on clients of this process; time is virtual for it too."""
-    turns = _Turns(partial(work, *args))
+    """Run blocking code that uses clients of this process. Its time is virtual too."""
+    turns = _BlockingThread(partial(work, *args))
     try:
         turns.begin()
-        while turns.asked is not None:
+        while turns.requested is not None:
             try:
-                answer, failure = await turns.asked, None
+                answer, failure = await turns.requested, None
             except Exception as error:
                 answer, failure = None, error
-            turns.go_on(answer, failure)
+            turns.resume(answer, failure)
     finally:
         turns.end()
     if turns.failure is not None:
@@ -118,34 +126,35 @@ async def in_thread(work: Callable[..., T], *args: Any) -> T:
 
 
 def wait(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on the loop for code within in_thread(). Raises its error."""
+    """Run a coroutine on the loop, for code within in_thread(). Raises the coroutine's error."""
     try:
-        return _own_turns().wait(coroutine)
+        return _current_thread().wait(coroutine)
     finally:
-        coroutine.close()  # it may not have begun: there is no thread, or the simulation is over
+        # The coroutine has not begun if there is no thread or the simulation is over.
+        coroutine.close()
 
 
 def sleep(seconds: float) -> None:
-    """Of code within in_thread()."""
+    """Sleep in virtual time, in code within in_thread()."""
     wait(asyncio.sleep(seconds))
 
 
 class SimLoopThread:
-    """A ClientThread (runtime/loop_thread.py) for a client that is made and used within in_thread()."""
+    """A ClientThread (runtime/loop_thread.py) for a client that is created and used within in_thread()."""
 
     def __init__(self, loop: Any) -> None:
-        self._loop, self._turns = loop, _own_turns()
+        self._loop, self._turns = loop, _current_thread()
         self.is_running = True
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start a coroutine; the thread may wait for its future's result."""
+        """Start a coroutine. The thread may wait for the result of the returned future."""
         future: Any = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
         def result(timeout: float | None = None) -> T:
             if not future.done():
                 self.run(_until_done(future), timeout)
-            found: T = concurrent.futures.Future.result(future, 0)
-            return found
+            value: T = concurrent.futures.Future.result(future, 0)
+            return value
 
         future.result = result
         return future  # type: ignore[no-any-return]
@@ -169,14 +178,14 @@ class SimLoopThread:
             coroutine.close()
 
     def wait_for(self, news: queue.SimpleQueue[None], timeout: float) -> None:
-        async def look() -> None:
+        async def poll_queue() -> None:
             pause_s, left_s = _FIRST_PAUSE_S, timeout
             while news.empty() and left_s > 0:
                 await asyncio.sleep(pause_s)
                 left_s -= pause_s
                 pause_s = min(2 * pause_s, _LAST_PAUSE_S)
 
-        wait(look())
+        wait(poll_queue())
         with suppress(queue.Empty):
             news.get_nowait()
 

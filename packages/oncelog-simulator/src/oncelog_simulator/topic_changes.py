@@ -31,7 +31,7 @@ from oncelog.errors import OncelogError, UnknownTopicOrPartition
 from oncelog.types import Record, TopicPartition
 from oncelog.wire.records import decode_records
 from oncelog_simulator.checks import batches_of
-from oncelog_simulator.clients import QUICK, Application, Call, LastReader, Reader, Sender
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application, Call, LastReader, Reader, Sender
 from oncelog_simulator.history.check import Item, Kind, Outcome
 from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.topic_recreation import LATE_SECONDS, Deletion
@@ -91,8 +91,8 @@ class Witness:
 
     def topic_id(self) -> bytes | None:
         """Return the id of the topic now; None while it or the broker is not there."""
-        found = None if self.node is None else self.node.topics.get(self.topic)
-        return None if found is None else found.topic_id
+        topic = None if self.node is None else self.node.topics.get(self.topic)
+        return None if topic is None else topic.topic_id
 
     def stored(self, event: AppendEvent) -> None:
         """Note a batch at the moment when it is stored."""
@@ -103,7 +103,7 @@ class Witness:
         topic, partition = node.topics.partition(TopicPartition(event.topic, event.partition))
         self._note(topic.topic_id, event.partition, partition, event.base_offset)
 
-    def look(self, node: BrokerState) -> None:
+    def observe(self, node: BrokerState) -> None:
         topic = node.topics.get(self.topic)
         for number, partition in enumerate(topic.partitions if topic else ()):
             key = partition.topic_id or b"", number
@@ -117,7 +117,7 @@ class Witness:
         for number, partition in enumerate(topic.partitions if topic else ()):
             assert topic is not None
             log = self.logs.setdefault((topic.topic_id, number), {})
-            for offset in [each for each in log if each >= partition.log_end_offset]:
+            for offset in [stored for stored in log if stored >= partition.log_end_offset]:
                 self.lost.append((partition.topic_partition, offset, log.pop(offset)))
             self._note(topic.topic_id, number, partition, partition.log_start_offset)
 
@@ -127,17 +127,17 @@ class Witness:
             if header.is_control:
                 continue
             for record in decode_records(data):
-                known = log.get(record.offset)
+                existing = log.get(record.offset)
                 name = dict(record.headers)[NAME] or b""
-                at_us = self.world.now_us if known is None or known.name != name else known.at_us
+                at_us = self.world.now_us if existing is None or existing.name != name else existing.at_us
                 log[record.offset] = Stored(bytes(name), record.key, record.value is None, at_us)
 
 
-def content_of(chance: Random, name: bytes) -> dict[str, Any]:
+def content_of(rng: Random, name: bytes) -> dict[str, Any]:
     """Return what is sent under a name: a key out of few, and a value or none."""
     return {
-        "value": None if chance.random() < 0.2 else name,
-        "key": b"key-%d" % chance.randrange(KEY_COUNT),
+        "value": None if rng.random() < 0.2 else name,
+        "key": b"key-%d" % rng.randrange(KEY_COUNT),
         "headers": [(NAME, name)],
     }
 
@@ -146,7 +146,7 @@ class KeyedSender(Sender):
     """An idempotent producer of records with keys."""
 
     def content(self, value: bytes) -> dict[str, Any]:
-        return content_of(self.chance, value)
+        return content_of(self.rng, value)
 
 
 class KeyedWriter(Writer):
@@ -155,12 +155,13 @@ class KeyedWriter(Writer):
     late_chance = 0.15
 
     def content(self, value: bytes) -> dict[str, Any]:
-        return content_of(self.chance, value)
+        return content_of(self.rng, value)
 
 
 def named_items(records: Iterable[Record]) -> list[Item]:
     return [
-        Item(each.topic, each.partition, each.offset, dict(each.headers)[NAME] or b"") for each in records
+        Item(record.topic, record.partition, record.offset, dict(record.headers)[NAME] or b"")
+        for record in records
     ]
 
 
@@ -173,10 +174,10 @@ class PassingReader(Reader):
         self.passes: list[Pass] = []
 
     async def work(self) -> None:
-        while not self.is_told_to_stop:
+        while not self.stop_requested:
             async with AsyncConsumer(self.settings) as consumer:
-                await self._pass(consumer, list(self.partitions), self.chance.choice((0.0, 0.0, 2.0)))
-            await self.rest(4.0)
+                await self._pass(consumer, list(self.partitions), self.rng.choice((0.0, 0.0, 2.0)))
+            await self.sleep_up_to(4.0)
 
     async def _pass(self, consumer: AsyncConsumer, partitions: list[TopicPartition], pause_s: float) -> None:
         one = Pass(self.world.now_us, self.witness.topic_id())
@@ -184,10 +185,10 @@ class PassingReader(Reader):
         consumer.assign(partitions)
         one.ends = ends = await consumer.end_offsets(partitions)
         position: dict[TopicPartition, int] = dict.fromkeys(partitions, 0)
-        while any(position[tp] < end for tp, end in ends.items()) and not self.is_told_to_stop:
-            records = await consumer.poll(1.0, max_records=self.chance.choice((3, 500)))
+        while any(position[tp] < end for tp, end in ends.items()) and not self.stop_requested:
+            records = await consumer.poll(1.0, max_records=self.rng.choice((3, 500)))
             one.items += named_items(records)
-            await self.rest(pause_s)
+            await self.sleep_up_to(pause_s)
             for tp in partitions:
                 position[tp] = await consumer.position(tp)
         if all(position[tp] >= end for tp, end in ends.items()):
@@ -196,7 +197,7 @@ class PassingReader(Reader):
     def _end(self, one: Pass) -> None:
         one.last_id, node = self.witness.topic_id(), self.witness.node
         if node is not None and one.last_id is not None:
-            self.witness.look(node)
+            self.witness.observe(node)
             starts = self.witness.max_starts
             one.starts = {tp: starts.get((one.last_id, tp.partition), 0) for tp in one.ends}
             one.ended_us = self.world.now_us
@@ -223,22 +224,22 @@ class TopicChanger(Application):
     ) -> None:
         super().__init__(world, name)
         self.topic, self.partitions, self.witness = topic, partitions, witness
-        self.asked: dict[TopicPartition, int] = {}
+        self.requested: dict[TopicPartition, int] = {}
         """The highest offset up to which records were asked to be deleted."""
         self.deletions: list[Deletion] = []
         self.deleting_since_us: int | None = None
         self.may_retain = False
         """True once any topic of the name may have deleted old records by itself."""
-        self.steps_left = self.chance.randint(6, 12)
+        self.steps_left = self.rng.randint(6, 12)
 
     async def work(self) -> None:
         actions = [self._delete_records, self._delete_topic, self._set_policy, self._add_partition]
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await self._create(admin)
             while self.steps_left > 0:
                 self.steps_left -= 1
-                await self.rest(10.0)
-                (act,) = self.chance.choices(actions, [4, 1, 5, 1])
+                await self.sleep_up_to(10.0)
+                (act,) = self.rng.choices(actions, [4, 1, 5, 1])
                 try:
                     await act(admin)
                 except OncelogError as error:
@@ -259,10 +260,10 @@ class TopicChanger(Application):
             self.deleting_since_us = None
 
     async def _delete_records(self, admin: AsyncAdmin) -> None:
-        tp = self.chance.choice(self.partitions)
+        tp = self.rng.choice(self.partitions)
         end = (await admin.list_offsets({tp: "latest"}))[tp].offset or 0
-        offset = self.chance.randint(0, end)
-        self.asked[tp] = max(self.asked.get(tp, 0), offset)
+        offset = self.rng.randint(0, end)
+        self.requested[tp] = max(self.requested.get(tp, 0), offset)
         await admin.delete_records({tp: offset})
         self.world.note(self.name, f"{tp} is deleted up to {offset}")
 
@@ -273,12 +274,12 @@ class TopicChanger(Application):
         if error is not None and not isinstance(error, UnknownTopicOrPartition):
             raise error
         self.world.note(self.name, f"{name} is deleted")
-        await self.rest(2 * LATE_SECONDS)
+        await self.sleep_up_to(2 * LATE_SECONDS)
         await self._create(admin)
 
     async def _set_policy(self, admin: AsyncAdmin) -> None:
-        policy = self.chance.choice(POLICIES)
-        kept_bytes = self.chance.choice((-1, -1, 3_000))
+        policy = self.rng.choice(POLICIES)
+        kept_bytes = self.rng.choice((-1, -1, 3_000))
         self.may_retain = self.may_retain or kept_bytes >= 0
         resource = ConfigResource("topic", self.topic.name)
         await admin.alter_configs({resource: {"cleanup.policy": policy, "retention.bytes": kept_bytes}})
@@ -307,7 +308,7 @@ class TopicChanges(Workload):
         sender, writer, reader, changer = self.clients
         self.witness = witness = Witness(world, self.topic)
         configs = {
-            "cleanup.policy": world.chance("first policy").choice(POLICIES),
+            "cleanup.policy": world.rng("first policy").choice(POLICIES),
             "min.cleanable.dirty.ratio": 0.01,
             "delete.retention.ms": DELETE_RETENTION_MS,
         }
@@ -318,16 +319,16 @@ class TopicChanges(Workload):
             KeyedSender(world, sender, self.topic, scenario.partitions, BURSTS),
             KeyedWriter(world, writer, self.topic, scenario.partitions, BURSTS),
         ]
-        for each in self.senders:
-            each.keeps_producers = False
+        for client in self.senders:
+            client.keeps_producers = False
         self.reader = PassingReader(world, reader, self.partitions, witness)
         self.last = self.last_pass = LastPassingReader(world, f"last-{self.topic}", self.partitions, witness)
         self.applications, self.readers = [self.changer, *self.senders], [self.reader]
 
     @classmethod
-    def broker_settings(cls, chance: Random) -> dict[str, object]:
+    def broker_settings(cls, rng: Random) -> dict[str, object]:
         return {
-            "log.segment.bytes": chance.choice((700, 1_500)),
+            "log.segment.bytes": rng.choice((700, 1_500)),
             "log.retention.check.interval.ms": 5_000,
             "log.cleaner.backoff.ms": 2_000,
         }
@@ -335,18 +336,18 @@ class TopicChanges(Workload):
     def stored(self, event: AppendEvent) -> None:
         self.witness.stored(event)
 
-    def look(self, node: BrokerState) -> None:
-        self.witness.look(node)
+    def observe(self, node: BrokerState) -> None:
+        self.witness.observe(node)
 
     def recovered(self, node: BrokerState) -> None:
         self.witness.recovered(node)
-        self.witness.look(node)
+        self.witness.observe(node)
 
     def check(self, node: BrokerState) -> None:
-        self.witness.look(node)
+        self.witness.observe(node)
         for (topic_id, number), start in self.witness.max_starts.items():
-            asked = self.changer.asked.get(TopicPartition(self.topic, number), 0)
-            if start > asked and not self.changer.may_retain:
+            requested = self.changer.requested.get(TopicPartition(self.topic, number), 0)
+            if start > requested and not self.changer.may_retain:
                 self.world.violate("deleted unasked", f"{topic_id.hex()}-{number} starts at {start}")
         notes = Notes(self.senders)
         for tp, offset, record in self.witness.lost:
@@ -378,7 +379,9 @@ class TopicChanges(Workload):
         windows = [*self.changer.deletions]
         if self.changer.deleting_since_us is not None:
             windows.append(Deletion(self.changer.deleting_since_us, self.world.now_us))
-        return any(each.began_us <= one.ended_us and each.done_us >= one.begun_us for each in windows)
+        return any(
+            deletion.began_us <= one.ended_us and deletion.done_us >= one.begun_us for deletion in windows
+        )
 
     def _check_whole(self, one: Pass, tp: TopicPartition, end: int, notes: Notes) -> None:
         """Hold what a pass read of one partition against what it had to read."""
@@ -398,7 +401,9 @@ class TopicChanges(Workload):
             if is_compacted and newest.get(record.key) != offset:
                 continue
             if is_compacted and record.is_tombstone:
-                older = any(log[each].key == record.key for each in read if each < offset)
+                older = any(
+                    log[read_offset].key == record.key for read_offset in read if read_offset < offset
+                )
                 if not older or is_slow or self._is_clock_set():
                     continue
             self.world.violate(
@@ -414,7 +419,7 @@ class TopicChanges(Workload):
         }
 
     def _is_clock_set(self) -> bool:
-        return any(each.kind == "clock" and each.target == "broker" for each in self.scenario.faults)
+        return any(fault.kind == "clock" and fault.target == "broker" for fault in self.scenario.faults)
 
 
 class Notes:
@@ -442,8 +447,8 @@ class Notes:
         if call.transaction is None:
             return True
         commits = self._commits(call)
-        is_failed = any(each.outcome is Outcome.FAIL for each in commits)
-        return not is_failed and any(each.begin <= now_us for each in commits)
+        is_failed = any(commit.outcome is Outcome.FAIL for commit in commits)
+        return not is_failed and any(commit.begin <= now_us for commit in commits)
 
     def is_visible(self, name: Any, before_us: int) -> bool:
         """Return True for what was surely committed by then."""
@@ -453,6 +458,6 @@ class Notes:
         if call.transaction is None:
             return call.outcome is Outcome.OK and call.end is not None and call.end <= before_us
         return any(
-            each.outcome is Outcome.OK and each.end is not None and each.end <= before_us
-            for each in self._commits(call)
+            commit.outcome is Outcome.OK and commit.end is not None and commit.end <= before_us
+            for commit in self._commits(call)
         )

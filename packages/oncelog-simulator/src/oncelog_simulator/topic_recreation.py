@@ -18,7 +18,7 @@ from oncelog.client.admin.types import NewTopic
 from oncelog.errors import UnknownTopicOrPartition
 from oncelog.types import TopicPartition
 from oncelog_simulator.checks import check_history
-from oncelog_simulator.clients import QUICK, Application, Reader, Sender
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application, Reader, Sender
 from oncelog_simulator.history.check import Kind, Operation, Outcome
 from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.txn_clients import Writer
@@ -45,14 +45,14 @@ class TopicRecreator(Application):
         self.topic = topic
         self.deletions: list[Deletion] = []
         self.topic_ids: set[str | None] = set()
-        self.asked_us: int | None = None
-        self.count = self.chance.randint(1, 3)
+        self.requested_us: int | None = None
+        self.count = self.rng.randint(1, 3)
 
     async def work(self) -> None:
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await create_topic(admin, self.topic)
             while len(self.deletions) < self.count:
-                await self.rest(25.0)
+                await self.sleep_up_to(25.0)
                 await self._delete(admin)
                 # By name: what is under way of an attempt that was given up must not hit the new one.
                 await asyncio.sleep(LATE_SECONDS)
@@ -63,12 +63,12 @@ class TopicRecreator(Application):
                 self.topic_ids.add(topic_id)
 
     async def _delete(self, admin: AsyncAdmin) -> None:
-        self.asked_us = self.asked_us or self.world.now_us
+        self.requested_us = self.requested_us or self.world.now_us
         error = (await admin.delete_topics([self.topic.name], raise_errors=False))[self.topic.name].error
         if error is not None and not isinstance(error, UnknownTopicOrPartition):
             raise error
-        self.deletions.append(Deletion(self.asked_us, self.world.now_us))
-        self.asked_us = None
+        self.deletions.append(Deletion(self.requested_us, self.world.now_us))
+        self.requested_us = None
         self.world.note(self.name, f"{self.topic.name} is deleted")
 
 
@@ -80,13 +80,13 @@ class NewReader(Reader):
         self.opened_us: dict[Hashable, int] = {}
 
     async def work(self) -> None:
-        while not self.is_told_to_stop:
+        while not self.stop_requested:
             self.session += 1
             self.opened_us[self.session] = self.world.now_us
             async with self._consumer() as consumer:
-                for _ in range(self.chance.randint(1, 5)):
+                for _ in range(self.rng.randint(1, 5)):
                     await self.poll(consumer, 2.0)
-            await self.rest(5.0)
+            await self.sleep_up_to(5.0)
 
 
 class TopicRecreation(Workload):
@@ -108,17 +108,19 @@ class TopicRecreation(Workload):
             Sender(world, sender, self.topic, partitions, BURSTS),
             Writer(world, writer, self.topic, partitions, BURSTS),
         ]
-        for each in self.senders:
-            each.keeps_producers = False
+        for client in self.senders:
+            client.keeps_producers = False
         self.reader = NewReader(world, reader, self.partitions)
         self.applications, self.readers = [self.remaker, *self.senders], [self.reader]
 
     def check(self, node: BrokerState) -> None:
         operations = self.operations()
-        sends = {each.items[0].value: each for each in operations if each.kind is Kind.SEND}
+        sends = {
+            operation.items[0].value: operation for operation in operations if operation.kind is Kind.SEND
+        }
         for poll in operations:
             opened_us = self.world.now_us if poll.process == self.last.name else self._opened_us(poll)
-            over = [each for each in self.remaker.deletions if each.done_us < opened_us]
+            over = [deletion for deletion in self.remaker.deletions if deletion.done_us < opened_us]
             for item in poll.items if poll.kind is Kind.POLL and over else ():
                 sent = sends[item.value]
                 if sent.outcome is Outcome.OK and sent.end < over[-1].began_us:
@@ -130,12 +132,16 @@ class TopicRecreation(Workload):
 
     def _check_last(self, operations: list[Operation]) -> None:
         """What was begun after the last deletion, held against what is there in the end."""
-        done_us = max((each.done_us for each in self.remaker.deletions), default=0)
+        done_us = max((deletion.done_us for deletion in self.remaker.deletions), default=0)
         begun: dict[Hashable, int] = {}
-        for each in operations:
-            begun.setdefault(each.unit, each.begin)
-        late = [each for each in operations if begun[each.unit] > done_us and each.kind is not Kind.POLL]
-        values = {each.items[0].value for each in late if each.kind is Kind.SEND}
+        for operation in operations:
+            begun.setdefault(operation.unit, operation.begin)
+        late = [
+            operation
+            for operation in operations
+            if begun[operation.unit] > done_us and operation.kind is not Kind.POLL
+        ]
+        values = {operation.items[0].value for operation in late if operation.kind is Kind.SEND}
         seen: set[Hashable] = set()
         for poll in operations:
             if poll.process == self.last.name:

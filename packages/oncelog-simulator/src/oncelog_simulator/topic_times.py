@@ -34,9 +34,9 @@ from oncelog.limits import DEFAULT_LIMITS
 from oncelog.types import TimestampType, TopicPartition
 from oncelog.wire.records import decode_records
 from oncelog_simulator.checks import batches_of
-from oncelog_simulator.clients import QUICK, Sender
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Sender
 from oncelog_simulator.faults import REFUSED_WRITES
-from oncelog_simulator.jobs import WHOLE
+from oncelog_simulator.jobs import UNDIVIDED
 from oncelog_simulator.kafka_log import KafkaBatch
 from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.topic_changes import (
@@ -78,7 +78,7 @@ LAST_SECONDS = 110.0
 """Between the last record and the last look: more than max.compaction.lag.ms and the above."""
 
 
-class Timed(NamedTuple):
+class RecordTimes(NamedTuple):
     """A record's timestamp, and the broker's time when it was stored or found."""
 
     timestamp_ms: int
@@ -95,7 +95,7 @@ class TimedWitness(Witness):
         self.slack_ms = slack_ms
         self.before_max_ms, self.after_max_ms = bounds
         self.is_append_time = is_append_time
-        self.times: dict[tuple[bytes, int], dict[int, Timed]] = {}
+        self.times: dict[tuple[bytes, int], dict[int, RecordTimes]] = {}
         self.is_made = False
         self.latest_ms = 0
         """The latest time that the broker ever had."""
@@ -149,7 +149,7 @@ class TimedWitness(Witness):
         for number, partition in enumerate(topic.partitions if topic else ()):
             assert topic is not None
             times = self.times.setdefault((topic.topic_id, number), {})
-            for offset in [each for each in times if each >= partition.log_end_offset]:
+            for offset in [lost_offset for lost_offset in times if lost_offset >= partition.log_end_offset]:
                 del times[offset]
             self._time(topic.topic_id, number, partition, partition.log_start_offset, self.now_ms)
 
@@ -159,16 +159,16 @@ class TimedWitness(Witness):
         for header, data in batches_of(partition, offset):
             is_append_time = header.timestamp_type is TimestampType.LOG_APPEND_TIME
             if header.is_control:
-                times.setdefault(header.base_offset, Timed(header.max_timestamp_ms, now_ms))
+                times.setdefault(header.base_offset, RecordTimes(header.max_timestamp_ms, now_ms))
                 continue
             for record in decode_records(data):
                 stamp = header.max_timestamp_ms if is_append_time else record.timestamp_ms
-                times.setdefault(record.offset, Timed(stamp, now_ms))
+                times.setdefault(record.offset, RecordTimes(stamp, now_ms))
 
 
-def timed_content(chance: Random, name: bytes, now_ms: int) -> dict[str, Any]:
+def timed_content(rng: Random, name: bytes, now_ms: int) -> dict[str, Any]:
     """Return what is sent under a name, with a timestamp."""
-    return content_of(chance, name) | {"timestamp_ms": now_ms - chance.choice(AGES_MS)}
+    return content_of(rng, name) | {"timestamp_ms": now_ms - rng.choice(AGES_MS)}
 
 
 class TimedSender(KeyedSender):
@@ -182,7 +182,7 @@ class TimedSender(KeyedSender):
 
     def content(self, value: bytes) -> dict[str, Any]:
         assert self.runtime is not None
-        return timed_content(self.chance, value, self.runtime.wall_ns() // 1_000_000)
+        return timed_content(self.rng, value, self.runtime.wall_ns() // 1_000_000)
 
 
 class TimedWriter(KeyedWriter):
@@ -196,7 +196,7 @@ class TimedWriter(KeyedWriter):
 
     def content(self, value: bytes) -> dict[str, Any]:
         assert self.runtime is not None
-        return timed_content(self.chance, value, self.runtime.wall_ns() // 1_000_000)
+        return timed_content(self.rng, value, self.runtime.wall_ns() // 1_000_000)
 
 
 class TimedReader(PassingReader):
@@ -209,7 +209,7 @@ class TimedReader(PassingReader):
         await super().work()
 
 
-class Kept(NamedTuple):
+class RetentionSettings(NamedTuple):
     """What retention keeps. Not `is_deleted`: everything."""
 
     is_deleted: bool
@@ -233,7 +233,9 @@ class TimeChanger(TopicChanger):
         self.senders: list[Sender] = []
         """For whose end it waits, and then until their records have had their time."""
         self.may_retain = True
-        self.in_effect: list[tuple[int, Kept]] = [(0, Kept("delete" in POLICIES[0], NO_LIMIT, NO_LIMIT))]
+        self.in_effect: list[tuple[int, RetentionSettings]] = [
+            (0, RetentionSettings("delete" in POLICIES[0], NO_LIMIT, NO_LIMIT))
+        ]
         """What may be in effect, each with the virtual time from which on."""
         self.changed_us = 0
         self.first_offset = 0
@@ -244,23 +246,23 @@ class TimeChanger(TopicChanger):
         """False while nobody knows whether a change was made."""
 
     async def work(self) -> None:
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await self._create(admin)
             if self.first_offset and not self.timed.is_made:
                 await self._begin_far()
             self.timed.is_made = True
             while self.steps_left > 0:
                 self.steps_left -= 1
-                await self.rest(15.0)
-                (act,) = self.chance.choices([self._delete_records, self._set_policy], [1, 4])
+                await self.sleep_up_to(15.0)
+                (act,) = self.rng.choices([self._delete_records, self._set_policy], [1, 4])
                 try:
                     await act(admin)
                 except OncelogError as error:
                     self.world.note(self.name, f"{act.__name__}: {error!r}")
             while not self.is_sure:
-                await self.rest(2.0)
+                await self.sleep_up_to(2.0)
                 await self._set_policy(admin)
-        while not all(each.is_done for each in self.senders):
+        while not all(sender.is_done for sender in self.senders):
             await asyncio.sleep(1.0)
         await asyncio.sleep(LAST_SECONDS)
 
@@ -279,16 +281,18 @@ class TimeChanger(TopicChanger):
                 left = KafkaBatch(0, self.first_offset - 1, (), NO_LIMIT, 0).encode()
                 disk.replace(f"{directory}/{first}.log", left)
             else:
-                for name in [each for each in disk.list(directory) if each.startswith(first)]:
+                for name in [name for name in disk.list(directory) if name.startswith(first)]:
                     disk.rename(f"{directory}/{name}", f"{directory}/{self.first_offset:020}{name[20:]}")
-                self.asked[tp] = self.first_offset
+                self.requested[tp] = self.first_offset
             disk.sync_directory(directory)
         broker.replace_disk(disk)
-        broker.start_again()
+        broker.start_if_down()
 
     async def _set_policy(self, admin: AsyncAdmin) -> None:
-        policy = self.chance.choice(POLICIES)
-        kept = Kept("delete" in policy, self.chance.choice(RETENTION_MS), self.chance.choice(RETENTION_BYTES))
+        policy = self.rng.choice(POLICIES)
+        kept = RetentionSettings(
+            "delete" in policy, self.rng.choice(RETENTION_MS), self.rng.choice(RETENTION_BYTES)
+        )
         resource = ConfigResource("topic", self.topic.name)
         self.in_effect.append((self.world.now_us, kept))
         self.is_sure = False
@@ -304,20 +308,20 @@ class TimeChanger(TopicChanger):
         self.in_effect.append((self.world.now_us, kept))
         minute_ago_us = self.world.now_us - 60_000_000
         first = max(
-            (number for number, each in enumerate(self.in_effect) if each[0] < minute_ago_us), default=0
+            (number for number, entry in enumerate(self.in_effect) if entry[0] < minute_ago_us), default=0
         )
         del self.in_effect[:first]
         self.changed_us, self.is_sure = self.world.now_us, True
         self.world.note(self.name, f"cleanup.policy={policy}, {kept}")
 
-    def most_that_goes(self) -> Kept:
+    def strictest_retention(self) -> RetentionSettings:
         """Return the settings that delete most of those that may have been in effect since a minute ago."""
-        kept = [each for _, each in self.in_effect if each.is_deleted]
+        kept = [settings for _, settings in self.in_effect if settings.is_deleted]
         if not kept:
-            return Kept(False, NO_LIMIT, NO_LIMIT)
-        times = [each.retention_ms for each in kept if each.retention_ms != NO_LIMIT]
-        sizes = [each.retention_bytes for each in kept if each.retention_bytes != NO_LIMIT]
-        return Kept(True, min(times, default=NO_LIMIT), min(sizes, default=NO_LIMIT))
+            return RetentionSettings(False, NO_LIMIT, NO_LIMIT)
+        times = [settings.retention_ms for settings in kept if settings.retention_ms != NO_LIMIT]
+        sizes = [settings.retention_bytes for settings in kept if settings.retention_bytes != NO_LIMIT]
+        return RetentionSettings(True, min(times, default=NO_LIMIT), min(sizes, default=NO_LIMIT))
 
 
 class TopicTimes(TopicChanges):
@@ -329,15 +333,15 @@ class TopicTimes(TopicChanges):
     def __init__(self, world: World, scenario: Scenario) -> None:
         Workload.__init__(self, world, scenario)
         sender, writer, reader, changer = self.clients
-        chance = world.chance("times")
-        self.is_append_time = chance.random() < 0.3
-        self.min_lag_ms = chance.choice((0, 0, 5 * SECOND_MS, 30 * SECOND_MS))
-        self.max_lag_ms = chance.choice(MAX_LAGS_MS)
-        self.delete_retention_ms = chance.choice((0, 3 * SECOND_MS, 20 * SECOND_MS))
-        self.segment_ms = chance.choice((2 * SECOND_MS, 10 * SECOND_MS, HOUR_MS))
+        rng = world.rng("times")
+        self.is_append_time = rng.random() < 0.3
+        self.min_lag_ms = rng.choice((0, 0, 5 * SECOND_MS, 30 * SECOND_MS))
+        self.max_lag_ms = rng.choice(MAX_LAGS_MS)
+        self.delete_retention_ms = rng.choice((0, 3 * SECOND_MS, 20 * SECOND_MS))
+        self.segment_ms = rng.choice((2 * SECOND_MS, 10 * SECOND_MS, HOUR_MS))
         bounds = (
-            chance.choice((FOREVER_MS, HOUR_MS * 2, 10 * SECOND_MS)),
-            chance.choice((HOUR_MS, 5 * SECOND_MS)),
+            rng.choice((FOREVER_MS, HOUR_MS * 2, 10 * SECOND_MS)),
+            rng.choice((HOUR_MS, 5 * SECOND_MS)),
         )
         configs = {
             "cleanup.policy": POLICIES[0],
@@ -362,7 +366,7 @@ class TopicTimes(TopicChanges):
         self.witness = self.timed
         topic = NewTopic(self.topic, configs=configs)
         self.changer = self.times = TimeChanger(world, changer, topic, self.partitions, self.timed)
-        far = world.chance("far offsets")
+        far = world.rng("far offsets")
         if far.random() < FAR_CHANCE:
             self.times.first_offset = far.choice(FAR_ENDS) - far.choice((0, 2, 5, 20))
             self.times.is_one_batch = far.random() < 0.7 and self.times.first_offset <= MAX_RELATIVE_OFFSET
@@ -382,9 +386,9 @@ class TopicTimes(TopicChanges):
         if self.times.is_one_batch:
             broker.limits = replace(broker.limits, max_relative_offset=MAX_RELATIVE_OFFSET)
 
-    def look(self, node: BrokerState) -> None:
+    def observe(self, node: BrokerState) -> None:
         self._check_starts(node)
-        super().look(node)
+        super().observe(node)
 
     def recovered(self, node: BrokerState) -> None:
         super().recovered(node)
@@ -397,12 +401,14 @@ class TopicTimes(TopicChanges):
 
         `may_be_cut`: a power loss may have taken the end of the log since the last look.
         """
-        topic, most = node.topics.get(self.topic), self.times.most_that_goes()
+        topic, most = node.topics.get(self.topic), self.times.strictest_retention()
         latest_ms = max(self.timed.now_ms, self.timed.latest_ms)
         for number, partition in enumerate(topic.partitions if topic else ()):
             assert topic is not None
             key, start = (topic.topic_id, number), partition.log_start_offset
-            before = max(self.timed.starts.get(key, 0), self.changer.asked.get(self.partitions[number], 0))
+            before = max(
+                self.timed.starts.get(key, 0), self.changer.requested.get(self.partitions[number], 0)
+            )
             self.timed.starts[key] = max(start, before)
             sizes = self.timed.sizes.setdefault(key, {})
             sizes |= {header.base_offset: header.size_bytes for header, _ in batches_of(partition)}
@@ -436,7 +442,9 @@ class TopicTimes(TopicChanges):
             return False
         if not Notes(self.senders).is_visible(record.name, self.world.now_us):
             return False  # it was aborted
-        return not any(each > offset and other.key == record.key for each, other in log.items())
+        return not any(
+            other_offset > offset and other.key == record.key for other_offset, other in log.items()
+        )
 
     def _check_whole(self, one: Pass, tp: TopicPartition, end: int, notes: Notes) -> None:
         assert one.last_id is not None and one.ended_us is not None
@@ -467,7 +475,7 @@ class TopicTimes(TopicChanges):
         if any(fault.kind in REFUSED_WRITES for fault in self.scenario.faults):
             return  # an offline partition, or one whose cleaning failed, is left alone until a restart
         quiet_ms = (self.world.now_us - max(self.times.changed_us, self._last_stored_us())) // 1_000
-        if quiet_ms < SETTLE_MS or not self.times.is_sure or self.scenario.jobs != WHOLE:
+        if quiet_ms < SETTLE_MS or not self.times.is_sure or self.scenario.jobs != UNDIVIDED:
             return
         (*_, (_, kept)) = self.times.in_effect
         topic = node.topics.get(self.topic)
@@ -493,9 +501,9 @@ class TopicTimes(TopicChanges):
         bases = self._bases(partition)
         end = bases[1] if len(bases) > 1 else partition.log_end_offset
         stamps = [
-            self.timed.times[key][each].timestamp_ms
-            for each in there
-            if each < end and each in self.timed.times[key]
+            self.timed.times[key][base_offset].timestamp_ms
+            for base_offset in there
+            if base_offset < end and base_offset in self.timed.times[key]
         ]
         oldest_ms = self.timed.now_ms - retention_ms - SETTLE_MS
         if there and stamps and max(self._all_stamps(key, bases[0], end)) < oldest_ms:
@@ -505,7 +513,9 @@ class TopicTimes(TopicChanges):
             self.world.violate("retention by time left what is too old", text)
 
     def _all_stamps(self, key: tuple[bytes, int], begin: int, end: int) -> list[int]:
-        return [each.timestamp_ms for offset, each in self.timed.times[key].items() if begin <= offset < end]
+        return [
+            times.timestamp_ms for offset, times in self.timed.times[key].items() if begin <= offset < end
+        ]
 
     def _check_size(self, number: int, partition: Any, retention_bytes: int) -> None:
         """What is kept is the limit and at most one segment more."""
@@ -521,7 +531,7 @@ class TopicTimes(TopicChanges):
         log, there = self.timed.logs.get(key, {}), set()
         firsts: dict[int, int] = {}
         for header, data in batches_of(partition):
-            base = max(each for each in bases if each <= header.last_offset)
+            base = max(base for base in bases if base <= header.last_offset)
             firsts.setdefault(base, header.max_timestamp_ms)
             if header.last_offset < active and not header.is_control:
                 there |= {record.offset for record in decode_records(data)}

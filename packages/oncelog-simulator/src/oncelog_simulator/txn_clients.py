@@ -1,6 +1,7 @@
-"""Applications with transactions: writers, and copiers that consume, transform and produce as one group.
+"""Transactional applications: writers, and copiers that consume, transform and produce in one group.
 
-A copied record is named `VALUE>PROCESS.TRANSACTION`, so that what two transactions copied has two names.
+A copied record has the value `VALUE>PROCESS.TRANSACTION`. So two transactions that copy the same record write
+different values.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import FencedInstanceId, MisuseError, OncelogError, TimedOut
 from oncelog.types import Record, RecordMetadata, TopicPartition
-from oncelog_simulator.clients import QUICK, Sender
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Sender
 from oncelog_simulator.history.check import Kind, Outcome
 from oncelog_simulator.world import World
 
 GROUP = "copiers"
 STATIC_CHANCE = 0.25
-"""Of a copier to be a static member, who is the same one after a restart."""
+"""Probability that a copier is a static member, which keeps its member identity over restarts."""
 LATE_SECONDS = 20.0
-"""More than the transaction time-out and the interval in which the coordinator looks for it."""
+"""Seconds that exceed the transaction time-out plus the interval in which the coordinator checks it."""
 SHARED: dict[str, object] = {
     "linger.ms": 0,
     "max.block.ms": 8_000,
@@ -31,16 +32,21 @@ SHARED: dict[str, object] = {
 
 
 class TransactionalClient(Sender):
-    """One with a transactional producer; a new one takes its place when it cannot go on."""
+    """An application with a transactional producer. If the producer cannot continue, a new one replaces
+    it.
+    """
 
     def __init__(self, world: World, name: str, topic: str, partitions: int, bursts: int) -> None:
         super().__init__(world, name, topic, partitions, bursts)
-        self.settings = {**QUICK, **SHARED, "client.id": name, "transactional.id": name}
+        self.settings = {**SHORT_TIMEOUTS, **SHARED, "client.id": name, "transactional.id": name}
         self.transaction = 0
         self.sent: list[asyncio.Future[RecordMetadata]] = []
 
     async def new_producer(self) -> AsyncProducer:
-        """Initialized, however often it takes; whoever had the transactional id before is fenced."""
+        """Return an initialized producer, however many attempts it takes.
+
+        The previous producer with the same transactional id is fenced.
+        """
         self.session += 1
         producer = AsyncProducer(self.settings)
         while True:
@@ -51,29 +57,36 @@ class TransactionalClient(Sender):
                 continue
             except OncelogError as error:
                 self.world.note(self.name, f"init_transactions: {error!r}")
-                await self.rest(1.0)
+                await self.sleep_up_to(1.0)
                 producer = AsyncProducer(self.settings)
 
     async def put(self, producer: AsyncProducer, topic: str, value: bytes | None = None) -> None:
-        """A record of the transaction that is open."""
-        partition = self.chance.randrange(self.partitions)
+        """Send a record in the open transaction."""
+        partition = self.rng.randrange(self.partitions)
         self.sent.append(await self.send(producer, topic, partition, value, self.transaction))
 
     async def transact_to_the_end(
         self, transact: Callable[[AsyncProducer], Awaitable[bool]], *, rest_s: float
     ) -> None:
-        """Call `transact`, which says whether its producer is of further use, until no burst is left."""
+        """Call `transact` until no burst is left.
+
+        `transact` returns False if its producer must be replaced.
+        """
         while self.bursts_left > 0:
             producer = await self.new_producer()
             try:
                 while self.bursts_left > 0 and await transact(producer):
-                    await self.rest(rest_s)
+                    await self.sleep_up_to(rest_s)
             except OncelogError as error:
                 self.world.note(self.name, f"needs a new producer: {error!r}")
-        await self.new_producer()  # nothing is left open, or readers would wait for its time to pass
+        # Abort an open transaction, or readers would wait for its time-out.
+        await self.new_producer()
 
     async def commit(self, producer: AsyncProducer) -> bool:
-        """Whether it is committed. Raises when nobody can know, after which a new producer is needed."""
+        """Commit and return True, or abort and return False.
+
+        Raises the producer's error if the outcome is unknown; then a new producer is needed.
+        """
         while True:
             call = self.begin(Kind.COMMIT, transaction=self.transaction)
             try:
@@ -100,9 +113,11 @@ class TransactionalClient(Sender):
 
 
 class Writer(TransactionalClient):
-    """Transactions of some records; some are aborted, some left open, some ended by a zombie.
+    """Runs transactions of a few records. Some are aborted, some are left open, and a zombie tries to commit
+    some.
 
-    `late_chance`: that a transaction stays open beyond its time-out, and the same producer continues.
+    `late_chance` is the probability that a transaction stays open beyond its time-out before its producer
+    continues.
     """
 
     late_chance = 0.0
@@ -111,16 +126,16 @@ class Writer(TransactionalClient):
         await self.transact_to_the_end(self.transact, rest_s=8.0)
 
     async def transact(self, producer: AsyncProducer) -> bool:
-        """One transaction; whether the producer is of further use."""
+        """Run one transaction. Return False if the producer must be replaced."""
         self.bursts_left -= 1
         self.transaction += 1
-        how = self.chance.choices(["commit", "abort", "leave", "zombie"], [16, 4, 1, 1])[0]
+        how = self.rng.choices(["commit", "abort", "leave", "zombie"], [16, 4, 1, 1])[0]
         await producer.begin_transaction()
-        for _ in range(self.chance.randint(1, 5)):
+        for _ in range(self.rng.randint(1, 5)):
             await self.put(producer, self.topic)
-            if self.chance.random() < 0.2:
-                await self.rest(1.0)
-        if self.late_chance and self.chance.random() < self.late_chance:
+            if self.rng.random() < 0.2:
+                await self.sleep_up_to(1.0)
+        if self.late_chance and self.rng.random() < self.late_chance:
             await asyncio.sleep(LATE_SECONDS)
             await self.put(producer, self.topic)
             await producer.flush()
@@ -136,7 +151,7 @@ class Writer(TransactionalClient):
         return how not in ("leave", "zombie")
 
     async def commit_as_a_zombie(self, producer: AsyncProducer) -> None:
-        """Its successor was initialized before this commit is called, so it surely fails."""
+        """Commit with a fenced producer. This must fail, because its successor is initialized already."""
         call = self.begin(Kind.COMMIT, transaction=self.transaction)
         try:
             await producer.commit_transaction()
@@ -147,16 +162,19 @@ class Writer(TransactionalClient):
 
 
 class ConsumeTransformProduce(TransactionalClient):
-    """Reads as a member of the group, writes, and commits both in one transaction; or goes back."""
+    """Reads as a member of the group, writes, and commits both in one transaction.
+
+    If a transaction is aborted, it reads again from the committed offsets.
+    """
 
     def __init__(
         self, world: World, name: str, source: str, target: str, partitions: int, group_protocol: str
     ) -> None:
         super().__init__(world, name, target, partitions, 0)
         self.source = source
-        self.is_told_to_stop = False
+        self.stop_requested = False
         self.reading: dict[str, object] = {
-            **QUICK,
+            **SHORT_TIMEOUTS,
             "client.id": name,
             "group.id": GROUP,
             "auto.offset.reset": "earliest",
@@ -165,14 +183,15 @@ class ConsumeTransformProduce(TransactionalClient):
             "max.poll.interval.ms": 20_000,
             "group.protocol": group_protocol,
         }
-        strategy = self.chance.choice(("range", "cooperative-sticky"))
-        if group_protocol == "classic":  # otherwise the coordinator decides
+        strategy = self.rng.choice(("range", "cooperative-sticky"))
+        # With the consumer protocol the coordinator assigns partitions.
+        if group_protocol == "classic":
             self.reading |= {
                 "heartbeat.interval.ms": 2_000,
                 "session.timeout.ms": 6_000,
                 "partition.assignment.strategy": strategy,
             }
-        if world.chance(f"static {name}").random() < STATIC_CHANCE:
+        if world.rng(f"static {name}").random() < STATIC_CHANCE:
             self.reading["group.instance.id"] = name
 
     async def work(self) -> None:
@@ -183,13 +202,15 @@ class ConsumeTransformProduce(TransactionalClient):
                 on_revoked=self._on_change,
                 on_lost=self._on_change,
             )
-            while not self.is_told_to_stop:
+            while not self.stop_requested:
                 producer = await self.new_producer()
                 await self.go_back(consumer)
                 try:
                     await self.copy(consumer, producer)
                 except FencedInstanceId:
-                    raise  # a request that the network repeated joined in its place: it needs a new consumer
+                    # A repeated request joined with the same instance id, so the application needs a new
+                    # consumer.
+                    raise
                 except OncelogError as error:
                     self.world.note(self.name, f"needs a new producer: {error!r}")
 
@@ -200,15 +221,15 @@ class ConsumeTransformProduce(TransactionalClient):
         self.session += 1
 
     async def copy(self, consumer: AsyncConsumer, producer: AsyncProducer) -> None:
-        while not self.is_told_to_stop:
+        while not self.stop_requested:
             call = self.begin(Kind.POLL)
             try:
-                records = await consumer.poll(3.0, max_records=self.chance.randint(1, 20))
+                records = await consumer.poll(3.0, max_records=self.rng.randint(1, 20))
             except FencedInstanceId:
                 raise
             except OncelogError:
                 records = []
-                await self.rest(0.5)
+                await self.sleep_up_to(0.5)
             if not records:
                 self.calls.remove(call)
                 continue
@@ -224,20 +245,20 @@ class ConsumeTransformProduce(TransactionalClient):
         for record in records:
             await self.put(producer, self.topic, (record.value or b"") + suffix)
         ends: dict[TopicPartition, Any] = {
-            TopicPartition(each.topic, each.partition): each.offset + 1 for each in records
+            TopicPartition(record.topic, record.partition): record.offset + 1 for record in records
         }
         try:
             await producer.send_offsets_to_transaction(ends, consumer.group_metadata())
         except OncelogError:
             await self.abort(producer)
             return False
-        if self.chance.random() < 0.1:
+        if self.rng.random() < 0.1:
             await self.abort(producer)
             return False
         return await self.commit(producer)
 
     async def go_back(self, consumer: AsyncConsumer) -> None:
-        """To the committed positions, however often it takes."""
+        """Seek to the committed offsets, however many attempts it takes."""
         while True:
             try:
                 await consumer.seek_to_committed()
@@ -246,4 +267,4 @@ class ConsumeTransformProduce(TransactionalClient):
             except (MisuseError, FencedInstanceId):
                 raise
             except OncelogError:
-                await self.rest(0.5)
+                await self.sleep_up_to(0.5)

@@ -1,4 +1,6 @@
-"""What some seeds play besides: applications on a topic of their own, and what must hold of it."""
+"""The base of workloads: applications that some seeds add on their own topic, and the checks of that
+topic.
+"""
 
 from __future__ import annotations
 
@@ -21,70 +23,74 @@ from oncelog_simulator.world import BrokerHost, World
 
 
 class Workload(ABC):
-    """One of them. `clients`: hosts for faults to choose from; `applications` end by themselves, `readers`
-    when they are told to.
+    """Applications on one topic, and what must hold for that topic.
+
+    `clients` names the hosts that faults may choose. `applications` end by themselves. `readers` end when
+    `stop_requested` is set.
     """
 
     topic: ClassVar[str]
     clients: ClassVar[tuple[str, ...]]
     unguarded_groups: ClassVar[tuple[str, ...]] = ()
-    """Whose positions neither a generation nor an epoch guards: a late request may set them back."""
+    """Groups whose commits no generation or epoch guards. A late request may move their positions back."""
     legal_findings: ClassVar[frozenset[FindingKind]] = frozenset()
-    """What an audit of the topic may find."""
+    """Kinds of findings that an audit of the topic may report."""
     makes_topics: ClassVar[bool] = False
-    """Its topic, and others that no workload names, hold what nobody checks."""
+    """True if clients create topics by chance. Nothing checks these topics and the workload's own topic."""
     compacts: ClassVar[bool] = False
-    """True when its topic may be compacted at times."""
+    """True if the topic may be compacted at some time."""
     keeps_one_batch: ClassVar[bool] = False
-    """True when its partitions come with Apache Kafka's snapshots: they have one batch of a producer."""
+    """True if the partitions start with Apache Kafka's snapshots, which have one batch of each producer."""
     is_repeatable: ClassVar[bool] = True
-    """Whether what its clients sent may come again."""
+    """False if the network must not deliver the clients' requests a second time."""
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         self.world, self.scenario = world, scenario
         self.partitions = [TopicPartition(self.topic, number) for number in range(scenario.partitions)]
         self.shares_epochs = False
-        """Whether several transactions have one epoch, as in the classic protocol."""
+        """True if several transactions have one epoch, as in the classic protocol."""
         self.applications: list[Application] = []
         self.readers: list[Reader] = []
         self.last = LastReader(world, f"last-{self.topic}", self.partitions)
 
     def operations(self) -> list[Operation]:
-        """What its applications and `last` noted, in the order of calling."""
+        """Return what the applications and `last` noted, in the order of the calls."""
         everyone: Iterable[Application] = (*self.applications, *self.readers, self.last)
-        calls = sorted((call for each in everyone for call in each.calls), key=lambda call: call.begin)
+        calls = sorted(
+            (call for application in everyone for call in application.calls), key=lambda call: call.begin
+        )
         return [call.operation(self.world.now_us) for call in calls]
 
     @classmethod
-    def broker_settings(cls, chance: Random) -> dict[str, object]:
-        """Return settings that its seeds have in place of others."""
+    def broker_settings(cls, rng: Random) -> dict[str, object]:
+        """Draw broker settings that replace the usual ones in seeds with this workload."""
         return {}
 
     def prepare(self, broker: BrokerHost) -> None:  # noqa: B027
         """Change the broker's host before its first start."""
 
     def stored(self, event: AppendEvent) -> None:  # noqa: B027
-        """Take note of what the broker did with a batch."""
+        """Note the broker's verdict on a batch."""
 
-    def look(self, node: BrokerState) -> None:  # noqa: B027
-        """Check what must hold while the broker runs; called every second."""
+    def observe(self, node: BrokerState) -> None:  # noqa: B027
+        """Check what must hold while the broker runs. Called every second."""
 
     def ending(self) -> None:  # noqa: B027 (most need not know)
-        """The broker is about to end."""
+        """Called when the broker is about to end."""
 
     def recovered(self, node: BrokerState) -> None:  # noqa: B027
-        """The broker has started again."""
+        """Called when the broker has started again."""
 
     def close(self) -> None:  # noqa: B027
-        """The world is over."""
+        """Free what the workload has opened, after the simulation."""
 
     @abstractmethod
     def check(self, node: BrokerState) -> None:
-        """Everything is at rest, and `last` has read what there is."""
+        """Check the topic after all applications have ended and `last` has read it."""
 
 
 async def create_topic(admin: AsyncAdmin, topic: NewTopic) -> None:
-    """Unless it is there. Raises as the admin client does."""
+    """Create a topic unless it exists. Raises the same errors as the admin client."""
     error = (await admin.create_topics([topic], raise_errors=False))[topic.name].error
     if error is not None and not isinstance(error, TopicAlreadyExists):
         raise error

@@ -1,7 +1,7 @@
-"""One simulated world: hosts on a network, what they note, and what is found wrong.
+"""One simulated world: the hosts on a network, the timeline of events, and the violations.
 
-Everything happens on one loop. `note` is the world's memory: the timeline that people read, and the digest by
-which two runs are compared.
+Everything runs on one event loop. `World.note` adds an event to the timeline, which the command line prints.
+It also adds the event to the digest. Two runs are the same if their digests are equal.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from oncelog.runtime.system import set_runtime
 from oncelog.server.embedded import RunningBroker, recover_node
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog_simulator.event_loop import PROCESS, Process, SimLoop
-from oncelog_simulator.expected_errors import Excuses
+from oncelog_simulator.expected_errors import ExpectedErrors
 from oncelog_simulator.history.check import Operation
 from oncelog_simulator.jobs import Jobs
 from oncelog_simulator.network import Network, SimTransport
@@ -34,29 +34,32 @@ from oncelog_simulator.runtime import SimRuntime
 
 BROKER_HOST, BROKER_PORT = "broker", 9092
 SERVERS = f"{BROKER_HOST}:{BROKER_PORT}"
-START_AGAIN_SECONDS = 2.0
-"""So long after a start that may crash the next one comes."""
+RESTART_SECONDS = 2.0
+"""Seconds between a start that may crash and the next start."""
 
 
 class Event(NamedTuple):
-    """A line of the timeline."""
+    """One line of the timeline."""
 
     at_us: int
-    who: str
+    host: str
     text: str
 
     def __str__(self) -> str:
-        return f"{self.at_us / 1e6:12.6f}  {self.who:<12} {self.text}"
+        return f"{self.at_us / 1e6:12.6f}  {self.host:<12} {self.text}"
 
 
 class World:
-    """A seed's loop, network and notes. `violations`: what must not be, in the order it was found."""
+    """The event loop, the network, the timeline and the violations of one seed.
+
+    `violations` lists broken rules in the order in which they were detected.
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.loop = SimLoop(self.chance("threads"))
-        self.loop.jobs = Jobs(self.loop, self.chance("jobs"))
-        self.network = Network(self.loop, self.chance("network"))
+        self.loop = SimLoop(self.rng("threads"))
+        self.loop.jobs = Jobs(self.loop, self.rng("jobs"))
+        self.network = Network(self.loop, self.rng("network"))
         self.loop.network = self.network
         self.loop.on_error = self._unhandled
         self.network.on_arrival = self._arrived
@@ -66,12 +69,16 @@ class World:
         self.hosts: dict[str, Host] = {}
         self.byte_count = 0
         self.is_over = False
-        self.excuses = Excuses()
-        """What faults explain, for clients that are interrupted."""
+        self.expected_errors = ExpectedErrors()
+        """The errors that this seed's faults explain, for interrupted clients."""
         self._digest = hashlib.blake2b(digest_size=16)
 
-    def chance(self, name: str) -> Random:
-        """Dice of their own for everything that is drawn, so that one fault less leaves the others alone."""
+    def rng(self, name: str) -> Random:
+        """Return a generator that only this seed and `name` determine.
+
+        Each subject draws from its own generator, so a run without one of its faults draws everything else as
+        before.
+        """
         return Random(f"{self.seed}/{name}")
 
     @property
@@ -80,26 +87,26 @@ class World:
 
     @property
     def digest(self) -> str:
-        """Of everything that was noted and delivered so far."""
+        """Return a digest of all events and of all bytes delivered so far."""
         return self._digest.hexdigest()
 
-    def later(self, seconds: float, function: Callable[..., object], *args: Any) -> None:
-        """Call it then, whatever becomes of the process that asks for it."""
+    def call_later(self, seconds: float, function: Callable[..., object], *args: Any) -> None:
+        """Call a function after some seconds, even if the calling process has died by then."""
         context = copy_context()
         context.run(PROCESS.set, None)
         self.loop.call_later(seconds, function, *args, context=context)
 
-    def note(self, who: str, text: str) -> None:
-        event = Event(self.loop.now_us, who, text)
+    def note(self, host: str, text: str) -> None:
+        event = Event(self.loop.now_us, host, text)
         self.timeline.append(event)
         self._digest.update(str(event).encode())
 
     def violate(self, rule: str, text: str) -> None:
-        """Something that must not be; each text is told once."""
-        told = f"{rule}: {text}"
-        if not self.is_over and told not in self.violations:
-            self.violations.append(told)
-            self.note("VIOLATION", told)
+        """Record that a rule is broken. The same rule and text are recorded once."""
+        violation = f"{rule}: {text}"
+        if not self.is_over and violation not in self.violations:
+            self.violations.append(violation)
+            self.note("VIOLATION", violation)
 
     def _unhandled(self, text: str, error: BaseException | None) -> None:
         self.violate("unhandled error", f"{text} {error!r}")
@@ -113,7 +120,7 @@ class World:
 
 
 class Host:
-    """A computer: a process at a time, and a wall clock that it keeps over them."""
+    """A computer that runs one process at a time. Its wall clock survives its processes."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -128,10 +135,10 @@ class Host:
         return self.process is not None and self.process.is_alive
 
     def run(self, main: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
-        """A new process that begins with `main`."""
+        """Start a new process that runs `main`."""
         self.start_count += 1
         self.process = Process(self.name)
-        self.runtime = SimRuntime(self.world.loop, self.world.chance(f"{self.name}#{self.start_count}"))
+        self.runtime = SimRuntime(self.world.loop, self.world.rng(f"{self.name}#{self.start_count}"))
         self.runtime.wall_offset_ns = self.wall_offset_ns
         context = copy_context()
         context.run(PROCESS.set, self.process)
@@ -140,23 +147,23 @@ class Host:
         return self.world.loop.create_task(main(), context=context)
 
     def start(self) -> None:
-        """Begin a process."""
+        """Start a process."""
         raise NotImplementedError
 
-    def start_again(self) -> None:
-        """Unless it runs."""
+    def start_if_down(self) -> None:
+        """Start a process if none is alive."""
         if not self.is_up:
             self.start()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the process, as SIGKILL does."""
         if self.process is not None and self.process.is_alive:
             self.world.note(self.name, "is killed")
             self.process.kill()
-            self.world.network.died(self.process)
+            self.world.network.process_died(self.process)
 
     def set_clock(self, by_ms: int) -> None:
-        """The wall clock is set forward or back."""
+        """Change the wall clock by some milliseconds; negative values set it back."""
         self.wall_offset_ns += by_ms * 1_000_000
         if self.runtime is not None:
             self.runtime.wall_offset_ns = self.wall_offset_ns
@@ -164,7 +171,10 @@ class Host:
 
 
 class BrokerHost(Host):
-    """The host of a broker, with its disk. `node` is that of the process that runs, None without."""
+    """The computer of a broker, with its disk.
+
+    `node` is the state of the running broker process, None while no broker runs.
+    """
 
     def __init__(self, world: World, settings: dict[str, object], limits: Limits = DEFAULT_LIMITS) -> None:
         super().__init__(world, BROKER_HOST)
@@ -173,48 +183,52 @@ class BrokerHost(Host):
         self.disk = MemoryDisk()
         self.node: BrokerState | None = None
         self.running: RunningBroker | None = None
-        self.before_end: Callable[..., object] = lambda *, is_in_write, lose_power: None
-        """Called while the node that is about to end can still be looked at."""
+        self.before_exit: Callable[..., object] = lambda *, is_in_write, lose_power: None
+        """Called just before the broker process ends, while `node` is still set."""
         self.on_recovered: Callable[[BrokerState], object] = lambda node: None
         self.may_refuse: Callable[[Exception], bool] = lambda error: False
-        """True for an error with which a start may be refused."""
+        """Return True for an error with which the broker may refuse to start."""
         self.is_refused = False
         self.start_crashes: list[tuple[int, bool]] = []
-        """Steps of the disk after which the next starts end, with True by a power loss."""
+        """Crashes of the next starts, as pairs. First the number of disk operations before the crash, then
+        True for a power loss.
+        """
         self.on_stored: Callable[[AppendEvent], object] = lambda event: None
-        """Called at every Produce verdict."""
+        """Called with the verdict on every Produce batch."""
         self.was_stopped = False
-        """True when the last process ended by a complete stop."""
+        """True if the last process ended by a complete stop."""
         self._lost_power = False
         self._past: list[tuple[BrokerState | None, MemoryDisk]] = []
-        """Kept, for what a killed node would do when it is freed no killed node does."""
+        """Earlier states and disks. Freeing one would run finalizers, which a killed process never does."""
 
     def start(self) -> None:
-        """A broker on what the last one left on the disk. A failure to start is a violation."""
+        """Start a broker with what the last one left on the disk. A broker that fails to start is a
+        violation.
+        """
         assert not self.is_up
         if self.start_count:
             self._past.append((None, self.disk))
-            chance = self.world.chance(f"disk#{self.start_count}")
-            self.disk = self.disk.after_power_loss(chance) if self._lost_power else self.disk.after_kill()
+            rng = self.world.rng(f"disk#{self.start_count}")
+            self.disk = self.disk.after_power_loss(rng) if self._lost_power else self.disk.after_kill()
         self._lost_power = False
         if self.world.loop.jobs.settings.share:
             self.disk.on_turn = self.world.loop.jobs.on_disk
-        self.world.network.powered(self.name)
+        self.world.network.power_restored(self.name)
         if self.start_crashes:
             steps, lose_power = self.start_crashes.pop(0)
             self.crash_after(steps, lose_power=lose_power)
-            self.world.later(START_AGAIN_SECONDS, self._outlive_crash)
+            self.world.call_later(RESTART_SECONDS, self._start_after_crash)
         self.run(self._main)
 
-    def _outlive_crash(self) -> None:
-        """Start again after a start that ended; one that has come to its end continues."""
-        self.survive()
-        self.start_again()
+    def _start_after_crash(self) -> None:
+        """Start the broker again if its start crashed. If the start completed, that broker continues."""
+        self.cancel_crash()
+        self.start_if_down()
 
     async def _main(self) -> None:
         try:
             clock = Clock()
-            node = recover_node(self.disk, self.settings, clock, self._judged, self.limits)
+            node = recover_node(self.disk, self.settings, clock, self._on_append, self.limits)
             self.on_recovered(node)
             self.node, self.was_stopped = node, False
             listeners = parse_listeners(self.settings, BROKER_HOST)
@@ -228,63 +242,67 @@ class BrokerHost(Host):
             else:
                 self.world.violate("broker does not start", repr(error))
 
-    def _judged(self, event: AppendEvent) -> None:
+    def _on_append(self, event: AppendEvent) -> None:
         self.on_stored(event)
         if event.verdict != "stored":
-            who = f"id {event.producer_id} epoch {event.producer_epoch} sequence {event.base_sequence}"
-            what = event.reason if event.verdict == "refused" else f"is at {event.base_offset}"
-            text = f"{event.verdict}: {event.topic}-{event.partition} {who} of {event.client_id}: {what}"
+            producer = f"id {event.producer_id} epoch {event.producer_epoch} sequence {event.base_sequence}"
+            result = event.reason if event.verdict == "refused" else f"is at {event.base_offset}"
+            text = (
+                f"{event.verdict}: {event.topic}-{event.partition} {producer} of {event.client_id}: {result}"
+            )
             self.world.note(self.name, text)
 
     def kill(self, *, lose_power: bool = False) -> None:
-        """SIGKILL, or the plug is pulled."""
+        """Kill the process: SIGKILL, or a power loss."""
         if not self.is_up:
             return
         self.disk.die()
         self._end(is_in_write=False, lose_power=lose_power)
 
     def crash_after(self, steps: int, *, lose_power: bool) -> None:
-        """Die in the middle of a write, so many bytes and other changes to the disk from now."""
+        """Crash after `steps` more bytes and other changes on the disk, in the middle of a write."""
         self.disk.crash_after = self.disk.steps + steps
         self.disk.on_crash = lambda: self._end(is_in_write=True, lose_power=lose_power)
 
-    def survive(self) -> None:
-        """The crash that was to come does not."""
+    def cancel_crash(self) -> None:
+        """Cancel a crash that `crash_after` prepared."""
         self.disk.crash_after = None
 
     def _end(self, *, is_in_write: bool, lose_power: bool) -> None:
         assert self.process is not None
-        self.before_end(is_in_write=is_in_write, lose_power=lose_power)
+        self.before_exit(is_in_write=is_in_write, lose_power=lose_power)
         self._past.append((self.node, self.disk))
         self.node = self.running = None
         self._lost_power, self.was_stopped = lose_power, False
         self.process.kill()
         if lose_power:
             self.world.note(self.name, "loses power")
-            self.world.network.lost_power(self.process)
+            self.world.network.power_lost(self.process)
         else:
             self.world.note(self.name, "is killed")
-            self.world.network.died(self.process)
+            self.world.network.process_died(self.process)
 
     def release(self) -> None:
-        """The world is over."""
+        """Free the disks of earlier processes after the simulation."""
         for _, disk in self._past:
             disk.release()
 
     def replace_disk(self, disk: MemoryDisk) -> None:
-        """Put a copy in the place of the disk while the broker is down."""
+        """Replace the disk by a copy while the broker is down."""
         assert not self.is_up
         self._past.append((None, self.disk))
         self.disk, self._lost_power = disk, False
 
     async def stop(self) -> None:
-        """SIGTERM, and the end; a second one meanwhile changes nothing."""
+        """Stop the broker, as SIGTERM does, and wait for its end. A second call during the stop does
+        nothing.
+        """
         running, self.running = self.running, None
         if running is None or self.process is None:
             return
         process = self.process
         self.world.note(self.name, "is told to stop")
-        self.before_end(is_in_write=True, lose_power=False)
+        self.before_exit(is_in_write=True, lose_power=False)
         context = copy_context()
         context.run(PROCESS.set, process)
         assert self.runtime is not None
@@ -296,17 +314,19 @@ class BrokerHost(Host):
             error = stopping.exception()
             if isinstance(error, StorageError | KafkaStorageError | OSError):
                 self.world.note(
-                    self.name, f"stops with {error!r}"
-                )  # a broken disk, and nothing is lost by it
+                    self.name,
+                    f"stops with {error!r}",
+                    # A broken disk can fail the stop, but it loses nothing.
+                )
             elif error is not None:
                 self.world.violate("broker does not stop", repr(error))
             self.was_stopped, self.node = error is None, None
             process.kill()
-            self.world.network.died(process)
+            self.world.network.process_died(process)
 
 
-class Listening(logging.Handler):
-    """Turns what the product logs as an error of its own into a violation."""
+class LogCapture(logging.Handler):
+    """Adds the product's log messages at level WARNING or above to the timeline."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.WARNING)
@@ -316,7 +336,7 @@ class Listening(logging.Handler):
         text = record.getMessage()
         self.world.note("log", text)
 
-    def __enter__(self) -> Listening:
+    def __enter__(self) -> LogCapture:
         for name in (broker_log.name, "oncelog.producer"):
             logging.getLogger(name).addHandler(self)
         return self

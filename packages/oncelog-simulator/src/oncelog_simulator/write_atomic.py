@@ -24,9 +24,9 @@ from oncelog.errors import OncelogError
 from oncelog.spark.sink import atomic
 from oncelog.spark.sink.atomic_task import write_share
 from oncelog.spark.sink.decisions import SinkRefused
-from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application
 from oncelog_simulator.scenario import Scenario
-from oncelog_simulator.sink_tasks import DEATH_CHANCE, MAX_FAILURES, Executor
+from oncelog_simulator.sink_tasks import KILL_CHANCE, MAX_FAILURES, Executor
 from oncelog_simulator.threads import in_thread, sleep, wait
 from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import SERVERS, World
@@ -38,7 +38,7 @@ SECOND = "second"
 """The name of a batch's second frame."""
 SAME_NAME_CHANCE = 0.2
 """Of an application that forgets to name the second frame."""
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 Work = Callable[[Random], list[pa.RecordBatch]]
@@ -52,9 +52,9 @@ class JobFailed(Exception):
 class Attempt:
     """One task's attempt. `task`: its number."""
 
-    def __init__(self, work: Work, chance: Random) -> None:
-        self.write = partial(work, chance)
-        self.chance = chance
+    def __init__(self, work: Work, rng: Random) -> None:
+        self.write = partial(work, rng)
+        self.rng = rng
         self.report: list[pa.RecordBatch] | None = None
         self.error: OncelogError | None = None
 
@@ -72,18 +72,18 @@ class Cluster:
         try:
             return list(await asyncio.gather(*running))
         finally:
-            for each in running:
-                each.cancel()  # what executors have begun goes on
+            for future in running:
+                future.cancel()  # what executors have begun goes on
 
     async def _run_task(self, work: Work) -> list[pa.RecordBatch]:
         for _ in range(MAX_FAILURES):
             while not (free := [executor for executor in self.executors if executor.is_free]):
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
             self._attempt_count += 1
-            attempt: Any = Attempt(work, self.world.chance(f"atomic attempt {self._attempt_count}"))
+            attempt: Any = Attempt(work, self.world.rng(f"atomic attempt {self._attempt_count}"))
             free[0].run_task(attempt)
             while free[0].attempt is attempt and not free[0].is_free:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
             if attempt.report is not None:
                 return list(attempt.report)
             self.world.note("cluster", f"a task failed: {attempt.error!r}")
@@ -159,8 +159,8 @@ class Frame:
 
     def collect(self) -> list[Any]:
         """Run the job, from the driver's thread. Raises JobFailed."""
-        found: list[Any] = wait(self._run())
-        return found
+        rows: list[Any] = wait(self._run())
+        return rows
 
     async def _run(self) -> list[Any]:
         before, behind = self.steps[: self.shuffled_at], self.steps[self.shuffled_at :]
@@ -239,19 +239,19 @@ class AtomicDriver(Application):
         super().__init__(world, name)
         self.partition_count = partitions
         self.cluster = Cluster(world, executors)
-        chance = self.chance
-        frame_count = chance.choice((1, 2))
+        rng = self.rng
+        frame_count = rng.choice((1, 2))
         # A name that is first used in a later batch would be refused (firstBatchId), so frames may be empty.
-        self.given = [
+        self.source_rows = [
             [
-                [b"b%d-f%d-%d" % (batch, frame, n) for n in range(chance.choice((0, 1, 3, 8)))]
+                [b"b%d-f%d-%d" % (batch, frame, n) for n in range(rng.choice((0, 1, 3, 8)))]
                 for frame in range(frame_count)
             ]
-            for batch in range(chance.randint(2, 4))
+            for batch in range(rng.randint(2, 4))
         ]
         """batch -> frame -> rows: what the source gives, whenever it is asked."""
         self.committed_count = self.run_count = 0
-        self.options = {f"kafka.{key}": str(value) for key, value in QUICK.items()} | {
+        self.options = {f"kafka.{key}": str(value) for key, value in SHORT_TIMEOUTS.items()} | {
             "kafka.client.id": name,
             "kafka.max.block.ms": "8000",
             "kafka.delivery.timeout.ms": "10000",
@@ -261,26 +261,26 @@ class AtomicDriver(Application):
         }
 
     async def work(self) -> None:
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await create_topic(admin, NewTopic(TOPIC, num_partitions=self.partition_count))
         atomic._returned.clear()  # of the process before
         self.run_count += 1
-        while self.committed_count < len(self.given):
+        while self.committed_count < len(self.source_rows):
             batch_id = self.committed_count
-            for number, rows in enumerate(self.given[batch_id]):
+            for number, rows in enumerate(self.source_rows[batch_id]):
                 await self._write(batch_id, number, rows)
-                await self._may_die()
+                await self._kill_by_chance()
             self.committed_count += 1
             self.world.note(self.name, f"batch {batch_id} is committed")
-            await self.rest(5.0)
+            await self.sleep_up_to(5.0)
 
     async def _write(self, batch_id: int, number: int, rows: list[bytes]) -> None:
         """Write one frame, as the application's function does."""
         properties = {"sql.streaming.queryId": QUERY_ID, "spark.jobGroup.id": f"run-{self.run_count}"}
-        rng = self.world.chance(f"frame {self.run_count} {batch_id} {number}")
+        rng = self.world.rng(f"frame {self.run_count} {batch_id} {number}")
         frame = Frame(self.cluster, Session(properties), tuple(rows), rng)
         name = f"{QUERY_ID}-{SECOND}" if number else None
-        if number and self.chance.random() < SAME_NAME_CHANCE:
+        if number and self.rng.random() < SAME_NAME_CHANCE:
             try:
                 await self._call(frame, batch_id, None)
             except SinkRefused as error:
@@ -302,11 +302,11 @@ class AtomicDriver(Application):
                 raise
             except (OncelogError, JobFailed) as error:
                 self.world.note(self.name, f"batch {batch_id} failed: {error!r}")
-                await self.rest(2.0)
+                await self.sleep_up_to(2.0)
 
-    async def _may_die(self) -> None:
-        if self.chance.random() < DEATH_CHANCE:
-            self.world.later(self.chance.uniform(0.5, 3.0), self.start_again)
+    async def _kill_by_chance(self) -> None:
+        if self.rng.random() < KILL_CHANCE:
+            self.world.call_later(self.rng.uniform(0.5, 3.0), self.start_if_down)
             self.kill()
             await asyncio.sleep(0)  # and here it ends
 
@@ -330,8 +330,8 @@ class AtomicWrites(Workload):
         self.applications.append(self.driver)
 
     def check(self, node: BrokerState) -> None:
-        found: Counter[Any] = Counter(item.value for call in self.last.calls for item in call.items)
-        given = {row for batch in self.driver.given for frame in batch for row in frame}
-        for row in sorted(given | found.keys()):
-            if found[row] != (row in given):
-                self.world.violate("a frame is there once", f"{row!r} is there {found[row]} times")
+        actual: Counter[Any] = Counter(item.value for call in self.last.calls for item in call.items)
+        source_rows = {row for batch in self.driver.source_rows for frame in batch for row in frame}
+        for row in sorted(source_rows | actual.keys()):
+            if actual[row] != (row in source_rows):
+                self.world.violate("a frame is there once", f"{row!r} is there {actual[row]} times")

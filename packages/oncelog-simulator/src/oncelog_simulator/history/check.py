@@ -97,7 +97,7 @@ class Cycle(Anomaly):
     @property
     def kinds(self) -> str:
         """Such as "ww wr", the rarest first."""
-        return " ".join(sorted((each.kind for each in self.dependencies), key=ALL_KINDS.index))
+        return " ".join(sorted((dependency.kind for dependency in self.dependencies), key=ALL_KINDS.index))
 
 
 def check(operations: Iterable[Operation], *, dependencies: Iterable[str] = ALL_KINDS) -> list[Anomaly]:
@@ -106,7 +106,7 @@ def check(operations: Iterable[Operation], *, dependencies: Iterable[str] = ALL_
     Kafka promises that `wr` alone makes none; history/cycles.py says what `ww` and `rw` need.
     """
     history = index(operations)
-    found: list[Anomaly] = [
+    anomalies: list[Anomaly] = [
         *_conflicts(history),
         *_wrong_reads(history),
         *_lost(history),
@@ -114,19 +114,21 @@ def check(operations: Iterable[Operation], *, dependencies: Iterable[str] = ALL_
         *_send_order(history),
     ]
     for cycle in cycles(history, frozenset(dependencies)):
-        noted = tuple(operation for each in cycle for operation in (each.first, each.second))
-        found.append(Cycle(noted, None, tuple(cycle)))
-    return found
+        noted = tuple(
+            operation for dependency in cycle for operation in (dependency.first, dependency.second)
+        )
+        anomalies.append(Cycle(noted, None, tuple(cycle)))
+    return anomalies
 
 
 def _conflicts(history: History) -> Iterator[Anomaly]:
     """Each value has one offset, each offset one value."""
-    told: set[Item] = set()
+    checked: set[Item] = set()
     for operation in history.operations:
         for item in operation.items:
-            if item.offset is None or item in told:
+            if item.offset is None or item in checked:
                 continue
-            told.add(item)
+            checked.add(item)
             there, other = history.log[item.topic, item.partition][item.offset]
             if other.value != item.value:
                 yield OffsetConflict((there, operation), item)
@@ -183,14 +185,14 @@ def _poll_order(history: History) -> Iterator[Anomaly]:
                 continue
             offsets = visible[partition]
             for offset in offsets[bisect_right(offsets, first.offset) : bisect_left(offsets, second.offset)]:
-                who, missed = history.log[partition][offset]
-                yield PollSkip((before, after, who), missed)
+                witness, missed = history.log[partition][offset]
+                yield PollSkip((before, after, witness), missed)
 
 
 def _send_order(history: History) -> Iterator[Anomaly]:
     """Within a session the records of a partition are in the order of sending."""
-    told = [(send, history.known(item)) for send, item in history.sends.values()]
-    for sent in _by_session((send, item) for send, item in told if item.offset is not None).values():
+    sends = [(send, history.known(item)) for send, item in history.sends.values()]
+    for sent in _by_session((send, item) for send, item in sends if item.offset is not None).values():
         for (before, first), (after, second) in pairwise(sent):
             assert first.offset is not None and second.offset is not None
             if second.offset < first.offset:
@@ -199,8 +201,8 @@ def _send_order(history: History) -> Iterator[Anomaly]:
 
 def _by_session(noted: Iterable[Noted]) -> dict[Hashable, list[Noted]]:
     """By session and partition, in order."""
-    found: dict[Hashable, list[Noted]] = {}
+    by_session: dict[Hashable, list[Noted]] = {}
     for operation, item in noted:
         key = (operation.process, operation.session, item.topic, item.partition)
-        found.setdefault(key, []).append((operation, item))
-    return found
+        by_session.setdefault(key, []).append((operation, item))
+    return by_session

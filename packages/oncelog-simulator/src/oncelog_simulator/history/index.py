@@ -95,7 +95,9 @@ class History:
             return send.outcome
         ends = self.ends.get(send.unit, ())
         commits = {end.outcome for end in ends if end.kind is Kind.COMMIT}
-        return next((each for each in (Outcome.OK, Outcome.UNKNOWN) if each in commits), Outcome.FAIL)
+        return next(
+            (outcome for outcome in (Outcome.OK, Outcome.UNKNOWN) if outcome in commits), Outcome.FAIL
+        )
 
     def is_visible(self, value: Hashable) -> bool:
         """Whether readers that pass by must see it."""

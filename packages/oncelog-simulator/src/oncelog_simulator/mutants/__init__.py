@@ -4,7 +4,7 @@ from oncelog_simulator.mutants import (
     broker,
     clients,
     disk,
-    interrupted,
+    interrupted_clients,
     limits,
     removal,
     requests,
@@ -24,11 +24,22 @@ MUTANTS: list[Mutant | ClientMutant] = [
     *times.MUTANTS,
     *limits.MUTANTS,
     *requests.MUTANTS,
-    *interrupted.CLIENT_MUTANTS,
+    *interrupted_clients.CLIENT_MUTANTS,
 ]
 NOT_CAUGHT: dict[str, str] = {
     name: reason
-    for module in (broker, workloads, clients, disk, storage, removal, times, limits, requests, interrupted)
+    for module in (
+        broker,
+        workloads,
+        clients,
+        disk,
+        storage,
+        removal,
+        times,
+        limits,
+        requests,
+        interrupted_clients,
+    )
     for name, reason in module.NOT_CAUGHT.items()
 }
 """By the mutant's name, why no seed notices it. Its guards do."""

@@ -41,8 +41,8 @@ def _acknowledge_always(self: Any, records: memoryview, **how: Any) -> Any:
 
 def _one_marker(self: Any, transactional_id: str, now_ms: int) -> None:
     remaining = self._unfinished[transactional_id]
-    for at in sorted(remaining)[1:]:
-        remaining.discard(at)
+    for tp in sorted(remaining)[1:]:
+        remaining.discard(tp)
     _ORIGINAL_MARKERS(self, transactional_id, now_ms)
 
 
@@ -59,19 +59,19 @@ def _at_once(_: Any, __: Any, then: Callable[[Any], object]) -> None:
     then(None)
 
 
-def _same_epoch(entry: Any, fresh: Any, given: Any) -> Any:
+def _same_epoch(entry: Any, fresh: Any, requested: Any) -> Any:
     epoch = max(entry.producer_epoch, 0)
     return transactions_coordinator.Append(fresh._replace(producer_epoch=epoch))
 
 
-def _pending_at_once(self: Any, group: str, who: Any, found: Any, now_ms: int) -> Any:
-    return self.commit(group, found, now_ms)
+def _pending_at_once(self: Any, group: str, producer: Any, offsets: Any, now_ms: int) -> Any:
+    return self.commit(group, offsets, now_ms)
 
 
 def _offsets_whatever(self: Any, index: int, producer_id: int, is_commit: bool) -> None:
-    for group, found in self._pending.pop((index, producer_id), {}).items():
+    for group, offsets in self._pending.pop((index, producer_id), {}).items():
         self._forget_transaction(group, (index, producer_id))
-        self._committed.setdefault(group, {}).update(found)
+        self._committed.setdefault(group, {}).update(offsets)
 
 
 def _offsets_never(self: Any, index: int, producer_id: int, is_commit: bool) -> None:
@@ -125,8 +125,8 @@ def _pack_one_batch(entry: Any) -> bytes:
 
 
 def _wrong_duplicate(entry: Any, batch: Any) -> Any:
-    known = _FIND(entry, batch)
-    return None if known is None else known._replace(last_offset=known.last_offset + 1)
+    position = _FIND(entry, batch)
+    return None if position is None else position._replace(last_offset=position.last_offset + 1)
 
 
 def _pack_without_epoch(entry: Any) -> bytes:
@@ -134,8 +134,8 @@ def _pack_without_epoch(entry: Any) -> bytes:
 
 
 def _load_empty(self: Any, highest_offset: int, now_ms: int) -> Any:
-    found = _LOAD(self, highest_offset, now_ms)
-    return None if found is None else snapshot.Snapshot(found.offset, {})
+    result = _LOAD(self, highest_offset, now_ms)
+    return None if result is None else snapshot.Snapshot(result.offset, {})
 
 
 def _append_unsynced(self: Any, entry: Any) -> None:
@@ -163,17 +163,17 @@ def _load_as_kafka(self: Any, offset: int, now_ms: int) -> Any:
     return {pid: _PACK(entry) for pid, entry in snapshot.decode_snapshot(data, now_ms)}
 
 
-def _draw_many(chance: Any, count: int, *where: Any, **how: Any) -> Any:
-    return faults.draw_faults(chance, 60, *where, **how)
+def _draw_many(rng: Any, count: int, *where: Any, **how: Any) -> Any:
+    return faults.draw_faults(rng, 60, *where, **how)
 
 
-def _draw_slow_syncs(chance: Any, count: int, *where: Any, **how: Any) -> Any:
-    drawn = faults.draw_faults(chance, 40, *where, **how)
+def _draw_slow_syncs(rng: Any, count: int, *where: Any, **how: Any) -> Any:
+    drawn = faults.draw_faults(rng, 40, *where, **how)
     if not how["loses_power"]:
         return drawn
     slow = faults.Fault(0, "slow-disk", BROKER_HOST, 8_000, 1_500)
     power = faults.Fault(0, "power", BROKER_HOST, 0, 0)
-    return [(slow, power)[number % 2]._replace(at_ms=each.at_ms) for number, each in enumerate(drawn)]
+    return [(slow, power)[number % 2]._replace(at_ms=fault.at_ms) for number, fault in enumerate(drawn)]
 
 
 def _violate_all_but_memory(self: Any, rule: str, text: str) -> None:
@@ -197,8 +197,8 @@ def _own_producer(settings: Any) -> Any:
 
 
 def _keep_files(self: Any, doomed: Any, topic_ids: Any) -> dict[str, Any]:
-    for at in doomed:
-        self.partitions.pop(at).abandon()
+    for tp in doomed:
+        self.partitions.pop(tp).abandon()
     return {}
 
 

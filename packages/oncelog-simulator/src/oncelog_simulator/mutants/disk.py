@@ -25,7 +25,7 @@ def _slow_jobs(_: Random) -> JobSettings:
     return JobSettings(share=1.0, pause_s=4.0, stop_chance=0.3, preempt_chance=0.1)
 
 
-def _lose_power_early(chance: Random, count: int, until_ms: int, *clients: Any, **how: Any) -> Any:
+def _lose_power_early(rng: Random, count: int, until_ms: int, *clients: Any, **how: Any) -> Any:
     kind = "power" if how["loses_power"] else "kill"
     return [faults.Fault(at_ms, kind, BROKER_HOST, 300, 0) for at_ms in range(400, 12_000, 700)]
 
@@ -34,12 +34,12 @@ def _preempt_often(_: Random) -> JobSettings:
     return JobSettings(share=1.0, pause_s=0.05, stop_chance=0.3, preempt_chance=0.5)
 
 
-def _fail_then_lose_power(chance: Random, until_ms: int) -> list[faults.Fault]:
+def _fail_then_lose_power(rng: Random, until_ms: int) -> list[faults.Fault]:
     drawn: list[faults.Fault] = []
     for _ in range(8):
-        at_ms = chance.randrange(until_ms)
+        at_ms = rng.randrange(until_ms)
         drawn.append(faults.Fault(at_ms, "failed-sync", BROKER_HOST, 500, 0))
-        drawn.append(faults.Fault(at_ms + chance.randrange(600, 6_000), "power", BROKER_HOST, 500, 0))
+        drawn.append(faults.Fault(at_ms + rng.randrange(600, 6_000), "power", BROKER_HOST, 500, 0))
     return drawn
 
 
@@ -71,8 +71,8 @@ def _always_stopped(_: Random) -> str:
     return "stopped"
 
 
-def _draw_a_batch(chance: Random, disk: Any, batches: Any, *, is_killed: bool) -> Any:
-    return disk_rot._draw_internal(chance, disk, batches, is_killed=is_killed)
+def _draw_a_batch(rng: Random, disk: Any, batches: Any, *, is_killed: bool) -> Any:
+    return disk_rot._draw_internal(rng, disk, batches, is_killed=is_killed)
 
 
 ROTTEN: tuple[Patch, ...] = (

@@ -7,15 +7,14 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from oncelog_simulator import blocking as oncelog_simulator_blocking
-from oncelog_simulator import cancelling
-from oncelog_simulator.backup import play_restored
-from oncelog_simulator.blocking import play_threads
-from oncelog_simulator.cancelling import play_cancelled
-from oncelog_simulator.scene import Run, has_faults
+from oncelog_simulator import asyncio_clients, blocking_clients
+from oncelog_simulator.asyncio_clients import run_asyncio_clients
+from oncelog_simulator.backup import run_restored_backup
+from oncelog_simulator.blocking_clients import run_blocking_clients
+from oncelog_simulator.client_simulation import ClientResult, has_faults
+from oncelog_simulator.default_flush import run_default_flush
 from oncelog_simulator.shrink import rule_of
-from oncelog_simulator.simulation import APART, WORKLOADS, play, scenario_for
-from oncelog_simulator.unsynced import play_unsynced
+from oncelog_simulator.simulation import INDEPENDENT_WORKLOADS, WORKLOADS, run_scenario, scenario_for
 
 Patch = tuple[Any, str, Any]
 """(owner, attribute, what stands there instead)"""
@@ -64,18 +63,18 @@ def true(*_: Any, **__: Any) -> bool:
     return True
 
 
-_SCENES: dict[str, tuple[Callable[[int], str], Callable[[int], Run]]] = {
-    "blocking": (oncelog_simulator_blocking.kind_of, play_threads),
-    "asyncio": (cancelling.kind_of, play_cancelled),
-    "backup": (lambda seed: "backup", play_restored),
-    "unsynced": (lambda seed: "unsynced", play_unsynced),
+_CLIENT_SIMULATIONS: dict[str, tuple[Callable[[int], str], Callable[[int], ClientResult]]] = {
+    "blocking": (blocking_clients.kind_of, run_blocking_clients),
+    "asyncio": (asyncio_clients.kind_of, run_asyncio_clients),
+    "backup": (lambda seed: "backup", run_restored_backup),
+    "unsynced": (lambda seed: "unsynced", run_default_flush),
 }
 """How a seed's clients are drawn, and played."""
 
 
 def caught_by_clients(mutant: ClientMutant, seeds: Iterable[int]) -> tuple[int, str] | None:
     """Return the first seed of interrupted clients that notices, and the violated rule; None without."""
-    kind_of, play_one = _SCENES[mutant.clients]
+    kind_of, run_seed = _CLIENT_SIMULATIONS[mutant.clients]
     for seed in seeds:
         if (mutant.kinds and kind_of(seed) not in mutant.kinds) or (
             mutant.needs_faults and not has_faults(seed)
@@ -84,7 +83,7 @@ def caught_by_clients(mutant: ClientMutant, seeds: Iterable[int]) -> tuple[int, 
         with ExitStack() as stack:
             for owner, attribute, instead in mutant.patches:
                 stack.enter_context(patch.object(owner, attribute, instead))
-            violations = play_one(seed).violations
+            violations = run_seed(seed).violations
         if violations:
             return seed, rule_of(violations[0])
     return None
@@ -93,7 +92,7 @@ def caught_by_clients(mutant: ClientMutant, seeds: Iterable[int]) -> tuple[int, 
 def caught_by(mutant: Mutant, seeds: Iterable[int]) -> tuple[int, str] | None:
     """Return the first seed that notices, and the violated rule; None when none does."""
     for seed in seeds:
-        apart = mutant.workload if mutant.workload in (*WORKLOADS, *APART) else None
+        apart = mutant.workload if mutant.workload in (*WORKLOADS, *INDEPENDENT_WORKLOADS) else None
         scenario = scenario_for(seed, workload=apart)
         if mutant.workload not in (None, *scenario.parts):
             continue
@@ -109,7 +108,7 @@ def violated(seed: int, patches: tuple[Patch, ...], workload: str | None = None)
         for owner, attribute, instead in patches:
             stack.enter_context(patch.object(owner, attribute, instead))
         try:
-            return play(scenario_for(seed, workload=workload)).violations
+            return run_scenario(scenario_for(seed, workload=workload)).violations
         except Exception as error:  # the broken product broke the simulation itself
             return [f"{type(error).__name__}: {error}"]
 

@@ -78,8 +78,8 @@ def _stopped_in_the_end(_: Random) -> str:
     return "stopped"
 
 
-def _lose_directory(chance: Random, disk: Any, batches: Any, *, is_killed: bool) -> disk_rot.Rot | None:
-    return disk_rot.draw_lost_directory(chance, disk)
+def _lose_directory(rng: Random, disk: Any, batches: Any, *, is_killed: bool) -> disk_rot.Rot | None:
+    return disk_rot.draw_lost_directory(rng, disk)
 
 
 LOST_DIRECTORIES: tuple[Patch, ...] = (

@@ -175,16 +175,16 @@ def _code_of_a_new_topic(self: Any, name: str, topic_id: bytes) -> int:
     return _TOPIC_CODE(self, name, topic_id)
 
 
-def _group_by_name(node: Any, request: Any, asked: Any, is_stable: bool, budget: Any) -> Any:
+def _group_by_name(node: Any, request: Any, requested: Any, is_stable: bool, budget: Any) -> Any:
     """Answer with the ids that the topics' names have in the end."""
-    group = yield from _FETCH_GROUP(node, request, asked, is_stable, budget)
-    names = {bytes(topic.topic_id): topic.name for topic in asked.topics or () if topic.name}
+    group = yield from _FETCH_GROUP(node, request, requested, is_stable, budget)
+    names = {bytes(topic.topic_id): topic.name for topic in requested.topics or () if topic.name}
     for result in group.topics:
         name = names.get(bytes(result.topic_id), "")
         topic = node.topics.get(name)
         if topic is None or result.name:
             continue
-        committed = node.groups.offsets.of(asked.group_id)
+        committed = node.groups.offsets.of(requested.group_id)
         result.name, result.topic_id = name, topic.topic_id
         for row in result.partitions:
             row.error_code = 0

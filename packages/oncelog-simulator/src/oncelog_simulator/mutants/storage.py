@@ -44,7 +44,7 @@ def _keep_no_tombstone(self: Any, key: bytes | None, offset: int, has_value: boo
 def _retained_from(self: Any, now_ms: int) -> int:
     """Return what is kept, up to the first segment that is empty."""
     offset: int = _RETAINED_FROM(self, now_ms)
-    empty = [each.base_offset for each in self.log.segments if each.size_bytes == 0]
+    empty = [segment.base_offset for segment in self.log.segments if segment.size_bytes == 0]
     kept_from: int = max(min([offset, *empty]), self.log_start_offset)
     return kept_from
 
@@ -70,18 +70,18 @@ def _append_control_at_once(self: Any, *how: Any) -> Any:
         return _APPEND_CONTROL(self, *how)
 
 
-def _draw_power_losses(chance: Any, count: int, until_ms: int, *clients: Any, **how: Any) -> list[Fault]:
+def _draw_power_losses(rng: Any, count: int, until_ms: int, *clients: Any, **how: Any) -> list[Fault]:
     if not how["loses_power"]:
         return []
-    times = sorted(chance.randrange(until_ms) for _ in range(12))
+    times = sorted(rng.randrange(until_ms) for _ in range(12))
     kinds = ("power", "power-in-write")
-    return [Fault(at_ms, chance.choice(kinds), BROKER_HOST, 800, chance.randint(0, 3_000)) for at_ms in times]
+    return [Fault(at_ms, rng.choice(kinds), BROKER_HOST, 800, rng.randint(0, 3_000)) for at_ms in times]
 
 
-def _damage_an_id(chance: Random, disk: Any, batches: Any, *, is_killed: bool) -> disk_rot.Rot | None:
+def _damage_an_id(rng: Random, disk: Any, batches: Any, *, is_killed: bool) -> disk_rot.Rot | None:
     paths = [path for path in disk_rot._small_files(disk) if path.endswith("partition.metadata")]
-    path = chance.choice(paths)
-    return disk_rot.Rot(path, chance.randrange(len(disk.read(path))), chance.randrange(8))
+    path = rng.choice(paths)
+    return disk_rot.Rot(path, rng.randrange(len(disk.read(path))), rng.randrange(8))
 
 
 def _finish_any_swaps(disk: Any, directory: str) -> None:
@@ -91,14 +91,19 @@ def _finish_any_swaps(disk: Any, directory: str) -> None:
     _FINISH_SWAPS(disk, directory)
 
 
-def _lose_points(chance: Random, disk: Any, batches: Any, *, is_killed: bool) -> disk_rot.Rot | None:
+def _lose_points(rng: Random, disk: Any, batches: Any, *, is_killed: bool) -> disk_rot.Rot | None:
     return disk_rot.Rot(RECOVERY_POINTS) if disk.exists(RECOVERY_POINTS) else None
 
 
-def _lose_index(chance: Random, disk: Any, batches: Any, *, is_killed: bool) -> disk_rot.Rot | None:
-    paths = [f"{name}/{each}" for name in disk.list() if disk.is_directory(name) for each in disk.list(name)]
+def _lose_index(rng: Random, disk: Any, batches: Any, *, is_killed: bool) -> disk_rot.Rot | None:
+    paths = [
+        f"{name}/{file_name}"
+        for name in disk.list()
+        if disk.is_directory(name)
+        for file_name in disk.list(name)
+    ]
     indexes = [path for path in paths if path.endswith(".txnindex") and disk.read(path)]
-    return disk_rot.Rot(chance.choice(indexes)) if indexes else None
+    return disk_rot.Rot(rng.choice(indexes)) if indexes else None
 
 
 def _stopped_in_the_end(_: Random) -> str:
@@ -247,13 +252,13 @@ MUTANTS = [
     Mutant(
         "directories of others count as partitions",
         ((LogManager, "is_partition", true),),
-        "strangers",
+        "foreign files",
         findings=("R108",),
     ),
     Mutant(
         "files of others count as segments",
         ((recovery, "finish_swaps", _finish_any_swaps),),
-        "strangers",
+        "foreign files",
         findings=("R114",),
     ),
     Mutant(

@@ -12,7 +12,7 @@ from oncelog.log.segment import Segment
 from oncelog.rules.storage import compaction
 from oncelog_simulator import simulation, topic_times
 from oncelog_simulator.faults import Fault
-from oncelog_simulator.jobs import WHOLE, JobSettings
+from oncelog_simulator.jobs import UNDIVIDED, JobSettings
 from oncelog_simulator.mutants.mutant import Mutant, Patch, nothing, true
 
 
@@ -59,7 +59,7 @@ def _no_faults(*_: Any, **__: Any) -> list[Fault]:
 
 
 def _whole_jobs(_: Random) -> JobSettings:
-    return WHOLE
+    return UNDIVIDED
 
 
 COMPACTED: tuple[Patch, ...] = (

@@ -90,7 +90,9 @@ def _marker_of_own_epoch(self: Any, entry: Any, tp: TopicPartition) -> Any:
 
 def _forget_in_memory(self: Any, now_ms: int) -> None:
     expiration_ms = self._settings["transactional.id.expiration.ms"]
-    for entry in [each for each in self._entries.values() if is_expired(each, now_ms, expiration_ms)]:
+    for entry in [
+        expired for expired in self._entries.values() if is_expired(expired, now_ms, expiration_ms)
+    ]:
         del self._entries[entry.transactional_id]
 
 
@@ -106,17 +108,17 @@ def _saved_and_forgotten(self: Any, error: Any, mark: Any, now_ms: int) -> None:
     self.is_unsaved = False
 
 
-def _draw_full_disks(chance: Any, count: int, until_ms: int, *clients: Any, **how: Any) -> list[faults.Fault]:
+def _draw_full_disks(rng: Any, count: int, until_ms: int, *clients: Any, **how: Any) -> list[faults.Fault]:
     return [
         faults.Fault(at_ms, "full-disk", BROKER_HOST, 2_000, 100) for at_ms in range(5_000, until_ms, 5_000)
     ]
 
 
 def _draw_kills_in_writes(
-    chance: Any, count: int, until_ms: int, *clients: Any, **how: Any
+    rng: Any, count: int, until_ms: int, *clients: Any, **how: Any
 ) -> list[faults.Fault]:
     return [
-        faults.Fault(at_ms, "kill-in-write", BROKER_HOST, 2_400, chance.randint(0, 3_000))
+        faults.Fault(at_ms, "kill-in-write", BROKER_HOST, 2_400, rng.randint(0, 3_000))
         for at_ms in range(2_000, until_ms, 2_500)
     ]
 

@@ -32,7 +32,7 @@ from oncelog.types import TopicPartition
 from oncelog.wire.message import Part
 from oncelog.wire.messages import API_BY_KEY, API_BY_NAME
 from oncelog.wire.schema import FIXED, Field
-from oncelog_simulator.clients import QUICK, Application, Reader
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application, Reader
 from oncelog_simulator.event_loop import Process
 from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.workloads import Workload, create_topic
@@ -90,22 +90,22 @@ class Attacker(Application):
 
     def __init__(self, world: World, name: str, counter: CallCounter) -> None:
         super().__init__(world, name)
-        self.attacks_left = self.chance.randint(6, 16)
+        self.attacks_left = self.rng.randint(6, 16)
         self._counter = counter
         self._connections: list[asyncio.Transport] = []
 
     async def work(self) -> None:
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await create_topic(admin, NewTopic(TOPIC, num_partitions=1))
         while self.attacks_left > 0:
             self.attacks_left -= 1
-            attack = self.chance.choice(ATTACKS)
+            attack = self.rng.choice(ATTACKS)
             self.world.note(self.name, f"attack: {attack.__name__.strip('_')}")
             try:
                 await attack(self)
             except OSError as error:
                 self.world.note(self.name, f"no connection: {error!r}")
-            await self.rest(5.0)
+            await self.sleep_up_to(5.0)
         self._end_all()
 
     async def connect(self) -> asyncio.Transport:
@@ -123,78 +123,78 @@ class Attacker(Application):
         transport.write(data)
         await asyncio.sleep(1.0)
         loop.run_step = None
-        if self.chance.random() < 0.5:
+        if self.rng.random() < 0.5:
             self._end_all()
 
     def _end_all(self) -> None:
         for transport in self._connections:
-            (transport.abort if self.chance.random() < 0.5 else transport.close)()
+            (transport.abort if self.rng.random() < 0.5 else transport.close)()
         self._connections.clear()
 
 
 async def _random_bytes(attacker: Attacker) -> None:
-    chance = attacker.chance
-    data = chance.randbytes(chance.choice((1, 3, 4, 20, 1_000)))
-    await attacker.send(_SIZE.pack(len(data)) + data if chance.random() < 0.7 else data)
+    rng = attacker.rng
+    data = rng.randbytes(rng.choice((1, 3, 4, 20, 1_000)))
+    await attacker.send(_SIZE.pack(len(data)) + data if rng.random() < 0.7 else data)
 
 
 async def _impossible_size(attacker: Attacker) -> None:
-    size = attacker.chance.choice((-1, 0, 1, -(2**31), 2**31 - 1, 104_857_600, 104_857_601))
-    await attacker.send(_SIZE.pack(size) + attacker.chance.randbytes(attacker.chance.choice((0, 8, 5_000))))
+    size = attacker.rng.choice((-1, 0, 1, -(2**31), 2**31 - 1, 104_857_600, 104_857_601))
+    await attacker.send(_SIZE.pack(size) + attacker.rng.randbytes(attacker.rng.choice((0, 8, 5_000))))
 
 
 async def _drawn_requests(attacker: Attacker) -> None:
-    await attacker.send(b"".join(_frame(draw_request(attacker.chance)) for _ in range(3)))
+    await attacker.send(b"".join(_frame(draw_request(attacker.rng)) for _ in range(3)))
 
 
 async def _mangled_request(attacker: Attacker) -> None:
     """A valid request with some bytes changed, cut out or put in."""
-    chance = attacker.chance
-    data = bytearray(draw_request(chance))
-    for _ in range(chance.randint(1, 4)):
-        position = chance.randrange(8, len(data)) if len(data) > 8 else 0
-        match chance.choice(("flip", "extreme", "cut", "insert")):
+    rng = attacker.rng
+    data = bytearray(draw_request(rng))
+    for _ in range(rng.randint(1, 4)):
+        position = rng.randrange(8, len(data)) if len(data) > 8 else 0
+        match rng.choice(("flip", "extreme", "cut", "insert")):
             case "flip":
-                data[position] ^= 1 << chance.randrange(8)
+                data[position] ^= 1 << rng.randrange(8)
             case "extreme":
-                data[position : position + 4] = chance.choice((b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff"))
+                data[position : position + 4] = rng.choice((b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff"))
             case "cut":
                 del data[position:]
             case _:
-                data[position:position] = chance.randbytes(chance.randint(1, 5))
+                data[position:position] = rng.randbytes(rng.randint(1, 5))
     await attacker.send(_frame(bytes(data)))
 
 
 async def _unknown_version(attacker: Attacker) -> None:
-    chance = attacker.chance
-    key = chance.choice((*OFFERED, -1, 200, 32_767))
-    head = struct.pack(">hhih", key, chance.choice((-1, 99, 32_767)), 1, chance.choice((-2, -1, 4, 32_767)))
-    await attacker.send(_frame(head + b"name" + chance.randbytes(20)))
+    rng = attacker.rng
+    key = rng.choice((*OFFERED, -1, 200, 32_767))
+    head = struct.pack(">hhih", key, rng.choice((-1, 99, 32_767)), 1, rng.choice((-2, -1, 4, 32_767)))
+    await attacker.send(_frame(head + b"name" + rng.randbytes(20)))
 
 
 async def _worst_request(attacker: Attacker) -> None:
-    chance = attacker.chance
-    size = chance.choice(WORST_BYTES)
-    requests = [draw_worst(chance, size) for _ in range(chance.choice((1, 3)))]
+    rng = attacker.rng
+    size = rng.choice(WORST_BYTES)
+    requests = [draw_worst(rng, size) for _ in range(rng.choice((1, 3)))]
     await attacker.send(b"".join(_frame(request.frame()) for request in requests))
 
 
 async def _slow_request(attacker: Attacker) -> None:
     """A request byte by byte, which never ends; the connection stays."""
-    chance = attacker.chance
+    rng = attacker.rng
     transport = await attacker.connect()
-    data = _frame(draw_request(chance))[:-1]
+    data = _frame(draw_request(rng))[:-1]
     for position in range(0, len(data), max(len(data) // 6, 1)):
         transport.write(data[position : position + 1])
-        await asyncio.sleep(chance.uniform(0.1, 2.0))
+        await asyncio.sleep(rng.uniform(0.1, 2.0))
 
 
 async def _unread_answers(attacker: Attacker) -> None:
     """Requests whose answers are not taken."""
     transport = await attacker.connect()
     transport.pause_reading()
-    transport.write(_frame(draw_request(attacker.chance)) * attacker.chance.choice((1, 20, 200)))
-    await attacker.rest(5.0)
+    transport.write(_frame(draw_request(attacker.rng)) * attacker.rng.choice((1, 20, 200)))
+    await attacker.sleep_up_to(5.0)
 
 
 ATTACKS: tuple[Callable[[Attacker], Any], ...] = (
@@ -285,12 +285,12 @@ class HarmedReader(Reader):
     def __init__(self, world: World, name: str, partitions: list[TopicPartition]) -> None:
         super().__init__(world, name, partitions, "read_committed")
         self.settings |= {"allow.auto.create.topics": False}
-        self._rng = world.chance(f"harm {name}")
+        self._rng = world.rng(f"harm {name}")
         world.network.harmed[name] = self.harm
 
     def harm(self, data: bytes) -> bytes:
         """Return what arrives of a write."""
-        if self.is_told_to_stop or self._rng.random() >= HARM_CHANCE:
+        if self.stop_requested or self._rng.random() >= HARM_CHANCE:
             return data
         bit = self._rng.randrange(8 * len(data))
         harmed = bytearray(data)
@@ -298,7 +298,7 @@ class HarmedReader(Reader):
         return bytes(harmed)
 
     async def work(self) -> None:
-        while not self.is_told_to_stop:
+        while not self.stop_requested:
             consumer = AsyncConsumer(self.settings)
             consumer.assign(self.partitions)
             try:
@@ -307,7 +307,7 @@ class HarmedReader(Reader):
             except OncelogError as error:
                 self.world.note(self.name, f"poll: {error!r}")
             await consumer.close()
-            await self.rest(1.0)
+            await self.sleep_up_to(1.0)
 
 
 class Hostile(Workload):
@@ -325,12 +325,12 @@ class Hostile(Workload):
         attacker, reader = self.clients
         self.applications = [Attacker(world, attacker, self.counter)]
         topics = ["records"] * bool(scenario.senders) + ["inward"] * bool(scenario.writers)
-        self.readers = [HarmedReader(world, reader, [TopicPartition(each, 0) for each in topics])]
+        self.readers = [HarmedReader(world, reader, [TopicPartition(topic, 0) for topic in topics])]
         self.last.partitions = []
 
     def check(self, node: BrokerState) -> None:
         for event in self.world.timeline:
-            if event.who != "log":
+            if event.host != "log":
                 continue
             closed = _CLOSED.search(event.text)
             if closed is not None and closed[1] not in self.clients and closed[1] != "echo":

@@ -1,9 +1,12 @@
-"""A broker and its clients' applications: a seed draws what they do, and for half of the seeds some faults.
+"""Simulations of interrupted clients: one broker, and applications whose calls are interrupted.
 
-blocking.py plays the blocking clients in threads that give way anywhere and are interrupted;
-cancelling.py the asyncio clients, whose calls are cancelled at any await. In seeds without faults no call
-may fail, hang, lose or skip. In the others a call may end with an error that expected_errors.py explains, and
-300 virtual seconds after the last fault everything must be done.
+A seed draws what the applications do. Half of the seeds also have faults. `blocking_clients.py` runs the
+blocking clients in threads that are suspended anywhere and interrupted by signals. `asyncio_clients.py` runs
+the asyncio clients and cancels their calls at any await.
+
+In seeds without faults no call may fail or hang, and no record may be lost or skipped. In seeds with faults a
+call may raise an error that `expected_errors.py` explains. All work must be done 300 virtual seconds after
+the last fault.
 """
 
 from __future__ import annotations
@@ -23,19 +26,21 @@ from oncelog.types import Record, TopicPartition
 from oncelog_simulator.checks import InvariantMonitor, batches_of, check_history, check_log
 from oncelog_simulator.clients import Application, LastReader, Sender
 from oncelog_simulator.event_loop import Livelock
-from oncelog_simulator.expected_errors import MEMBERSHIP, Excuses
-from oncelog_simulator.faults import REFUSED_WRITES, Fault, draw_faults, happen
+from oncelog_simulator.expected_errors import MEMBERSHIP, ExpectedErrors
+from oncelog_simulator.faults import REFUSED_WRITES, Fault, apply_fault, draw_faults
 from oncelog_simulator.history.check import Kind, Operation, Outcome
-from oncelog_simulator.world import SERVERS, BrokerHost, Event, Listening, World
+from oncelog_simulator.world import SERVERS, BrokerHost, Event, LogCapture, World
 
 LIMIT_SECONDS = 120.0
-"""So long after the beginning everything must be over."""
+"""Seconds within which a simulation without faults must end."""
 FAULTS_PATIENCE_SECONDS = 5.0
-"""So much longer than its documented time-out no call may take in a seed with faults."""
+"""Seconds that a call may exceed its documented time-out in a seed with faults."""
 TOPIC = "read"
 MOST_ASSIGNMENTS = 4
-"""Of two consumers with one group.instance.id; more, and they take the partitions from each other. Each fault
-may end a session, after which both are assigned partitions once more.
+"""Maximum number of assignments of two consumers with one group.instance.id, in a seed without faults.
+
+With more assignments the two consumers take the partitions from each other. Each fault may end a session, and
+then both consumers may be assigned partitions once more.
 """
 FAULT_CHANCE = 0.5
 FAULT_KINDS = (
@@ -54,20 +59,23 @@ FAULT_KINDS = (
 )
 FAULTS_UNTIL_MS = 30_000
 LIVENESS_SECONDS = 300.0
-"""So long after the last fault everything must be done."""
+"""Seconds after the last fault within which all work must be done."""
 TWIN_SECONDS = 30.0
-"""So much longer than the faults two consumers with one group.instance.id live."""
+"""Seconds after the last fault for which two consumers with one group.instance.id stay alive."""
 SETTLE_SECONDS = 15.0
-"""So long after the last fault every session of a member that is gone has ended."""
+"""Seconds after the last fault within which the session of every dead member has ended."""
 MAX_CLOCK_MS = 900_000
-"""Two hosts whose clocks differ by more than an hour refuse each other's records."""
+"""Milliseconds by which a fault may change a clock.
+
+If the clocks of two hosts differ by more than an hour, the hosts refuse each other's records.
+"""
 HANG = "a call hangs"
 FENCED = (FencedInstanceId, UnreleasedInstanceId)
 
 
 @dataclass(frozen=True)
-class Run:
-    """The result of one seed."""
+class ClientResult:
+    """The result of one seed of interrupted clients."""
 
     seed: int
     kind: str
@@ -80,16 +88,19 @@ class Run:
 
 
 class LivenessTimeout(Exception):
-    """A call hangs: nothing more is learned by going on."""
+    """A call hangs, so the simulation ends."""
 
 
 @contextmanager
-def bounded(application: Application, what: str, seconds: float, faults_s: float = 0.0) -> Iterator[None]:
-    """Time a call, which must return soon after so many seconds. `faults_s`: in a seed with faults."""
+def time_limit(application: Application, what: str, seconds: float, faults_s: float = 0.0) -> Iterator[None]:
+    """Report a violation if a call takes much longer than `seconds`.
+
+    In a seed with faults the limit is `faults_s` if that is longer.
+    """
     world, began_us = application.world, application.world.now_us
     limit_s = seconds + application.patience_s
-    if world.excuses:
-        limit_s = max(seconds, faults_s) + world.excuses.paused_s + FAULTS_PATIENCE_SECONDS
+    if world.expected_errors:
+        limit_s = max(seconds, faults_s) + world.expected_errors.paused_s + FAULTS_PATIENCE_SECONDS
     timer = world.loop.call_later(limit_s, world.violate, HANG, f"{what} of {application.name}")
     try:
         yield
@@ -99,43 +110,49 @@ def bounded(application: Application, what: str, seconds: float, faults_s: float
 
 
 @contextmanager
-def excused(application: Application, what: str) -> Iterator[None]:
-    """Let a call end with an error that faults explain; any other is a violation. A fenced one is raised."""
+def allow_expected_errors(application: Application, what: str) -> Iterator[None]:
+    """Allow a call to raise an error that the faults explain.
+
+    Any other error is a violation. Errors of a fenced member are raised again.
+    """
     try:
         yield
     except FENCED:
         raise
     except OncelogError as error:
-        if not application.world.excuses:
+        if not application.world.expected_errors:
             raise
-        judge_error(application, what, error)
+        check_error(application, what, error)
 
 
-def judge_error(application: Application, what: str, error: Exception) -> None:
-    """Note an error that faults explain; any other is a violation."""
+def check_error(application: Application, what: str, error: Exception) -> None:
+    """Note an error. It is a violation unless the faults explain it."""
     world = application.world
     world.note(application.name, f"{what}: {error!r}")
-    if not isinstance(error, OncelogError) or not world.excuses.explains(error, world.now_us):
+    if not isinstance(error, OncelogError) or not world.expected_errors.explains(error, world.now_us):
         world.violate("a call fails without a reason", f"{what} of {application.name}: {error!r}")
 
 
 @contextmanager
-def uncommitted(application: Application) -> Iterator[None]:
-    """Let a commit fail: the application may be no member of its group at present."""
+def allow_failed_commit(application: Application) -> Iterator[None]:
+    """Allow a commit to fail, because the application may not be a member of its group at that time."""
     try:
         yield
     except FENCED:
-        if application.world.excuses:
+        if application.world.expected_errors:
             raise
     except MEMBERSHIP:
         pass
     except OncelogError as error:
-        if application.world.excuses:
-            judge_error(application, "commit()", error)
+        if application.world.expected_errors:
+            check_error(application, "commit()", error)
 
 
-class Holdings:
-    """What a member of a group was told and given. `held`: its partitions by what its listeners were told."""
+class MemberView:
+    """The records that a member of a group received, and its partitions.
+
+    `held` has the partitions that the member's listeners were notified of.
+    """
 
     def __init__(self, application: Application) -> None:
         self.application = application
@@ -144,10 +161,10 @@ class Holdings:
         self.assigned_count = 0
         self.is_fenced = False
         self._untold: set[TopicPartition] = set()
-        """What it held and was not told of, or was told of and did not hold, when it was looked at last."""
+        """Partitions for which `held` and the assignment differed at the last check."""
 
     def take(self, records: list[Record]) -> None:
-        """The application was given these."""
+        """Note records that the application received."""
         if records:
             application = self.application
             items = application.items_of(records)
@@ -155,9 +172,10 @@ class Holdings:
             self.seen.update((item.topic, item.partition, item.offset) for item in items)
 
     def check(self, assignment: list[TopicPartition]) -> None:
-        """The listeners were told of everything, at the latest in the poll that has returned now.
+        """Report a violation if the listeners missed a change of the assignment.
 
-        Partitions may change between the end of a poll and this look, but not twice in the same way.
+        Partitions may change after a poll has returned and before this check. So a difference counts only if
+        two successive checks see it.
         """
         untold = self.held ^ set(assignment)
         if lasting := untold & self._untold:
@@ -166,27 +184,32 @@ class Holdings:
         self._untold = untold
 
     def assigned(self, partitions: list[TopicPartition]) -> None:
-        """A listener."""
+        """Note assigned partitions. This is a rebalance listener."""
         self.application.session += 1
         self.assigned_count += 1
         self.held.update(partitions)
 
     def revoked(self, partitions: list[TopicPartition]) -> None:
-        """A listener."""
+        """Note revoked or lost partitions. This is a rebalance listener."""
         self.application.session += 1
         self.held.difference_update(partitions)
 
 
 class LateSender(Sender):
-    """A Sender that begins when the faults are over."""
+    """A Sender that starts after the last fault."""
 
     async def work(self) -> None:
-        await asyncio.sleep(self.world.excuses.end_us / 1e6 + SETTLE_SECONDS - self.world.now_us / 1e6)
+        await asyncio.sleep(
+            self.world.expected_errors.end_us / 1e6 + SETTLE_SECONDS - self.world.now_us / 1e6
+        )
         await super().work()
 
 
-class Scene:
-    """A seed's broker and applications. `following`: those that begin when `first` are done."""
+class ClientSimulation:
+    """The broker and the applications of one seed.
+
+    The applications in `following` start when those in `first` are done.
+    """
 
     def __init__(self, world: World, kind: str, partition_count: int) -> None:
         self.world, self.kind, self.partition_count = world, kind, partition_count
@@ -203,55 +226,64 @@ class Scene:
         self.faults: tuple[Fault, ...] = ()
         self.first: list[Application] = []
         self.following: list[Application] = []
-        self.members: list[Holdings] = []
-        """Of which the group's last one reads to the end."""
+        self.members: list[MemberView] = []
+        """The members of the group. The last one reads all records that the group has not committed."""
         self.checks: list[Callable[[list[Operation], str], object]] = []
-        """Besides those of every scene; of the operations, and the name of who read everything."""
+        """Further checks. Each is called with the operations and with the name of the process that read
+        everything.
+        """
         self.last: LastReader | None = None
         self.limit_s = LIMIT_SECONDS
         self.monitor = InvariantMonitor(world)
-        """Looks at the broker in seeds with faults."""
+        """Observes the broker in seeds with faults."""
 
-    def cast_group(self, members: list[Holdings], last: Holdings, overlap_s: float, chance: Random) -> None:
-        """Take a sender, the group's members and its last one; judge twins, which overlap for so long."""
-        burst_count = chance.randint(2, 5)
+    def add_group(self, members: list[MemberView], last: MemberView, overlap_s: float, rng: Random) -> None:
+        """Add a sender, the members of a group, and the group's last member.
+
+        `overlap_s` is the time in seconds during which both members with one group.instance.id are alive.
+        """
+        burst_count = rng.randint(2, 5)
         self.first.append(Sender(self.world, "sender-0", TOPIC, self.partition_count, burst_count))
-        self.first += [each.application for each in members]
+        self.first += [member.application for member in members]
         self.following.append(last.application)
         self.members += [*members, last]
         if self.kind == "twins":
             self.checks.append(lambda *_: check_twins(self.world, members, overlap_s))
 
-    def disturb(self, kept: Collection[int] | None = None) -> None:
-        """Draw the faults of a seed, none for half of them. `kept`: numbers of those to play; None: all."""
+    def add_faults(self, kept: Collection[int] | None = None) -> None:
+        """Draw the faults of a seed; half of the seeds have none.
+
+        `kept` has the numbers of the faults to run, None for all.
+        """
         if not has_faults(self.world.seed):
             return
-        chance = self.world.chance("client faults")
-        loses_power = chance.random() < 0.5
-        clients, count = [each.name for each in self.first if each.name != "until"], chance.randint(1, 6)
-        drawn = draw_faults(
-            chance, count, FAULTS_UNTIL_MS, clients, loses_power=loses_power, kinds=FAULT_KINDS
+        rng = self.world.rng("client faults")
+        loses_power = rng.random() < 0.5
+        clients, count = (
+            [application.name for application in self.first if application.name != "until"],
+            rng.randint(1, 6),
         )
+        drawn = draw_faults(rng, count, FAULTS_UNTIL_MS, clients, loses_power=loses_power, kinds=FAULT_KINDS)
         drawn = [_with_near_clock(fault) for fault in drawn]
         settings: dict[str, object] = {
-            "log.segment.bytes": chance.choice((700, 3_000, 1 << 30)),
-            "log.flush.interval.messages": 1 if loses_power else chance.choice((1, 3, 1 << 40)),
-            "log.flush.offset.checkpoint.interval.ms": chance.choice((2_000, 60_000)),
+            "log.segment.bytes": rng.choice((700, 3_000, 1 << 30)),
+            "log.flush.interval.messages": 1 if loses_power else rng.choice((1, 3, 1 << 40)),
+            "log.flush.offset.checkpoint.interval.ms": rng.choice((2_000, 60_000)),
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": 3_000,
         }
         self.broker.settings = BROKER.parse({"listeners": SERVERS, **self.settings, **settings})
         self.faults = tuple(fault for number, fault in enumerate(drawn) if kept is None or number in kept)
-        self.world.excuses = Excuses(
+        self.world.expected_errors = ExpectedErrors(
             [(fault.at_ms * 1_000, (fault.at_ms + fault.span_ms) * 1_000) for fault in drawn],
             paused_s=sum(fault.span_ms for fault in drawn if fault.kind == "pause") / 1_000,
             sets_clock=any(fault.kind == "clock" for fault in drawn),
-            is_lasting=chance.random() < 0.5,
+            is_lasting=rng.random() < 0.5,
         )
-        if self.members and self.world.excuses.is_lasting:
+        if self.members and self.world.expected_errors.is_lasting:
             self.first.append(LateSender(self.world, "sender-1", TOPIC, self.partition_count, 2))
-        self.limit_s += self.world.excuses.end_us / 1e6 + LIVENESS_SECONDS
+        self.limit_s += self.world.expected_errors.end_us / 1e6 + LIVENESS_SECONDS
         self.monitor.writes_failed = any(fault.kind in REFUSED_WRITES for fault in drawn)
-        self.broker.before_end = self._broker_ends
+        self.broker.before_exit = self._broker_ends
         self.broker.on_recovered = self.monitor.recovered
 
     def _broker_ends(self, *, is_in_write: bool, lose_power: bool) -> None:
@@ -260,11 +292,11 @@ class Scene:
 
     @property
     def node(self) -> BrokerState:
-        """The broker's, which is up when no fault lasts."""
+        """Return the state of the running broker. Call this only after the faults."""
         assert self.broker.node is not None
         return self.broker.node
 
-    async def play(self) -> None:
+    async def run(self) -> None:
         self.broker.start()
         disturbing = asyncio.ensure_future(self._bring_faults()) if self.faults else None
         for applications in (self.first, self.following):
@@ -273,7 +305,7 @@ class Scene:
             await self._until_done(applications)
             if disturbing is not None:
                 await disturbing
-            if applications is self.first and self.world.excuses.is_lasting:
+            if applications is self.first and self.world.expected_errors.is_lasting:
                 self._check_read_on()
         logs = self._logs()
         self.last = LastReader(self.world, "last", sorted(logs))
@@ -283,48 +315,50 @@ class Scene:
             check_log(self.world, tp, log)
         self._check()
         if self.faults:
-            self.monitor.look(self.node)
+            self.monitor.observe(self.node)
             self.broker.kill()
-            self.broker.start_again()
+            self.broker.start_if_down()
             await self._until_up()
 
     async def _bring_faults(self) -> None:
-        """Bring all faults about, and wait until their direct effects are over."""
+        """Apply all faults, and wait until their direct effects are over."""
         world = self.world
-        looking = asyncio.ensure_future(self._look())
-        await asyncio.gather(*(happen(self, fault) for fault in self.faults))
+        observing = asyncio.ensure_future(self._observe())
+        await asyncio.gather(*(apply_fault(self, fault) for fault in self.faults))
         world.note("fault", "no more faults")
-        world.excuses.end_us = max(world.excuses.end_us, world.now_us)
+        world.expected_errors.end_us = max(world.expected_errors.end_us, world.now_us)
         for host in world.hosts.values():
             host.set_clock(-host.wall_offset_ns // 1_000_000)
         await asyncio.sleep(SETTLE_SECONDS)
         await self._until_up()
-        looking.cancel()
+        observing.cancel()
 
     async def _until_up(self) -> None:
         while self.broker.node is None or self.broker.running is None:
             await asyncio.sleep(0.1)
 
-    async def _look(self) -> None:
+    async def _observe(self) -> None:
         while True:
             await asyncio.sleep(1.0)
             if self.broker.node is not None:
-                self.monitor.look(self.broker.node)
+                self.monitor.observe(self.broker.node)
 
     def _logs(self) -> dict[TopicPartition, Partition]:
         partitions = self.node.log_manager.partitions
         return {tp: log for tp, log in partitions.items() if not log.config.is_compacted}
 
     async def _until_done(self, applications: Iterable[Application]) -> None:
-        while not all(each.is_done for each in applications):
-            if any(each.startswith(HANG) for each in self.world.violations):
+        while not all(application.is_done for application in applications):
+            if any(violation.startswith(HANG) for violation in self.world.violations):
                 raise LivenessTimeout
             await asyncio.sleep(0.1)
 
     def _check(self) -> None:
         assert self.last is not None
         everyone = [*self.first, *self.following, self.last]
-        calls = sorted((call for each in everyone for call in each.calls), key=lambda call: call.begin)
+        calls = sorted(
+            (call for application in everyone for call in application.calls), key=lambda call: call.begin
+        )
         operations = [call.operation(self.world.now_us) for call in calls]
         check_history(self.world, operations, self.last.name)
         for check in self.checks:
@@ -333,7 +367,7 @@ class Scene:
             self._check_given()
 
     def _check_read_on(self) -> None:
-        """The members that lived through all faults have read everything, before the last one begins."""
+        """Report records that the surviving members have not read when the last member starts."""
         if self.kind != "consumer":
             return
         for tp, log in self._logs().items():
@@ -342,8 +376,8 @@ class Scene:
             }
             seen = {
                 offset
-                for each in self.members
-                for topic, n, offset in each.seen
+                for member in self.members
+                for topic, n, offset in member.seen
                 if TopicPartition(topic, n) == tp
             }
             if stored - seen:
@@ -354,21 +388,23 @@ class Scene:
         stored = {
             (item.topic, item.partition, item.offset) for call in self.last.calls for item in call.items
         }
-        for record in sorted(stored.difference(*(each.seen for each in self.members))):
+        for record in sorted(stored.difference(*(member.seen for member in self.members))):
             self.world.violate("committed, but given to nobody", f"{record}")
 
 
-def check_twins(world: World, twins: list[Holdings], overlap_s: float) -> None:
-    """Of two consumers with one group.instance.id one is told, and neither takes from the other for long."""
-    count = sum(each.assigned_count for each in twins)
-    if count > MOST_ASSIGNMENTS + 2 * world.excuses.fault_count:
+def check_twins(world: World, twins: list[MemberView], overlap_s: float) -> None:
+    """Check that one of two consumers with one group.instance.id is fenced, and that they do not rebalance
+    forever.
+    """
+    count = sum(member.assigned_count for member in twins)
+    if count > MOST_ASSIGNMENTS + 2 * world.expected_errors.fault_count:
         world.violate("twins take from each other", f"{count} assignments")
-    if (overlap_s > 5.0 or world.excuses) and not any(each.is_fenced for each in twins):
+    if (overlap_s > 5.0 or world.expected_errors) and not any(member.is_fenced for member in twins):
         world.violate("no twin is told", f"in {overlap_s:g} s")
 
 
 def has_faults(seed: int) -> bool:
-    """Return True for a seed of interrupted clients in which broker or network fail."""
+    """Return True for a seed in which the broker or the network fails."""
     return Random(f"{seed}/has client faults").random() < FAULT_CHANCE
 
 
@@ -378,36 +414,43 @@ def _with_near_clock(fault: Fault) -> Fault:
     return fault._replace(amount=max(min(fault.amount, MAX_CLOCK_MS), -MAX_CLOCK_MS))
 
 
-def play_scene(seed: int, scene: Scene, within: AbstractContextManager[object]) -> Run:
-    """Play it to its end. Deterministic: the same seed gives the same Run."""
-    world = scene.world
+def run_client_simulation(
+    seed: int, simulation: ClientSimulation, within: AbstractContextManager[object]
+) -> ClientResult:
+    """Run a simulation to its end. The same seed always gives the same result."""
+    world = simulation.world
     gc_was_enabled = gc.isenabled()
-    gc.disable()  # what it would close, and when, is nothing a seed decides
+    # The garbage collector runs finalizers at moments that the seed does not determine.
+    gc.disable()
     try:
-        with Listening(world), within:
-            playing = world.loop.create_task(scene.play())
+        with LogCapture(world), within:
+            playing = world.loop.create_task(simulation.run())
             try:
-                if not world.loop.run_until(playing, int(scene.limit_s * 1e6)):
-                    left = [each.name for each in (*scene.first, *scene.following) if not each.is_done]
-                    world.violate("liveness", f"not over after {scene.limit_s:g} s; not done: {left}")
+                if not world.loop.run_until(playing, int(simulation.limit_s * 1e6)):
+                    left = [
+                        application.name
+                        for application in (*simulation.first, *simulation.following)
+                        if not application.is_done
+                    ]
+                    world.violate("liveness", f"not over after {simulation.limit_s:g} s; not done: {left}")
                 elif (error := playing.exception()) is not None and not isinstance(error, LivenessTimeout):
                     raise error
             except Livelock as error:
                 world.violate("no rest", str(error))
             world.is_over = True
         world.loop.close()
-        scene.broker.release()
-        records = sum(len(call.items) for each in scene.first for call in each.calls)
+        simulation.broker.release()
+        records = sum(len(call.items) for application in simulation.first for call in application.calls)
         seconds = world.now_us / 1e6
-        return Run(
+        return ClientResult(
             seed,
-            scene.kind,
+            simulation.kind,
             world.violations,
             world.digest,
             world.timeline,
             seconds,
             records,
-            scene.faults,
+            simulation.faults,
         )
     finally:
         if gc_was_enabled:

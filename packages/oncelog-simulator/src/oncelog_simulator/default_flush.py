@@ -32,10 +32,10 @@ from oncelog.log.partition import Partition
 from oncelog.types import TopicPartition
 from oncelog_simulator.backup import INWARD, RECORDS
 from oncelog_simulator.checks import InvariantMonitor, batches_of
-from oncelog_simulator.clients import QUICK, Application, LastReader, Sender
+from oncelog_simulator.client_simulation import ClientResult, ClientSimulation, run_client_simulation
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application, LastReader, Sender
 from oncelog_simulator.coordinator_state import metadata, metadata_differences
 from oncelog_simulator.history.check import Item, Kind, Outcome
-from oncelog_simulator.scene import Run, Scene, play_scene
 from oncelog_simulator.txn_clients import Writer
 from oncelog_simulator.world import SERVERS, BrokerHost, World
 
@@ -68,39 +68,39 @@ class WriterOverLoss(Writer):
         """Leave it."""
 
 
-class Follower(Application):
+class CommittingReader(Application):
     """A consumer that commits what it has read, and continues there with each new consumer."""
 
     def __init__(self, world: World, name: str, partitions: list[TopicPartition], reset: str) -> None:
         super().__init__(world, name)
         self.partitions, self.reset = partitions, reset
-        self.is_told_to_stop = False
+        self.stop_requested = False
         self.positions: dict[TopicPartition, int] = {}
 
     async def work(self) -> None:
         settings: dict[str, object] = {
-            **QUICK,
+            **SHORT_TIMEOUTS,
             "group.id": GROUP + self.name,
             "auto.offset.reset": self.reset,
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "fetch.max.wait.ms": 500,
         }
-        while not self.is_told_to_stop:
+        while not self.stop_requested:
             async with AsyncConsumer(settings) as consumer:
                 consumer.assign(self.partitions)
                 try:
-                    await self._follow(consumer)
+                    await self._read_and_commit(consumer)
                 except OncelogError as error:
                     # With "none" MisuseError tells of a position that is missing or beyond the end.
                     self.world.note(self.name, f"begins again: {error!r}")
                     consumer.seek_to_beginning()
                     await self._step(consumer)
 
-    async def _follow(self, consumer: AsyncConsumer) -> None:
-        for _ in range(self.chance.randint(3, 10)):
+    async def _read_and_commit(self, consumer: AsyncConsumer) -> None:
+        for _ in range(self.rng.randint(3, 10)):
             await self._step(consumer)
-            await self.rest(2.0)
+            await self.sleep_up_to(2.0)
 
     async def _step(self, consumer: AsyncConsumer) -> None:
         await consumer.poll(2.0, max_records=50)
@@ -124,7 +124,7 @@ class Operator(Application):
 
     async def work(self) -> None:
         await asyncio.sleep(40.0)  # what a coordinator knows is timed out by then
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             for _ in range(20):
                 logs = self.logs()
                 if not any(logs[tp].open_transaction_count for tp in self.partitions if tp in logs):
@@ -136,33 +136,33 @@ class Operator(Application):
         self.world.violate("liveness", "a transaction stays open")
 
 
-class UnsyncedScene(Scene):
+class DefaultFlushSimulation(ClientSimulation):
     """The broker, its clients and what each power loss took."""
 
-    def __init__(self, world: World, chance: Random) -> None:
-        super().__init__(world, "unsynced", chance.choice((1, 2)))
-        self.chance, self.limit_s = chance, LIMIT_SECONDS
-        self.version = chance.choice((0, 2, 2))
+    def __init__(self, world: World, rng: Random) -> None:
+        super().__init__(world, "unsynced", rng.choice((1, 2)))
+        self.rng, self.limit_s = rng, LIMIT_SECONDS
+        self.version = rng.choice((0, 2, 2))
         settings: dict[str, object] = {
             "listeners": SERVERS,
             "num.partitions": self.partition_count,
-            "log.segment.bytes": chance.choice((500, 700, 3_000, 1 << 30)),
-            "log.index.interval.bytes": chance.choice((100, 4_096)),
-            "log.flush.offset.checkpoint.interval.ms": chance.choice((1_000, 5_000, 60_000)),
-            "log.retention.bytes": chance.choice((-1, -1, 1_500)),
+            "log.segment.bytes": rng.choice((500, 700, 3_000, 1 << 30)),
+            "log.index.interval.bytes": rng.choice((100, 4_096)),
+            "log.flush.offset.checkpoint.interval.ms": rng.choice((1_000, 5_000, 60_000)),
+            "log.retention.bytes": rng.choice((-1, -1, 1_500)),
             "log.retention.check.interval.ms": 3_000,
             "log.cleaner.backoff.ms": 3_000,
             "transaction.state.log.num.partitions": 2,
-            "transaction.state.log.segment.bytes": chance.choice((500, 1 << 20)),
+            "transaction.state.log.segment.bytes": rng.choice((500, 1 << 20)),
             "transaction.abort.timed.out.transaction.cleanup.interval.ms": 3_000,
             "oncelog.transaction.version": self.version,
             "offsets.topic.num.partitions": 2,
-            "offsets.topic.segment.bytes": chance.choice((500, 1 << 20)),
+            "offsets.topic.segment.bytes": rng.choice((500, 1 << 20)),
         }
         self.keeps_all = settings["log.retention.bytes"] == -1
         self.broker = BrokerHost(world, settings)
         self.monitor = InvariantMonitor(world)
-        self.broker.before_end, self.broker.on_recovered = self._ending, self._recovered
+        self.broker.before_exit, self.broker.on_recovered = self._ending, self._recovered
         count = self.partition_count
         self.partitions = [TopicPartition(topic, n) for topic in (RECORDS, INWARD) for n in range(count)]
         self.senders = [
@@ -173,11 +173,11 @@ class UnsyncedScene(Scene):
         ]
         for sender in self.senders:
             sender.keeps_producers = False
-        self.followers = [
-            Follower(world, f"follower-{reset}", self.partitions, reset)
+        self.readers = [
+            CommittingReader(world, f"follower-{reset}", self.partitions, reset)
             for reset in ("earliest", "latest", "none")
         ]
-        self.first = [*self.senders, *self.followers]
+        self.first = [*self.senders, *self.readers]
         self.before: dict[TopicPartition, Before] = {}
         self.metadata: object = None
         self.is_whole = False
@@ -202,8 +202,8 @@ class UnsyncedScene(Scene):
     def _recovered(self, node: BrokerState) -> None:
         self.monitor.replay(node)
         if self.metadata is not None:
-            found = metadata_differences(self.metadata, metadata(node), writes_failed=False)  # type: ignore[arg-type]
-            for kind, text in found:
+            changes = metadata_differences(self.metadata, metadata(node), writes_failed=False)  # type: ignore[arg-type]
+            for kind, text in changes:
                 self.world.violate("the node's files changed with a restart", f"{kind}: {text}")
         for tp, before in self.before.items():
             partition = node.log_manager.partitions.get(tp)
@@ -245,36 +245,36 @@ class UnsyncedScene(Scene):
                 self.world.violate("a log is no prefix of what it was", f"{tp} lacks {offset}")
         return end
 
-    async def play(self) -> None:
+    async def run(self) -> None:
         self.broker.start()
         for application in self.first:
             application.start()
-        until_s = self.chance.uniform(20.0, 60.0)
+        until_s = self.rng.uniform(20.0, 60.0)
         while self.world.now_us < until_s * 1e6:
-            await asyncio.sleep(self.chance.uniform(0.5, 12.0))
+            await asyncio.sleep(self.rng.uniform(0.5, 12.0))
             await self._lose_power()
         await self._until_done(self.senders)
         operator = Operator(self.world, "operator", self.partitions, self._logs)
         operator.start()
         await self._until_done([operator])
-        await self._until_followed()
-        for follower in self.followers:
-            follower.is_told_to_stop = True
+        await self._until_committed_to_end()
+        for reader in self.readers:
+            reader.stop_requested = True
         await self._until_done(self.first)
         self.monitor.replay(self.node)
         self.last = await self._read("last")
         self._check_sends()
 
     async def _lose_power(self) -> None:
-        how = self.chance.choice(("power", "power", "in a write", "kill"))
+        how = self.rng.choice(("power", "power", "in a write", "kill"))
         if how == "in a write":
-            self.broker.crash_after(self.chance.randint(0, 3_000), lose_power=True)
+            self.broker.crash_after(self.rng.randint(0, 3_000), lose_power=True)
             await asyncio.sleep(1.0)
-            self.broker.survive()
+            self.broker.cancel_crash()
         else:
             self.broker.kill(lose_power=how == "power")
-        await asyncio.sleep(self.chance.uniform(0.0, 3.0))
-        self.broker.start_again()
+        await asyncio.sleep(self.rng.uniform(0.0, 3.0))
+        self.broker.start_if_down()
 
     async def _read(self, name: str) -> LastReader:
         reader = LastReader(self.world, name, self.partitions)
@@ -282,16 +282,16 @@ class UnsyncedScene(Scene):
         await self._until_done([reader])
         return reader
 
-    async def _until_followed(self) -> None:
+    async def _until_committed_to_end(self) -> None:
         for _ in range(100):
             logs = self._logs()
             ends = {tp: logs[tp].log_end_offset for tp in self.partitions if tp in logs}
-            if all(each.positions.get(tp) == end for each in self.followers for tp, end in ends.items()):
+            if all(reader.positions.get(tp) == end for reader in self.readers for tp, end in ends.items()):
                 return
             await asyncio.sleep(2.0)
-        for each in self.followers:
-            if any(each.positions.get(tp) != end for tp, end in ends.items()):
-                self.world.violate("liveness", f"{each.name} is at {each.positions}, the ends are {ends}")
+        for reader in self.readers:
+            if any(reader.positions.get(tp) != end for tp, end in ends.items()):
+                self.world.violate("liveness", f"{reader.name} is at {reader.positions}, the ends are {ends}")
 
     # What is there in the end
 
@@ -307,27 +307,27 @@ class UnsyncedScene(Scene):
         last_loss_us = max((lost.at_us for lost in self.lost), default=0)
         for sender in self.senders:
             commits = [call for call in sender.calls if call.kind is Kind.COMMIT]
-            asked = {call.transaction for call in commits}
+            requested = {call.transaction for call in commits}
             sure = {call.transaction for call in commits if call.outcome is Outcome.OK}
             begun_us: dict[object, int] = {}
             for call in sender.calls:
                 if call.kind is not Kind.SEND:
                     continue
                 (item,) = call.items
-                found = there.get(item.value)
-                if call.outcome is Outcome.FAIL and found is not None:
-                    self.world.violate("refused, and yet stored", f"{found}")
+                read_item = there.get(item.value)
+                if call.outcome is Outcome.FAIL and read_item is not None:
+                    self.world.violate("refused, and yet stored", f"{read_item}")
                 is_kept = call.outcome is Outcome.OK and not self._is_lost(item, call.end or 0)
                 if call.transaction is not None:
                     first_us = begun_us.setdefault(call.transaction, call.begin)
-                    is_refuted = call.transaction not in asked and not self._may_be_mixed(item, first_us)
-                    if is_refuted and found is not None:
-                        self.world.violate("read what was not committed", f"{found}")
+                    is_refuted = call.transaction not in requested and not self._may_be_mixed(item, first_us)
+                    if is_refuted and read_item is not None:
+                        self.world.violate("read what was not committed", f"{read_item}")
                     # What was open as the power went may be torn.
                     is_kept = is_kept and call.transaction in sure and first_us > last_loss_us
                 below = starts.get(TopicPartition(item.topic, item.partition), 0)
-                if is_kept and (item.offset or 0) >= below and found != item:
-                    self.world.violate("acknowledged, then lost or elsewhere", f"{item}: {found}")
+                if is_kept and (item.offset or 0) >= below and read_item != item:
+                    self.world.violate("acknowledged, then lost or elsewhere", f"{item}: {read_item}")
 
     def _may_be_mixed(self, item: Item, begun_us: int) -> bool:
         """Return whether the next transaction may have ended one that began then, too.
@@ -346,7 +346,7 @@ class UnsyncedScene(Scene):
         )
 
 
-def play_unsynced(seed: int) -> Run:
+def run_default_flush(seed: int) -> ClientResult:
     """Play a seed of power losses with the default flush."""
     world = World(seed)
-    return play_scene(seed, UnsyncedScene(world, world.chance("unsynced")), nullcontext())
+    return run_client_simulation(seed, DefaultFlushSimulation(world, world.rng("unsynced")), nullcontext())

@@ -32,23 +32,23 @@ from oncelog.errors import (
 from oncelog.runtime.loop_thread import LoopThread
 from oncelog.runtime.system import set_runtime
 from oncelog.types import Record
-from oncelog_simulator.clients import QUICK, Application, Call
-from oncelog_simulator.event_loop import SimLoop
-from oncelog_simulator.history.check import Item, Kind, Outcome
-from oncelog_simulator.runtime import SimRuntime
-from oncelog_simulator.scene import (
+from oncelog_simulator.client_simulation import (
     FENCED,
     TOPIC,
     TWIN_SECONDS,
-    Holdings,
-    Run,
-    Scene,
-    bounded,
-    excused,
-    judge_error,
-    play_scene,
-    uncommitted,
+    ClientResult,
+    ClientSimulation,
+    MemberView,
+    allow_expected_errors,
+    allow_failed_commit,
+    check_error,
+    run_client_simulation,
+    time_limit,
 )
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application, Call
+from oncelog_simulator.event_loop import SimLoop
+from oncelog_simulator.history.check import Item, Kind, Outcome
+from oncelog_simulator.runtime import SimRuntime
 from oncelog_simulator.scheduler import Scheduler, Signal, SimThread, ThreadLoop
 from oncelog_simulator.world import World
 
@@ -66,15 +66,15 @@ SLOW_PACE = 100.0
 class ThreadRuntime(SimRuntime):
     """A SimRuntime whose clients have threads of their own, which the scheduler runs."""
 
-    def __init__(self, loop: SimLoop, chance: Any, scheduler: Scheduler) -> None:
-        super().__init__(loop, chance)
+    def __init__(self, loop: SimLoop, rng: Any, scheduler: Scheduler) -> None:
+        super().__init__(loop, rng)
         self._scheduler = scheduler
 
     def loop_thread(self, name: str) -> LoopThread:  # type: ignore[override]
         return LoopThread(name, ThreadLoop(self._scheduler))
 
 
-class Threaded(Application):
+class ThreadedApplication(Application):
     """An application of threads. Whatever one of them raises is a violation."""
 
     patience_s = 40.0
@@ -86,26 +86,26 @@ class Threaded(Application):
         self.thread_count = 0
 
     async def work(self) -> None:
-        self.runtime = ThreadRuntime(self.world.loop, self.chance, self.scheduler)
+        self.runtime = ThreadRuntime(self.world.loop, self.rng, self.scheduler)
         self.runtime.wall_offset_ns = self.wall_offset_ns
         set_runtime(self.runtime)
-        main = self.begin_thread(self.main)
+        main = self.start_thread(self.main)
         while main.is_alive():
             await asyncio.sleep(0.05)
-        self.judge(main)
+        self.check_threads(main)
 
     def main(self) -> None:
         """What its first thread does."""
         raise NotImplementedError
 
-    def begin_thread(self, work: Callable[..., object], *args: object) -> SimThread:
+    def start_thread(self, work: Callable[..., object], *args: object) -> SimThread:
         self.thread_count += 1
         name = f"{self.name}/{work.__name__}-{self.thread_count}"
         thread: Any = threading.Thread(target=partial(work, *args), name=name)
         thread.start()
         return thread  # type: ignore[no-any-return]
 
-    def judge(self, *threads: SimThread) -> None:
+    def check_threads(self, *threads: SimThread) -> None:
         """Wait for them first."""
         for thread in threads:
             if thread.is_alive():
@@ -114,11 +114,11 @@ class Threaded(Application):
                 self.world.violate("a thread fails", f"{thread.name}: {thread.failure!r}")
 
     @contextmanager
-    def interrupted(self, chance: float) -> Iterator[None]:
+    def interrupted(self, signal_chance: float) -> Iterator[None]:
         """Signals may come meanwhile; then it is left early."""
         thread = self.scheduler.running
         assert thread is not None
-        thread.signal_chance = chance
+        thread.signal_chance = signal_chance
         try:
             yield
         except (KeyboardInterrupt, Signal) as error:
@@ -128,7 +128,7 @@ class Threaded(Application):
 
 
 @dataclass(frozen=True)
-class SendLimits:
+class ProducerTimeouts:
     """The time-outs of a producer, in seconds. Without faults nothing comes near to any."""
 
     block_s: float = 0.0
@@ -141,14 +141,14 @@ class SendLimits:
         return self.block_s + self.delivery_s
 
     @classmethod
-    def drawn(cls, chance: Random) -> SendLimits:
+    def drawn(cls, rng: Random) -> ProducerTimeouts:
         """Draw those of a producer that lives through faults."""
-        block_s, delivery_s = chance.choice((1, 5, 20)), chance.choice((3, 10, 40))
+        block_s, delivery_s = rng.choice((1, 5, 20)), rng.choice((3, 10, 40))
         settings = {
             "max.block.ms": block_s * 1_000,
             "delivery.timeout.ms": delivery_s * 1_000,
-            "buffer.memory": chance.choice((1_000, 33_554_432)),
-            "max.in.flight.requests.per.connection": chance.choice((1, 2, 5, 5)),
+            "buffer.memory": rng.choice((1_000, 33_554_432)),
+            "max.in.flight.requests.per.connection": rng.choice((1, 2, 5, 5)),
         }
         return cls(block_s, delivery_s, settings)
 
@@ -162,7 +162,7 @@ def check_time(application: Application, what: str, error: Exception, call: Call
         world.violate("a call gives up early", f"{what} of {application.name} after {taken_s:g} s: {error!r}")
 
 
-class SharedProducer(Threaded):
+class SharedProducer(ThreadedApplication):
     """Threads that share a producer, and all of a sudden send to topics that nobody knew.
 
     In a seed with faults one producer follows the other until the last fault is over, each more slowly.
@@ -170,19 +170,19 @@ class SharedProducer(Threaded):
 
     def __init__(self, world: World, name: str, scheduler: Scheduler) -> None:
         super().__init__(world, name, scheduler)
-        self.topics = [f"topic-{number}" for number in range(self.chance.randint(2, 6))]
+        self.topics = [f"topic-{number}" for number in range(self.rng.randint(2, 6))]
         self.settings: dict[str, object] = {
-            **QUICK,
+            **SHORT_TIMEOUTS,
             "client.id": name,
-            "linger.ms": self.chance.choice((0, 0, 5, 50)),
-            "batch.size": self.chance.choice((1, 200, 16_384)),
+            "linger.ms": self.rng.choice((0, 0, 5, 50)),
+            "batch.size": self.rng.choice((1, 200, 16_384)),
         }
         self.sent: list[tuple[Call, concurrent.futures.Future[Any]]] = []
-        self.told: dict[bytes, int] = {}
+        self.callback_counts: dict[bytes, int] = {}
         self.refused_count = 0
         self.is_over = False
-        self.callback_chance = world.chance(f"callbacks of {name}")
-        self.limits = SendLimits()
+        self.callback_rng = world.rng(f"callbacks of {name}")
+        self.timeouts = ProducerTimeouts()
         self.pace = 1.0
         self.prefix = ""
         """Of its values, which nobody sends twice."""
@@ -190,109 +190,112 @@ class SharedProducer(Threaded):
     def main(self) -> None:
         self.use_a_producer()
         count = 1
-        while self.world.now_us < self.world.excuses.end_us:
+        while self.world.now_us < self.world.expected_errors.end_us:
             count += 1
             self.prefix = f"{count}-"
             self.topics.append(f"topic-of-{count}")
             self.use_a_producer()
 
     def use_a_producer(self) -> None:
-        if self.world.excuses:
-            self.limits, self.pace = SendLimits.drawn(self.chance), SLOW_PACE
-            self.settings |= self.limits.settings
+        if self.world.expected_errors:
+            self.timeouts, self.pace = ProducerTimeouts.drawn(self.rng), SLOW_PACE
+            self.settings |= self.timeouts.settings
         self.is_over, self.sent = False, []
         producer = Producer(self.settings)
         try:
             self.share(producer)
         finally:
-            with bounded(self, "close()", 0.0, self.limits.close_s), excused(self, "close()"):
+            with (
+                time_limit(self, "close()", 0.0, self.timeouts.close_s),
+                allow_expected_errors(self, "close()"),
+            ):
                 producer.close()
-        self.check_told(list(self.sent), "close()")
+        self.check_delivered(list(self.sent), "close()")
 
     def share(self, producer: Producer) -> None:
         """Let threads use the producer together."""
-        senders = [self.begin_thread(self.send_some, producer, n) for n in range(self.chance.randint(2, 4))]
-        chatter = self.begin_thread(self.chat, producer)
-        for _ in range(self.chance.randint(1, 3)):
-            self.scheduler.sleep(self.chance.uniform(0.0, 0.1 * self.pace))
+        senders = [self.start_thread(self.send_some, producer, n) for n in range(self.rng.randint(2, 4))]
+        steady = self.start_thread(self.send_steadily, producer)
+        for _ in range(self.rng.randint(1, 3)):
+            self.scheduler.sleep(self.rng.uniform(0.0, 0.1 * self.pace))
             with self.interrupted(0.2):
                 self.flush(producer)
             self.wait_together(producer)
         for thread in senders:
             thread.join()
         self.is_over = True
-        self.judge(*senders, chatter)
-        if self.world.excuses.is_lasting:
-            self.scheduler.sleep(max(self.world.excuses.lasting_us - self.world.now_us, 0) / 1e6)
+        self.check_threads(*senders, steady)
+        if self.world.expected_errors.is_lasting:
+            self.scheduler.sleep(max(self.world.expected_errors.lasting_us - self.world.now_us, 0) / 1e6)
         for number in range(3):
             self.send(producer, b"%slast-%d" % (self.prefix.encode(), number))
             self.flush(producer)
 
     def send_some(self, producer: Producer, number: int) -> None:
-        for count in range(self.chance.randint(3, 12)):
+        for count in range(self.rng.randint(3, 12)):
             self.send(producer, b"%s%d-%d" % (self.prefix.encode(), number, count))
-            if self.chance.random() < 0.2:
-                self.scheduler.sleep(self.chance.uniform(0.0, 0.01 * self.pace))
-            if self.chance.random() < 0.1:
+            if self.rng.random() < 0.2:
+                self.scheduler.sleep(self.rng.uniform(0.0, 0.01 * self.pace))
+            if self.rng.random() < 0.1:
                 self.flush(producer)
 
-    def chat(self, producer: Producer) -> None:
+    def send_steadily(self, producer: Producer) -> None:
         """Records that come faster than they are acknowledged."""
         count = 0
         while not self.is_over:
             count += 1
             self.send(producer, b"%schat-%d" % (self.prefix.encode(), count))
-            self.scheduler.sleep(self.chance.uniform(0.0, 0.004 * self.pace))
+            self.scheduler.sleep(self.rng.uniform(0.0, 0.004 * self.pace))
 
     def send(self, producer: Producer, value: bytes) -> None:
-        topic = self.chance.choice(self.topics)
+        topic = self.rng.choice(self.topics)
         call = self.begin(Kind.SEND, [Item(topic, 0, None, value)])
         call.session = threading.current_thread().name
 
         def delivered(metadata: Any, error: Exception | None) -> None:
-            self.told[value] = self.told.get(value, 0) + 1
+            self.callback_counts[value] = self.callback_counts.get(value, 0) + 1
             if error is not None:
-                judge_error(self, f"{value!r}", error)
+                check_error(self, f"{value!r}", error)
                 if self.settings["batch.size"] == 1:  # else the time is that of the batch's first record
-                    check_time(self, f"{value!r}", error, call, self.limits.delivery_s)
-            if self.callback_chance.random() < 0.03:
+                    check_time(self, f"{value!r}", error, call, self.timeouts.delivery_s)
+            if self.callback_rng.random() < 0.03:
                 raise SystemExit("of a callback")
 
         try:
-            with self.timed("send()", self.limits.block_s):
+            with self.timed("send()", self.timeouts.block_s):
                 future = producer.send(topic, value, on_delivery=delivered)
         except OncelogError as error:
             self.end(call, Outcome.FAIL)
             self.refused_count += 1
-            judge_error(self, "send()", error)
-            check_time(self, "send()", error, call, self.limits.block_s)
+            check_error(self, "send()", error)
+            check_time(self, "send()", error, call, self.timeouts.block_s)
         else:
             self.sent.append((call, future))
 
     def timed(self, what: str, seconds: float) -> AbstractContextManager[object]:
         """Time a call in a seed with faults."""
-        return bounded(self, what, seconds) if self.world.excuses else nullcontext()
+        return time_limit(self, what, seconds) if self.world.expected_errors else nullcontext()
 
     def flush(self, producer: Producer) -> None:
         before = list(self.sent)
-        with bounded(self, "flush()", 0.0, self.limits.delivery_s):
+        with time_limit(self, "flush()", 0.0, self.timeouts.delivery_s):
             producer.flush()
-        self.check_told(before, "flush()")
+        self.check_delivered(before, "flush()")
 
     def wait_together(self, producer: Producer) -> None:
         """Two threads wait for the same futures."""
         begin = len(self.sent)
-        for _ in range(self.chance.randint(1, 5)):
+        for _ in range(self.rng.randint(1, 5)):
             number = len(self.sent) + self.refused_count
             self.send(producer, b"%stogether-%d" % (self.prefix.encode(), number))
         futures = [future for _, future in self.sent[begin:]]
-        self.judge(*[self.begin_thread(self.wait_for, futures) for _ in range(2)])
+        self.check_threads(*[self.start_thread(self.wait_for, futures) for _ in range(2)])
 
     def wait_for(self, futures: list[concurrent.futures.Future[Any]]) -> None:
-        with bounded(self, "wait()", 0.0, self.limits.delivery_s):
+        with time_limit(self, "wait()", 0.0, self.timeouts.delivery_s):
             concurrent.futures.wait(futures)
 
-    def check_told(self, sent: Iterable[tuple[Call, concurrent.futures.Future[Any]]], what: str) -> None:
+    def check_delivered(self, sent: Iterable[tuple[Call, concurrent.futures.Future[Any]]], what: str) -> None:
         """Every record has its outcome, and its callback has run, once."""
         for call, future in sent:
             (item,) = call.items
@@ -300,8 +303,10 @@ class SharedProducer(Threaded):
             if not future.done():
                 self.world.violate(f"no outcome after {what}", f"{value!r}")
                 continue
-            if self.told.get(value, 0) != 1:
-                self.world.violate(f"not called back once after {what}", f"{value!r}: {self.told.get(value)}")
+            if self.callback_counts.get(value, 0) != 1:
+                self.world.violate(
+                    f"not called back once after {what}", f"{value!r}: {self.callback_counts.get(value)}"
+                )
             if call.end is None:
                 self.settle(call, future)
 
@@ -316,18 +321,18 @@ class SharedProducer(Threaded):
 
 
 @dataclass(frozen=True)
-class GroupLimits:
+class MemberTimeouts:
     """The time-outs of a member, in seconds."""
 
     commit_s: float = 0.0
     settings: dict[str, object] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, application: Application) -> GroupLimits:
+    def of(cls, application: Application) -> MemberTimeouts:
         """Draw those of a member that lives through faults."""
-        if not application.world.excuses:
+        if not application.world.expected_errors:
             return cls()
-        timeout_s = application.world.chance(f"limits of {application.name}").choice((2, 2, 12))
+        timeout_s = application.world.rng(f"limits of {application.name}").choice((2, 2, 12))
         # A JoinGroup whose answer is lost without a word waits for max.poll.interval.ms, as Java's.
         settings: dict[str, object] = {
             "request.timeout.ms": timeout_s * 1_000,
@@ -336,7 +341,7 @@ class GroupLimits:
         return cls(BOOTSTRAP_SECONDS + timeout_s, settings)
 
 
-class Member(Threaded):
+class Member(ThreadedApplication):
     """A consumer that polls and iterates, from `begin_s` to `end_s`."""
 
     signal_chance = 0.0
@@ -344,81 +349,84 @@ class Member(Threaded):
 
     def __init__(self, world: World, name: str, scheduler: Scheduler, settings: dict[str, object]) -> None:
         super().__init__(world, name, scheduler)
-        self.settings: dict[str, object] = {**QUICK, **settings, "client.id": name}
-        self.holdings = Holdings(self)
-        self.limits = GroupLimits()
+        self.settings: dict[str, object] = {**SHORT_TIMEOUTS, **settings, "client.id": name}
+        self.view = MemberView(self)
+        self.timeouts = MemberTimeouts()
 
     def main(self) -> None:
         self.scheduler.sleep(self.begin_s)
-        self.limits = GroupLimits.of(self)
-        consumer = Consumer(self.settings | self.limits.settings)
-        mine = self.holdings
+        self.timeouts = MemberTimeouts.of(self)
+        consumer = Consumer(self.settings | self.timeouts.settings)
+        mine = self.view
         try:
             consumer.subscribe(
                 [TOPIC], on_assigned=mine.assigned, on_revoked=mine.revoked, on_lost=mine.revoked
             )
             while self.world.now_us < self.end_us():
-                with self.interrupted(self.signal_chance), excused(self, "a call"):
+                with self.interrupted(self.signal_chance), allow_expected_errors(self, "a call"):
                     self.read(consumer)
-                if self.chance.random() < 0.3:
-                    self.scheduler.sleep(self.chance.uniform(0.0, 1.0))
+                if self.rng.random() < 0.3:
+                    self.scheduler.sleep(self.rng.uniform(0.0, 1.0))
             self.finish(consumer)
         finally:
-            with bounded(self, "close()", 10.0), excused(self, "close()"):
+            with time_limit(self, "close()", 10.0), allow_expected_errors(self, "close()"):
                 consumer.close()
             mine.check([])
             mine.check([])
 
     def end_us(self) -> float:
         """Return when it closes."""
-        return max(self.end_s * 1e6, self.world.excuses.lasting_us)
+        return max(self.end_s * 1e6, self.world.expected_errors.lasting_us)
 
     def finish(self, consumer: Consumer) -> None:
         """Before it closes: fail at a record, which close() must not commit, or close during a poll."""
-        match self.chance.choice(("fail", "fail", "close", "nothing")):
+        match self.rng.choice(("fail", "fail", "close", "nothing")):
             case "fail":
-                with excused(self, "iteration"):
+                with allow_expected_errors(self, "iteration"):
                     for record in consumer:
                         self.world.note(
                             self.name, f"fails at {record.topic}-{record.partition} {record.offset}"
                         )
                         break
             case "close":
-                closer = self.begin_thread(self.close, consumer)
-                with excused(self, "poll()"), suppress(MisuseError):  # it was closed while it was polled
+                closer = self.start_thread(self.close, consumer)
+                with (
+                    allow_expected_errors(self, "poll()"),
+                    suppress(MisuseError),
+                ):  # it was closed while it was polled
                     self.poll(consumer, 3.0)
-                self.judge(closer)
+                self.check_threads(closer)
 
     def close(self, consumer: Consumer) -> None:
-        with excused(self, "close()"):
+        with allow_expected_errors(self, "close()"):
             consumer.close()
 
     def read(self, consumer: Consumer) -> None:
-        match self.chance.choice(("poll", "poll", "iterate", "commit")):
+        match self.rng.choice(("poll", "poll", "iterate", "commit")):
             case "poll":
-                self.poll(consumer, self.chance.choice((0.0, 0.1, 1.0, 3.0)))
+                self.poll(consumer, self.rng.choice((0.0, 0.1, 1.0, 3.0)))
             case "iterate":
-                self.iterate(consumer, self.chance.choice((1, 2, 5, 50)))
+                self.iterate(consumer, self.rng.choice((1, 2, 5, 50)))
             case "commit":
-                with uncommitted(self), bounded(self, "commit()", 0.0, self.limits.commit_s):
+                with allow_failed_commit(self), time_limit(self, "commit()", 0.0, self.timeouts.commit_s):
                     consumer.commit()
 
     def poll(self, consumer: Consumer, seconds: float) -> list[Record]:
-        with bounded(self, "poll()", seconds):
+        with time_limit(self, "poll()", seconds):
             records = consumer.poll(seconds)
-        self.holdings.take(records)
-        self.holdings.check(consumer.assignment())
+        self.view.take(records)
+        self.view.check(consumer.assignment())
         return records
 
     def iterate(self, consumer: Consumer, limit: int) -> None:
         """Ends without records, or is broken off."""
         records = iter(consumer)
         for _ in range(limit):
-            with bounded(self, "iteration", ITERATION_SECONDS):
+            with time_limit(self, "iteration", ITERATION_SECONDS):
                 record = next(records, None)
             if record is None:
                 return
-            self.holdings.take([record])
+            self.view.take([record])
 
 
 class LastMember(Member):
@@ -433,7 +441,7 @@ class LastMember(Member):
     def finish(self, consumer: Consumer) -> None:
         quiet_count = 0
         while quiet_count < 2:
-            quiet_count = 0 if self.poll(consumer, 5.0) else quiet_count + bool(self.holdings.held)
+            quiet_count = 0 if self.poll(consumer, 5.0) else quiet_count + bool(self.view.held)
 
 
 class Twin(Member):
@@ -443,7 +451,7 @@ class Twin(Member):
         try:
             super().main()
         except FENCED:
-            self.holdings.is_fenced = True
+            self.view.is_fenced = True
 
     def end_us(self) -> float:
         return twins_end_us(self.world, self.end_s)
@@ -454,7 +462,9 @@ class Twin(Member):
 
 def twins_end_us(world: World, end_s: float) -> float:
     """Return when a twin ends that was to end at `end_s`: after the faults."""
-    return max(end_s * 1e6, world.excuses.end_us + TWIN_SECONDS * 1e6 if world.excuses else 0.0)
+    return max(
+        end_s * 1e6, world.expected_errors.end_us + TWIN_SECONDS * 1e6 if world.expected_errors else 0.0
+    )
 
 
 def kind_of(seed: int) -> str:
@@ -462,29 +472,29 @@ def kind_of(seed: int) -> str:
     return Random(f"{seed}/kind").choice(KINDS)
 
 
-def play_threads(seed: int, kept: Collection[int] | None = None) -> Run:
+def run_blocking_clients(seed: int, kept: Collection[int] | None = None) -> ClientResult:
     """Play a seed of the blocking clients. `kept`: numbers of the faults to play; None: all."""
     world = World(seed)
-    chance, kind = world.chance("scene"), kind_of(seed)
-    scheduler = Scheduler(world.loop, world.chance("scheduler"), chance.choice((0.0, 0.01, 0.05, 0.2)))
-    scene = Scene(world, kind, chance.randint(1, 4))
+    rng, kind = world.rng("scene"), kind_of(seed)
+    scheduler = Scheduler(world.loop, world.rng("scheduler"), rng.choice((0.0, 0.01, 0.05, 0.2)))
+    simulation = ClientSimulation(world, kind, rng.randint(1, 4))
     if kind == "producer":
-        scene.first.append(SharedProducer(world, "shared", scheduler))
+        simulation.first.append(SharedProducer(world, "shared", scheduler))
     else:
-        _cast_members(scene, scheduler, chance)
-    scene.disturb(kept)
-    return play_scene(seed, scene, scheduler.patched())
+        _add_members(simulation, scheduler, rng)
+    simulation.add_faults(kept)
+    return run_client_simulation(seed, simulation, scheduler.patched())
 
 
-def member_settings(chance: Random, kind: str) -> dict[str, object]:
+def member_settings(rng: Random, kind: str) -> dict[str, object]:
     """Draw what the members of a group have in common."""
     settings: dict[str, object] = {
         "group.id": "group",
         "auto.offset.reset": "earliest",
-        "enable.auto.commit": kind == "twins" or chance.random() < 0.7,
-        "auto.commit.interval.ms": chance.choice((100, 1_000, 5_000)),
-        "group.protocol": chance.choice(("classic", "classic", "consumer")),
-        "max.poll.records": chance.choice((2, 500)),
+        "enable.auto.commit": kind == "twins" or rng.random() < 0.7,
+        "auto.commit.interval.ms": rng.choice((100, 1_000, 5_000)),
+        "group.protocol": rng.choice(("classic", "classic", "consumer")),
+        "max.poll.records": rng.choice((2, 500)),
         "fetch.max.wait.ms": 500,
         "consumer.timeout.ms": round(ITERATION_SECONDS * 1_000),
         "metadata.max.age.ms": 3_000,
@@ -493,23 +503,23 @@ def member_settings(chance: Random, kind: str) -> dict[str, object]:
         settings |= {
             "heartbeat.interval.ms": 1_000,
             "session.timeout.ms": 6_000,
-            "partition.assignment.strategy": chance.choice(("range", "cooperative-sticky")),
+            "partition.assignment.strategy": rng.choice(("range", "cooperative-sticky")),
         }
     if kind == "twins":
         settings["group.instance.id"] = "twin"
     return settings
 
 
-def _cast_members(scene: Scene, scheduler: Scheduler, chance: Random) -> None:
-    world, kind = scene.world, scene.kind
-    settings = member_settings(chance, kind)
+def _add_members(simulation: ClientSimulation, scheduler: Scheduler, rng: Random) -> None:
+    world, kind = simulation.world, simulation.kind
+    settings = member_settings(rng, kind)
     role = Twin if kind == "twins" else Member
     members = [role(world, f"member-{number}", scheduler, settings) for number in range(2)]
     for member, latest_s in zip(members, (1.0, 10.0), strict=True):
-        member.begin_s = chance.uniform(1.0, latest_s)
-        member.end_s = member.begin_s + chance.uniform(10.0, 20.0)
+        member.begin_s = rng.uniform(1.0, latest_s)
+        member.end_s = member.begin_s + rng.uniform(10.0, 20.0)
     if kind == "consumer":
-        members[0].signal_chance = chance.choice((0.0, 0.02, 0.1, 0.3))
+        members[0].signal_chance = rng.choice((0.0, 0.02, 0.1, 0.3))
     last = LastMember(world, "last-member", scheduler, settings | {"group.instance.id": None})
-    overlap_s = min(each.end_s for each in members) - max(each.begin_s for each in members)
-    scene.cast_group([each.holdings for each in members], last.holdings, overlap_s, chance)
+    overlap_s = min(member.end_s for member in members) - max(member.begin_s for member in members)
+    simulation.add_group([member.view for member in members], last.view, overlap_s, rng)

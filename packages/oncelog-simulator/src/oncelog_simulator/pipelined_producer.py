@@ -43,7 +43,7 @@ from oncelog.wire.messages import (
     ProduceRequest,
 )
 from oncelog_simulator.checks import check_history
-from oncelog_simulator.clients import QUICK, Application, Call, Reader
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application, Call, Reader
 from oncelog_simulator.history.check import Item, Kind, Outcome
 from oncelog_simulator.scenario import Scenario
 from oncelog_simulator.workloads import Workload, create_topic
@@ -134,7 +134,7 @@ class Pipeliner(Application):
         """The last sequence that is stored, by partition."""
 
     async def work(self) -> None:
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await create_topic(admin, NewTopic(self.topic, num_partitions=self.partition_count))
         self.wire = None
         self.is_initialized = False
@@ -147,8 +147,8 @@ class Pipeliner(Application):
             except (ProducerFenced, InvalidProducerEpoch) as error:
                 self.world.note(self.name, f"begins with a new producer: {error!r}")
                 self.is_initialized = False
-            if self.chance.random() < 0.3:  # most come right behind the one before, amid its markers
-                await self.rest(15.0)
+            if self.rng.random() < 0.3:  # most come right behind the one before, amid its markers
+                await self.sleep_up_to(15.0)
         await self._initialize()  # nothing is left open
 
     # Requests
@@ -207,10 +207,10 @@ class Pipeliner(Application):
 
     async def _transact(self) -> None:
         self.transaction += 1
-        partitions = [self.chance.randrange(self.partition_count) for _ in range(self.chance.randint(1, 3))]
-        batches = [self._batch(partitions) for _ in range(self.chance.randint(1, 8))]
+        partitions = [self.rng.randrange(self.partition_count) for _ in range(self.rng.randint(1, 3))]
+        batches = [self._batch(partitions) for _ in range(self.rng.randint(1, 8))]
         self._again.clear()
-        is_commit = self.chance.random() < 0.8
+        is_commit = self.rng.random() < 0.8
         try:
             await self._deliver(batches)
         except Abortable as error:
@@ -222,9 +222,9 @@ class Pipeliner(Application):
             self.is_initialized = False
 
     def _batch(self, partitions: Sequence[int]) -> Batch:
-        partition = self.chance.choice(partitions)
+        partition = self.rng.choice(partitions)
         calls = []
-        for _ in range(self.chance.choice((1, 1, 3))):
+        for _ in range(self.rng.choice((1, 1, 3))):
             self.value_count += 1
             item = Item(self.topic, partition, None, b"%s-%d" % (self.name.encode(), self.value_count))
             calls.append(self.begin(Kind.SEND, [item], self.transaction))
@@ -268,7 +268,7 @@ class Pipeliner(Application):
                     await asyncio.sleep(0.2)
                     continue
                 while len(under_way) < MAX_IN_FLIGHT and (due := self._due(batches)):
-                    chosen = due if self.chance.random() < 0.3 else due[:1]
+                    chosen = due if self.rng.random() < 0.3 else due[:1]
                     under_way[wire.send(self._produce(chosen), 7 if self.is_classic else 12)] = chosen
                 if not under_way:
                     await asyncio.sleep(0.05)
@@ -278,7 +278,7 @@ class Pipeliner(Application):
                 )
                 if not done:
                     self._hang_up()
-                for future in [each for each in under_way if each.done() or not done]:
+                for future in [future for future in under_way if future.done() or not done]:
                     await self._settle(future, under_way.pop(future), batches)
         finally:
             for future in under_way:
@@ -312,7 +312,7 @@ class Pipeliner(Application):
                 due.append(batch)
                 blocked.add(batch.partition)
                 if is_again and any(
-                    each.partition == batch.partition and each.is_under_way for each in batches
+                    other.partition == batch.partition and other.is_under_way for other in batches
                 ):
                     due.pop()  # it goes alone
             elif is_again and batch in self._again:
@@ -396,7 +396,7 @@ class Pipelining(Workload):
         is_repeated = any(fault.kind == "repeat" and fault.target == pipeliner for fault in scenario.faults)
         is_old = scenario.broker["oncelog.transaction.version"] == 0
         self.shares_epochs = is_classic = is_old or (
-            not is_repeated and world.chance("pipelining").random() < 0.5
+            not is_repeated and world.rng("pipelining").random() < 0.5
         )
         self.applications = [Pipeliner(world, pipeliner, self.topic, PARTITIONS, is_classic)]
         self.readers = [Reader(world, reader, self.partitions, "read_committed")]

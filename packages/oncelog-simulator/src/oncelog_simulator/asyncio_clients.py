@@ -25,31 +25,31 @@ from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.client.producer.aio import AsyncProducer
 from oncelog.errors import MisuseError, OncelogError, OutcomeUnknown, TimedOut
 from oncelog.types import Record, TopicPartition
-from oncelog_simulator.blocking import (
+from oncelog_simulator.blocking_clients import (
     ITERATION_SECONDS,
     SLOW_PACE,
-    GroupLimits,
-    SendLimits,
+    MemberTimeouts,
+    ProducerTimeouts,
     check_time,
     member_settings,
     twins_end_us,
 )
 from oncelog_simulator.checks import check_copies
-from oncelog_simulator.clients import QUICK, Application, Call, LastReader
-from oncelog_simulator.history.check import Item, Kind, Outcome
-from oncelog_simulator.scene import (
+from oncelog_simulator.client_simulation import (
     FENCED,
     LIVENESS_SECONDS,
     TOPIC,
-    Holdings,
-    Run,
-    Scene,
-    bounded,
-    excused,
-    judge_error,
-    play_scene,
-    uncommitted,
+    ClientResult,
+    ClientSimulation,
+    MemberView,
+    allow_expected_errors,
+    allow_failed_commit,
+    check_error,
+    run_client_simulation,
+    time_limit,
 )
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application, Call, LastReader
+from oncelog_simulator.history.check import Item, Kind, Outcome
 from oncelog_simulator.txn_clients import ConsumeTransformProduce, Writer
 from oncelog_simulator.workloads import create_topic
 from oncelog_simulator.world import World
@@ -62,21 +62,23 @@ COPY_SECONDS = 30
 FAULT_EFFECT_US = 10_000_000
 """So long after a fault the coordinator may still not be reached."""
 AWAITS = (0, 0, 0, 1, 1, 2, 3, 5, 8, 13)
-_CUT = {"send", "flush", "close", "poll", "commit", "position", "seek_to_committed", "__anext__"} | {
+_CANCELLABLE = {"send", "flush", "close", "poll", "commit", "position", "seek_to_committed", "__anext__"} | {
     f"{what}_transaction{s}"
     for what, s in (("init", "s"), ("send_offsets_to", ""), ("commit", ""), ("abort", ""))
 }
 
 
-class Cut(TimedOut):
+class CallCancelled(TimedOut):
     """A call was cancelled."""
 
 
 class _Counted:
     """A coroutine that calls `reached` at its await number `at`."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], at: int, reached: Callable[[], object]) -> None:
-        self._coroutine, self._at, self._reached = coroutine, at, reached
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], await_number: int, reached: Callable[[], object]
+    ) -> None:
+        self._coroutine, self._await_number, self._reached = coroutine, await_number, reached
 
     def __await__(self) -> Generator[Any, Any, Any]:
         count, error = 0, None
@@ -85,7 +87,7 @@ class _Counted:
                 waited = self._coroutine.send(None) if error is None else self._coroutine.throw(error)
             except StopIteration as end:
                 return end.value
-            if count == self._at:
+            if count == self._await_number:
                 self._reached()
             count, error = count + 1, None
             try:
@@ -94,7 +96,7 @@ class _Counted:
                 error = raised
 
 
-class Cutting:
+class CancellingClient:
     """A client of which each call is, with a chance of `share`, cancelled at one of its awaits."""
 
     repeated: ClassVar[frozenset[str]] = frozenset()
@@ -102,14 +104,14 @@ class Cutting:
 
     def __init__(self, client: Any, application: Application, share: float, which: str = "") -> None:
         self.client, self.application, self.share = client, application, share
-        self.rng = application.world.chance(f"cuts of {application.name} {application.start_count}{which}")
-        self.cut_count = 0
+        self.rng = application.world.rng(f"cuts of {application.name} {application.start_count}{which}")
+        self.cancel_count = 0
 
     def __getattr__(self, name: str) -> Any:
         attribute = getattr(self.client, name)
-        return partial(self._call, name, attribute) if name in _CUT else attribute
+        return partial(self._call, name, attribute) if name in _CANCELLABLE else attribute
 
-    async def __aenter__(self) -> Cutting:
+    async def __aenter__(self) -> CancellingClient:
         await self.client.__aenter__()
         return self
 
@@ -118,7 +120,7 @@ class Cutting:
 
     async def close_for_good(self) -> None:
         """However often it takes."""
-        with suppress(Cut):
+        with suppress(CallCancelled):
             await self.close()
         await self.client.close()
 
@@ -139,11 +141,11 @@ class Cutting:
         try:
             return await task
         except asyncio.CancelledError:
-            self.cut_count += 1
+            self.cancel_count += 1
             self.application.world.note(self.application.name, f"{name} is cancelled")
             if name in self.repeated:
                 return await method(*args, **how)
-            raise Cut(f"{name} was cancelled") from None
+            raise CallCancelled(f"{name} was cancelled") from None
 
 
 class SharedAsyncProducer(Application):
@@ -154,17 +156,17 @@ class SharedAsyncProducer(Application):
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
-        self.topics = [f"topic-{number}" for number in range(self.chance.randint(2, 6))]
+        self.topics = [f"topic-{number}" for number in range(self.rng.randint(2, 6))]
         self.settings: dict[str, object] = {
-            **QUICK,
+            **SHORT_TIMEOUTS,
             "client.id": name,
-            "linger.ms": self.chance.choice((0, 0, 5, 50)),
-            "batch.size": self.chance.choice((1, 200, 16_384)),
+            "linger.ms": self.rng.choice((0, 0, 5, 50)),
+            "batch.size": self.rng.choice((1, 200, 16_384)),
         }
         self.sent: list[tuple[Call, asyncio.Future[Any]]] = []
-        self.told: dict[bytes, int] = {}
+        self.callback_counts: dict[bytes, int] = {}
         self.is_over = self.is_closing = False
-        self.limits = SendLimits()
+        self.timeouts = ProducerTimeouts()
         self.pace = 1.0
         self.prefix = ""
         """Of its values and sessions."""
@@ -172,53 +174,57 @@ class SharedAsyncProducer(Application):
     async def work(self) -> None:
         await self.use_a_producer()
         count = 1
-        while self.world.now_us < self.world.excuses.end_us:
+        while self.world.now_us < self.world.expected_errors.end_us:
             count += 1
             self.prefix = f"{count}-"
             self.topics.append(f"topic-of-{count}")
             await self.use_a_producer()
 
     async def use_a_producer(self) -> None:
-        if self.world.excuses:
-            self.limits, self.pace = SendLimits.drawn(self.chance), SLOW_PACE
-            self.settings |= self.limits.settings
+        if self.world.expected_errors:
+            self.timeouts, self.pace = ProducerTimeouts.drawn(self.rng), SLOW_PACE
+            self.settings |= self.timeouts.settings
         self.is_over, self.is_closing, self.sent = False, False, []
-        producer = Cutting(AsyncProducer(self.settings), self, 0.3, self.prefix)
-        senders = [self.send_some(producer, number) for number in range(self.chance.randint(1, 3))]
-        chatter = [self.chat(producer, number) for number in range(4)]
-        work = asyncio.gather(*chatter, *senders)
-        for _ in range(self.chance.randint(1, 4)):
-            await self.rest(0.1 * self.pace)
+        producer = CancellingClient(AsyncProducer(self.settings), self, 0.3, self.prefix)
+        senders = [self.send_some(producer, number) for number in range(self.rng.randint(1, 3))]
+        steady = [self.send_steadily(producer, number) for number in range(4)]
+        work = asyncio.gather(*steady, *senders)
+        for _ in range(self.rng.randint(1, 4)):
+            await self.sleep_up_to(0.1 * self.pace)
             await self.flush(producer)
         self.is_over = True
         await work
         await self.flush(producer)
-        if self.world.excuses.is_lasting:
-            await asyncio.sleep(max(self.world.excuses.lasting_us - self.world.now_us, 0) / 1e6)
+        if self.world.expected_errors.is_lasting:
+            await asyncio.sleep(max(self.world.expected_errors.lasting_us - self.world.now_us, 0) / 1e6)
         for count in range(3):
             await self.send_and_flush_in_callback(producer, count)
         self.is_closing = True  # and gives up what it would wait for, when it is cancelled
-        with bounded(self, "close()", 0.0, self.limits.close_s) if self.world.excuses else nullcontext():
+        with (
+            time_limit(self, "close()", 0.0, self.timeouts.close_s)
+            if self.world.expected_errors
+            else nullcontext()
+        ):
             await producer.close_for_good()
-        self.check_told(list(self.sent), "close()")
+        self.check_delivered(list(self.sent), "close()")
 
-    async def send_some(self, producer: Cutting, number: int) -> None:
-        for count in range(self.chance.randint(3, 12)):
+    async def send_some(self, producer: CancellingClient, number: int) -> None:
+        for count in range(self.rng.randint(3, 12)):
             await self.send(producer, f"task-{number}", count)
-            if self.chance.random() < 0.2:
-                await self.rest(0.01 * self.pace)
-            if self.chance.random() < 0.1:
+            if self.rng.random() < 0.2:
+                await self.sleep_up_to(0.01 * self.pace)
+            if self.rng.random() < 0.1:
                 await self.flush(producer)
 
-    async def chat(self, producer: Cutting, number: int) -> None:
+    async def send_steadily(self, producer: CancellingClient, number: int) -> None:
         """Records that come faster than they are acknowledged."""
         count = 0
         while not self.is_over:
             count += 1
             await self.send(producer, f"chat-{number}", count)
-            await self.rest(0.004 * self.pace)
+            await self.sleep_up_to(0.004 * self.pace)
 
-    async def send_and_flush_in_callback(self, producer: Cutting, count: int) -> None:
+    async def send_and_flush_in_callback(self, producer: CancellingClient, count: int) -> None:
         """Flush at the moment when a record is delivered: all is settled, and nobody was told yet."""
         flushing: list[asyncio.Task[None]] = []
         flush = partial(self.flush, producer)
@@ -227,69 +233,75 @@ class SharedAsyncProducer(Application):
         await asyncio.gather(*flushing)
 
     async def send(
-        self, producer: Cutting, who: str, count: int, on_delivery: Callable[[], None] | None = None
+        self, producer: CancellingClient, task: str, count: int, on_delivery: Callable[[], None] | None = None
     ) -> None:
         """Send a record; a send that is cancelled takes none."""
-        who = self.prefix + who
-        topic, value = self.chance.choice(self.topics), b"%s-%d" % (who.encode(), count)
+        task = self.prefix + task
+        topic, value = self.rng.choice(self.topics), b"%s-%d" % (task.encode(), count)
         call = self.begin(Kind.SEND, [Item(topic, 0, None, value)])
-        call.session = who
+        call.session = task
 
         def delivered(metadata: Any, error: Exception | None) -> None:
-            self.told[value] = self.told.get(value, 0) + 1
-            if error is not None and self.world.excuses and not self.is_closing:
-                judge_error(self, f"{value!r}", error)
+            self.callback_counts[value] = self.callback_counts.get(value, 0) + 1
+            if error is not None and self.world.expected_errors and not self.is_closing:
+                check_error(self, f"{value!r}", error)
                 if self.settings["batch.size"] == 1:  # else the time is that of the batch's first record
-                    check_time(self, f"{value!r}", error, call, self.limits.delivery_s)
+                    check_time(self, f"{value!r}", error, call, self.timeouts.delivery_s)
             if on_delivery is not None:
                 on_delivery()
 
         try:
-            with bounded(self, "send()", self.limits.block_s) if self.world.excuses else nullcontext():
+            with (
+                time_limit(self, "send()", self.timeouts.block_s)
+                if self.world.expected_errors
+                else nullcontext()
+            ):
                 future = await producer.send(topic, value, on_delivery=delivered)
-        except Cut:
+        except CallCancelled:
             self.end(call, Outcome.FAIL)
         except OncelogError as error:
             self.end(call, Outcome.FAIL)
-            judge_error(self, "send()", error)
-            check_time(self, "send()", error, call, self.limits.block_s)
+            check_error(self, "send()", error)
+            check_time(self, "send()", error, call, self.timeouts.block_s)
         else:
             self.sent.append((call, future))
 
-    async def flush(self, producer: Cutting) -> None:
+    async def flush(self, producer: CancellingClient) -> None:
         before = list(self.sent)
         try:
-            with bounded(self, "flush()", 0.0, self.limits.delivery_s):
+            with time_limit(self, "flush()", 0.0, self.timeouts.delivery_s):
                 await producer.flush()
-        except Cut:
+        except CallCancelled:
             return
         except MisuseError:
-            if not (self.world.excuses and self.is_closing):  # a record was delivered as late as that
+            if not (self.world.expected_errors and self.is_closing):  # a record was delivered as late as that
                 raise
             return
-        self.check_told(before, "flush()")
+        self.check_delivered(before, "flush()")
 
-    def check_told(self, sent: Iterable[tuple[Call, asyncio.Future[Any]]], what: str) -> None:
+    def check_delivered(self, sent: Iterable[tuple[Call, asyncio.Future[Any]]], what: str) -> None:
         """Every record has its outcome, and its callback has run, once."""
         for call, future in sent:
             (item,) = call.items
             value: Any = item.value
-            if self.told.get(value, 0) != 1:
-                self.world.violate(f"not called back once after {what}", f"{value!r}: {self.told.get(value)}")
+            if self.callback_counts.get(value, 0) != 1:
+                self.world.violate(
+                    f"not called back once after {what}", f"{value!r}: {self.callback_counts.get(value)}"
+                )
             if not future.done():
                 self.world.violate(f"no outcome after {what}", f"{value!r}")
             elif call.end is None:
-                self.settle(call, future, is_cut=what == "close()")
+                self.settle(call, future, was_cancelled=what == "close()")
 
-    def settle(self, call: Call, future: asyncio.Future[Any], *, is_cut: bool) -> None:
+    def settle(self, call: Call, future: asyncio.Future[Any], *, was_cancelled: bool) -> None:
         """Note a record's outcome. A close that was cancelled gives up what it would wait for."""
         (item,) = call.items
         if (error := future.exception()) is None:
             result = future.result()
             self.end(call, Outcome.OK, [Item(item.topic, result.partition, result.offset, item.value)])
             return
-        is_unknown = is_cut or isinstance(error, OutcomeUnknown)
-        if not self.world.excuses and not is_cut:
+        is_unknown = was_cancelled or isinstance(error, OutcomeUnknown)
+        if not self.world.expected_errors and not was_cancelled:
             self.world.violate("a record failed", f"{item.value!r}: {error!r}")
         self.end(call, Outcome.UNKNOWN if is_unknown else Outcome.FAIL)
 
@@ -302,15 +314,15 @@ class AsyncMember(Application):
 
     def __init__(self, world: World, name: str, settings: dict[str, object]) -> None:
         super().__init__(world, name)
-        self.settings: dict[str, object] = {**QUICK, **settings, "client.id": name}
-        self.holdings = Holdings(self)
-        self.limits = GroupLimits()
+        self.settings: dict[str, object] = {**SHORT_TIMEOUTS, **settings, "client.id": name}
+        self.view = MemberView(self)
+        self.timeouts = MemberTimeouts()
 
     async def work(self) -> None:
         await asyncio.sleep(self.begin_s)
-        self.limits = GroupLimits.of(self)
-        consumer = Cutting(AsyncConsumer(self.settings | self.limits.settings), self, self.share)
-        mine = self.holdings
+        self.timeouts = MemberTimeouts.of(self)
+        consumer = CancellingClient(AsyncConsumer(self.settings | self.timeouts.settings), self, self.share)
+        mine = self.view
         try:
             consumer.subscribe(
                 [TOPIC],
@@ -319,57 +331,61 @@ class AsyncMember(Application):
                 on_lost=mine.revoked,
             )
             while self.world.now_us < self.end_us():
-                with excused(self, "a call"), suppress(Cut):
+                with allow_expected_errors(self, "a call"), suppress(CallCancelled):
                     await self.read(consumer)
-                if self.chance.random() < 0.3:
-                    await self.rest(1.0)
+                if self.rng.random() < 0.3:
+                    await self.sleep_up_to(1.0)
             await self.finish(consumer)
         finally:
-            with bounded(self, "close()", 10.0), excused(self, "close()"):
+            with time_limit(self, "close()", 10.0), allow_expected_errors(self, "close()"):
                 await consumer.close_for_good()
 
     def end_us(self) -> float:
         """Return when it closes."""
-        return max(self.end_s * 1e6, self.world.excuses.lasting_us)
+        return max(self.end_s * 1e6, self.world.expected_errors.lasting_us)
 
     def _after_a_while(
-        self, told: Callable[[list[TopicPartition]], None]
+        self, callback_counts: Callable[[list[TopicPartition]], None]
     ) -> Callable[[list[TopicPartition]], Awaitable[None]]:
         async def listener(partitions: list[TopicPartition]) -> None:
-            if self.chance.random() < 0.5:
-                await self.rest(0.3)
-            told(partitions)
+            if self.rng.random() < 0.5:
+                await self.sleep_up_to(0.3)
+            callback_counts(partitions)
 
         return listener
 
-    async def finish(self, consumer: Cutting) -> None:
+    async def finish(self, consumer: CancellingClient) -> None:
         """Before it closes."""
 
-    async def read(self, consumer: Cutting) -> None:
-        match self.chance.choice(("poll", "poll", "iterate", "commit")):
+    async def read(self, consumer: CancellingClient) -> None:
+        match self.rng.choice(("poll", "poll", "iterate", "commit")):
             case "poll":
-                await self.poll(consumer, self.chance.choice((0.0, 0.1, 1.0, 3.0)))
+                await self.poll(consumer, self.rng.choice((0.0, 0.1, 1.0, 3.0)))
             case "iterate":
-                await self.iterate(consumer, self.chance.choice((1, 2, 5, 50)))
+                await self.iterate(consumer, self.rng.choice((1, 2, 5, 50)))
             case "commit":
-                with uncommitted(self), suppress(Cut), bounded(self, "commit()", 0.0, self.limits.commit_s):
+                with (
+                    allow_failed_commit(self),
+                    suppress(CallCancelled),
+                    time_limit(self, "commit()", 0.0, self.timeouts.commit_s),
+                ):
                     await consumer.commit()
 
-    async def poll(self, consumer: Cutting, seconds: float) -> list[Record]:
-        with bounded(self, "poll()", seconds):
+    async def poll(self, consumer: CancellingClient, seconds: float) -> list[Record]:
+        with time_limit(self, "poll()", seconds):
             records: list[Record] = await consumer.poll(seconds)
-        self.holdings.take(records)
-        self.holdings.check(consumer.assignment())
+        self.view.take(records)
+        self.view.check(consumer.assignment())
         return records
 
-    async def iterate(self, consumer: Cutting, limit: int) -> None:
+    async def iterate(self, consumer: CancellingClient, limit: int) -> None:
         """Ends without records, is broken off, or cancelled."""
-        records = Cutting(consumer.client.__aiter__(), self, consumer.share)
+        records = CancellingClient(consumer.client.__aiter__(), self, consumer.share)
         for _ in range(limit):
             try:
-                with bounded(self, "iteration", ITERATION_SECONDS):
+                with time_limit(self, "iteration", ITERATION_SECONDS):
                     record = await records.__anext__()
-                self.holdings.take([record])
+                self.view.take([record])
             except StopAsyncIteration:
                 return
 
@@ -380,10 +396,10 @@ class LastAsyncMember(AsyncMember):
     def end_us(self) -> float:
         return 0.0
 
-    async def finish(self, consumer: Cutting) -> None:
+    async def finish(self, consumer: CancellingClient) -> None:
         quiet_count = 0
         while quiet_count < 2:
-            quiet_count = 0 if await self.poll(consumer, 5.0) else quiet_count + bool(self.holdings.held)
+            quiet_count = 0 if await self.poll(consumer, 5.0) else quiet_count + bool(self.view.held)
 
 
 class AsyncTwin(AsyncMember):
@@ -393,69 +409,71 @@ class AsyncTwin(AsyncMember):
         try:
             await super().work()
         except FENCED:
-            self.holdings.is_fenced = True
+            self.view.is_fenced = True
 
     def end_us(self) -> float:
         return twins_end_us(self.world, self.end_s)
 
-    async def read(self, consumer: Cutting) -> None:
+    async def read(self, consumer: CancellingClient) -> None:
         await self.poll(consumer, 1.0)
 
 
-class CutWriter(Writer):
+class CancelledWriter(Writer):
     """A Writer whose calls are cancelled, and that closes some producers amid a transaction."""
 
-    def __init__(self, world: World, name: str, topic: str, partitions: int, scene: Scene) -> None:
+    def __init__(
+        self, world: World, name: str, topic: str, partitions: int, simulation: ClientSimulation
+    ) -> None:
         super().__init__(world, name, topic, partitions, bursts=8)
-        self.scene = scene
+        self.simulation = simulation
         self.settings |= {"transaction.timeout.ms": 60_000}
 
     async def new_producer(self) -> Any:
-        return _Transacting(await super().new_producer(), self, 0.3)
+        return _CancellingProducer(await super().new_producer(), self, 0.3)
 
     async def transact(self, producer: Any) -> bool:
-        if self.chance.random() < 0.3:
-            await self.close_amid(producer)
+        if self.rng.random() < 0.3:
+            await self.close_in_transaction(producer)
             return False
         return await super().transact(producer)
 
-    async def close_amid(self, producer: Any) -> None:
+    async def close_in_transaction(self, producer: Any) -> None:
         self.bursts_left -= 1
         self.transaction += 1
         await producer.begin_transaction()
-        with suppress(Cut):
+        with suppress(CallCancelled):
             await self.put(producer, self.topic)
             await producer.flush()
         call = self.begin(Kind.ABORT, transaction=self.transaction)
         began_us = self.world.now_us
-        with suppress(Cut):
+        with suppress(CallCancelled):
             await producer.close()
             self.end(call, Outcome.OK)
             await asyncio.sleep(FREE_SECONDS)
-            if self.world.excuses.is_disturbed(began_us - FAULT_EFFECT_US, self.world.now_us):
+            if self.world.expected_errors.is_disturbed(began_us - FAULT_EFFECT_US, self.world.now_us):
                 return  # the broker may not have been told
-            for tp, log in sorted(self.scene.node.log_manager.partitions.items()):
+            for tp, log in sorted(self.simulation.node.log_manager.partitions.items()):
                 if tp.topic == self.topic and log.last_stable_offset < log.high_watermark:
                     self.world.violate("a closed producer's transaction stays open", f"{tp}")
 
 
-class CutCopier(ConsumeTransformProduce):
+class CancelledCopier(ConsumeTransformProduce):
     """A copier whose calls are cancelled. After some it commits as if nothing had happened."""
 
     async def new_producer(self) -> Any:
-        return _Transacting(await super().new_producer(), self, 0.4)
+        return _CancellingProducer(await super().new_producer(), self, 0.4)
 
     async def work(self) -> None:
-        while not self.is_told_to_stop:
+        while not self.stop_requested:
             with suppress(_Restart):  # it closes the consumer
                 await super().work()
 
     def new_consumer(self) -> Any:
-        return Cutting(super().new_consumer(), self, 0.2)
+        return CancellingClient(super().new_consumer(), self, 0.2)
 
     async def pass_on(self, consumer: AsyncConsumer, producer: AsyncProducer, records: list[Record]) -> bool:
         is_committed = await super().pass_on(consumer, producer, records)
-        if self.chance.random() < 0.3:
+        if self.rng.random() < 0.3:
             if not is_committed:
                 self.session += 1
                 raise _Restart
@@ -467,7 +485,7 @@ class _Restart(Exception):
     """An application that begins anew when a transaction was aborted."""
 
 
-class _Transacting(Cutting):
+class _CancellingProducer(CancellingClient):
     """A producer. In half of the cases its application does not see that its offsets were not sent."""
 
     repeated = frozenset({"send"})
@@ -476,7 +494,7 @@ class _Transacting(Cutting):
         method = self.client.send_offsets_to_transaction
         try:
             await self._call("send_offsets_to_transaction", method, *args)
-        except Cut:
+        except CallCancelled:
             if self.rng.random() < 0.5:
                 raise
 
@@ -486,76 +504,82 @@ def kind_of(seed: int) -> str:
     return Random(f"{seed}/kind").choice(KINDS)
 
 
-def play_cancelled(seed: int, kept: Collection[int] | None = None) -> Run:
+def run_asyncio_clients(seed: int, kept: Collection[int] | None = None) -> ClientResult:
     """Play a seed of the asyncio clients. `kept`: numbers of the faults to play; None: all."""
     world = World(seed)
-    chance, kind = world.chance("scene"), kind_of(seed)
-    scene = Scene(world, kind, chance.randint(1, 4))
+    rng, kind = world.rng("scene"), kind_of(seed)
+    simulation = ClientSimulation(world, kind, rng.randint(1, 4))
     match kind:
         case "producer":
-            scene.first.append(SharedAsyncProducer(world, "shared"))
+            simulation.first.append(SharedAsyncProducer(world, "shared"))
         case "copier":
-            _cast_copiers(scene, chance)
+            _add_copiers(simulation, rng)
         case _:
-            _cast_members(scene, chance)
-    scene.disturb(kept)
-    return play_scene(seed, scene, nullcontext())
+            _add_members(simulation, rng)
+    simulation.add_faults(kept)
+    return run_client_simulation(seed, simulation, nullcontext())
 
 
-def _cast_members(scene: Scene, chance: Random) -> None:
-    world, kind = scene.world, scene.kind
-    settings = member_settings(chance, kind)
+def _add_members(simulation: ClientSimulation, rng: Random) -> None:
+    world, kind = simulation.world, simulation.kind
+    settings = member_settings(rng, kind)
     role = AsyncTwin if kind == "twins" else AsyncMember
     members = [role(world, f"member-{number}", settings) for number in range(2)]
     for member, latest_s in zip(members, (1.0, 10.0), strict=True):
-        member.begin_s = chance.uniform(1.0, latest_s)
-        member.end_s = member.begin_s + chance.uniform(10.0, 20.0)
-        member.share = 0.0 if kind == "twins" else chance.choice((0.1, 0.3, 0.6))
+        member.begin_s = rng.uniform(1.0, latest_s)
+        member.end_s = member.begin_s + rng.uniform(10.0, 20.0)
+        member.share = 0.0 if kind == "twins" else rng.choice((0.1, 0.3, 0.6))
     last = LastAsyncMember(world, "last-member", settings | {"group.instance.id": None})
-    overlap_s = min(each.end_s for each in members) - max(each.begin_s for each in members)
-    scene.cast_group([each.holdings for each in members], last.holdings, overlap_s, chance)
+    overlap_s = min(member.end_s for member in members) - max(member.begin_s for member in members)
+    simulation.add_group([member.view for member in members], last.view, overlap_s, rng)
 
 
-class _Until(Application):
+class _CopyWaiter(Application):
     """Stops the copiers once they have copied everything, or had the time for it."""
 
-    def __init__(self, world: World, scene: Scene, writer: Writer, copiers: list[CutCopier]) -> None:
+    def __init__(
+        self, world: World, simulation: ClientSimulation, writer: Writer, copiers: list[CancelledCopier]
+    ) -> None:
         super().__init__(world, "until")
-        self.scene, self.writer, self.copiers = scene, writer, copiers
+        self.simulation, self.writer, self.copiers = simulation, writer, copiers
 
     async def work(self) -> None:
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             for topic in (TOPIC, OUTWARD):
-                await create_topic(admin, NewTopic(topic, num_partitions=self.scene.partition_count))
+                await create_topic(admin, NewTopic(topic, num_partitions=self.simulation.partition_count))
         while not self.writer.is_done:
             await asyncio.sleep(1.0)
-        limit_us = self.world.excuses.end_us + LIVENESS_SECONDS * 1e6 if self.world.excuses else 0
+        limit_us = (
+            self.world.expected_errors.end_us + LIVENESS_SECONDS * 1e6 if self.world.expected_errors else 0
+        )
         for number in itertools.count():
             if (number >= COPY_SECONDS and self.world.now_us > limit_us) or await self._is_copied(number):
                 break
             await asyncio.sleep(1.0)
-        for each in self.copiers:
-            each.is_told_to_stop = True
+        for copier in self.copiers:
+            copier.stop_requested = True
 
     async def _is_copied(self, number: int) -> bool:
         partitions = [
-            TopicPartition(topic, n) for topic in (TOPIC, OUTWARD) for n in range(self.scene.partition_count)
+            TopicPartition(topic, n)
+            for topic in (TOPIC, OUTWARD)
+            for n in range(self.simulation.partition_count)
         ]
-        look = LastReader(self.world, f"look-{number}", partitions)
-        look.start()
-        while not look.is_done:
+        reader = LastReader(self.world, f"look-{number}", partitions)
+        reader.start()
+        while not reader.is_done:
             await asyncio.sleep(0.1)
-        topics = [item.topic for call in look.calls for item in call.items]
+        topics = [item.topic for call in reader.calls for item in call.items]
         return topics.count(TOPIC) <= topics.count(OUTWARD)
 
 
-def _cast_copiers(scene: Scene, chance: Random) -> None:
-    world = scene.world
-    writer = CutWriter(world, "writer-0", TOPIC, scene.partition_count, scene)
-    protocol = chance.choice(("classic", "consumer"))
+def _add_copiers(simulation: ClientSimulation, rng: Random) -> None:
+    world = simulation.world
+    writer = CancelledWriter(world, "writer-0", TOPIC, simulation.partition_count, simulation)
+    protocol = rng.choice(("classic", "consumer"))
     copiers = [
-        CutCopier(world, f"copier-{number}", TOPIC, OUTWARD, scene.partition_count, protocol)
-        for number in range(chance.randint(1, 2))
+        CancelledCopier(world, f"copier-{number}", TOPIC, OUTWARD, simulation.partition_count, protocol)
+        for number in range(rng.randint(1, 2))
     ]
-    scene.first += [writer, *copiers, _Until(world, scene, writer, copiers)]
-    scene.checks.append(lambda operations, last: check_copies(world, operations, last, TOPIC, OUTWARD))
+    simulation.first += [writer, *copiers, _CopyWaiter(world, simulation, writer, copiers)]
+    simulation.checks.append(lambda operations, last: check_copies(world, operations, last, TOPIC, OUTWARD))

@@ -25,10 +25,10 @@ from oncelog.client.admin.types import NewTopic
 from oncelog.errors import LoadRefused, OncelogError
 from oncelog.load.loader import Load, run_load
 from oncelog.load.on_spark import run_load_on_spark
-from oncelog_simulator.clients import QUICK, Application
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Application
 from oncelog_simulator.runtime import EPOCH_NS
 from oncelog_simulator.scenario import Scenario
-from oncelog_simulator.sink_tasks import DEATH_CHANCE, Executor
+from oncelog_simulator.sink_tasks import KILL_CHANCE, Executor
 from oncelog_simulator.threads import in_thread, wait
 from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import World
@@ -140,18 +140,18 @@ class Loader(Application):
     def __init__(self, world: World, name: str, partitions: int, cluster: Cluster | None) -> None:
         super().__init__(world, name)
         self.partition_count, self.cluster = partitions, cluster
-        chance = self.chance
+        rng = self.rng
         # Files of one size and time are what archives and exports of fixed width make.
-        counts = [chance.choice((1, 4))] * 3 if chance.random() < 0.6 else [0, chance.choice((1, 9)), 4]
-        self.files = FileList(chance.choice(KINDS), counts)
+        counts = [rng.choice((1, 4))] * 3 if rng.random() < 0.6 else [0, rng.choice((1, 9)), 4]
+        self.files = FileList(rng.choice(KINDS), counts)
         self.runs_left = 4
         self.undo: Callable[[], object] | None = None
         """Takes back the change that is being tried; None when nothing is."""
         self.has_loaded = False
-        self.max_records = chance.choice((1, 3, 100))
-        self.max_bytes = chance.choice((1, 40, 8 << 20))
+        self.max_records = rng.choice((1, 3, 100))
+        self.max_bytes = rng.choice((1, 40, 8 << 20))
         self.config = {
-            **QUICK,
+            **SHORT_TIMEOUTS,
             "client.id": name,
             "max.block.ms": 8_000,
             "delivery.timeout.ms": 10_000,
@@ -159,12 +159,12 @@ class Loader(Application):
         }
 
     async def work(self) -> None:
-        async with AsyncAdmin(QUICK) as admin:
+        async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await create_topic(admin, NewTopic(TOPIC, num_partitions=self.partition_count))
         while self.runs_left:
             if self.undo is None and self.has_loaded:
                 self._change()
-            self._may_die_soon()
+            self._kill_soon_by_chance()
             try:
                 await in_thread(self._load)
             except LoadRefused as error:
@@ -176,7 +176,7 @@ class Loader(Application):
             self.undo, self.has_loaded = None, True
             self.runs_left -= 1
             self.world.note(self.name, f"has loaded {self.files.names}")
-            await self.rest(3.0)
+            await self.sleep_up_to(3.0)
 
     def _load(self) -> None:
         paths, topic = self.files.paths, TOPIC
@@ -190,19 +190,19 @@ class Loader(Application):
         except JobFailed as error:
             raise OncelogError(str(error)) from error
 
-    def _may_die_soon(self) -> None:
-        if self.chance.random() < 3 * DEATH_CHANCE:
+    def _kill_soon_by_chance(self) -> None:
+        if self.rng.random() < 3 * KILL_CHANCE:
             process = self.process
-            self.world.later(self.chance.uniform(0.0, 1.0), self._die, process)
+            self.world.call_later(self.rng.uniform(0.0, 1.0), self._die, process)
 
     def _die(self, process: Any) -> None:
         if process is not None and self.process is process and self.is_up and not self.is_done:
             self.kill()
-            self.world.later(self.chance.uniform(0.5, 3.0), self.start_again)
+            self.world.call_later(self.rng.uniform(0.5, 3.0), self.start_if_down)
 
     def _change(self) -> None:
         """Change the list of files; a load either refuses that, or does it right."""
-        files, change = self.files, self.chance.choice(CHANGES)
+        files, change = self.files, self.rng.choice(CHANGES)
         names = list(files.names)
         contents = {name: list(tokens) for name, tokens in files.contents.items()}
 
@@ -215,13 +215,13 @@ class Loader(Application):
         self.world.note(self.name, f"files change: {change}")
         match change:
             case "late":
-                files.add(self.chance.choice((0, 1, 4)))
+                files.add(self.rng.choice((0, 1, 4)))
             case "first":
                 files.add(len(contents[names[0]]), is_first=True)
             case "grown":
-                files.grow(self.chance.choice(names))
+                files.grow(self.rng.choice(names))
             case "swapped":
-                self.chance.shuffle(files.names)
+                self.rng.shuffle(files.names)
             case _:
                 self.undo = None
 
@@ -235,7 +235,7 @@ class Loading(Workload):
     def __init__(self, world: World, scenario: Scenario) -> None:
         super().__init__(world, scenario)
         executors = [Executor(world, name) for name in self.clients[1:]]
-        is_on_spark = world.chance("loading").random() < 0.4
+        is_on_spark = world.rng("loading").random() < 0.4
         cluster = Cluster(world, executors) if is_on_spark else None
         self.loader = Loader(world, self.clients[0], scenario.partitions, cluster)
         self.applications.append(self.loader)
@@ -244,16 +244,16 @@ class Loading(Workload):
         self.loader.files.remove()
 
     def check(self, node: BrokerState) -> None:
-        found: Counter[bytes] = Counter()
+        actual: Counter[bytes] = Counter()
         for call in self.last.calls:
             for item in call.items:
                 value: Any = item.value
                 tokens = _TOKEN.findall(value)
                 if len(tokens) != 1:
                     self.world.violate("a record is not as in its file", f"{value!r}")
-                found.update(tokens)
+                actual.update(tokens)
         expected = Counter(self.loader.files.tokens())
-        for token in sorted(found.keys() | expected.keys()):
-            if found[token] != expected[token]:
-                text = f"{token!r} is there {found[token]} times, in the files {expected[token]} times"
+        for token in sorted(actual.keys() | expected.keys()):
+            if actual[token] != expected[token]:
+                text = f"{token!r} is there {actual[token]} times, in the files {expected[token]} times"
                 self.world.violate("a record of a file is there once", text)
