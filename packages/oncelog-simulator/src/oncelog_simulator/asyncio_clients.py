@@ -1,12 +1,13 @@
-"""The asyncio clients, whose calls are cancelled: their applications (scene.py says what must hold).
+"""Applications with asyncio clients whose calls are cancelled. `client_simulation.py` has the checks.
 
-A seed draws the await of a call at which, or soon after which, its task is cancelled. The application then
-proceeds as the documentation says: a call that was cancelled is like one that timed out.
+A seed draws the await at which, or shortly after which, the task of a call is cancelled. The application then
+does what the documentation says: it treats a cancelled call like one that timed out.
 
-    producer    tasks share one producer: first records of topics, flushes while others send, close
-    consumer    one member polls, iterates and breaks off, with listeners that await; another comes and goes
+    producer    tasks share one producer: first records of topics, flushes during sends, close
+    consumer    one member polls, iterates and stops iterating, with listeners that await;
+                another member joins and leaves
     twins       two consumers with one group.instance.id
-    copier      consume, transform, produce; a writer that closes its producer amid a transaction
+    copier      consume, transform, produce; a writer that closes its producer during a transaction
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ from oncelog_simulator.world import World
 KINDS = ("producer", "consumer", "consumer", "twins", "copier", "copier")
 OUTWARD = "outward"
 FREE_SECONDS = 3.0
-"""So long after its producer was closed nobody waits for a transaction."""
+"""Seconds after the close of a producer within which its transaction must be aborted."""
 COPY_SECONDS = 30
 FAULT_EFFECT_US = 10_000_000
-"""So long after a fault the coordinator may still not be reached."""
+"""Microseconds after a fault in which the coordinator may still be unreachable."""
 AWAITS = (0, 0, 0, 1, 1, 2, 3, 5, 8, 13)
 _CANCELLABLE = {"send", "flush", "close", "poll", "commit", "position", "seek_to_committed", "__anext__"} | {
     f"{what}_transaction{s}"
@@ -73,7 +74,7 @@ class CallCancelled(TimedOut):
 
 
 class _Counted:
-    """A coroutine that calls `reached` at its await number `at`."""
+    """A coroutine that calls `reached` at the await number `await_number`, counted from 0."""
 
     def __init__(
         self, coroutine: Coroutine[Any, Any, Any], await_number: int, reached: Callable[[], object]
@@ -97,10 +98,10 @@ class _Counted:
 
 
 class CancellingClient:
-    """A client of which each call is, with a chance of `share`, cancelled at one of its awaits."""
+    """A client whose calls are cancelled at a drawn await with the probability `share`."""
 
     repeated: ClassVar[frozenset[str]] = frozenset()
-    """Calls that are then made again, for the application cannot do without."""
+    """Calls that are repeated after a cancellation, because the application needs their result."""
 
     def __init__(self, client: Any, application: Application, share: float, which: str = "") -> None:
         self.client, self.application, self.share = client, application, share
@@ -119,13 +120,13 @@ class CancellingClient:
         await self.close_for_good()
 
     async def close_for_good(self) -> None:
-        """However often it takes."""
+        """Close the client, however many attempts it takes."""
         with suppress(CallCancelled):
             await self.close()
         await self.client.close()
 
     async def _call(self, name: str, method: Callable[..., Any], *args: Any, **how: Any) -> Any:
-        """Raise Cut when it was cancelled."""
+        """Call a method. Raises CallCancelled if the call was cancelled."""
         if self.rng.random() >= self.share:
             return await method(*args, **how)
         loop = asyncio.get_running_loop()
@@ -149,9 +150,10 @@ class CancellingClient:
 
 
 class SharedAsyncProducer(Application):
-    """Tasks that share a producer, and all of a sudden send to topics that nobody knew.
+    """Tasks that share a producer and suddenly send to topics that the producer does not know.
 
-    In a seed with faults one producer follows the other until the last fault is over, each more slowly.
+    In a seed with faults a new producer follows until the last fault is over. These producers send more
+    slowly.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -169,7 +171,7 @@ class SharedAsyncProducer(Application):
         self.timeouts = ProducerTimeouts()
         self.pace = 1.0
         self.prefix = ""
-        """Of its values and sessions."""
+        """Prefix of the values and sessions of the current producer."""
 
     async def work(self) -> None:
         await self.use_a_producer()
@@ -199,7 +201,8 @@ class SharedAsyncProducer(Application):
             await asyncio.sleep(max(self.world.expected_errors.lasting_us - self.world.now_us, 0) / 1e6)
         for count in range(3):
             await self.send_and_flush_in_callback(producer, count)
-        self.is_closing = True  # and gives up what it would wait for, when it is cancelled
+        # A cancelled close gives up the records that it waits for.
+        self.is_closing = True
         with (
             time_limit(self, "close()", 0.0, self.timeouts.close_s)
             if self.world.expected_errors
@@ -217,7 +220,7 @@ class SharedAsyncProducer(Application):
                 await self.flush(producer)
 
     async def send_steadily(self, producer: CancellingClient, number: int) -> None:
-        """Records that come faster than they are acknowledged."""
+        """Send records faster than they are acknowledged."""
         count = 0
         while not self.is_over:
             count += 1
@@ -225,7 +228,9 @@ class SharedAsyncProducer(Application):
             await self.sleep_up_to(0.004 * self.pace)
 
     async def send_and_flush_in_callback(self, producer: CancellingClient, count: int) -> None:
-        """Flush at the moment when a record is delivered: all is settled, and nobody was told yet."""
+        """Flush in a delivery callback, when the record's outcome is known and other callbacks have not run
+        yet.
+        """
         flushing: list[asyncio.Task[None]] = []
         flush = partial(self.flush, producer)
         await self.send(producer, "alone", count, lambda: flushing.append(asyncio.ensure_future(flush())))
@@ -235,7 +240,7 @@ class SharedAsyncProducer(Application):
     async def send(
         self, producer: CancellingClient, task: str, count: int, on_delivery: Callable[[], None] | None = None
     ) -> None:
-        """Send a record; a send that is cancelled takes none."""
+        """Send a record. A cancelled send must not send it."""
         task = self.prefix + task
         topic, value = self.rng.choice(self.topics), b"%s-%d" % (task.encode(), count)
         call = self.begin(Kind.SEND, [Item(topic, 0, None, value)])
@@ -245,7 +250,8 @@ class SharedAsyncProducer(Application):
             self.callback_counts[value] = self.callback_counts.get(value, 0) + 1
             if error is not None and self.world.expected_errors and not self.is_closing:
                 check_error(self, f"{value!r}", error)
-                if self.settings["batch.size"] == 1:  # else the time is that of the batch's first record
+                # In a batch of several records the time counts from the first record.
+                if self.settings["batch.size"] == 1:
                     check_time(self, f"{value!r}", error, call, self.timeouts.delivery_s)
             if on_delivery is not None:
                 on_delivery()
@@ -274,13 +280,14 @@ class SharedAsyncProducer(Application):
         except CallCancelled:
             return
         except MisuseError:
-            if not (self.world.expected_errors and self.is_closing):  # a record was delivered as late as that
+            # The callback of a record delivered during the close flushes a closed producer.
+            if not (self.world.expected_errors and self.is_closing):
                 raise
             return
         self.check_delivered(before, "flush()")
 
     def check_delivered(self, sent: Iterable[tuple[Call, asyncio.Future[Any]]], what: str) -> None:
-        """Every record has its outcome, and its callback has run, once."""
+        """Check that every record has an outcome, and that its callback was called exactly once."""
         for call, future in sent:
             (item,) = call.items
             value: Any = item.value
@@ -294,7 +301,10 @@ class SharedAsyncProducer(Application):
                 self.settle(call, future, was_cancelled=what == "close()")
 
     def settle(self, call: Call, future: asyncio.Future[Any], *, was_cancelled: bool) -> None:
-        """Note a record's outcome. A close that was cancelled gives up what it would wait for."""
+        """Note the outcome of a record.
+
+        A cancelled close gives up the records that it waits for, so their outcome is unknown.
+        """
         (item,) = call.items
         if (error := future.exception()) is None:
             result = future.result()
@@ -307,7 +317,7 @@ class SharedAsyncProducer(Application):
 
 
 class AsyncMember(Application):
-    """A consumer that polls and iterates, from `begin_s` to `end_s`."""
+    """A consumer that polls and iterates between the virtual times `begin_s` and `end_s`."""
 
     begin_s = end_s = 0.0
     share = 0.0
@@ -341,7 +351,7 @@ class AsyncMember(Application):
                 await consumer.close_for_good()
 
     def end_us(self) -> float:
-        """Return when it closes."""
+        """Return the virtual time in microseconds at which the consumer closes."""
         return max(self.end_s * 1e6, self.world.expected_errors.lasting_us)
 
     def _after_a_while(
@@ -355,7 +365,7 @@ class AsyncMember(Application):
         return listener
 
     async def finish(self, consumer: CancellingClient) -> None:
-        """Before it closes."""
+        """Do the last work before the consumer closes."""
 
     async def read(self, consumer: CancellingClient) -> None:
         match self.rng.choice(("poll", "poll", "iterate", "commit")):
@@ -379,7 +389,7 @@ class AsyncMember(Application):
         return records
 
     async def iterate(self, consumer: CancellingClient, limit: int) -> None:
-        """Ends without records, is broken off, or cancelled."""
+        """Iterate over up to `limit` records. Stop early without records or after a cancellation."""
         records = CancellingClient(consumer.client.__aiter__(), self, consumer.share)
         for _ in range(limit):
             try:
@@ -391,7 +401,7 @@ class AsyncMember(Application):
 
 
 class LastAsyncMember(AsyncMember):
-    """Reads what the group has not committed, until nothing comes."""
+    """Reads the records that the group has not committed, until no more arrive."""
 
     def end_us(self) -> float:
         return 0.0
@@ -403,7 +413,7 @@ class LastAsyncMember(AsyncMember):
 
 
 class AsyncTwin(AsyncMember):
-    """One of two with the same group.instance.id, until it is told so."""
+    """One of two members with the same group.instance.id, until it is fenced."""
 
     async def work(self) -> None:
         try:
@@ -419,7 +429,7 @@ class AsyncTwin(AsyncMember):
 
 
 class CancelledWriter(Writer):
-    """A Writer whose calls are cancelled, and that closes some producers amid a transaction."""
+    """A Writer whose calls are cancelled. It also closes some producers during a transaction."""
 
     def __init__(
         self, world: World, name: str, topic: str, partitions: int, simulation: ClientSimulation
@@ -451,21 +461,25 @@ class CancelledWriter(Writer):
             self.end(call, Outcome.OK)
             await asyncio.sleep(FREE_SECONDS)
             if self.world.expected_errors.is_disturbed(began_us - FAULT_EFFECT_US, self.world.now_us):
-                return  # the broker may not have been told
+                # The broker may not have received the abort.
+                return
             for tp, log in sorted(self.simulation.node.log_manager.partitions.items()):
                 if tp.topic == self.topic and log.last_stable_offset < log.high_watermark:
                     self.world.violate("a closed producer's transaction stays open", f"{tp}")
 
 
 class CancelledCopier(ConsumeTransformProduce):
-    """A copier whose calls are cancelled. After some it commits as if nothing had happened."""
+    """A copier whose calls are cancelled. After some cancellations it commits as if no call had been
+    cancelled.
+    """
 
     async def new_producer(self) -> Any:
         return _CancellingProducer(await super().new_producer(), self, 0.4)
 
     async def work(self) -> None:
         while not self.stop_requested:
-            with suppress(_Restart):  # it closes the consumer
+            # _Restart closes the consumer.
+            with suppress(_Restart):
                 await super().work()
 
     def new_consumer(self) -> Any:
@@ -482,11 +496,15 @@ class CancelledCopier(ConsumeTransformProduce):
 
 
 class _Restart(Exception):
-    """An application that begins anew when a transaction was aborted."""
+    """The application starts over because a transaction was aborted."""
 
 
 class _CancellingProducer(CancellingClient):
-    """A producer. In half of the cases its application does not see that its offsets were not sent."""
+    """A producer whose calls are cancelled.
+
+    After half of the cancelled `send_offsets_to_transaction` calls the application continues as if the
+    offsets were sent.
+    """
 
     repeated = frozenset({"send"})
 
@@ -500,12 +518,12 @@ class _CancellingProducer(CancellingClient):
 
 
 def kind_of(seed: int) -> str:
-    """Return what a seed plays."""
+    """Return the kind of simulation that a seed runs."""
     return Random(f"{seed}/kind").choice(KINDS)
 
 
 def run_asyncio_clients(seed: int, kept: Collection[int] | None = None) -> ClientResult:
-    """Play a seed of the asyncio clients. `kept`: numbers of the faults to play; None: all."""
+    """Run a seed of the asyncio clients. `kept` has the numbers of the faults to run, None for all."""
     world = World(seed)
     rng, kind = world.rng("scene"), kind_of(seed)
     simulation = ClientSimulation(world, kind, rng.randint(1, 4))
@@ -535,7 +553,7 @@ def _add_members(simulation: ClientSimulation, rng: Random) -> None:
 
 
 class _CopyWaiter(Application):
-    """Stops the copiers once they have copied everything, or had the time for it."""
+    """Stops the copiers when everything is copied, or when the time for copying is over."""
 
     def __init__(
         self, world: World, simulation: ClientSimulation, writer: Writer, copiers: list[CancelledCopier]

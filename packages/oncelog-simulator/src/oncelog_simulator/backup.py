@@ -1,16 +1,19 @@
-"""A backup that is restored while clients live: the broker goes back in time, and they do not.
+"""Restore a backup while clients are running: the broker goes back in time, and the clients do not.
 
-The disk is copied at a drawn moment: after a clean stop, or as a snapshot of a broker that runs (whole, or
-only what a power loss would leave). Later the broker ends, the copy takes the place of its disk, and it
-starts. Producers with and without transactions, a group and a reader live through that. What must hold:
+The disk is copied at a drawn moment. The copy is made after a clean stop, or as a snapshot of a running
+broker. A snapshot has everything, or only what a power loss would leave. Later the broker ends, the copy
+replaces its disk, and the broker starts. Producers with and without transactions, a group and a reader run
+throughout.
 
-- what was acknowledged before the copy was made is there in the end, where it was acknowledged;
-- nothing is there twice, and every record of a committed transaction of the time after the restore is there;
-- where the first start fences (oncelog.fence.transactions), a producer whose transactional id has a new
-  instance since the restore commits nothing, and what a group copies is there once;
-- clients go on or end with an error that has a type; none hangs.
+These rules are checked:
 
-What was acknowledged between the copy and the restore is lost, as it must be.
+- Every record that was acknowledged before the copy is at its offset at the end.
+- No record is there twice. Every record of a transaction committed after the restore is there.
+- If the first start fences (oncelog.fence.transactions), producers with a newer instance since the restore
+  cannot commit, and a group copies each record once.
+- Clients continue, or end with a typed error. No call hangs.
+
+Records that were acknowledged between the copy and the restore are lost, and that is correct.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ LIMIT_SECONDS = 400.0
 
 
 class SuccessiveProducers(TransactionalClient):
-    """A producer that stands still in its transaction over the restore, and its successors after it."""
+    """A producer that keeps a transaction open over the restore, and later producers with its transactional
+    id.
+    """
 
     def __init__(self, world: World, name: str, simulation: BackupSimulation) -> None:
         super().__init__(world, name, HELD, simulation.partition_count, 1)
@@ -79,7 +84,7 @@ class SuccessiveProducers(TransactionalClient):
         return self.transaction
 
     async def _transact(self, producer: AsyncProducer) -> AsyncProducer:
-        """Commit a transaction; return the producer that continues."""
+        """Commit a transaction. Return the producer that continues."""
         try:
             await self._begin(producer)
             await self.commit(producer)
@@ -89,7 +94,9 @@ class SuccessiveProducers(TransactionalClient):
         return producer
 
     async def _commit_as_before(self, producer: AsyncProducer, transaction: int) -> None:
-        """Continue as if nothing had been; the new instance was there first."""
+        """Commit with the old producer as if nothing had happened. A newer instance was initialized
+        before.
+        """
         self.transaction = transaction
         call = self.begin(Kind.COMMIT, transaction=transaction)
         try:
@@ -106,7 +113,7 @@ class SuccessiveProducers(TransactionalClient):
 
 
 class WriterOverRestore(Writer):
-    """A Writer whose zombies are only held to fail where the restore fences them."""
+    """A Writer whose zombies must fail only if the restore fences them."""
 
     fences = True
 
@@ -116,7 +123,7 @@ class WriterOverRestore(Writer):
 
 
 class BackupSimulation(ClientSimulation):
-    """The broker, its clients, the copy and what the clients noted."""
+    """A client simulation with a copy of the disk and its restore."""
 
     def __init__(self, world: World, kind: str, rng: Random) -> None:
         super().__init__(world, kind, rng.choice((1, 2)))
@@ -128,7 +135,7 @@ class BackupSimulation(ClientSimulation):
         self.copied_us = self.restored_us = 0
         self.loses_power = kind == "power loss"
         self.fences = rng.random() < 0.75
-        """Whether the operator has the first start fence all transactional producers."""
+        """True if the operator makes the first start fence all transactional producers."""
         self.settings: dict[str, object] = {
             "listeners": SERVERS,
             "num.partitions": self.partition_count,
@@ -158,7 +165,8 @@ class BackupSimulation(ClientSimulation):
         self.copier = ConsumeTransformProduce(world, "copier-0", INWARD, OUTWARD, count, protocol)
         self.reader = Reader(world, "reader-0", self.partitions, "read_committed")
         for sender in self.senders:
-            sender.keeps_producers = False  # what it sent since the copy is unknown afterwards
+            # The broker does not know what this client sent after the copy.
+            sender.keeps_producers = False
         self.first = [*self.senders, self.copier, self.reader]
 
     async def run(self) -> None:
@@ -174,7 +182,7 @@ class BackupSimulation(ClientSimulation):
         self.copier.stop_requested = self.reader.stop_requested = True
         await self._until_done(self.first)
         for tp, log in self._logs().items():
-            # A producer that the copy does not know begins anywhere: what it had sent is lost.
+            # If the copy does not know a producer, its first sequence there may be any.
             check_log(self.world, tp, log, frozenset({FindingKind.SEQUENCE_GAP}))
         self.last = await self._read("last")
         self._check_restored()
@@ -234,9 +242,10 @@ class BackupSimulation(ClientSimulation):
             check_copies(self.world, operations, self.last.name, INWARD, OUTWARD)
 
     def _kept(self, operations: list[Operation]) -> Iterator[Operation]:
-        """Leave out what a restore takes back: everything that was acknowledged or shown since the copy.
+        """Yield the operations without what the restore takes back: everything acknowledged or read since the
+        copy.
 
-        A consumer whose position is above the end of the log begins again, so its polls have no order.
+        A consumer whose position is above the log end starts over, so the order of its polls is not checked.
         """
         there = {
             item.value for operation in operations if operation.process == "last" for item in operation.items
@@ -249,7 +258,7 @@ class BackupSimulation(ClientSimulation):
         gone = {item.value for sent_operation in sent for item in sent_operation.items} - there
         for number, operation in enumerate(operations):
             if operation.process == "succession-0" and not self.fences:
-                # R260: a record of a new instance may count as a repetition of an old one's.
+                # R260: the broker may take a record of a new instance for a duplicate of an old one's.
                 items = tuple(item._replace(offset=None) for item in operation.items)
                 operation = replace(operation, outcome=Outcome.UNKNOWN, items=items)
             is_undone = self._is_undone(operation)
@@ -266,12 +275,12 @@ class BackupSimulation(ClientSimulation):
                 yield operation
 
     def _is_undone(self, operation: Operation) -> bool:
-        """Return True for what ended after the copy was made, and began before it was restored."""
+        """Return True for an operation that ended after the copy and began before the restore."""
         return operation.end > self.copied_us and operation.begin < self.restored_us
 
 
 def run_restored_backup(seed: int) -> ClientResult:
-    """Play a seed of a backup that is restored."""
+    """Run a seed with a backup that is restored."""
     world = World(seed)
     rng = world.rng("backup")
     return run_client_simulation(seed, BackupSimulation(world, rng.choice(KINDS), rng), nullcontext())

@@ -1,7 +1,7 @@
-"""A bit that flips on the disk, at rest: whoever reads it is told, and everything else is there as before.
+"""Flip one bit of a stored batch. Its readers must get an error, and all other batches must remain readable.
 
-Kafka's checksum covers a batch from its attributes on; of what stands before only length, format and the
-checksum itself are flipped, not the base offset and the leader epoch, which nothing guards.
+Kafka's checksum covers a batch from its attributes on. Before the attributes only the length, the format and
+the checksum are flipped. No checksum guards the base offset and the leader epoch, so they are never flipped.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from oncelog_simulator.world import World
 
 _LENGTH, _FORMAT_AND_CHECKSUM, _COVERED = range(8, 12), range(16, 21), 21
 BROKER_STATES = ("running", "stopped", "killed")
-"""How the broker is when it happens."""
+"""State of the broker when the bit flips, or how the broker ends just after it."""
 
 
 class BitFlip(NamedTuple):
-    """Which bit of which batch."""
+    """One bit of one stored batch. `position` counts bytes from the start of the batch."""
 
     tp: TopicPartition
     batch: BatchHeader
@@ -42,7 +42,7 @@ class BitFlip(NamedTuple):
 def draw_bit_flip(
     rng: Random, logs: dict[TopicPartition, Partition], limits: dict[TopicPartition, int]
 ) -> BitFlip | None:
-    """Of a batch below its partition's limit; None where there is none."""
+    """Draw a bit of a batch below its partition's limit. Return None if there is no such batch."""
     batches = [
         (tp, header)
         for tp, partition in sorted(logs.items())
@@ -53,7 +53,7 @@ def draw_bit_flip(
         return None
     tp, header = rng.choice(batches)
     covered = range(_COVERED, header.size_bytes)
-    # A last batch that claims another length looks as if it had been torn, and a start cuts it off.
+    # A last batch with a damaged length looks torn, and a start would cut it off.
     is_last = header.last_offset + 1 == logs[tp].log_end_offset
     length = _FORMAT_AND_CHECKSUM if is_last else _LENGTH
     position = rng.choice(rng.choice((length, _FORMAT_AND_CHECKSUM, covered, covered, covered)))
@@ -61,7 +61,7 @@ def draw_bit_flip(
 
 
 def flip(disk: MemoryDisk, partition: Partition, what: BitFlip) -> None:
-    """Change it where it lies."""
+    """Flip the bit in the segment file."""
     (stored,) = (bytes(data) for header, data in batches_of(partition) if header == what.batch)
     for name in disk.list(partition.directory):
         path = f"{partition.directory}/{name}"
@@ -73,12 +73,16 @@ def flip(disk: MemoryDisk, partition: Partition, what: BitFlip) -> None:
 
 
 def recovery_points(disk: MemoryDisk) -> dict[TopicPartition, int]:
-    """What is below is not read again by a start after a kill, which would cut a log at its first damage."""
+    """Return the recovery point of each partition.
+
+    A start after a kill does not read the log below this offset. Above it the start would cut the log at the
+    first damage.
+    """
     return read_offsets(disk, RECOVERY_POINTS)
 
 
 class DamageReader(Application):
-    """Reads a whole partition, and goes on behind what cannot be read."""
+    """Reads a whole partition and continues after batches that it cannot read."""
 
     def __init__(self, world: World, partition: Partition, what: BitFlip) -> None:
         super().__init__(world, "flip-reader")
@@ -108,7 +112,8 @@ class DamageReader(Application):
                 try:
                     self.records += await consumer.poll(2.0)
                 except (DisconnectedError, NotConnectedError):
-                    pass  # the network's doing
+                    # The network failed; retry.
+                    pass
                 except OncelogError as error:
                     if await consumer.position(self.what.tp) == position:
                         self.errors.append(error)
@@ -116,7 +121,7 @@ class DamageReader(Application):
                         consumer.seek(self.what.tp, here.last_offset + 1)
 
     def check(self) -> None:
-        """What was found against what was there before."""
+        """Compare the records read with the records before the flip."""
         damaged = self.what.batch
         held = range(damaged.base_offset, damaged.last_offset + 1)
         expected = [
@@ -128,6 +133,6 @@ class DamageReader(Application):
         if any(offset in held for offset, _ in actual):
             self.world.violate("a flipped bit is served as data", f"{self.what}")
         elif actual != expected and (self.what.position not in _LENGTH or not set(actual) <= set(expected)):
-            # A length that is damaged may take batches that follow for its own.
+            # A damaged length may make the reader skip the batches that follow.
             lost = [record for record in expected if record not in actual]
             self.world.violate("a flipped bit hides others", f"{self.what}: {lost} of {len(expected)}")

@@ -1,9 +1,10 @@
-"""The blocking clients in threads: what their applications do (scene.py says what must hold).
+"""Applications with blocking clients in threads. `client_simulation.py` has the checks.
 
-A seed draws which thread runs next, where it is put off, and when a signal interrupts one that waits.
+A seed draws which thread runs next, where it is suspended, and when a signal interrupts a waiting thread.
 
-    producer    threads share one producer: first records of topics, flushes, futures waited for together
-    consumer    one member polls, iterates, breaks off and is interrupted; another comes and goes
+    producer    threads share one producer: first records of topics, flushes, shared waits for futures
+    consumer    one member polls, iterates, stops iterating and is interrupted;
+                another member joins and leaves
     twins       two consumers with one group.instance.id
 """
 
@@ -54,17 +55,17 @@ from oncelog_simulator.world import World
 
 KINDS = ("producer", "consumer", "consumer", "twins")
 EARLY_SECONDS = 1.0
-"""So much earlier than by its time-out a call may time out: less than the longest pause between retries."""
+"""Seconds by which a call may time out too early. This is less than the longest pause between retries."""
 BOOTSTRAP_SECONDS = 5.0
-"""oncelog.bootstrap.timeout.ms."""
+"""Seconds: the default of oncelog.bootstrap.timeout.ms."""
 ITERATION_SECONDS = 2.0
-"""consumer.timeout.ms."""
+"""Seconds: the consumer.timeout.ms of all members."""
 SLOW_PACE = 100.0
-"""How much longer the pauses of applications are that live through faults."""
+"""Factor for the pauses of applications that live through faults."""
 
 
 class ThreadRuntime(SimRuntime):
-    """A SimRuntime whose clients have threads of their own, which the scheduler runs."""
+    """A SimRuntime whose clients have their own threads, which the scheduler runs."""
 
     def __init__(self, loop: SimLoop, rng: Any, scheduler: Scheduler) -> None:
         super().__init__(loop, rng)
@@ -75,10 +76,10 @@ class ThreadRuntime(SimRuntime):
 
 
 class ThreadedApplication(Application):
-    """An application of threads. Whatever one of them raises is a violation."""
+    """An application of threads. Any exception that a thread raises is a violation."""
 
     patience_s = 40.0
-    """Each line before which a thread gives way takes virtual time, so flushes last 10 s (seed 2028)."""
+    """A thread uses virtual time whenever it yields before a line, so flushes may take 10 s (seed 2028)."""
 
     def __init__(self, world: World, name: str, scheduler: Scheduler) -> None:
         super().__init__(world, name)
@@ -95,7 +96,7 @@ class ThreadedApplication(Application):
         self.check_threads(main)
 
     def main(self) -> None:
-        """What its first thread does."""
+        """Do the work of the application's first thread."""
         raise NotImplementedError
 
     def start_thread(self, work: Callable[..., object], *args: object) -> SimThread:
@@ -106,7 +107,7 @@ class ThreadedApplication(Application):
         return thread  # type: ignore[no-any-return]
 
     def check_threads(self, *threads: SimThread) -> None:
-        """Wait for them first."""
+        """Wait for threads, and report the exceptions that they raised."""
         for thread in threads:
             if thread.is_alive():
                 thread.join()
@@ -115,7 +116,7 @@ class ThreadedApplication(Application):
 
     @contextmanager
     def interrupted(self, signal_chance: float) -> Iterator[None]:
-        """Signals may come meanwhile; then it is left early."""
+        """Let signals interrupt the block. An interrupted block ends early."""
         thread = self.scheduler.running
         assert thread is not None
         thread.signal_chance = signal_chance
@@ -129,7 +130,7 @@ class ThreadedApplication(Application):
 
 @dataclass(frozen=True)
 class ProducerTimeouts:
-    """The time-outs of a producer, in seconds. Without faults nothing comes near to any."""
+    """The time-outs of a producer in seconds. In seeds without faults no call comes close to them."""
 
     block_s: float = 0.0
     delivery_s: float = 0.0
@@ -137,12 +138,12 @@ class ProducerTimeouts:
 
     @property
     def close_s(self) -> float:
-        """Return how long a close may take: it flushes."""
+        """Return the longest time in seconds that a close may take. A close flushes."""
         return self.block_s + self.delivery_s
 
     @classmethod
     def drawn(cls, rng: Random) -> ProducerTimeouts:
-        """Draw those of a producer that lives through faults."""
+        """Draw the time-outs of a producer that lives through faults."""
         block_s, delivery_s = rng.choice((1, 5, 20)), rng.choice((3, 10, 40))
         settings = {
             "max.block.ms": block_s * 1_000,
@@ -154,7 +155,7 @@ class ProducerTimeouts:
 
 
 def check_time(application: Application, what: str, error: Exception, call: Call, seconds: float) -> None:
-    """A call that found no broker or leader did not give up long before its time."""
+    """Report a call that found no broker or leader and gave up long before its time-out."""
     world = application.world
     taken_s = (world.now_us - call.begin) / 1e6
     gave_up = isinstance(error, TimedOut | DisconnectedError | LeaderNotAvailable)
@@ -163,9 +164,10 @@ def check_time(application: Application, what: str, error: Exception, call: Call
 
 
 class SharedProducer(ThreadedApplication):
-    """Threads that share a producer, and all of a sudden send to topics that nobody knew.
+    """Threads that share a producer and suddenly send to topics that the producer does not know.
 
-    In a seed with faults one producer follows the other until the last fault is over, each more slowly.
+    In a seed with faults a new producer follows until the last fault is over. These producers send more
+    slowly.
     """
 
     def __init__(self, world: World, name: str, scheduler: Scheduler) -> None:
@@ -185,7 +187,7 @@ class SharedProducer(ThreadedApplication):
         self.timeouts = ProducerTimeouts()
         self.pace = 1.0
         self.prefix = ""
-        """Of its values, which nobody sends twice."""
+        """Prefix of the current producer's values, so that no value is sent twice."""
 
     def main(self) -> None:
         self.use_a_producer()
@@ -213,7 +215,7 @@ class SharedProducer(ThreadedApplication):
         self.check_delivered(list(self.sent), "close()")
 
     def share(self, producer: Producer) -> None:
-        """Let threads use the producer together."""
+        """Let several threads use the producer."""
         senders = [self.start_thread(self.send_some, producer, n) for n in range(self.rng.randint(2, 4))]
         steady = self.start_thread(self.send_steadily, producer)
         for _ in range(self.rng.randint(1, 3)):
@@ -240,7 +242,7 @@ class SharedProducer(ThreadedApplication):
                 self.flush(producer)
 
     def send_steadily(self, producer: Producer) -> None:
-        """Records that come faster than they are acknowledged."""
+        """Send records faster than they are acknowledged."""
         count = 0
         while not self.is_over:
             count += 1
@@ -256,7 +258,8 @@ class SharedProducer(ThreadedApplication):
             self.callback_counts[value] = self.callback_counts.get(value, 0) + 1
             if error is not None:
                 check_error(self, f"{value!r}", error)
-                if self.settings["batch.size"] == 1:  # else the time is that of the batch's first record
+                # In a batch of several records the time counts from the first record.
+                if self.settings["batch.size"] == 1:
                     check_time(self, f"{value!r}", error, call, self.timeouts.delivery_s)
             if self.callback_rng.random() < 0.03:
                 raise SystemExit("of a callback")
@@ -273,7 +276,7 @@ class SharedProducer(ThreadedApplication):
             self.sent.append((call, future))
 
     def timed(self, what: str, seconds: float) -> AbstractContextManager[object]:
-        """Time a call in a seed with faults."""
+        """Limit the time of a call in a seed with faults."""
         return time_limit(self, what, seconds) if self.world.expected_errors else nullcontext()
 
     def flush(self, producer: Producer) -> None:
@@ -283,7 +286,7 @@ class SharedProducer(ThreadedApplication):
         self.check_delivered(before, "flush()")
 
     def wait_together(self, producer: Producer) -> None:
-        """Two threads wait for the same futures."""
+        """Let two threads wait for the same futures."""
         begin = len(self.sent)
         for _ in range(self.rng.randint(1, 5)):
             number = len(self.sent) + self.refused_count
@@ -296,7 +299,7 @@ class SharedProducer(ThreadedApplication):
             concurrent.futures.wait(futures)
 
     def check_delivered(self, sent: Iterable[tuple[Call, concurrent.futures.Future[Any]]], what: str) -> None:
-        """Every record has its outcome, and its callback has run, once."""
+        """Check that every record has an outcome, and that its callback was called exactly once."""
         for call, future in sent:
             (item,) = call.items
             value: Any = item.value
@@ -322,18 +325,18 @@ class SharedProducer(ThreadedApplication):
 
 @dataclass(frozen=True)
 class MemberTimeouts:
-    """The time-outs of a member, in seconds."""
+    """The time-outs of a group member in seconds."""
 
     commit_s: float = 0.0
     settings: dict[str, object] = field(default_factory=dict)
 
     @classmethod
     def of(cls, application: Application) -> MemberTimeouts:
-        """Draw those of a member that lives through faults."""
+        """Draw the time-outs of a member that lives through faults."""
         if not application.world.expected_errors:
             return cls()
         timeout_s = application.world.rng(f"limits of {application.name}").choice((2, 2, 12))
-        # A JoinGroup whose answer is lost without a word waits for max.poll.interval.ms, as Java's.
+        # If the answer to a JoinGroup is lost, the member waits for max.poll.interval.ms, as Java's does.
         settings: dict[str, object] = {
             "request.timeout.ms": timeout_s * 1_000,
             "max.poll.interval.ms": 15_000,
@@ -342,7 +345,7 @@ class MemberTimeouts:
 
 
 class Member(ThreadedApplication):
-    """A consumer that polls and iterates, from `begin_s` to `end_s`."""
+    """A consumer that polls and iterates between the virtual times `begin_s` and `end_s`."""
 
     signal_chance = 0.0
     begin_s = end_s = 0.0
@@ -375,11 +378,15 @@ class Member(ThreadedApplication):
             mine.check([])
 
     def end_us(self) -> float:
-        """Return when it closes."""
+        """Return the virtual time in microseconds at which the consumer closes."""
         return max(self.end_s * 1e6, self.world.expected_errors.lasting_us)
 
     def finish(self, consumer: Consumer) -> None:
-        """Before it closes: fail at a record, which close() must not commit, or close during a poll."""
+        """Do the last work before the consumer closes.
+
+        The member may leave a loop at a record, which close() must not commit. Or another thread closes the
+        consumer during a poll.
+        """
         match self.rng.choice(("fail", "fail", "close", "nothing")):
             case "fail":
                 with allow_expected_errors(self, "iteration"):
@@ -393,7 +400,8 @@ class Member(ThreadedApplication):
                 with (
                     allow_expected_errors(self, "poll()"),
                     suppress(MisuseError),
-                ):  # it was closed while it was polled
+                    # The other thread may have closed the consumer.
+                ):
                     self.poll(consumer, 3.0)
                 self.check_threads(closer)
 
@@ -419,7 +427,7 @@ class Member(ThreadedApplication):
         return records
 
     def iterate(self, consumer: Consumer, limit: int) -> None:
-        """Ends without records, or is broken off."""
+        """Iterate over up to `limit` records. Stop early if no record arrives."""
         records = iter(consumer)
         for _ in range(limit):
             with time_limit(self, "iteration", ITERATION_SECONDS):
@@ -430,13 +438,13 @@ class Member(ThreadedApplication):
 
 
 class LastMember(Member):
-    """Reads what the group has not committed, until nothing comes."""
+    """Reads the records that the group has not committed, until no more arrive."""
 
     def end_us(self) -> float:
         return 0.0
 
     def read(self, consumer: Consumer) -> None:
-        """In `finish`."""
+        """Do nothing: all reading happens in `finish`."""
 
     def finish(self, consumer: Consumer) -> None:
         quiet_count = 0
@@ -445,7 +453,7 @@ class LastMember(Member):
 
 
 class Twin(Member):
-    """One of two with the same group.instance.id, until it is told so."""
+    """One of two members with the same group.instance.id, until it is fenced."""
 
     def main(self) -> None:
         try:
@@ -461,19 +469,19 @@ class Twin(Member):
 
 
 def twins_end_us(world: World, end_s: float) -> float:
-    """Return when a twin ends that was to end at `end_s`: after the faults."""
+    """Return the virtual time in microseconds at which such a member ends: at `end_s` or after the faults."""
     return max(
         end_s * 1e6, world.expected_errors.end_us + TWIN_SECONDS * 1e6 if world.expected_errors else 0.0
     )
 
 
 def kind_of(seed: int) -> str:
-    """Return what a seed plays."""
+    """Return the kind of simulation that a seed runs."""
     return Random(f"{seed}/kind").choice(KINDS)
 
 
 def run_blocking_clients(seed: int, kept: Collection[int] | None = None) -> ClientResult:
-    """Play a seed of the blocking clients. `kept`: numbers of the faults to play; None: all."""
+    """Run a seed of the blocking clients. `kept` has the numbers of the faults to run, None for all."""
     world = World(seed)
     rng, kind = world.rng("scene"), kind_of(seed)
     scheduler = Scheduler(world.loop, world.rng("scheduler"), rng.choice((0.0, 0.01, 0.05, 0.2)))
@@ -487,7 +495,7 @@ def run_blocking_clients(seed: int, kept: Collection[int] | None = None) -> Clie
 
 
 def member_settings(rng: Random, kind: str) -> dict[str, object]:
-    """Draw what the members of a group have in common."""
+    """Draw the settings that all members of a group share."""
     settings: dict[str, object] = {
         "group.id": "group",
         "auto.offset.reset": "earliest",

@@ -1,17 +1,18 @@
-"""State of the coordinators and of the node's small files: in memory, as stored, and after a restart.
+"""Compare the state of the coordinators and of the node's small files in memory, on disk, and after a
+restart.
 
-A coordinator is a state machine over its log, so three things must be equal at any moment between two
-requests: what it has in memory, what a replay of its log gives, and what the next start after a mere kill
-finds. A replay uses second coordinators on the same node; they only read.
+A coordinator is a state machine over its log. So its state in memory must equal the state after a replay of
+its log, at any moment between two requests. The state after a kill and a start must be the same, too. A
+replay creates a second set of coordinators on the same node, which only read.
 
-Three differences are right, and no others are excused:
+Three differences are correct, and no others:
 
-- a transactional id's last epoch is never written (Kafka's record has no field for it), and a record of
-  version 0 keeps nothing of KIP-890;
-- a classic group is stored when a generation is assigned or when it becomes empty. While it rebalances its
-  record is the one of an earlier generation;
-- offsets of a deleted topic that the disk would not let go stay in the log, below the offsets that
-  `oncelog-topics.json` names. The next start deletes them.
+- The last epoch of a transactional id is never stored, because Kafka's record has no field for it. A record
+  of version 0 stores nothing of KIP-890.
+- A classic group is stored when a generation is assigned or when the group becomes empty. During a rebalance
+  the stored record is of an earlier generation.
+- Offsets of a deleted topic may remain in the log if the disk refused their tombstones. They lie below the
+  offsets in `oncelog-topics.json`, and the next start deletes them.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ from oncelog.rules.transactions.entry import TransactionEntry, TransactionState
 from oncelog.types import TopicPartition
 
 State = dict[str, dict[Any, Any]]
-"""Kind of state -> key -> value. A part of a group or transaction that is stored apart has its own key."""
+"""State by kind and key. Parts of a group or transaction that have their own records have their own keys."""
 
 
 class Metadata(NamedTuple):
-    """The contents of the broker's small files, and topics whose partitions are not all created yet.
+    """Contents of the broker's small files, and topics whose partitions are not all created yet.
 
-    `next_producer_id` is above all ids that were handed out, `first_producer_id` comes next.
+    `next_producer_id` is above all ids that were handed out. `first_producer_id` is the next id to hand out.
     """
 
     topics: dict[str, tuple[bytes, int, dict[str, str]]]
@@ -50,12 +51,12 @@ class Metadata(NamedTuple):
 
 
 def live_state(node: BrokerState) -> State:
-    """Return what the coordinators have in memory."""
+    """Return the coordinators' state in memory."""
     return _state(node, node.transactions, node.groups)
 
 
 def replayed_state(node: BrokerState, now_ms: int) -> State:
-    """Return what a replay of the coordinators' logs gives."""
+    """Return the state after a replay of the coordinators' logs."""
     transactions, groups = node.new_transaction_coordinator(), node.new_group_coordinator()
     transactions.load()
     groups.load(now_ms)
@@ -63,7 +64,7 @@ def replayed_state(node: BrokerState, now_ms: int) -> State:
 
 
 def differences(live: State, stored: State) -> list[tuple[str, str]]:
-    """Return what differs: (kind of state, text)."""
+    """Return the differences as pairs of the kind of state and a text."""
     differences = []
     rebalancing = live["rebalancing groups"]
     for kind in live.keys() - {"rebalancing groups"}:
@@ -79,7 +80,7 @@ def differences(live: State, stored: State) -> list[tuple[str, str]]:
 
 
 def metadata(node: BrokerState) -> Metadata:
-    """Return what the node's small files are to say."""
+    """Return what the node's small files must contain."""
     topics = node.topics
     authorizer = node.authorizer
     return Metadata(
@@ -92,7 +93,7 @@ def metadata(node: BrokerState) -> Metadata:
             "brokers' settings": dict(node.dynamic._brokers),
             "groups' settings": dict(node.dynamic._groups),
             "quotas": dict(node.quotas.values),
-            # Without users there is no file, and the secret is another one after each start.
+            # Without users there is no file, and each start creates a new secret.
             "users": (node.users.secret if node.users.names() else b"", dict(node.users._credentials)),
             "ACLs": None if authorizer is None else sorted(map(repr, authorizer.acls)),
         },
@@ -102,15 +103,16 @@ def metadata(node: BrokerState) -> Metadata:
 
 
 def _next_producer_id(node: BrokerState) -> int:
-    """Return the id above all that were handed out; 0 when this process has handed out none."""
+    """Return the id above all that were handed out; 0 if this process has handed out none."""
     next_id = node.producer_ids._next
     return next_id if next_id <= stored_next_id(node.log_manager.disk) else 0
 
 
 def metadata_differences(before: Metadata, after: Metadata, *, writes_failed: bool) -> list[tuple[str, str]]:
-    """Return what a restart changed.
+    """Return what a restart changed, as pairs of a kind and a text.
 
-    `writes_failed`: the disk refused writes, so a creation that was given up may stand in the file.
+    If `writes_failed` is True, the disk has refused writes. The file may then have a topic whose creation
+    failed.
     """
     changes = []
     for name in sorted(before.topics.keys() | after.topics.keys()):
@@ -151,7 +153,9 @@ def _state(node: BrokerState, transactions: TransactionCoordinator, groups: Grou
 
 
 def _is_at_rest(group: ClassicGroup) -> bool:
-    """Return True for a group that is stored as it is. One without a generation yet is not stored at all."""
+    """Return True for a group whose state in memory equals its record. A group without a generation is never
+    stored.
+    """
     is_quiet = group.state in (GroupState.STABLE, GroupState.EMPTY) and not group.is_unsaved
     return is_quiet and group.generation_id > 0
 
@@ -176,7 +180,7 @@ def _classic(group: ClassicGroup) -> tuple[Any, ...]:
 
 
 def _consumer_groups(groups: Mapping[str, ConsumerGroup]) -> dict[Any, Any]:
-    """Return epochs by group, members and targets by group and member."""
+    """Return groups by id, and their members and targets by group and member id."""
     offsets: dict[Any, Any] = {}
     for name, group in groups.items():
         offsets[name] = group.epoch, group.assignment_epoch
@@ -221,9 +225,10 @@ def _damaged(topic: InternalTopic) -> dict[Any, Any]:
 
 
 def after_resume(before: State, after: State) -> State:
-    """Return the state that a start must find, which finishes the transactions that were decided.
+    """Return the state that a start must restore. A start also completes the decided transactions.
 
-    Pending offsets hold or are gone from where a marker is written: a moment before the entry is complete.
+    Pending offsets are committed or dropped when the marker is written, slightly before the transaction is
+    complete.
     """
     expected = {kind: dict(values) for kind, values in before.items()}
     for transactional_id, entry in before["transactions"].items():

@@ -1,19 +1,22 @@
-"""Power losses with the default flush: what was not synced may go, and clients live on.
+"""Power losses with the default flush settings: unsynced data may be lost, and the clients keep running.
 
-The broker leaves records, offsets and decisions to the operating system, as Apache Kafka does by default
-(no flush.messages), and loses its power again and again. Each time every partition is noted before the loss
-and held against what the next start finds. What must hold:
+The broker leaves records, offsets and transaction decisions to the operating system, as Apache Kafka does by
+default (no flush.messages). It loses its power repeatedly. Before each loss every partition is noted, and
+compared with what the next start finds.
 
-- the broker starts. Everything below the recovery point is there, byte for byte, and no log ends below it.
-  No start deletes records, and a mere kill takes none;
-- a log is a prefix of what it was. So in one partition a transaction of which the commit is there is whole;
-- coordinators have in memory what their logs say;
-- an acknowledged record is there at its offset, or its offset was lost in a power loss after that. Nothing is
-  there twice, and nothing that was refused is there;
-- transactions that began after the last loss are whole. Records whose commit nobody called are shown only
-  where a power loss took the partition's marker or a coordinator's records;
-- a consumer whose committed position is beyond the end of a log begins as auto.offset.reset says, or gets
-  OffsetOutOfRange with "none"; then it reads on. Producers go on, or end with an error that has a type.
+These rules are checked:
+
+- The broker starts. Everything below the recovery point is there, byte for byte, and no log ends below it. No
+  start deletes records, and a kill loses none.
+- A log is a prefix of what it was. So within one partition, a transaction whose commit marker is there is
+  whole.
+- The coordinators' state in memory matches their logs.
+- An acknowledged record is at its offset, unless a later power loss took that offset. No record is there
+  twice. No refused record is there.
+- Transactions that began after the last loss are whole. Records of a transaction that no client committed are
+  read only if a power loss took the partition's marker or a coordinator's records.
+- A consumer whose committed offset is above the log end starts as auto.offset.reset says, or gets
+  OffsetOutOfRange with "none". Then it continues. Producers continue, or end with a typed error.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ GROUP = "followers"
 
 
 class Before(NamedTuple):
-    """A partition as the power went: its synced end, and the bytes of each batch by base offset."""
+    """A partition just before a power loss. `recovery_point` is its synced end. `batches` has bytes by base
+    offset.
+    """
 
     recovery_point: int
     start_offset: int
@@ -62,14 +67,14 @@ class Lost(NamedTuple):
 
 
 class WriterOverLoss(Writer):
-    """A Writer whose zombies may commit: a power loss may take the new instance's epoch back."""
+    """A Writer whose zombies may commit, because a power loss may take the newer instance's epoch."""
 
     async def commit_as_a_zombie(self, producer: object) -> None:
-        """Leave it."""
+        """Do nothing: the commit may succeed or fail."""
 
 
 class CommittingReader(Application):
-    """A consumer that commits what it has read, and continues there with each new consumer."""
+    """A consumer that commits what it has read. Each new consumer continues from there."""
 
     def __init__(self, world: World, name: str, partitions: list[TopicPartition], reset: str) -> None:
         super().__init__(world, name)
@@ -92,7 +97,7 @@ class CommittingReader(Application):
                 try:
                     await self._read_and_commit(consumer)
                 except OncelogError as error:
-                    # With "none" MisuseError tells of a position that is missing or beyond the end.
+                    # With "none" a MisuseError says that a position is missing or out of range.
                     self.world.note(self.name, f"begins again: {error!r}")
                     consumer.seek_to_beginning()
                     await self._step(consumer)
@@ -110,7 +115,9 @@ class CommittingReader(Application):
 
 
 class Operator(Application):
-    """Aborts transactions that no coordinator knows: the power took its records of them."""
+    """Aborts transactions that no coordinator knows, because the power loss took the coordinator's
+    records.
+    """
 
     def __init__(
         self,
@@ -123,7 +130,8 @@ class Operator(Application):
         self.partitions, self.logs = partitions, logs
 
     async def work(self) -> None:
-        await asyncio.sleep(40.0)  # what a coordinator knows is timed out by then
+        # By then the coordinator has timed out every transaction that it knows.
+        await asyncio.sleep(40.0)
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             for _ in range(20):
                 logs = self.logs()
@@ -137,7 +145,7 @@ class Operator(Application):
 
 
 class DefaultFlushSimulation(ClientSimulation):
-    """The broker, its clients and what each power loss took."""
+    """A client simulation with power losses."""
 
     def __init__(self, world: World, rng: Random) -> None:
         super().__init__(world, "unsynced", rng.choice((1, 2)))
@@ -181,10 +189,10 @@ class DefaultFlushSimulation(ClientSimulation):
         self.before: dict[TopicPartition, Before] = {}
         self.metadata: object = None
         self.is_whole = False
-        """True after a mere kill, between two writes."""
+        """True after a kill between two writes, which must not lose anything."""
         self.lost: list[Lost] = []
 
-    # The losses
+    # Power losses
 
     def _ending(self, *, is_in_write: bool, lose_power: bool) -> None:
         self.before, self.metadata = {}, None
@@ -216,7 +224,8 @@ class DefaultFlushSimulation(ClientSimulation):
             if end < before.recovery_point:
                 text = f"{tp} ends at {end}, {before.recovery_point} were synced"
                 self.world.violate("what was synced is lost", text)
-            # A segment that compaction emptied leaves no file: the next start begins behind it.
+            # Compaction may leave a segment empty and without a file. The next start then begins at the next
+            # segment.
             first = (
                 min(before.batches, default=before.end_offset) if before.is_compacted else before.start_offset
             )
@@ -230,7 +239,7 @@ class DefaultFlushSimulation(ClientSimulation):
                 self.lost.append(Lost(self.world.now_us, tp, end))
 
     def _check_prefix(self, tp: TopicPartition, before: Before, partition: Partition) -> int:
-        """Return where the log ended that the start found; behind that are markers that it wrote."""
+        """Return the log end that the start found. Only markers that the start wrote may follow it."""
         there = {header.base_offset: (header, bytes(data)) for header, data in batches_of(partition)}
         end, is_over = partition.log_start_offset, False
         for offset, (header, data) in sorted(there.items()):
@@ -293,7 +302,7 @@ class DefaultFlushSimulation(ClientSimulation):
             if any(reader.positions.get(tp) != end for tp, end in ends.items()):
                 self.world.violate("liveness", f"{reader.name} is at {reader.positions}, the ends are {ends}")
 
-    # What is there in the end
+    # Checks at the end
 
     def _check_sends(self) -> None:
         assert self.last is not None
@@ -323,17 +332,17 @@ class DefaultFlushSimulation(ClientSimulation):
                     is_refuted = call.transaction not in requested and not self._may_be_mixed(item, first_us)
                     if is_refuted and read_item is not None:
                         self.world.violate("read what was not committed", f"{read_item}")
-                    # What was open as the power went may be torn.
+                    # A transaction that was open at a power loss may be torn.
                     is_kept = is_kept and call.transaction in sure and first_us > last_loss_us
                 below = starts.get(TopicPartition(item.topic, item.partition), 0)
                 if is_kept and (item.offset or 0) >= below and read_item != item:
                     self.world.violate("acknowledged, then lost or elsewhere", f"{item}: {read_item}")
 
     def _may_be_mixed(self, item: Item, begun_us: int) -> bool:
-        """Return whether the next transaction may have ended one that began then, too.
+        """Return whether a later end of a transaction may have ended an earlier one that began at that time.
 
-        That is so if the partition lost its marker, or a coordinator an epoch. If all transactions of a
-        producer have one epoch, any loss may do it.
+        This may happen if a power loss took a partition's marker or a coordinator's epoch. If all
+        transactions of a producer have one epoch, any power loss may cause it.
         """
         return self.version == 0 and any(lost.at_us >= begun_us for lost in self.lost)
 
@@ -347,6 +356,6 @@ class DefaultFlushSimulation(ClientSimulation):
 
 
 def run_default_flush(seed: int) -> ClientResult:
-    """Play a seed of power losses with the default flush."""
+    """Run a seed of power losses with the default flush settings."""
     world = World(seed)
     return run_client_simulation(seed, DefaultFlushSimulation(world, world.rng("unsynced")), nullcontext())

@@ -1,8 +1,9 @@
-"""Rot at the end of a run: a small file or a coordinator's batch is damaged while the broker is down.
+"""Damage a file at the end of a run, while the broker is down.
 
-Or the directory of a partition is lost. The broker starts again, or refuses and names the file; the first
-start may be killed. All that is not in the damaged file is as before: records as readers saw them, positions
-of groups, transactional ids.
+The damage is in a small file or in a batch of a coordinator's log, or the directory of a partition is lost.
+The broker then starts, or refuses to start and names the file. The first start may be killed. Everything
+outside the damaged file must be as before: the records that readers saw, the groups' offsets, and the
+transactional ids.
 """
 
 from __future__ import annotations
@@ -24,18 +25,24 @@ from oncelog_simulator.world import World
 
 ROT_CHANCE = 0.1
 START_KILL_CHANCE = 0.3
-"""The share of first starts after a damage that are killed, at one of MAX_START_STEPS disk operations."""
+"""The share of first starts after the damage that are killed, at one of MAX_START_STEPS disk operations."""
 MAX_START_STEPS = 2_000
 ENTRY_BYTES = {".index": 8, ".timeindex": 12}
 UNCHECKED = (".index", ".timeindex", ".txnindex", LOG_STARTS, "cleaner-offset-checkpoint")
-"""Formats without a checksum, where a flipped bit gives another value: these files are lost or cut."""
+"""Files without a checksum. A flipped bit there gives another valid value, so these files are lost or cut
+only.
+"""
 REFUSING = ("meta.properties", "partition.metadata", ".json")
-"""Files that stop a start when they are damaged or lost, with an error that names them."""
+"""Files whose damage or loss makes a start fail with an error that names the file."""
 INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
 class Rot(NamedTuple):
-    """A flipped `bit` at `position`; None: the file ends at `position`; both None: it is lost."""
+    """A damage of one file.
+
+    With `bit`, that bit of the byte at `position` is flipped. With `position` alone, the file is cut there.
+    With neither, the file is lost.
+    """
 
     path: str
     position: int | None = None
@@ -52,14 +59,14 @@ class Rot(NamedTuple):
 
     @property
     def damaged(self) -> TopicPartition | None:
-        """The coordinator's partition that the damage is in."""
+        """The coordinator's partition whose log is damaged; None if another file is."""
         topic, _, number = posixpath.dirname(self.path).rpartition("-")
         is_log = self.path.endswith(".log")
         return TopicPartition(topic, int(number)) if is_log and topic in INTERNAL else None
 
     @property
     def lost(self) -> TopicPartition | None:
-        """The partition whose directory is lost."""
+        """The partition whose directory is lost; None if a file is damaged."""
         topic, _, number = self.path.rpartition("-")
         is_directory = bool(topic) and number.isdecimal() and "/" not in self.path
         return TopicPartition(topic, int(number)) if is_directory else None
@@ -81,7 +88,7 @@ class Rot(NamedTuple):
 
 
 class InternalBatch(NamedTuple):
-    """A batch of a coordinator's partition."""
+    """A batch in a coordinator's log."""
 
     tp: TopicPartition
     directory: str
@@ -90,10 +97,10 @@ class InternalBatch(NamedTuple):
 
 
 def draw_rot(rng: Random, disk: MemoryDisk, batches: list[InternalBatch], *, is_killed: bool) -> Rot | None:
-    """Draw a damage of what is on the disk of a broker that ended. `batches`: of `internal_batches`."""
+    """Draw a damage on the disk of a broker that has ended. `batches` comes from `internal_batches`."""
     if rng.random() < 0.4:
         return _draw_internal(rng, disk, batches, is_killed=is_killed)
-    # A stop has noted up to where each log was synced: there a lost one begins again.
+    # A stop stores the recovery point of each log. With it a start detects a lost directory.
     if not is_killed and rng.random() < 0.15:
         return draw_lost_directory(rng, disk)
     files = [path for path in _small_files(disk) if disk.read(path)]
@@ -111,7 +118,7 @@ def draw_rot(rng: Random, disk: MemoryDisk, batches: list[InternalBatch], *, is_
 
 
 def draw_lost_directory(rng: Random, disk: MemoryDisk) -> Rot | None:
-    """Draw a partition of clients' records whose directory is lost."""
+    """Draw a lost directory among the partitions of client topics."""
     lost = [Rot(name) for name in disk.list() if disk.is_directory(name) and not name.startswith("__")]
     lost = [rot for rot in lost if rot.lost is not None and disk.exists(f"{rot.path}/partition.metadata")]
     return rng.choice(lost) if lost else None
@@ -128,13 +135,14 @@ def _small_files(disk: MemoryDisk) -> Iterator[str]:
                 yield name
             continue
         for file_name in disk.list(name):
-            # Aborted transactions are in no other file below the recovery point: rot there is not healed.
+            # No other file has the aborted transactions below the recovery point, so a start cannot repair
+            # them.
             if not file_name.endswith((".log", ".txnindex")):
                 yield f"{name}/{file_name}"
 
 
 def internal_batches(node: BrokerState) -> list[InternalBatch]:
-    """Return what the coordinators' partitions hold."""
+    """Return the batches in the coordinators' logs."""
     return [
         InternalBatch(tp, partition.directory, header.last_offset, bytes(data))
         for tp, partition in sorted(node.log_manager.partitions.items())
@@ -146,7 +154,7 @@ def internal_batches(node: BrokerState) -> list[InternalBatch]:
 def _draw_internal(
     rng: Random, disk: MemoryDisk, batches: list[InternalBatch], *, is_killed: bool
 ) -> Rot | None:
-    # Above the recovery point a start after a kill cuts a log at its first damage, as Apache Kafka does.
+    # Above the recovery point a start after a kill cuts the log at the first damage, as Apache Kafka does.
     limits = recovery_points(disk) if is_killed else None
     eligible = [batch for batch in batches if limits is None or batch.last_offset < limits.get(batch.tp, 0)]
     if not eligible:
@@ -161,19 +169,21 @@ def _draw_internal(
 
 
 def draw_state(rng: Random) -> str | None:
-    """Return how the broker ends before the damage; None for most seeds."""
+    """Draw how the broker ends before the damage. Return None in most seeds."""
     return rng.choice(("stopped", "killed")) if rng.random() < ROT_CHANCE else None
 
 
 class CoordinatorData(NamedTuple):
-    """Offsets and transactional ids, by the coordinator's partition that keeps them."""
+    """Committed offsets and transactional ids, each by the partition of the coordinator's log and the
+    name.
+    """
 
     offsets: dict[tuple[int, str], dict[TopicPartition, int]]
     transactions: dict[tuple[int, str], Any]
 
 
 def known(node: BrokerState) -> CoordinatorData:
-    """Return what the coordinators of a broker know."""
+    """Return what the coordinators of a broker have in memory."""
     counts = {name: sum(tp.topic == name for tp in node.log_manager.partitions) for name in INTERNAL}
     offsets, transactions = {}, {}
     for group in node.groups.offsets.groups():
@@ -188,7 +198,7 @@ def known(node: BrokerState) -> CoordinatorData:
 
 
 def log_ends(node: BrokerState) -> dict[TopicPartition, int]:
-    """Return where the logs end, but for those of coordinators."""
+    """Return the log end offsets of all partitions of client topics."""
     partitions = node.log_manager.partitions.items()
     return {tp: partition.log_end_offset for tp, partition in partitions if tp.topic not in INTERNAL}
 
@@ -196,14 +206,14 @@ def log_ends(node: BrokerState) -> dict[TopicPartition, int]:
 def check_ends(
     world: World, rot: Rot, before: dict[TopicPartition, int], after: dict[TopicPartition, int]
 ) -> None:
-    """No log ends below where it ended, compacted or not."""
+    """Check that no log ends below its end before the damage."""
     for tp, end in before.items():
         if after.get(tp, 0) < end:
             world.violate("rot took what it did not touch", f"{rot}: {tp} ends at {after.get(tp)}, was {end}")
 
 
 def may_refuse(rot: Rot, error: Exception) -> bool:
-    """True when a start may fail with this error: it names the file."""
+    """Return True if a start may fail with this error because it names the damaged file."""
     return (
         isinstance(error, StorageError)
         and rot.path.endswith(REFUSING)
@@ -212,7 +222,7 @@ def may_refuse(rot: Rot, error: Exception) -> bool:
 
 
 def check_coordinator_data(world: World, rot: Rot, before: CoordinatorData, after: CoordinatorData) -> None:
-    """What was in no damaged partition is known as before."""
+    """Check that the coordinators know everything that was outside the damaged partition."""
     damaged = rot.damaged
     for topic, expected, actual in (
         (INTERNAL[0], before.offsets, after.offsets),

@@ -173,7 +173,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
                 else:
                     self.run_step(process, partial(context.run, handle.callback, *handle.args))
             except SimulatedCrash:
-                # Whoever raises SimulatedCrash has killed the process already.
+                # The code that raises SimulatedCrash has killed the process already.
                 pass
             except Exception as error:
                 self.on_error(f"{process.name if process else 'simulator'}: {error!r}", error)

@@ -1,9 +1,9 @@
-"""Days that pass after a run: what has expired then, what has not, and look-ups by time.
+"""Let days pass after a run, and check which data has expired. Also check look-ups by time.
 
-One application works alone, so that a model of a few lines knows every record with its timestamp, every
-commit and the time of each. Between its rounds the broker's clock is set forward by minutes to months, or
-back, and the broker may be stopped, killed or lose its power. Expiry is measured by the broker's clock
-(runtime/clock.py); a periodic check that was not due yet excuses what is still there, never what is gone.
+One application works alone. So a small model knows every record with its timestamp, and every commit with its
+time. Between rounds the broker's clock is set forward by minutes to months, or back. The broker may also be
+stopped, killed, or lose its power. Expiry is measured by the broker's clock (runtime/clock.py). If a periodic
+check was not due yet, expired data may remain. Data that must not expire is never excused.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from oncelog_simulator.workloads import create_topic
 from oncelog_simulator.world import BrokerHost, World
 
 EXPIRY_CHANCE = 0.07
-"""Of a seed."""
+"""Probability that days pass at the end of a seed."""
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 _SETTLE_SECONDS = 60.0
-"""The broker's periodic jobs have run so long after its clock was set forward past their next time, also
-where background work rests between its steps (`JobSettings`)."""
+"""Seconds after a change of the clock by which the broker's periodic tasks have run.
+
+This includes the suspensions of background jobs (`JobSettings`).
+"""
 _STEPS_MS = (0, 20 * MINUTE_MS, 5 * HOUR_MS, 2 * DAY_MS, 40 * DAY_MS, -3 * HOUR_MS, -10 * DAY_MS)
 _AGES_MS = (0, 0, HOUR_MS, 2 * DAY_MS, 400 * DAY_MS, -HOUR_MS, -30 * DAY_MS)
 
 
 def draw_expiry(seed: int) -> dict[str, object]:
-    """Return the settings of a seed in which days pass in the end; empty: in this one none do."""
+    """Draw the settings of a seed in which days pass at the end. Empty if no days pass."""
     rng = Random(f"{seed}/expiry")
     if rng.random() >= EXPIRY_CHANCE:
         return {}
@@ -47,7 +49,7 @@ def draw_expiry(seed: int) -> dict[str, object]:
 
 
 class Stored(NamedTuple):
-    """A record: its timestamp (-1: none), and the wall clock's time when it was written."""
+    """A record with its timestamp (-1 without one), and the broker's wall clock when it was written."""
 
     offset: int
     timestamp_ms: int
@@ -55,7 +57,7 @@ class Stored(NamedTuple):
 
 
 class ExpiringItem(NamedTuple):
-    """Something that expires: done between two moments of the broker's clock."""
+    """Something that expires. It was done between two times of the broker's clock."""
 
     kind: str
     name: Any
@@ -64,7 +66,7 @@ class ExpiringItem(NamedTuple):
 
 
 class ExpiryApplication(Application):
-    """Writes, commits and looks up, and lets days pass in between."""
+    """Writes, commits and looks up records by time, and lets days pass in between."""
 
     def __init__(self, world: World, broker: BrokerHost, settings: dict[str, object], *, loses_power: bool):
         super().__init__(world, "calendar")
@@ -92,9 +94,9 @@ class ExpiryApplication(Application):
             "producer id": int(str(settings["producer.id.expiration.ms"])),
         }
         self.latest_ms = 0
-        """The latest time that any of the broker's processes has had."""
+        """The latest time in milliseconds that any of the broker's processes had."""
         self.restarted_ms = 0
-        """The latest time, by the broker, at which a start may have dated what the disk does not."""
+        """The latest broker time at which a start may have dated items that have no time on the disk."""
         broker.disk.now_ms = self._wall_ms
 
     def _wall_ms(self) -> int:
@@ -103,7 +105,7 @@ class ExpiryApplication(Application):
 
     @property
     def now_ms(self) -> int:
-        """The broker's time."""
+        """The broker's time in milliseconds."""
         assert self.broker.running is not None
         return self.broker.running.clock.now_ms()
 
@@ -121,10 +123,10 @@ class ExpiryApplication(Application):
             await self._pass_time()
             await self._look_up()
 
-    # What is done
+    # Work
 
     async def _write(self, tp: TopicPartition, name: str) -> None:
-        """Batches of records of any time; their producer is not heard of again."""
+        """Write records with drawn timestamps. Their producer is not used again."""
         for _ in range(self.rng.choice((0, 0, 1, 4))):
             await self._write_without_timestamp(tp)
         begin_ms = self.now_ms
@@ -148,7 +150,9 @@ class ExpiryApplication(Application):
         await producer.close()
 
     async def _write_without_timestamp(self, tp: TopicPartition) -> None:
-        """As other clients can: ours take no time before 1970."""
+        """Append a record without a timestamp, as other clients can. Our producer refuses times before
+        1970.
+        """
         node, now_ms = self.broker.node, self.now_ms
         assert node is not None
         batch = build_batch([NewRecord(-1, None, b"v")])
@@ -160,7 +164,9 @@ class ExpiryApplication(Application):
             await asyncio.sleep(0.1)
 
     async def _commit(self, name: str) -> None:
-        """One group that never had members, one whose member leaves, and one transaction."""
+        """Commit offsets for a group that never has members, for groups whose member leaves, and in a
+        transaction.
+        """
         tp = TopicPartition("kept", 0)
         begin_ms = self.now_ms
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
@@ -190,9 +196,11 @@ class ExpiryApplication(Application):
         offset, node = sent.result().offset or 0, self.broker.node
         assert node is not None
         partition = node.log_manager.partitions[tp]
-        await asyncio.sleep(1.0)  # the marker is written, and perhaps a second one
+        # Wait for the marker. It may be written twice.
+        await asyncio.sleep(1.0)
         for header, _ in batches_of(partition):
-            if header.base_offset >= offset:  # the record and its marker, which has a time, too
+            # This includes the record and its markers, which have timestamps too.
+            if header.base_offset >= offset:
                 self.records[tp].append(Stored(header.base_offset, header.max_timestamp_ms, self._wall_ms()))
         self._note_expiring("transactional id", f"aged-{name}", begin_ms)
 
@@ -215,19 +223,20 @@ class ExpiryApplication(Application):
             await asyncio.sleep(0.05)
         now_ms = self.now_ms
         self.restarted_ms = max(self.restarted_ms, now_ms)
-        # A start dates producers that only the log knows, perhaps by an earlier clock.
+        # A start dates producers that only the log knows, possibly by an earlier clock.
         self.expiring_items = [
             item._replace(earliest_ms=min(item.earliest_ms, now_ms)) if item.kind == "producer id" else item
             for item in self.expiring_items
         ]
 
     async def _pass_time(self) -> None:
-        """Set the broker's clock, and check what its jobs have done."""
+        """Set the broker's clock, and check what has expired."""
         before = {tp: self._segments(tp) for tp in self.records}
         before_ms = self.now_ms
         self.broker.set_clock(self.rng.choice(_STEPS_MS))
         earliest_ms = self.now_ms
-        passed_ms = earliest_ms - before_ms  # nothing, while the clock is behind what it was
+        # Nothing expires while the clock is behind its earlier time.
+        passed_ms = earliest_ms - before_ms
         await asyncio.sleep(_SETTLE_SECONDS)
         self.latest_ms = max(self.latest_ms, self.now_ms)
         self._check_retention(before, earliest_ms if passed_ms >= 10 * MINUTE_MS else 0)
@@ -241,21 +250,24 @@ class ExpiryApplication(Application):
         return sorted(int(name[:20]) for name in names if name.endswith(".log"))
 
     def _expected_start(self, tp: TopicPartition, segments: list[int], now_ms: int) -> int:
-        """Return where the log starts once retention by time has deleted what it may."""
+        """Return the log start after retention by time has deleted all that it may delete at `now_ms`."""
         end = self.records[tp][-1].offset + 1
         if tp.topic == "kept":
             return segments[0]
         for base, stop in zip(segments, [*segments[1:], 1 << 62], strict=True):
             inside = [record for record in self.records[tp] if base <= record.offset < stop]
             newest_ms = max((record.timestamp_ms for record in inside), default=-1)
-            if newest_ms < 0:  # by the file's time
+            # Without timestamps the file's modification time counts.
+            if newest_ms < 0:
                 newest_ms = max((record.written_ms for record in inside), default=now_ms)
             if newest_ms >= now_ms - self.retention_ms:
                 return base
         return max(end, segments[-1])
 
     def _check_retention(self, before: dict[TopicPartition, list[int]], earliest_ms: int) -> None:
-        """`earliest_ms`: when the job ran at the earliest; 0: perhaps it did not."""
+        """Check the log starts. `earliest_ms` is the earliest time of the retention task; 0 if it may not
+        have run.
+        """
         node = self.broker.node
         assert node is not None
         for tp, segments in before.items():
@@ -294,7 +306,7 @@ class ExpiryApplication(Application):
                 self.expiring_items.remove(item)
 
     async def _look_up(self) -> None:
-        """ListOffsets by time finds the first record, by offset, that is not older."""
+        """Check that ListOffsets by time finds the first record, by offset, that is not older."""
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             for tp, records in self.records.items():
                 stamps = [record.timestamp_ms for record in records]
@@ -306,7 +318,8 @@ class ExpiryApplication(Application):
         start = (await admin.list_offsets({tp: "earliest"}))[tp].offset or 0
         result = (await admin.list_offsets({tp: spec}))[tp]
         if (await admin.list_offsets({tp: "earliest"}))[tp].offset != start:
-            return  # retention was faster
+            # Retention deleted records between the requests.
+            return
         there = [record for record in self.records[tp] if record.offset >= start]
         newest_ms = max((record.timestamp_ms for record in there), default=-1)
         is_newest = spec == "max-timestamp"

@@ -1,9 +1,9 @@
-"""`oncelog load` in the simulator: real files, the product's own loader, and a broker and network that fail.
+"""A workload that runs `oncelog load` on real files with a broker and a network that fail.
 
-The loader is killed and started again at any moment. Between its runs the list of files changes: files come
-late, in front of others or behind them, grow, or change places. A list is either refused, and the change is
-taken back, or what the files hold is counted against the topic: every record once. In some seeds the tasks of
-a load run on executors (load/on_spark.py).
+The loader is killed and started again at any moment. Between its runs the list of files changes: a file is
+added at the front or at the end, grows, or changes its position. The loader either refuses the list, and the
+change is undone. Or every record of the files must be in the topic exactly once. In some seeds executors run
+the tasks of a load (load/on_spark.py).
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ from oncelog_simulator.write_atomic import Cluster, JobFailed
 TOPIC = "loaded"
 LOAD_ID = "a-load"
 DIRECTORY_DESCRIPTOR = 730
-"""Files have the same names in every process: /proc/self/fd/730/NAME. Names are stored with the records."""
+"""Descriptor of the directory.
+
+The topic stores file names. With /proc/self/fd/730/NAME the names are the same in every process.
+"""
 KINDS = ("txt", "txt", "jsonl", "csv", "txt.gz", "csv.gz")
 CHANGES = ("late", "late", "first", "first", "grown", "swapped", "none")
 _TOKEN = re.compile(rb"t[0-9]+-[0-9]+-")
 
 
 class FileList:
-    """Files on the real disk, which a seed writes, and their names in the order in which they are loaded."""
+    """Files on the real disk whose contents a seed draws. `names` has them in the order of loading."""
 
     def __init__(self, kind: str, records: Iterable[int]) -> None:
         self.kind = kind
@@ -66,7 +69,9 @@ class FileList:
         return [self.root / name for name in self.names]
 
     def add(self, count: int, *, is_first: bool = False) -> None:
-        """Write a file of so many records; all of one length and time, as archives have them."""
+        """Add a file with `count` records. All files have records of one length and one modification time, as
+        archives do.
+        """
         self.file_count += 1
         number = self.file_count
         name = f"{'0' if is_first else '1'}{number:03}.{self.kind}"
@@ -75,13 +80,13 @@ class FileList:
         self.write(name)
 
     def grow(self, name: str) -> None:
-        """Append a record."""
+        """Append a record to a file."""
         tokens = self.contents[name]
         tokens.append(tokens[0][:5] + b"%03d-" % len(tokens) if tokens else b"t%03d-000-" % self.file_count)
         self.write(name)
 
     def write(self, name: str) -> None:
-        """Write a file as its contents are."""
+        """Write the contents of a file."""
         path = self.root / name
         lines = [self._line(number, token) for number, token in enumerate(self.contents[name])]
         head = b"id,note\n" if "csv" in self.kind else b""
@@ -91,12 +96,13 @@ class FileList:
 
     def _line(self, number: int, token: bytes) -> bytes:
         if "csv" in self.kind:
-            # A quote in the middle of a field is text; one at its beginning holds line ends.
+            # A quote within a field is text. A quote at the beginning of a field allows line ends in the
+            # field.
             return token + (b',5" pipe' if number % 3 == 0 else b',"two\nlines"')
         return b'{"id":"%s"}' % token if self.kind == "jsonl" else token
 
     def tokens(self) -> list[bytes]:
-        """One for each record of the list."""
+        """Return one token for each record of the listed files."""
         return [token for name in self.names for token in self.contents[name]]
 
     def remove(self) -> None:
@@ -107,7 +113,7 @@ class FileList:
 
 
 class Session:
-    """What a load asks of Spark: run a function for each item, on executors."""
+    """The part of a SparkSession that a load uses: it runs a function for each item on executors."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.sparkContext = self
@@ -135,18 +141,18 @@ def _in_list(function: Callable[[Any], Any], item: Any, _: Any) -> list[Any]:
 
 
 class Loader(Application):
-    """A loader, started again whenever it fails or is killed, whose files change between its runs."""
+    """A loader that starts again whenever it fails or is killed. Its files change between runs."""
 
     def __init__(self, world: World, name: str, partitions: int, cluster: Cluster | None) -> None:
         super().__init__(world, name)
         self.partition_count, self.cluster = partitions, cluster
         rng = self.rng
-        # Files of one size and time are what archives and exports of fixed width make.
+        # Archives and exports with fixed-width rows have files of one size and time.
         counts = [rng.choice((1, 4))] * 3 if rng.random() < 0.6 else [0, rng.choice((1, 9)), 4]
         self.files = FileList(rng.choice(KINDS), counts)
         self.runs_left = 4
         self.undo: Callable[[], object] | None = None
-        """Takes back the change that is being tried; None when nothing is."""
+        """Undoes the change that the current run tries; None if there is no change."""
         self.has_loaded = False
         self.max_records = rng.choice((1, 3, 100))
         self.max_bytes = rng.choice((1, 40, 8 << 20))
@@ -201,7 +207,7 @@ class Loader(Application):
             self.world.call_later(self.rng.uniform(0.5, 3.0), self.start_if_down)
 
     def _change(self) -> None:
-        """Change the list of files; a load either refuses that, or does it right."""
+        """Change the list of files. A load must refuse the change or load it correctly."""
         files, change = self.files, self.rng.choice(CHANGES)
         names = list(files.names)
         contents = {name: list(tokens) for name, tokens in files.contents.items()}
@@ -227,7 +233,7 @@ class Loader(Application):
 
 
 class Loading(Workload):
-    """Every record of the files is in the topic once, and nothing else."""
+    """Checks that every record of the files is in the topic exactly once, and nothing else."""
 
     topic: ClassVar[str] = TOPIC
     clients: ClassVar[tuple[str, ...]] = ("loader", "load-executor-0", "load-executor-1")

@@ -1,12 +1,13 @@
-"""Clients that break the protocol, and bytes that change on the network; nobody else may notice.
+"""A workload with clients that break the protocol and with bits that flip on the network. Other clients must
+not notice.
 
     attacker        sends random bytes, frames that are cut short, huge counts and lengths, unknown versions,
                     and the largest requests of the catalogue (oncelog_devtools/worst_requests.py)
     harmed reader   bits of everything that it sends and receives flip
 
-Three things must hold. A step of the broker's loop does a bounded amount of work, counted in calls, so nobody
-else waits long. The broker closes no connection but those of the two above. No request makes the broker raise
-an exception that it does not expect.
+Three rules are checked. One step of the broker's loop makes a limited number of calls, so no other client
+waits long. The broker closes connections of these two clients only. No request makes the broker raise an
+unexpected exception.
 """
 
 from __future__ import annotations
@@ -40,33 +41,33 @@ from oncelog_simulator.world import BROKER_HOST, BROKER_PORT, World
 
 TOPIC = "hostile"
 MAX_CALLS_A_STEP = 1_000_000
-"""Calls that one step of the broker's loop may make. Seeds 0 to 29 make at most 329,006.
+"""Maximum number of calls in one step of the broker's loop. Seeds 0 to 29 make at most 329,006.
 
-docs/security.md tells what the largest requests cost.
+docs/security.md gives the cost of the largest requests.
 """
 WORST_BYTES = (500, 4_000, 20_000)
 EXTREMES = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 127, 32_767, 2**31 - 1, 2**63 - 1)
 NAMES = ("", TOPIC, "hostile-1", "\u00e9\u4e2d\U0001f600", "no/name", "..", "h" * 249, "h" * 32_767)
 DESTRUCTIVE = frozenset({"WriteTxnMarkers"})
-"""Left out: anybody who may send it may end anybody's transaction."""
+"""Requests that are not sent, because an authorized client may end other clients' transactions with them."""
 CREATING = frozenset({"CreateTopics", "CreatePartitions", "Metadata"})
-"""Not sent with thousands of different names: each becomes a topic, which is what its sender asked for."""
+"""Requests that are not sent with thousands of names, because each name becomes a topic."""
 HARM_CHANCE = 0.2
-"""Of a write from or to the harmed reader to have a bit flipped."""
+"""Probability that a write from or to the harmed reader has a flipped bit."""
 _BITS = {"int8": 8, "int16": 16, "uint16": 16, "int32": 32, "int64": 64}
 _SIZE = struct.Struct(">i")
 _CLOSED = re.compile(r'event="connection closed" peer=([a-z-]+[0-9]*):[0-9]+ reason="(?!idle)')
 
 
 class CallCounter:
-    """A counter of the calls that a step of one host makes. It does not change the run."""
+    """Counts the calls in each step of one host. It does not change the run."""
 
     def __init__(self, world: World, host: str) -> None:
         self._world, self._host = world, host
         self.count = self.max_count = 0
 
     def step(self, process: Process | None, run: Callable[[], object]) -> None:
-        """Run a step of the loop and count its calls, if it is one of the host's."""
+        """Run a step of the loop. Count its calls if the step is the host's."""
         if process is None or process.name != self._host:
             run()
             return
@@ -86,7 +87,7 @@ class CallCounter:
 
 
 class Attacker(Application):
-    """A process that attacks again and again, on connections of its own."""
+    """A process that attacks the broker repeatedly on its own connections."""
 
     def __init__(self, world: World, name: str, counter: CallCounter) -> None:
         super().__init__(world, name)
@@ -116,7 +117,7 @@ class Attacker(Application):
         return transport  # type: ignore[no-any-return]
 
     async def send(self, data: bytes) -> None:
-        """Send this on a new connection, while calls of the broker are counted."""
+        """Send bytes on a new connection, and count the broker's calls for one second."""
         transport = await self.connect()
         loop: Any = self.world.loop
         loop.run_step = self._counter.step
@@ -148,7 +149,7 @@ async def _drawn_requests(attacker: Attacker) -> None:
 
 
 async def _mangled_request(attacker: Attacker) -> None:
-    """A valid request with some bytes changed, cut out or put in."""
+    """Send a valid request with some bytes changed, removed or inserted."""
     rng = attacker.rng
     data = bytearray(draw_request(rng))
     for _ in range(rng.randint(1, 4)):
@@ -180,7 +181,7 @@ async def _worst_request(attacker: Attacker) -> None:
 
 
 async def _slow_request(attacker: Attacker) -> None:
-    """A request byte by byte, which never ends; the connection stays."""
+    """Send most of a request byte by byte, and keep the connection open."""
     rng = attacker.rng
     transport = await attacker.connect()
     data = _frame(draw_request(rng))[:-1]
@@ -190,7 +191,7 @@ async def _slow_request(attacker: Attacker) -> None:
 
 
 async def _unread_answers(attacker: Attacker) -> None:
-    """Requests whose answers are not taken."""
+    """Send requests and do not read the answers."""
     transport = await attacker.connect()
     transport.pause_reading()
     transport.write(_frame(draw_request(attacker.rng)) * attacker.rng.choice((1, 20, 200)))
@@ -217,7 +218,9 @@ def _frame(data: bytes) -> bytes:
 
 
 def draw_worst(rng: Random, size_bytes: int) -> WorstRequest:
-    """Return a request of the catalogue, but none that would do what its sender may ask for."""
+    """Draw a request of the catalogue. Requests that legitimately end transactions or create topics are left
+    out.
+    """
     names = [API_BY_KEY[key].name for key in sorted(OFFERED)]
     name = rng.choice(["by hand", *(name for name in names if name not in DESTRUCTIVE | CREATING)])
     return rng.choice(_worst_of(name, size_bytes))
@@ -231,7 +234,9 @@ def _worst_of(api: str, size_bytes: int) -> list[WorstRequest]:
 
 
 def draw_request(rng: Random) -> bytes:
-    """Return header and body of a request whose fields are drawn, often at the ends of their range."""
+    """Return the header and body of a request with drawn fields, which are often at the ends of their
+    ranges.
+    """
     api = API_BY_KEY[rng.choice([key for key in sorted(OFFERED) if API_BY_KEY[key].name not in DESTRUCTIVE])]
     version = rng.randint(max(api.min_version, api.first_version), api.max_version)
     body = draw_part(rng, api.request, version).encode(version)
@@ -263,9 +268,11 @@ def _draw_field(rng: Random, cls: type[Part], field: Field, version: int) -> Any
 
 def _draw_value(rng: Random, kind: str, name: str) -> Any:
     if name == "transaction_timeout_ms":
-        return rng.choice((-1, 0, 1, 5_000))  # what it leaves open ends soon
+        # An open transaction times out soon.
+        return rng.choice((-1, 0, 1, 5_000))
     if name in ("num_partitions", "count"):
-        return rng.choice((-2, -1, 0, 1, 2, 100_001, 2**31 - 1))  # others are files that one may ask for
+        # Large valid counts would create that many files.
+        return rng.choice((-2, -1, 0, 1, 2, 100_001, 2**31 - 1))
     if kind in _BITS:
         bits = _BITS[kind]
         value = rng.choice(EXTREMES) if rng.random() < 0.7 else rng.getrandbits(bits)
@@ -280,7 +287,7 @@ def _draw_value(rng: Random, kind: str, name: str) -> Any:
 
 
 class HarmedReader(Reader):
-    """A reader whose network flips bits. It may fail with any error of ours; then it begins again."""
+    """A reader whose network flips bits. After any OncelogError it starts again."""
 
     def __init__(self, world: World, name: str, partitions: list[TopicPartition]) -> None:
         super().__init__(world, name, partitions, "read_committed")
@@ -289,7 +296,7 @@ class HarmedReader(Reader):
         world.network.harmed[name] = self.harm
 
     def harm(self, data: bytes) -> bytes:
-        """Return what arrives of a write."""
+        """Return the bytes of a write as they arrive."""
         if self.stop_requested or self._rng.random() >= HARM_CHANCE:
             return data
         bit = self._rng.randrange(8 * len(data))
@@ -311,7 +318,7 @@ class HarmedReader(Reader):
 
 
 class Hostile(Workload):
-    """Nobody else notices what hostile clients do."""
+    """Checks that other clients do not notice hostile ones."""
 
     topic: ClassVar[str] = TOPIC
     clients: ClassVar[tuple[str, ...]] = ("hostile-attacker", "hostile-reader")

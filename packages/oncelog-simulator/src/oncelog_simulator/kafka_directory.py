@@ -1,8 +1,9 @@
-"""A data directory as Apache Kafka leaves it, after a history that a seed draws.
+"""A data directory as Apache Kafka leaves it after a history that a seed draws.
 
-The history is Kafka's: producers with and without ids, transactions (some open, some decided and not
-finished), groups with offsets, restarts with new leader epochs, deleted records, compaction. It keeps what
-must be found by whoever takes the directory over.
+The history has producers with and without ids, transactions (some open, some decided and incomplete), and
+groups with offsets. It has restarts with new leader epochs, deleted records, and compaction. It notes
+everything that a broker must find in the directory.
+
 Source: Kafka's LogManager, TransactionLog, GroupMetadata and OffsetCommit records, MetadataRecordSerde.
 """
 
@@ -27,17 +28,17 @@ EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT =
 OFFSETS, TRANSACTIONS, METADATA = "__consumer_offsets", "__transaction_state", "__cluster_metadata"
 INTERNAL_PARTITIONS = 2
 GROUPS = ("group-0", "group-1", "group-2")
-"""Their positions are drawn, so a transaction that ends may move one back."""
+"""Groups with drawn positions. A transaction that ends may move a position back."""
 FIRST_PRODUCER_ID, NEXT_PRODUCER_ID = 3, 1_000
 END_MS = EPOCH_NS // 1_000_000 - 5_000
-"""When Kafka stopped: five seconds before the simulation begins."""
+"""Milliseconds since 1970 when Kafka stopped: five seconds before the simulation begins."""
 STEP_MS = 3_000
 LONG_TIMEOUT_MS = 900_000
 
 
 @dataclass(slots=True)
 class KafkaTransactionalId:
-    """A transactional id. `sequences`: the next one by partition, of the present producer epoch."""
+    """A transactional id. `sequences` has the next sequence of the current producer epoch by partition."""
 
     name: str
     producer_id: int
@@ -48,18 +49,18 @@ class KafkaTransactionalId:
     start_ms: int = -1
     sequences: dict[TopicPartition, int] = field(default_factory=dict)
     pending: dict[tuple[str, TopicPartition], tuple[int, int]] = field(default_factory=dict)
-    """Offsets of the open transaction, with the place of their record."""
+    """Offsets of the open transaction, each with the offset of its record in the log."""
     transaction: int = 0
 
     @property
     def process(self) -> str:
-        """The name of Kafka's client in the history, where ours may have the same transactional id."""
+        """The name of Kafka's client in the history. Our client may have the same transactional id."""
         return f"kafka {self.name}"
 
 
 @dataclass(slots=True)
 class LastBatch:
-    """The newest batch of an idempotent producer in a partition: what it may send again."""
+    """The newest batch of an idempotent producer in a partition. The producer may send it again."""
 
     producer_id: int
     epoch: int
@@ -68,12 +69,15 @@ class LastBatch:
 
 
 class KafkaHistory:
-    """What Kafka did before it stopped. `topic`: its records; `table`: a compacted topic."""
+    """The history of a Kafka broker before it stopped.
+
+    `topic` is the topic of most records. `table` is a compacted topic.
+    """
 
     def __init__(self, rng: Random, topic: str, table: str, partitions: int, names: list[str]) -> None:
         self.rng, self.topic, self.table = rng, topic, table
         self.is_classic = rng.random() < 0.4
-        """True when all transactions of a producer have one epoch (transaction.version 0)."""
+        """True if all transactions of a producer have one epoch (transaction.version 0)."""
         self.is_clean = rng.random() < 0.4
         segment_bytes = rng.choice((300, 900, 3_000, 1 << 20))
         interval_bytes = rng.choice((0, 200, 4_096))
@@ -97,7 +101,7 @@ class KafkaHistory:
         self.now_ms = END_MS - STEP_MS * 200
         self.calls: list[Call] = []
         self.offsets: dict[str, dict[TopicPartition, tuple[int, int]]] = {}
-        """What groups have committed, with the place of the record in its log."""
+        """Committed offsets by group, each with the offset of its record in the log."""
         self.groups: dict[str, int] = {}
         """Generations of classic groups."""
         self.ids = [
@@ -111,7 +115,7 @@ class KafkaHistory:
         self._value_count = 0
 
     def generate(self) -> None:
-        """Let Kafka live, and stop it."""
+        """Run Kafka's history up to its stop."""
         actions: list[tuple[Callable[[], None], int]] = [
             (self._send, 6), (self._send_numbered, 6), (self._transact, 9), (self._commit_offset, 3),
             (self._update_table, 5), (self._restart, 1), (self._delete_records, 1), (self._roll, 1),
@@ -135,7 +139,7 @@ class KafkaHistory:
         return self.rng.choice([tp for tp in self.logs if tp.topic == self.topic])
 
     def _call(self, kind: Kind, process: str, items: list[Item], transaction: int | None = None) -> Call:
-        """Note what a client of Kafka did, before the simulation began."""
+        """Note what a client of Kafka did before the simulation."""
         time_us = len(self.calls) - 1_000_000
         call = Call(process, process, kind, time_us, tuple(items), transaction, Outcome.OK, time_us)
         self.calls.append(call)
@@ -216,7 +220,7 @@ class KafkaHistory:
         entry.pending[group, tp] = offset, batch.base_offset
 
     def _end(self, entry: KafkaTransactionalId, *, is_commit: bool) -> None:
-        """End a transaction, or stop somewhere on the way: Kafka may end before it goes on."""
+        """End a transaction, or stop at a drawn step, because Kafka may stop at any of them."""
         entry.state = PREPARE_COMMIT if is_commit else PREPARE_ABORT
         if not self.is_classic:
             entry.epoch += 1
@@ -227,7 +231,8 @@ class KafkaHistory:
         if self.rng.random() < 0.1:
             marked = self.rng.randint(0, marked)
             self._mark(entry, marked, is_commit=is_commit)
-            return  # it stays so
+            # The transaction stays in this state.
+            return
         self._mark(entry, marked, is_commit=is_commit)
         entry.state = COMPLETE_COMMIT if is_commit else COMPLETE_ABORT
         entry.partitions = []
@@ -238,7 +243,7 @@ class KafkaHistory:
             self.logs[tp].append_marker(entry.producer_id, entry.epoch, self.now_ms, is_commit=is_commit)
 
     def _decided(self, entry: KafkaTransactionalId, *, is_commit: bool) -> None:
-        """Note the outcome, which holds whoever writes the markers."""
+        """Note the outcome. It holds no matter which broker writes the markers."""
         kind = Kind.COMMIT if is_commit else Kind.ABORT
         self._call(kind, entry.process, [], entry.transaction)
         for (group, tp), (offset, place) in entry.pending.items() if is_commit else ():
@@ -265,7 +270,7 @@ class KafkaHistory:
         self.offsets.setdefault(group, {})[tp] = offset, batch.base_offset
 
     def _delete_offset(self) -> None:
-        """Delete what a group committed; Kafka also drops what is pending for it."""
+        """Delete a group's committed offset. Kafka also drops a pending one."""
         held = [(group, tp) for group, offsets in self.offsets.items() for tp in offsets]
         if not held:
             return
@@ -277,15 +282,15 @@ class KafkaHistory:
             entry.pending.pop((group, tp), None)
 
     def _change_group(self) -> None:
-        """A classic group becomes empty in its next generation."""
+        """Append the record of a classic group that becomes empty in its next generation."""
         group = self.rng.choice(GROUPS)
         self.groups[group] = self.groups.get(group, 0) + 1
         self._offsets_log(group).append([group_record(group, self.groups[group], self.now_ms)], self.now_ms)
 
-    # The broker
+    # Broker
 
     def _restart(self) -> None:
-        """Kafka is restarted: every partition has a new leader epoch and a snapshot at its end."""
+        """Restart Kafka: every partition gets a new leader epoch and a snapshot at its end."""
         for log in self.logs.values():
             log.leader_epoch += 1
             log.take_snapshot()
@@ -303,15 +308,15 @@ class KafkaHistory:
                 log.compact()
 
     def interrupt_compaction(self, rng: Random) -> None:
-        """Let Kafka end while compacted segments take the place of others."""
+        """Stop Kafka while compacted segments replace others."""
         for log in self.logs.values():
             if log.is_compacted and rng.random() < 0.7:
                 log.interrupt_compaction(rng)
 
-    # The directory
+    # Directory
 
     def write(self, disk: MemoryDisk, node_id: int) -> None:
-        """Write the directory, all of it durable."""
+        """Write the directory and make all of it durable."""
         directory_id = self.rng.randbytes(16)
         encoded_id = urlsafe_b64encode(directory_id).rstrip(b"=").decode()
         cluster_id = urlsafe_b64encode(self.rng.randbytes(16)).rstrip(b"=").decode()
@@ -341,7 +346,9 @@ class KafkaHistory:
         disk.sync_directory()
 
     def _torn_end(self, log: KafkaLog, name: str) -> bytes:
-        """Return a batch that a crash left unfinished at the end of the log; mostly none."""
+        """Return an incomplete batch that a crash left at the end of the log. In most cases return
+        nothing.
+        """
         is_active = name == f"{log.segments[-1].base_offset:020}.log"
         if self.is_clean or not is_active or self.rng.random() < 0.7:
             return b""
@@ -374,7 +381,7 @@ class KafkaHistory:
         }
 
     def _metadata(self, node_id: int, directory_id: bytes) -> KafkaLog:
-        """Return the log of the controller, with all that it knows."""
+        """Return the controller's metadata log."""
         log = KafkaLog(METADATA, 0, 1 << 20, 4_096)
         log.topic_id = (1).to_bytes(16)
         ids = {tp.topic: log.topic_id for tp, log in self.logs.items()}
@@ -403,7 +410,9 @@ class KafkaHistory:
 
 
 def java_partition(name: str, count: int) -> int:
-    """Return the partition of a group or transactional id: String.hashCode, its sign bit dropped."""
+    """Return the partition of a group or transactional id: String.hashCode without its sign bit, modulo
+    `count`.
+    """
     code = 0
     for character in name:
         code = (31 * code + ord(character)) & 0xFFFFFFFF
@@ -430,20 +439,22 @@ def _checkpoint(offsets: Mapping[TopicPartition, int]) -> bytes:
 def offset_commit(
     group: str, tp: TopicPartition, offset: int, time_ms: int, topic_id: bytes | None = None
 ) -> tuple[bytes, bytes]:
-    """Return key and value of a commit in Kafka's version 4."""
+    """Return the key and value of an offset commit, in Kafka's value version 4."""
     key = struct.pack(">h", 1) + _string(group) + _string(tp.topic) + struct.pack(">i", tp.partition)
     tags = b"\0" if topic_id is None else b"\x01\x00\x10" + topic_id
     return key, struct.pack(">hqi", 4, offset, -1) + _compact_string("") + struct.pack(">q", time_ms) + tags
 
 
 def group_record(group: str, generation: int, time_ms: int) -> tuple[bytes, bytes]:
-    """Return key and value of a classic group without members."""
+    """Return the key and value of a classic group without members."""
     value = struct.pack(">h", 3) + _string("consumer") + struct.pack(">ihhq", generation, -1, -1, time_ms)
     return struct.pack(">h", 2) + _string(group), value + struct.pack(">i", 0)
 
 
 def transaction_record(entry: KafkaTransactionalId, time_ms: int, *, is_classic: bool) -> tuple[bytes, bytes]:
-    """Return key and value of a transactional id's state: version 0, or 1 with transaction.version 2."""
+    """Return the key and value of a transactional id's state: version 0, or version 1 with
+    transaction.version 2.
+    """
     by_topic: dict[str, list[int]] = {}
     for tp in entry.partitions:
         by_topic.setdefault(tp.topic, []).append(tp.partition)
@@ -465,7 +476,7 @@ def transaction_record(entry: KafkaTransactionalId, time_ms: int, *, is_classic:
             for name, partitions in by_topic.items()
         )
         count = 0 if entry.state == EMPTY else len(by_topic) + 1
-        # The producer id of the transaction before, and the client's transaction.version.
+        # Tags: the producer id of the previous transaction, and the client's transaction.version.
         tags = b"\x00\x08" + struct.pack(">q", entry.producer_id)
         tags = b"\x01" + tags if entry.state == EMPTY else b"\x02" + tags + b"\x02\x02\x00\x02"
         value = struct.pack(">h", 1) + head + bytes([count]) + topics + tail + tags

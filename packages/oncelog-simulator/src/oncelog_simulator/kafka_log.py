@@ -1,6 +1,8 @@
-"""A partition as Apache Kafka leaves it on disk, written without any of the product's log code.
+"""A partition's files as Apache Kafka writes them, without any code of the product's log.
 
-A second implementation of the format is the point: what both misread in the same way would never be found.
+A second implementation of the format is the purpose: a writer and a reader with the same code would share
+their mistakes.
+
 Source: Kafka's DefaultRecordBatch, LogSegment, ProducerStateManager, TransactionIndex, Cleaner.
 """
 
@@ -19,11 +21,13 @@ TRANSACTIONAL, CONTROL = 0x10, 0x20
 ABORT, COMMIT = 0, 1
 NO_SEQUENCE = -1
 CLEANED, SWAP, DELETED = ".cleaned", ".swap", ".deleted"
-"""Endings of a segment's files while a compacted one takes the place of others."""
+"""Suffixes of a segment's files while a compacted segment replaces others."""
 SUFFIXES = ".log", ".index", ".timeindex", ".txnindex"
-"""A segment's files, in the order in which Kafka renames them."""
+"""Suffixes of a segment's files, in the order in which Kafka renames them."""
 PREALLOCATED_ENTRIES = 5
-"""Zeros behind the entries of an active segment's indexes, which Kafka cuts off when it closes them."""
+"""Entries of zeros at the end of an active segment's indexes. Kafka cuts them off when it closes the
+indexes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,10 @@ class KafkaRecord:
 
 @dataclass(frozen=True, slots=True)
 class KafkaBatch:
-    """A batch of records. `producer_id` -1: none. Compaction removes records and keeps both offsets."""
+    """A batch of records. `producer_id` is -1 for none.
+
+    Compaction removes records and keeps `base_offset` and `last_offset`.
+    """
 
     base_offset: int
     last_offset: int
@@ -58,11 +65,11 @@ class KafkaBatch:
 
     @property
     def last_sequence(self) -> int:
-        """The last sequence of a batch with a sequence."""
+        """The last sequence of a batch that has a sequence."""
         return (self.sequence + self.last_offset - self.base_offset) & 0x7FFFFFFF
 
     def encode(self) -> bytes:
-        """Return the bytes of format version 2."""
+        """Return the bytes in record format version 2."""
         body = b"".join(self._record(record) for record in self.records)
         covered = (
             struct.pack(
@@ -90,7 +97,7 @@ class KafkaBatch:
 
 
 def _varint(value: int) -> bytes:
-    """Return a zigzag varint."""
+    """Return a number as a zigzag varint."""
     rest, encoded = (value << 1) ^ (value >> 63), bytearray()
     while rest > 127:
         encoded.append(rest & 127 | 128)
@@ -101,7 +108,7 @@ def _varint(value: int) -> bytes:
 
 @dataclass(slots=True)
 class KafkaProducer:
-    """What a partition keeps of a producer: Kafka stores its newest batch only."""
+    """The state that a partition keeps of a producer. Kafka stores its newest batch only."""
 
     epoch: int
     last_sequence: int = NO_SEQUENCE
@@ -110,7 +117,7 @@ class KafkaProducer:
     time_ms: int = 0
     coordinator_epoch: int = -1
     first_offset: int = -1
-    """Of the open transaction; -1 without one."""
+    """First offset of the open transaction; -1 without one."""
 
 
 @dataclass(slots=True)
@@ -118,11 +125,11 @@ class _Segment:
     base_offset: int
     batches: list[KafkaBatch] = field(default_factory=list)
     aborted: list[tuple[int, int, int, int]] = field(default_factory=list)
-    """Producer id, first and last offset, last stable offset of each aborted transaction."""
+    """Producer id, first offset, last offset and last stable offset of each aborted transaction."""
     size_bytes: int = 0
 
     def files(self, interval_bytes: int, *, is_preallocated: bool) -> Iterator[tuple[str, bytes]]:
-        """Return the log and its indexes."""
+        """Yield the names and contents of the log and its indexes."""
         log, index, times = bytearray(), bytearray(), bytearray()
         since_bytes, newest, stored = 0, (-1, self.base_offset), -1
         for batch in self.batches:
@@ -150,9 +157,10 @@ class _Segment:
 
 
 class Swap(NamedTuple):
-    """The files that an interrupted compaction left. `replaced`: the files of its segments, by name.
+    """The files that an interrupted compaction left.
 
-    `other`: the batches that a start may find instead, as the log was renamed and one of its indexes was not.
+    `replaced` has the names of all files of the old and the new segments. `files` has the files on the disk.
+    `other` has the batches that a start may find instead, if only some files of the new segment were renamed.
     """
 
     replaced: frozenset[str]
@@ -161,9 +169,9 @@ class Swap(NamedTuple):
 
 
 class KafkaLog:
-    """One partition's log, as Kafka would have written it by now.
+    """One partition's log as Kafka has written it so far.
 
-    `segment_bytes`: the size at which it begins a new segment.
+    `segment_bytes` is the size at which a new segment begins.
     """
 
     def __init__(self, topic: str, number: int, segment_bytes: int, interval_bytes: int) -> None:
@@ -186,12 +194,12 @@ class KafkaLog:
 
     @property
     def batches(self) -> list[KafkaBatch]:
-        """Every batch that is stored."""
+        """All stored batches."""
         return [batch for segment in self.segments for batch in segment.batches]
 
     @property
     def first_unstable_offset(self) -> int:
-        """The first offset of an open transaction; the end without one."""
+        """The first offset of any open transaction; the log end offset without one."""
         opened = [producer.first_offset for producer in self.producers.values() if producer.first_offset >= 0]
         return min(opened, default=self.end_offset)
 
@@ -202,7 +210,7 @@ class KafkaLog:
         producer: tuple[int, int, int] = (-1, -1, NO_SEQUENCE),
         attributes: int = 0,
     ) -> KafkaBatch:
-        """Append keys and values as one batch. `producer`: its id, epoch and first sequence."""
+        """Append keys and values as one batch. `producer` is its id, epoch and first sequence."""
         records = tuple(
             KafkaRecord(self.end_offset + number, key, value) for number, (key, value) in enumerate(contents)
         )
@@ -231,7 +239,7 @@ class KafkaLog:
         return batch
 
     def append_marker(self, producer_id: int, epoch: int, time_ms: int, *, is_commit: bool) -> None:
-        """End a transaction here, or write a marker to a partition that it never wrote to."""
+        """Append a transaction marker. The partition may have no records of the transaction."""
         value = struct.pack(">hi", 0, 0)
         key = struct.pack(">hh", 0, COMMIT if is_commit else ABORT)
         marker = self.append([(key, value)], time_ms, (producer_id, epoch, -1), TRANSACTIONAL | CONTROL)
@@ -257,13 +265,13 @@ class KafkaLog:
             state.first_offset = batch.base_offset
 
     def roll(self) -> None:
-        """Begin a new segment, with a snapshot of the producers at its base."""
+        """Begin a new segment, with a snapshot of the producers at its base offset."""
         if self.segments[-1].batches:
             self.segments.append(_Segment(self.end_offset))
             self.take_snapshot()
 
     def take_snapshot(self) -> None:
-        """Store the producers as of the end."""
+        """Store a snapshot of the producers at the log end."""
         entries = b"".join(
             struct.pack(
                 ">qhiqiqiq",
@@ -282,7 +290,7 @@ class KafkaLog:
         self.snapshots[self.end_offset] = struct.pack(">hI", 1, crc32c(body)) + body
 
     def delete_records(self, before_offset: int) -> None:
-        """Move the start up, as DeleteRecords does; segments wholly below it go."""
+        """Move the log start up, as DeleteRecords does, and remove the segments below it."""
         self.start_offset = max(self.start_offset, before_offset)
         while len(self.segments) > 1 and self.segments[1].base_offset <= self.start_offset:
             self.snapshots.pop(self.segments.pop(0).base_offset, None)
@@ -292,16 +300,18 @@ class KafkaLog:
             self.epochs = [(covering[-1][0], self.start_offset), *later]
 
     def compact(self) -> None:
-        """Let one segment take the place of all closed ones, without records that newer ones replace."""
+        """Replace all closed segments by one segment without the records that newer ones replace."""
         result = self._compacted()
         if result is not None:
             self._replace(*result)
 
     def interrupt_compaction(self, rng: Random) -> None:
-        """Compact, and stop before one of the steps: the files have the names that a crash leaves.
+        """Compact, and stop before one of the steps, so that the files have the names that a crash leaves.
 
-        Kafka writes a segment whose files end in `.cleaned`, renames them to `.swap`, renames those of the
-        replaced segments to `.deleted`, and then takes the ending `.swap` away, one file after the other.
+        Kafka writes the new segment to files with the suffix `.cleaned`, and renames them to `.swap`. It
+        renames the files of the replaced segments to `.deleted`. Then it removes the suffix `.swap` from one
+        file after the other.
+
         Source: Cleaner.cleanSegments, UnifiedLog.replaceSegments, LogSegment.changeFileSuffixes.
         """
         result = self._compacted()
@@ -316,7 +326,8 @@ class KafkaLog:
         whole_count = len(renames)
         renames += [(name, name + DELETED) for name in old] + [(name + SWAP, name) for name in new]
         count = rng.randint(-1, len(renames))
-        if count < 0:  # it is still being written; Kafka's indexes have their full size from the beginning
+        # The file is still being written. Kafka's indexes have their full size from the beginning.
+        if count < 0:
             cut = rng.randrange(len(made[new[0]]) + 1)
             content = {name: bytes(12 * PREALLOCATED_ENTRIES) for name in new} | {new[0]: made[new[0]][:cut]}
         else:
@@ -331,7 +342,7 @@ class KafkaLog:
             return
         snapshots = dict(self.snapshots)
         self._replace(closed, compacted)
-        # The snapshots of replaced segments and the cleaner's checkpoint come last.
+        # Kafka removes the snapshots of replaced segments and writes the cleaner's checkpoint last.
         self.snapshots, self.cleaned_offset = snapshots, 0
         self.swap = Swap(kept, files, before_batches if count < whole_count else None)
 
@@ -344,10 +355,10 @@ class KafkaLog:
         return segment.files(self.interval_bytes, is_preallocated=False)
 
     def _compacted(self) -> tuple[list[_Segment], _Segment] | None:
-        """Return the segments to be compacted and the one that replaces them.
+        """Return the segments to compact, and the segment that replaces them.
 
-        Everything above the first open transaction stays, as do markers, the newest batch of each producer
-        and the last one of the round.
+        Everything above the first open transaction stays. Markers, the newest batch of each producer, and the
+        last batch of the compacted segments stay too.
         """
         bound = self.first_unstable_offset
         closed = [
@@ -385,7 +396,7 @@ class KafkaLog:
         self.cleaned_offset = self.segments[1].base_offset
 
     def files(self, *, is_clean: bool) -> Iterator[tuple[str, bytes]]:
-        """Return the files of the directory. `is_clean`: Kafka closed it."""
+        """Yield the files of the directory. `is_clean` is True if Kafka closed the log."""
         if is_clean:
             self.take_snapshot()
         replaced = self.swap.replaced if self.swap else frozenset()

@@ -1,10 +1,11 @@
-"""Groups, offsets, topics and open transactions that are deleted while transactions have pending offsets.
+"""A workload that deletes groups, offsets, topics and open transactions while transactions have pending
+offsets.
 
-Nothing that was deleted comes back, neither with the commit of its transaction nor with a restart, and
-nothing goes that nobody deleted. Each application commits rising positions, each of which is used once. What
-may stand in `__consumer_offsets` is worked out from when calls began, when they were answered, and how their
-transactions ended. A call that took long may have left a request behind in the network, which may arrive
-at any later time: such a position may come back, and such a deletion may strike again.
+Nothing that was deleted may come back, neither with the commit of its transaction nor with a restart. Nothing
+else may go. Each application commits rising positions and uses each position once. The positions that a group
+may have follow from three facts: when calls began, when they were answered, and how their transactions ended.
+A slow call may have left a request in the network. That request may arrive at any later time, so its position
+may come back, or its deletion may take effect again.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ from oncelog_simulator.world import World
 GROUPS = ("forgotten-a", "forgotten-b")
 STEPS = 9
 UNRETRIED_US = 1_000_000
-"""A call that took less was not repeated after a time-out, so nothing of it is left in the network."""
+"""A call that took less time in microseconds was not retried, so no request of it is left in the network."""
 LATE_US = 2_000_000
-"""Between the answer to a commit and a deletion, so that the commit cannot arrive behind the deletion."""
+"""Microseconds between the answer to a commit and a deletion. After this time the commit cannot arrive
+later.
+"""
 
 Place = tuple[str, TopicPartition]
 """Group and partition."""
@@ -43,7 +46,10 @@ Place = tuple[str, TopicPartition]
 
 @dataclass(eq=False, slots=True)
 class Commit:
-    """A position that a group is to get. `outcome`: of its transaction; `decided_us`: since when."""
+    """A position that a group shall get.
+
+    `outcome` is the outcome of its transaction, and `decided_us` is the time since which it is known.
+    """
 
     place: Place
     position: int
@@ -59,7 +65,7 @@ class Commit:
 
     @property
     def is_sure(self) -> bool:
-        """Return True when it holds until it is deleted or another position is committed."""
+        """Return True if the position holds until it is deleted or until another one is committed."""
         return self.outcome is Outcome.OK
 
     @property
@@ -69,7 +75,7 @@ class Commit:
 
 @dataclass(eq=False, slots=True)
 class Removal:
-    """A deletion of a group, of an offset or of a topic. `done_us` None: nobody knows."""
+    """A deletion of a group, an offset or a topic. `done_us` is None if its outcome is unknown."""
 
     group: str | None
     topic: str | None
@@ -87,7 +93,7 @@ class Removal:
 
 @dataclass(eq=False, slots=True)
 class Membership:
-    """A time in which a group may have members."""
+    """A time span in which a group may have members."""
 
     group: str
     begun_us: int
@@ -95,7 +101,7 @@ class Membership:
 
 
 class Positions:
-    """What was asked for and answered, and what follows from it."""
+    """All requests and answers, and the positions that follow from them."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -103,7 +109,7 @@ class Positions:
         self.removals: list[Removal] = []
         self.memberships: list[Membership] = []
         self.shown: dict[Place, tuple[Commit, int]] = {}
-        """The newest position that each was shown in an answer, and when it was asked for."""
+        """The newest position that an answer showed for each place, and when it was requested."""
 
     def begin(self, place: Place, position: int) -> Commit:
         commit = Commit(place, position, self.world.now_us)
@@ -116,7 +122,7 @@ class Positions:
         return removal
 
     def show(self, place: Place, position: int, requested_us: int) -> None:
-        """Note what OffsetFetch answered."""
+        """Note the position in an OffsetFetch answer."""
         commit = self._find(place, position)
         if commit is not None:
             newest = self.shown.get(place)
@@ -124,7 +130,7 @@ class Positions:
                 self.shown[place] = commit, requested_us
 
     def check(self, place: Place, position: int | None) -> str | None:
-        """Return why a group may not have this position now; None where it may."""
+        """Return why a group may not have this position now; None if it may."""
         commits = self.commits.get(place, [])
         held = None if position is None else self._find(place, position)
         if position is not None and held is None:
@@ -150,7 +156,7 @@ class Positions:
         return None
 
     def may_exist(self, group: str) -> bool:
-        """Return False for a group that was deleted and that nobody joined since."""
+        """Return False for a group that was deleted and that no member has joined since."""
         deleted = [removal for removal in self.removals if removal.group == group and removal.topic is None]
         last = max((removal.requested_us for removal in deleted if removal.done_us is not None), default=None)
         return last is None or any(
@@ -163,7 +169,7 @@ class Positions:
         return next((commit for commit in self.commits.get(place, ()) if commit.position == position), None)
 
     def _removal_of(self, commit: Commit) -> Removal | None:
-        """Return the deletion that surely came behind the commit."""
+        """Return a deletion that certainly came after the commit; None if there is none."""
         return next(
             (
                 removal
@@ -184,7 +190,7 @@ class Positions:
 
 
 class OffsetCommitter(TransactionalClient):
-    """Commits positions of its own topic for both groups, each within a transaction."""
+    """Commits positions of one topic for both groups in transactions."""
 
     def __init__(self, world: World, name: str, topic: str, source: str, positions: Positions) -> None:
         super().__init__(world, name, topic, 1, STEPS)
@@ -195,7 +201,7 @@ class OffsetCommitter(TransactionalClient):
         await self.transact_to_the_end(self.transact, rest_s=4.0)
 
     async def transact(self, producer: AsyncProducer) -> bool:
-        """One transaction with offsets; whether the producer is of further use."""
+        """Run one transaction with offsets. Return False if the producer must be replaced."""
         self.bursts_left -= 1
         self.transaction += 1
         how = self.rng.choices(["commit", "abort", "leave"], [14, 3, 2])[0]
@@ -242,7 +248,7 @@ class OffsetCommitter(TransactionalClient):
 
 
 class PlainCommitter(Application):
-    """Commits positions without a transaction, and reads what both groups have."""
+    """Commits positions without transactions, and reads the positions of both groups."""
 
     def __init__(self, world: World, name: str, source: str, positions: Positions) -> None:
         super().__init__(world, name)
@@ -279,7 +285,7 @@ class PlainCommitter(Application):
 
 
 class GroupMember(Application):
-    """Joins one of the groups now and then, and leaves it."""
+    """Joins one of the groups at times, and leaves it."""
 
     def __init__(
         self, world: World, name: str, source: str, positions: Positions, group_protocol: str
@@ -315,7 +321,7 @@ class GroupMember(Application):
 
 
 class OffsetDeleter(Application):
-    """Deletes groups, offsets and topics, and ends transactions as an operator does."""
+    """Deletes groups, offsets and topics, and aborts transactions as an operator does."""
 
     def __init__(
         self, world: World, name: str, topic: NewTopic, sources: list[str], positions: Positions
@@ -377,7 +383,7 @@ class OffsetDeleter(Application):
         await create_topic(admin, NewTopic(source, num_partitions=1))
 
     async def _abort(self, admin: AsyncAdmin) -> None:
-        """Write an abort marker of a coordinator epoch that may be above the coordinator's own."""
+        """Write an abort marker whose coordinator epoch may be above the coordinator's own."""
         opened = await admin.open_transactions([self.topic.name])
         if opened:
             one = self.rng.choice(sorted(opened))
@@ -387,17 +393,18 @@ class OffsetDeleter(Application):
 
 
 class OffsetDeletion(Workload):
-    """What is deleted stays deleted, and nothing else goes."""
+    """Checks that deleted data stays deleted, and that nothing else is deleted."""
 
     topic: ClassVar[str] = "deletions"
     clients: ClassVar[tuple[str, ...]] = ("committer-0", "committer-1", "plain", "member", "deleter")
     unguarded_groups: ClassVar[tuple[str, ...]] = GROUPS
     is_repeatable: ClassVar[bool] = False
-    """A plain commit that comes again sets a position back."""
+    """A repeated plain commit moves a position back."""
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         super().__init__(world, scenario)
-        self.shares_epochs = True  # an operator's marker and the coordinator's may differ
+        # An operator's marker and the coordinator's may differ.
+        self.shares_epochs = True
         self.partitions[:] = self.partitions[:1]
         self.positions = Positions(world)
         sources = [f"positions-{number}" for number in range(3)]
@@ -420,12 +427,12 @@ class OffsetDeletion(Workload):
         }
 
     def observe(self, node: BrokerState) -> None:
-        """Compare every position that a group has, or has not, with what was asked for."""
+        """Check every position that a group has or lacks against the requests."""
         offsets = node.groups.offsets
         for place in self.positions.commits:
             group, tp = place
             committed = offsets.of(group).get(tp)
-            # An answered commit holds when its marker stands, which may be a moment later.
+            # A committed position takes effect with its marker, which may be slightly later than the answer.
             if tp in offsets.pending_of(group):
                 continue
             why = self.positions.check(place, None if committed is None else committed.offset)

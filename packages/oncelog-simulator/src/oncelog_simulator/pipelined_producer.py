@@ -1,16 +1,18 @@
-"""A transactional producer that pipelines as Java's does, written against the protocol alone.
+"""A workload with a transactional producer that pipelines as Java's does, and that uses the protocol
+directly.
 
-Our own client sends one batch of a partition that is new to its producer id, and waits for the answer.
-Java's sends up to five requests at once, also to partitions that the transaction does not have yet: with
-version 2 of transactions the first Produce adds them. Its rules here are those of TransactionManager and
-Sender of kafka-clients 4.3:
+Our client sends the first batch of a new producer id in a partition and waits for its answer. Java's client
+sends up to five requests at once, also to partitions that the transaction does not have yet. With
+transaction.version 2 the first Produce request adds these partitions. The rules are those of
+TransactionManager and Sender in kafka-clients 4.3:
 
-- sequences are given when a batch is first sent, and kept over retries; a new epoch begins with 0;
-- a batch that is sent again goes alone: behind it nothing of its partition is sent before it is stored;
-- OUT_OF_ORDER_SEQUENCE_NUMBER is retried while an earlier batch of the partition is not stored;
-- EndTxn comes when nothing is under way; its answer (v5) has the next epoch.
+- A batch gets its sequence when it is first sent, and keeps it over retries. A new epoch begins with sequence
+  0.
+- A retried batch goes alone: no later batch of its partition is sent before it is stored.
+- OUT_OF_ORDER_SEQUENCE_NUMBER is retried while an earlier batch of the partition is not stored.
+- EndTxn is sent when no request is in flight. Its answer (v5) has the next epoch.
 
-In half of the seeds it uses older versions: AddPartitionsToTxn first, and one epoch for all transactions.
+Half of the seeds use older versions: AddPartitionsToTxn first, and one epoch for all transactions.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ from oncelog_simulator.world import BROKER_HOST, BROKER_PORT, World
 
 MAX_IN_FLIGHT = 5
 PARTITIONS = 12
-"""So many that most transactions have some that the producer id has never written."""
+"""Number of partitions. Most transactions then have partitions that are new to the producer id."""
 TRANSACTIONS = 8
 REQUEST_SECONDS, DELIVERY_SECONDS = 2.0, 15.0
 TIMEOUT_MS = 15_000
@@ -59,7 +61,7 @@ MAX_FRAME_BYTES = 1 << 20
 
 
 class Wire(asyncio.Protocol):
-    """A connection on which requests are pipelined. Answers come in order."""
+    """A connection on which requests are pipelined. Answers come in request order."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -72,7 +74,7 @@ class Wire(asyncio.Protocol):
         self.transport = transport
 
     def send(self, message: Any, version: int) -> asyncio.Future[Any]:
-        """Send a request; the future has its answer, or an OSError."""
+        """Send a request. The future gets the answer, or raises OSError."""
         future = asyncio.get_running_loop().create_future()
         if self.is_lost:
             future.set_exception(ConnectionResetError("the connection is lost"))
@@ -96,14 +98,17 @@ class Wire(asyncio.Protocol):
         self._waiting.clear()
 
     def close(self) -> None:
-        """End it; what is under way may still arrive."""
+        """Close the connection. Requests in flight may still arrive."""
         if self.transport is not None:
             self.transport.abort()
 
 
 @dataclass(eq=False, slots=True)
 class Batch:
-    """Records of one partition. `sequence` None: never sent. `is_under_way`: its answer may still come."""
+    """Records of one partition.
+
+    `sequence` is None until the batch is sent. `is_under_way` is True while its answer may still come.
+    """
 
     partition: int
     calls: list[Call]
@@ -117,7 +122,7 @@ class Abortable(Exception):
 
 
 class Pipeliner(Application):
-    """Transactions of several batches for several partitions."""
+    """Runs transactions of several batches for several partitions."""
 
     def __init__(self, world: World, name: str, topic: str, partitions: int, is_classic: bool) -> None:
         super().__init__(world, name)
@@ -128,10 +133,10 @@ class Pipeliner(Application):
         self.is_initialized = False
         self.wire: Wire | None = None
         self._again: set[Batch] = set()
-        """Sent more than once, and not stored."""
+        """Batches that were sent more than once and are not stored."""
         self._sequences: dict[int, int] = {}
         self._stored_to: dict[int, int] = {}
-        """The last sequence that is stored, by partition."""
+        """The last stored sequence by partition."""
 
     async def work(self) -> None:
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
@@ -147,9 +152,11 @@ class Pipeliner(Application):
             except (ProducerFenced, InvalidProducerEpoch) as error:
                 self.world.note(self.name, f"begins with a new producer: {error!r}")
                 self.is_initialized = False
-            if self.rng.random() < 0.3:  # most come right behind the one before, amid its markers
+            # Most transactions follow at once, while the markers of the previous one are being written.
+            if self.rng.random() < 0.3:
                 await self.sleep_up_to(15.0)
-        await self._initialize()  # nothing is left open
+        # This aborts an open transaction.
+        await self._initialize()
 
     # Requests
 
@@ -161,7 +168,7 @@ class Pipeliner(Application):
         return self.wire
 
     async def _ask(self, message: Any, version: int) -> Any:
-        """Send until there is an answer. Raises BrokerError for one that is not retried."""
+        """Send a request until it is answered. Raises BrokerError for an error that is not retried."""
         while True:
             try:
                 wire = await self._connected()
@@ -218,7 +225,7 @@ class Pipeliner(Application):
             is_commit = False
         await self._end(is_commit)
         if not all(batch.is_stored for batch in batches):
-            # A late attempt must not meet the next transaction: Java's takes a new epoch, too.
+            # A late attempt must not reach the next transaction. Java's client requests a new epoch too.
             self.is_initialized = False
 
     def _batch(self, partitions: Sequence[int]) -> Batch:
@@ -253,7 +260,7 @@ class Pipeliner(Application):
             self._take(response.producer_id, response.producer_epoch)
 
     async def _deliver(self, batches: Sequence[Batch]) -> None:
-        """Send until all are stored. Raises Abortable, ProducerFenced, InvalidProducerEpoch."""
+        """Send batches until all are stored. Raises Abortable, ProducerFenced, InvalidProducerEpoch."""
         if self.is_classic:
             await self._add_partitions(sorted({batch.partition for batch in batches}))
         limit_us = self.world.now_us + int(DELIVERY_SECONDS * 1e6)
@@ -314,7 +321,8 @@ class Pipeliner(Application):
                 if is_again and any(
                     other.partition == batch.partition and other.is_under_way for other in batches
                 ):
-                    due.pop()  # it goes alone
+                    # A retried batch goes alone.
+                    due.pop()
             elif is_again and batch in self._again:
                 blocked.add(batch.partition)
         return due
@@ -345,7 +353,8 @@ class Pipeliner(Application):
             batch.is_under_way = False
         if future.cancel() or future.exception() is not None:
             await asyncio.sleep(0.05)
-            return  # all are sent again
+            # All batches of the request are sent again.
+            return
         (topic,) = future.result().responses
         answers = {part.index: part for part in topic.partition_responses}
         for batch in sent:
@@ -365,7 +374,8 @@ class Pipeliner(Application):
             return
         is_next = self._stored_to.get(batch.partition, -1) + 1 == batch.sequence
         if isinstance(error, OutOfOrderSequenceNumber) and not is_next:
-            return  # behind one that is sent again
+            # An earlier batch is being retried.
+            return
         if isinstance(error, OutOfOrderSequenceNumber):
             self.world.violate("a batch in its order is refused", f"{self.name} {batch.sequence} {error!r}")
         if isinstance(error, ProducerFenced | InvalidProducerEpoch):
@@ -382,7 +392,9 @@ def _error_code(response: Any) -> int:
 
 
 class Pipelining(Workload):
-    """What a pipelining producer committed is there once, in order, and nothing else."""
+    """Checks that committed records of a pipelining producer are there exactly once and in order, and nothing
+    else.
+    """
 
     topic: ClassVar[str] = "pipelined"
     clients: ClassVar[tuple[str, ...]] = ("pipeliner", "reader-pipelined")
@@ -392,7 +404,7 @@ class Pipelining(Workload):
         self.partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
         self.last.partitions = self.partitions
         pipeliner, reader = self.clients
-        # In the classic protocol what comes again may meet the next transaction (KIP-890).
+        # With the classic protocol a repeated request may affect the next transaction (KIP-890).
         is_repeated = any(fault.kind == "repeat" and fault.target == pipeliner for fault in scenario.faults)
         is_old = scenario.broker["oncelog.transaction.version"] == 0
         self.shares_epochs = is_classic = is_old or (

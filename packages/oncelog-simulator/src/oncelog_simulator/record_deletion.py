@@ -1,7 +1,8 @@
-"""A topic whose oldest records go while it is written and read: DeleteRecords, and retention by size.
+"""A workload whose oldest records are deleted while clients use the topic: DeleteRecords and retention by
+size.
 
-Where a log starts never goes back for long, and never up without being asked; above it everything is as
-in any topic, and producers are remembered though their records are gone.
+A log start never moves up unless a request or retention allows it. A restart may only undo its latest moves.
+All records above the log start are there, and the broker remembers producers whose records are deleted.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from oncelog_simulator.world import World
 
 BURSTS = 6
 KEPT_SECONDS = 25.0
-"""A log start that was told so long ago is on the disk, however long all stood still."""
+"""Seconds after an answer to DeleteRecords when the new log start must be on the disk, even after long
+pauses.
+"""
 
 
 class LogStart(NamedTuple):
-    """What was answered to a request to delete records."""
+    """The log start that a DeleteRecords request was answered with."""
 
     at_us: int
     partition: TopicPartition
@@ -36,15 +39,15 @@ class LogStart(NamedTuple):
 
 
 class RecordDeleter(Application):
-    """Deletes records up to an offset that it draws."""
+    """Deletes records up to drawn offsets."""
 
     def __init__(self, world: World, name: str, topic: NewTopic, partitions: list[TopicPartition]) -> None:
         super().__init__(world, name)
         self.topic, self.partitions = topic, partitions
         self.requested: dict[TopicPartition, int] = {}
-        """The highest offset that it has ever asked to delete up to."""
+        """The highest offset up to which a deletion was requested, by partition."""
         self.log_starts: list[LogStart] = []
-        """What no restart may forget."""
+        """Log starts that no restart may forget."""
         self.count = self.rng.randint(3, 8)
 
     async def work(self) -> None:
@@ -65,7 +68,7 @@ class RecordDeleter(Application):
 
 
 class RecordDeletion(Workload):
-    """What is above the log start is there, what is below it is not, and stays gone."""
+    """Checks that records above the log start are there, and that deleted records stay deleted."""
 
     topic: ClassVar[str] = "trimmed"
     clients: ClassVar[tuple[str, ...]] = ("sender-trimmed", "writer-trimmed", "reader-trimmed", "trimmer")
@@ -89,11 +92,14 @@ class RecordDeletion(Workload):
         self._kept_until_us = 0
 
     def ending(self) -> None:
-        """What it has only just told may be forgotten, as on Apache Kafka; on a broken disk all of it."""
+        """Note when the broker ended.
+
+        A restart may forget the newest answers, as on Apache Kafka. After refused writes it may forget all.
+        """
         self._kept_until_us = self.world.now_us - int(KEPT_SECONDS * 1e6)
 
     def recovered(self, node: BrokerState) -> None:
-        # Not in `ending`: an answer that was under way then arrives before the next start (seed 618).
+        # Not in `ending`: an answer that is in flight then arrives before the next start (seed 618).
         is_broken = any(fault.kind in REFUSED_WRITES for fault in self.scenario.faults)
         self.trimmer.log_starts = [
             start for start in self.trimmer.log_starts if start.at_us < self._kept_until_us and not is_broken
@@ -118,9 +124,10 @@ class RecordDeletion(Workload):
 
 
 def above(operations: list[Operation], starts: dict[TopicPartition, int]) -> list[Operation]:
-    """Return the operations without the records below the starts.
+    """Return the operations without records below the log starts.
 
-    Records of unknown offset that their session sent before those are left out, too.
+    Some records have an unknown offset. They are left out if a later record of their session is below the log
+    start.
     """
     is_below: set[tuple[object, ...]] = set()
     kept: list[Operation] = []

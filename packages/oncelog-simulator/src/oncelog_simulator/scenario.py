@@ -31,7 +31,10 @@ class Scenario:
     flip: str | None = None
     """State of the broker when a bit flips at the end; None if no bit flips."""
     rot: str | None = None
-    """How the broker ends before a file or a coordinator's batch is damaged; None if there is no damage."""
+    """The broker's end (stopped or killed) before the damage of a file or batch;
+
+    None if there is no damage.
+    """
     start: FirstNumbers = field(default_factory=FirstNumbers)
     """First producer id and first sequence."""
     limits: Limits = DEFAULT_LIMITS

@@ -3,7 +3,7 @@ suspended.
 
 Within `patched()` the standard library creates the locks, threads and queues of this module. Conditions,
 events, futures and the product's own threads use these, so no part of the product is replaced. A thread
-yields when it waits. With the probability `line_chance` it also yields before a line of traced code. ||
+yields when it waits. With the probability `line_chance` it also yields before a line of traced code.
 
     simulation  the loop of the simulation runs when no thread can; only then does time advance
     SimThread   a thread of an application, or a thread that runs a client's loop (a ThreadLoop)

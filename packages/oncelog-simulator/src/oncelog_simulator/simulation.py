@@ -112,15 +112,9 @@ def scenario_for(seed: int, fault_count: int | None = None, workload: str | None
     workloads, more_faults = _draw_workloads(seed, calm_ms, loses_power=loses_power)
     if workload in WORKLOADS and workload not in workloads:
         workloads += (workload,)
-    for name, (kind, share) in INDEPENDENT_WORKLOADS.items():
-        own_rng = Random(f"{seed}/workload {name}")
-        if own_rng.random() < share or name == workload:
-            workloads += (name,)
-            more = draw_faults(
-                own_rng, own_rng.choice((1, 3, 6)), calm_ms, [*kind.clients], loses_power=loses_power
-            )
-            more_faults += [fault for fault in more if fault.kind != "repeat" or kind.is_repeatable]
-            broker |= kind.broker_settings(Random(f"{seed}/settings of {name}"))
+    names, own_faults, settings = _draw_independent(seed, workload, calm_ms, loses_power=loses_power)
+    workloads, more_faults = workloads + names, more_faults + own_faults
+    broker |= settings
     crowd_size = extra_fault_count(seed) if fault_count is None else 0
     crowd_rng = Random(f"{seed}/crowd of faults")
     crowd = draw_faults(crowd_rng, crowd_size, calm_ms, clients, loses_power=loses_power)
@@ -222,6 +216,27 @@ def _draw_workloads(seed: int, calm_ms: int, *, loses_power: bool) -> tuple[tupl
     faults = draw_faults(rng, count, calm_ms, clients, loses_power=loses_power)
     may_repeat = all(WORKLOADS[name].is_repeatable for name in workloads)
     return workloads, [fault for fault in faults if fault.kind != "repeat" or may_repeat]
+
+
+def _draw_independent(
+    seed: int, requested: str | None, calm_ms: int, *, loses_power: bool
+) -> tuple[tuple[str, ...], list[Fault], dict[str, object]]:
+    """Draw the workloads of INDEPENDENT_WORKLOADS, with their faults and broker settings.
+
+    The requested workload is returned even if it is not drawn.
+    """
+    names: tuple[str, ...] = ()
+    faults: list[Fault] = []
+    settings: dict[str, object] = {}
+    for name, (kind, share) in INDEPENDENT_WORKLOADS.items():
+        rng = Random(f"{seed}/workload {name}")
+        if rng.random() < share or name == requested:
+            names += (name,)
+            count = rng.choice((1, 3, 6))
+            drawn = draw_faults(rng, count, calm_ms, [*kind.clients], loses_power=loses_power)
+            faults += [fault for fault in drawn if fault.kind != "repeat" or kind.is_repeatable]
+            settings |= kind.broker_settings(Random(f"{seed}/settings of {name}"))
+    return names, faults, settings
 
 
 def _clients(senders: int, writers: int, copiers: int) -> list[tuple[str, int]]:

@@ -1,12 +1,13 @@
-"""The Spark sink without Spark: a driver that plans micro-batches, executors that write their lanes, and the
-sink's own code between them (spark/sink/task.py).
+"""A workload that runs the Spark sink without Spark.
 
-The driver keeps what Spark keeps in a checkpoint: what each batch holds, and which batches are committed. A
-task that fails is tried again, one that is slow gets a twin, and whoever lost goes on as a zombie.
+A driver plans micro-batches, and executors run the tasks that write them. The code between them is the sink's
+own (spark/sink/task.py). The driver keeps what Spark keeps in a checkpoint: the rows of each batch, and which
+batches are committed. A failed task is tried again, and a slow task gets a second attempt. The losing attempt
+may continue as a zombie.
 
-Some queries get their checkpoint taken back to an older state, or lose it and begin with a new one; some are
-idle for longer than the broker keeps offsets; some are followed by batch writes, with a writeId and without.
-What must be in the log is counted against what the source gave, which nothing of the sink knows.
+Some queries get an older checkpoint back, or lose it and start with a new one. Some are idle for longer than
+the broker keeps offsets. Some are followed by batch writes, with and without a writeId. The expected contents
+of the log are counted from what the source gave. The sink has no access to that.
 """
 
 from __future__ import annotations
@@ -34,40 +35,42 @@ from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import SERVERS, Host, World
 
 KILL_CHANCE = 0.15
-"""Of a task at any moment, and of the driver between two steps of a batch."""
+"""Probability that a task is killed while it runs, and that the driver is killed between two steps of a
+batch.
+"""
 MOVE_CHANCE = 0.3
-"""Of a run to begin with its rows in other lanes than the run before."""
+"""Probability that a run moves rows to other tasks than the run before."""
 MAX_FAILURES = 4
-"""As spark.task.maxFailures."""
+"""Attempts of a task before its batch fails, as in spark.task.maxFailures."""
 IDLE_SECONDS = 150.0
-"""Longer than a broker of an idle query keeps offsets."""
+"""Seconds: longer than the broker of an idle query keeps offsets."""
 SHORT_RETENTION: dict[str, object] = {
     "offsets.retention.minutes": 2,
     "offsets.retention.check.interval.ms": 5_000,
 }
 NEW_CHECKPOINT_CHANCE = REWIND_CHANCE = IDLE_CHANCE = WRITE_ID_CHANCE = PLAIN_CHANCE = 0.3
 DIE_IN_BATCH_CHANCE = 0.2
-"""Of the driver to die while the tasks of a batch write."""
+"""Probability that the driver is killed while the tasks of a batch write."""
 QUERIES = ("query", "query-2")
-"""Of one driver: a new checkpoint has another query id."""
+"""Names of one driver's queries. A new checkpoint has a new query id."""
 WRITE_ID = "a-write"
 _POLL_SECONDS = 0.2
 
 
 class Attempt:
-    """One task's attempt to write a lane."""
+    """One attempt of a task to write its rows."""
 
-    def __init__(self, sink: Sink, batch_id: int, lane: int, rows: list[bytes], rng: Random) -> None:
-        self.sink, self.batch_id, self.lane = sink, batch_id, lane
+    def __init__(self, sink: Sink, batch_id: int, task: int, rows: list[bytes], rng: Random) -> None:
+        self.sink, self.batch_id, self.task = sink, batch_id, task
         self.report: TaskReport | None = None
         self.error: OncelogError | None = None
         self.rng, self._rows = rng, rows
 
     def write(self) -> TaskReport:
-        return write_task(self.sink, self.batch_id, self.lane, self._arrow())
+        return write_task(self.sink, self.batch_id, self.task, self._arrow())
 
     def _arrow(self) -> Iterator[pa.RecordBatch]:
-        """The same rows every time, but in any order and in other pieces."""
+        """Yield the task's rows in a drawn order and in record batches of drawn sizes."""
         rows = self.rng.sample(self._rows, len(self._rows))
         while rows:
             size = self.rng.randint(1, len(rows))
@@ -77,12 +80,12 @@ class Attempt:
 
 
 class Executor(Host):
-    """Runs one task at a time, in a process of its own."""
+    """Runs one task at a time, each in a new process."""
 
     attempt: Attempt | None = None
 
     def start(self) -> None:
-        """It waits for a task."""
+        """Do nothing: an executor starts its process with its task."""
 
     @property
     def is_free(self) -> bool:
@@ -103,7 +106,8 @@ class Executor(Host):
         assert attempt is not None and process is not None
         try:
             report = await in_thread(attempt.write)
-            await asyncio.sleep(attempt.rng.choice((0.0, 0.0, 1.0)))  # nobody knows of it yet
+            # The driver does not know the report yet.
+            await asyncio.sleep(attempt.rng.choice((0.0, 0.0, 1.0)))
             attempt.report = report
         except OncelogError as error:
             attempt.error = error
@@ -114,22 +118,25 @@ class Executor(Host):
 
 
 class Source:
-    """What was given to queries and writes: an independent record of what must be in the log."""
+    """An independent record of the rows that queries and writes were given, and of the commits."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, int], list[bytes]] = {}
         self.committed: set[tuple[str, int]] = set()
 
-    def add(self, name: str, batch_id: int, lanes: list[list[bytes]]) -> None:
-        """The rows of a batch; the same ones whenever it is asked again."""
-        self.rows[name, batch_id] = [row for lane in lanes for row in lane]
+    def add(self, name: str, batch_id: int, rows_by_task: list[list[bytes]]) -> None:
+        """Note the rows of a batch. The same batch always has the same rows."""
+        self.rows[name, batch_id] = [row for task in rows_by_task for row in task]
 
     def commit(self, name: str, batch_id: int) -> None:
-        """The writer was told that the batch is there."""
+        """Note that the writer was told that the batch is committed."""
         self.committed.add((name, batch_id))
 
     def check(self, actual: Counter[bytes]) -> Iterator[str]:
-        """Yield what is wrong. A batch that nobody finished may be there in part, but not twice."""
+        """Yield what is wrong with the counted rows.
+
+        An unfinished batch may be there in part, but no row may be there twice.
+        """
         expected = set()
         for batch, rows in self.rows.items():
             expected.update(rows)
@@ -141,12 +148,12 @@ class Source:
 
 
 def is_idle_query(seed: int) -> bool:
-    """Return True when a seed's query is idle for longer than its broker keeps offsets."""
+    """Return True if the seed's query is idle for longer than its broker keeps offsets."""
     return Random(f"{seed}/idle query").random() < IDLE_CHANCE
 
 
 class Driver(Application):
-    """A streaming query, started again whenever it fails or is killed."""
+    """A streaming query that starts again whenever it fails or is killed."""
 
     def __init__(self, world: World, name: str, topic: str, partitions: int, executors: list[Executor]):
         super().__init__(world, name)
@@ -154,23 +161,27 @@ class Driver(Application):
         rng = self.rng
         self.planned = [
             [
-                [b"row-%d-%d-%d" % (batch, lane, n) for n in range(rng.choice((0, 1, 3, 10)))]
-                for lane in range(2)
+                [b"row-%d-%d-%d" % (batch, task, n) for n in range(rng.choice((0, 1, 3, 10)))]
+                for task in range(2)
             ]
             for batch in range(rng.randint(2, 4))
         ]
-        """batch -> lane -> rows: the checkpoint's log of offsets, and a source that can be read again."""
-        self.placements = [[lanes] for lanes in self.planned]
-        """batch -> the ways in which its rows were in lanes so far: a deploy may change the scenario."""
+        """Rows by batch and task. This is the checkpoint's offset log, and a source that can be read
+        again.
+        """
+        self.placements = [[rows_by_task] for rows_by_task in self.planned]
+        """For each batch, the assignments of rows to tasks so far. A new deployment may change the
+        assignment.
+        """
         self.committed_count = 0
-        """The log of commits."""
+        """Number of committed batches: the checkpoint's commit log."""
         self.attempt_count = self.run_count = 0
         self.more = world.rng("lanes, more")
-        """Dice for what came later, so that the rest of a seed stays as it was."""
+        """A second generator for draws that were added later, so that older draws of a seed stay the same."""
         self.is_idle = is_idle_query(world.seed)
-        """Whether it is still to be idle once."""
+        """True until the query has been idle once, in seeds with an idle query."""
         self.lost_at = self.more.choice((0, 1, 2)) if self.more.random() < NEW_CHECKPOINT_CHANCE else None
-        """How many batches are committed when the checkpoint is lost."""
+        """Number of committed batches at which the checkpoint is lost; None if it is never lost."""
         self.source = Source()
         self.after = [
             write
@@ -180,7 +191,7 @@ class Driver(Application):
             )
             if self.more.random() < chance
         ]
-        """What comes behind the query."""
+        """Batch writes that follow the query."""
         options = {f"kafka.{key}": str(value) for key, value in SHORT_TIMEOUTS.items()} | {
             "kafka.client.id": name,
             "kafka.max.block.ms": "8000",
@@ -228,21 +239,23 @@ class Driver(Application):
                 await self._rewind(batch_id)
 
     def _die_in_batch(self, process: Any) -> None:
-        """Die while tasks write, unless that process is gone already."""
+        """Kill the driver while tasks write, unless that process is dead already."""
         if process.is_alive:
             self.world.call_later(self.more.uniform(0.5, 3.0), self.start_if_down)
             self.kill()
 
     def _lose_checkpoint(self) -> None:
-        """Begin with a new one: another query, which reads the source from its beginning."""
+        """Start with a new checkpoint: a new query that reads the source from its beginning."""
         self.lost_at, self.committed_count = None, 0
-        self.planned = [[[b"new-" + row for row in lane] for lane in lanes] for lanes in self.planned]
-        self.placements = [[lanes] for lanes in self.planned]
+        self.planned = [
+            [[b"new-" + row for row in task] for task in rows_by_task] for rows_by_task in self.planned
+        ]
+        self.placements = [[rows_by_task] for rows_by_task in self.planned]
         self.sink = replace(self.sink, name=QUERIES[1])
         self.world.note(self.name, "begins with a new checkpoint")
 
     async def _rewind(self, batch_id: int) -> None:
-        """Run a batch again that is committed: the checkpoint was taken back. It may be refused."""
+        """Run a committed batch again, as with an older checkpoint. The sink may refuse it."""
         batch_id = max(batch_id - self.more.choice((0, 1)), 0)
         try:
             await self._write_batch(batch_id)
@@ -250,24 +263,24 @@ class Driver(Application):
             self.world.note(self.name, f"batch {batch_id} is refused again: {error}")
 
     async def _be_idle(self) -> None:
-        """Once, in a seed with an idle query."""
+        """Stay idle once, in a seed with an idle query."""
         if self.is_idle:
             self.is_idle = False
             await asyncio.sleep(IDLE_SECONDS)
 
     async def _write_with_id(self) -> None:
-        """A batch write that is repeated, also when its markers have expired."""
-        lanes = [[b"id-%d-%d" % (lane, n) for n in range(3)] for lane in range(2)]
+        """Write a batch with a writeId twice. Its markers may have expired before the second write."""
+        rows_by_task = [[b"id-%d-%d" % (task, n) for n in range(3)] for task in range(2)]
         sink = self.sink
         self.sink = replace(sink, name=WRITE_ID, is_named=True)
-        self.source.add(WRITE_ID, 0, lanes)
+        self.source.add(WRITE_ID, 0, rows_by_task)
         try:
             for number in range(2):
                 while True:
                     self.run_count += 1
                     self.sink = replace(self.sink, run_id=f"run-{self.run_count}")
                     try:
-                        await in_thread(finish, self.sink, 0, await self._run_batch(0, lanes))
+                        await in_thread(finish, self.sink, 0, await self._run_batch(0, rows_by_task))
                         break
                     except SinkRefused as error:
                         self.world.violate("the sink refused what was the same", f"{WRITE_ID}: {error}")
@@ -282,18 +295,19 @@ class Driver(Application):
             self.sink = sink
 
     async def _write_without_id(self) -> None:
-        """A batch write that nobody repeats. A copy of a task begins when it is over."""
-        lanes = [[b"plain-%d-%d" % (lane, n) for n in range(3)] for lane in range(2)]
+        """Write a batch without a writeId once. A copy of one of its tasks starts after its end."""
+        rows_by_task = [[b"plain-%d-%d" % (task, n) for n in range(3)] for task in range(2)]
         sink = self.sink
         name = f"plain-{self.run_count}"
         self.sink = replace(sink, name=name, is_named=False)
-        self.source.add(name, 0, lanes)
-        self.after.pop(0)  # nobody repeats it
+        self.source.add(name, 0, rows_by_task)
+        # This write is never repeated.
+        self.after.pop(0)
         try:
-            await in_thread(finish, self.sink, 0, await self._run_batch(0, lanes))
+            await in_thread(finish, self.sink, 0, await self._run_batch(0, rows_by_task))
             self.source.commit(name, 0)
             if free := [executor for executor in self.executors if executor.is_free]:
-                self._begin(0, 0, lanes[0], free[0])
+                self._begin(0, 0, rows_by_task[0], free[0])
                 while not free[0].is_free:
                     await asyncio.sleep(_POLL_SECONDS)
         finally:
@@ -301,17 +315,17 @@ class Driver(Application):
             self.after.insert(0, self._nothing)
 
     async def _nothing(self) -> None:
-        """In the place of what is done once."""
+        """Do nothing. It replaces a write that is done once."""
 
     async def _write_batch(self, batch_id: int) -> None:
-        """One run's attempt, with the rows in the lanes of an earlier one, or moved."""
+        """Write a batch once. Its rows have an assignment to tasks that was used before, or a new one."""
         placements = self.placements[batch_id]
         if self.rng.random() < MOVE_CHANCE:
-            rows = [row for lane in self.planned[batch_id] for row in lane]
-            lanes: list[list[bytes]] = [[] for _ in range(self.rng.randint(1, 3))]
+            rows = [row for task in self.planned[batch_id] for row in task]
+            rows_by_task: list[list[bytes]] = [[] for _ in range(self.rng.randint(1, 3))]
             for row in rows:
-                self.rng.choice(lanes).append(row)
-            placements.append(lanes)
+                self.rng.choice(rows_by_task).append(row)
+            placements.append(rows_by_task)
         self.run_count += 1
         self.sink = replace(self.sink, run_id=f"run-{self.run_count}")
         reports = await self._run_batch(batch_id, self.rng.choice(placements))
@@ -322,20 +336,22 @@ class Driver(Application):
         if self.rng.random() < KILL_CHANCE:
             self.world.call_later(self.rng.uniform(0.5, 3.0), self.start_if_down)
             self.kill()
-            await asyncio.sleep(0)  # and here it ends
+            # The process ends here.
+            await asyncio.sleep(0)
 
     async def _run_batch(self, batch_id: int, placement: list[list[bytes]]) -> list[TaskReport]:
         tasks = [
-            asyncio.ensure_future(self._run_lane(batch_id, lane, rows)) for lane, rows in enumerate(placement)
+            asyncio.ensure_future(self._run_task(batch_id, task, rows)) for task, rows in enumerate(placement)
         ]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
-                task.cancel()  # what its executors have begun goes on
+                # An attempt that an executor has begun continues.
+                task.cancel()
 
-    async def _run_lane(self, batch_id: int, lane: int, rows: list[bytes]) -> TaskReport:
-        """The first report of any of its attempts."""
+    async def _run_task(self, batch_id: int, task: int, rows: list[bytes]) -> TaskReport:
+        """Run attempts of a task, and return the first report."""
         running: list[tuple[Attempt, Executor]] = []
         failures_left, patience = MAX_FAILURES, 0.0
         while True:
@@ -347,19 +363,19 @@ class Driver(Application):
                 if attempt.error is not None or executor.attempt is not attempt or executor.is_free:
                     running.remove((attempt, executor))
                     failures_left -= 1
-                    self.world.note(self.name, f"a task of lane {lane} failed: {attempt.error!r}")
+                    self.world.note(self.name, f"task {task} failed: {attempt.error!r}")
                     self._judge(attempt, batch_id, failures_left)
                     patience = 0.0
             patience -= _POLL_SECONDS
             if patience <= 0 and (free := [executor for executor in self.executors if executor.is_free]):
-                running.append((self._begin(batch_id, lane, rows, free[0]), free[0]))
+                running.append((self._begin(batch_id, task, rows, free[0]), free[0]))
                 patience = self.rng.choice((1.0, 5.0, 30.0))
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _begin(self, batch_id: int, lane: int, rows: list[bytes], executor: Executor) -> Attempt:
+    def _begin(self, batch_id: int, task: int, rows: list[bytes], executor: Executor) -> Attempt:
         self.attempt_count += 1
         rng = self.world.rng(f"attempt {self.attempt_count} of {self.name}")
-        attempt = Attempt(self.sink, batch_id, lane, rows, rng)
+        attempt = Attempt(self.sink, batch_id, task, rows, rng)
         executor.run_task(attempt)
         return attempt
 
@@ -376,14 +392,16 @@ class Driver(Application):
 
 
 class SinkTasks(Workload):
-    """Each micro-batch's rows are in the log exactly once."""
+    """Checks that the rows of each micro-batch are in the log exactly once."""
 
     topic: ClassVar[str] = "lanes"
     clients: ClassVar[tuple[str, ...]] = ("driver", "executor-0", "executor-1", "executor-2")
     unguarded_groups: ClassVar[tuple[str, ...]] = tuple(
         f"oncelog-{name}/{note}" for name in (*QUERIES, WRITE_ID) for note in ("finished", "begun")
     )
-    """What the driver notes; whoever looks at it looks at the lanes' markers first."""
+    """Groups of the driver's notes. The sink reads the tasks' markers first, so these offsets may move
+    back.
+    """
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         super().__init__(world, scenario)

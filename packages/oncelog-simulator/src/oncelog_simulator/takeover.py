@@ -1,13 +1,14 @@
-"""A broker that starts on Apache Kafka's directory, and clients of Kafka's that go on with it.
+"""A workload whose broker starts on Apache Kafka's directory, and where Kafka's clients continue.
 
-The first starts may end at a drawn disk operation. The first one that is complete must have every record,
-producer, group position and transactional id of the history (kafka_directory.py). Then:
+The first starts may crash at a drawn disk operation. The first complete start must find every record,
+producer, committed offset and transactional id of the history (kafka_directory.py). Then the clients
+continue:
 
-- idempotent producers send their newest batch again, which must be recognised, and their next one;
-- a transactional producer commits the transaction that it had open;
-- a writer takes over a transactional id, other open transactions end by their time-out.
+- Idempotent producers send their newest batch again, which must be recognised, and then their next one.
+- A transactional producer commits the transaction that it has open.
+- A writer takes over a transactional id. Other open transactions time out.
 
-In the end the history of Kafka's clients and of ours is checked as one.
+At the end the operations of Kafka's clients and of our clients are checked as one history.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ TABLE = "takeover-table"
 ENDED = {PREPARE_COMMIT: COMPLETE_COMMIT, PREPARE_ABORT: COMPLETE_ABORT}
 MAX_START_STEPS = 6_000
 SWAP_CHANCE = 0.5
-"""Of a Kafka that stopped unclean: it was compacting."""
+"""Probability that a Kafka that stopped unclean was compacting."""
 
 
 class ContinuedClients(Application):
-    """Kafka's clients that outlived it: each continues with its producer id, epoch and sequence."""
+    """Kafka's clients after the takeover. Each continues with its producer id, epoch and sequence."""
 
     def __init__(self, world: World, name: str, history: KafkaHistory, *, is_classic: bool) -> None:
         super().__init__(world, name)
@@ -66,7 +67,7 @@ class ContinuedClients(Application):
         self.entry = next(entry for entry in history.ids if entry.name == CONTINUED)
         self._is_committed = self.entry.state != ONGOING
         self.may_expire = False
-        """True when the broker's clock is set at times."""
+        """True if a fault may set the broker's clock."""
         self._wire: Wire | None = None
 
     async def work(self) -> None:
@@ -80,7 +81,7 @@ class ContinuedClients(Application):
             self._left.pop(0)
 
     async def _ask(self, message: Any, version: int) -> Any:
-        """Send until there is an answer."""
+        """Send a request until it is answered."""
         while True:
             try:
                 if self._wire is None or self._wire.is_lost:
@@ -116,7 +117,10 @@ class ContinuedClients(Application):
             await asyncio.sleep(0.3)
 
     def _refused(self, call: Call, error: BrokerError) -> None:
-        """Only a clock that is set can end the transaction first: it had minutes left."""
+        """Note that the commit was refused.
+
+        Only a changed clock can time the transaction out first, because it has minutes left.
+        """
         self.end(call, Outcome.FAIL)
         self._is_committed = True
         if not self.may_expire:
@@ -125,7 +129,7 @@ class ContinuedClients(Application):
             )
 
     async def _continue(self, last: LastBatch) -> None:
-        """Send the newest batch again, then the next one."""
+        """Send the newest batch of a producer again, then its next batch."""
         stored = last.batch
         values = [record.value or b"" for record in stored.records]
         offset_again = await self._produce(last, stored.sequence, values)
@@ -140,7 +144,7 @@ class ContinuedClients(Application):
             self.end(call, Outcome.OK, [Item(*last.tp, offset, value)])
 
     async def _produce(self, last: LastBatch, sequence: int, values: list[bytes]) -> int | None:
-        """Return where the batch is; None when only its being there is known."""
+        """Return the offset of the batch. Return None if the broker says only that it is stored."""
         records = build_batch(
             [NewRecord(last.batch.time_ms, None, value) for value in values],
             producer_id=last.producer_id,
@@ -167,7 +171,7 @@ class ContinuedClients(Application):
 
 
 def _records_of(log: KafkaLog, batches: Iterable[KafkaBatch]) -> dict[int, tuple[Any, Any]]:
-    """Return key and value of each record that readers find, by offset."""
+    """Return the key and value of each record that readers can see, by offset."""
     return {
         record.offset: (record.key, record.value)
         for batch in batches
@@ -177,7 +181,9 @@ def _records_of(log: KafkaLog, batches: Iterable[KafkaBatch]) -> dict[int, tuple
 
 
 class Takeover(Workload):
-    """What Kafka's clients were told holds with this broker, and they go on."""
+    """Checks that everything that Kafka acknowledged holds with this broker, and that Kafka's clients can
+    continue.
+    """
 
     topic: ClassVar[str] = "takeover"
     clients: ClassVar[tuple[str, ...]] = (
@@ -214,7 +220,7 @@ class Takeover(Workload):
         self._is_taken = False
 
     def prepare(self, broker: BrokerHost) -> None:
-        """Leave Kafka's directory on the disk, and let some of the first starts end in a crash."""
+        """Write Kafka's directory to the disk, and make some of the first starts crash."""
         # Kafka's segments hold 2^31 offsets; a broker with a smaller limit could not read them.
         broker.limits = replace(broker.limits, max_relative_offset=DEFAULT_LIMITS.max_relative_offset)
         self.history.write(broker.disk, broker.settings["node.id"])
@@ -253,7 +259,7 @@ class Takeover(Workload):
         for header, data in batches_of(partition):
             if header.base_offset < log.end_offset and not header.is_control:
                 actual |= {record.offset: (record.key, record.value) for record in decode_records(data)}
-        # Kafka would go back to the segments as they were, which have the same newest records.
+        # Kafka would restore the segments from before the compaction, which have the same newest records.
         if log.swap and log.swap.other is not None and actual == _records_of(log, log.swap.other):
             expected = actual
         for offset in sorted(expected.keys() | actual.keys()):
@@ -267,7 +273,7 @@ class Takeover(Workload):
         self._check_producers(node, tp, log)
 
     def _check_producers(self, node: BrokerState, tp: TopicPartition, log: KafkaLog) -> None:
-        """Compare the newest batches, and what is open; a start ends what was decided."""
+        """Compare the newest batches and open transactions. A start completes decided transactions."""
         actual = remembered_producers(node.log_manager.partitions[tp])
         finished = {entry.producer_id for entry in self.history.ids if entry.state in ENDED}
         for producer_id, state in log.producers.items():
@@ -318,7 +324,7 @@ class Takeover(Workload):
         self._check_table(node)
 
     def _check_table(self, node: BrokerState) -> None:
-        """The newest value of each key is there, however often it was compacted since."""
+        """Check that the newest value of each key survives all compactions."""
         log = self.history.logs[TopicPartition(TABLE, 0)]
         expected = newest_of((record.key, record.value) for batch in log.batches for record in batch.records)
         actual = newest_of(

@@ -1,17 +1,18 @@
-"""One topic on which everything happens at once: deletion, compaction, retention, growth and transactions.
+"""A workload on one topic with deletion, compaction, retention, new partitions and transactions at the same
+time.
 
-Records have keys and a name in a header, so that tombstones can be told apart. A witness notes every batch
-that the broker stores, and what it did not see it finds at each start. Against that, against the notes of
-the producers and against what administrators asked for, each pass of a reader over the whole topic is
-checked when all is over:
+Records have keys, and a name in a header, so that tombstones can be told apart. A witness notes every batch
+that the broker stores. At each start it also notes the batches that it missed. At the end each pass of a
+reader over the whole topic is checked against the witness, the producers' notes, and the administrators'
+requests:
 
-- nothing is read that was not stored there, or whose transaction was not committed;
-- of what was committed before the pass began and lies above the log start, everything is read. Where the
-  topic was ever compacted, that is the newest record of each key, and of it only what no newer one replaced;
-- whoever has read an older value of a deleted key reads its tombstone, if the pass took less than
-  delete.retention.ms.
+- A pass reads no record that was not stored at its offset, or whose transaction was not committed.
+- A pass reads every record above the log start that was committed before the pass began. If the topic was
+  ever compacted, only the newest record of each key is required.
+- A pass that has read an older value of a deleted key also reads its tombstone, if the pass takes less than
+  half of delete.retention.ms.
 
-A pass during which the topic was deleted is held against the first rule only.
+If the topic was deleted during a pass, only the first rule applies to it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ DELETE_RETENTION_MS = 20_000
 
 
 class Stored(NamedTuple):
-    """A record as the broker stored it. `at_us`: when."""
+    """A record that the broker stored. `at_us` is the virtual time at which the witness noted it."""
 
     name: bytes
     key: bytes | None
@@ -56,12 +57,16 @@ class Stored(NamedTuple):
 
 
 Log = dict[int, Stored]
-"""By offset."""
+"""Records by offset."""
 
 
 @dataclass(eq=False)
 class Pass:
-    """A reader's way from the beginning to the end of the topic. Topic ids: at its begin and end."""
+    """One pass of a reader from the beginning to the end of the topic.
+
+    `first_id` and `last_id` are the topic's ids at the begin and at the end of the pass. They differ if the
+    topic was created again.
+    """
 
     begun_us: int
     first_id: bytes | None
@@ -73,7 +78,7 @@ class Pass:
 
 
 class Witness:
-    """Every record that each topic of the name ever had, whatever became of it."""
+    """Notes every record that each topic of this name ever stored."""
 
     def __init__(self, world: World, topic: str) -> None:
         self.world, self.topic = world, topic
@@ -90,12 +95,12 @@ class Witness:
         return host.node
 
     def topic_id(self) -> bytes | None:
-        """Return the id of the topic now; None while it or the broker is not there."""
+        """Return the current id of the topic; None if the topic does not exist or the broker is down."""
         topic = None if self.node is None else self.node.topics.get(self.topic)
         return None if topic is None else topic.topic_id
 
     def stored(self, event: AppendEvent) -> None:
-        """Note a batch at the moment when it is stored."""
+        """Note a batch when it is stored."""
         node = self.node
         if event.topic != self.topic or event.verdict != "stored" or node is None:
             return
@@ -112,7 +117,7 @@ class Witness:
                 self.compacted_ids.add(partition.topic_id)
 
     def recovered(self, node: BrokerState) -> None:
-        """Take over what a start finds, which may be less or more than what was seen."""
+        """Note what a start finds. That may be less or more than the witness has seen."""
         topic = node.topics.get(self.topic)
         for number, partition in enumerate(topic.partitions if topic else ()):
             assert topic is not None
@@ -134,7 +139,7 @@ class Witness:
 
 
 def content_of(rng: Random, name: bytes) -> dict[str, Any]:
-    """Return what is sent under a name: a key out of few, and a value or none."""
+    """Return the content of a record for a name: one of a few keys, and a value or a tombstone."""
     return {
         "value": None if rng.random() < 0.2 else name,
         "key": b"key-%d" % rng.randrange(KEY_COUNT),
@@ -150,7 +155,7 @@ class KeyedSender(Sender):
 
 
 class KeyedWriter(Writer):
-    """A transactional producer of records with keys. Compaction meets some of its transactions open."""
+    """A transactional producer of records with keys. Some of its transactions are open during compaction."""
 
     late_chance = 0.15
 
@@ -166,7 +171,7 @@ def named_items(records: Iterable[Record]) -> list[Item]:
 
 
 class PassingReader(Reader):
-    """Reads the topic from its beginning to what its end was then, again and again, slowly at times."""
+    """Reads the topic repeatedly from its beginning to its current end, at times slowly."""
 
     def __init__(self, world: World, name: str, partitions: list[TopicPartition], witness: Witness) -> None:
         super().__init__(world, name, partitions, "read_committed")
@@ -204,7 +209,7 @@ class PassingReader(Reader):
 
 
 class LastPassingReader(LastReader):
-    """Reads everything once in the end."""
+    """Reads everything once at the end."""
 
     def __init__(self, world: World, name: str, partitions: list[TopicPartition], witness: Witness) -> None:
         super().__init__(world, name, partitions)
@@ -217,7 +222,7 @@ class LastPassingReader(LastReader):
 
 
 class TopicChanger(Application):
-    """Deletes records and the topic, and changes its settings and its number of partitions."""
+    """Deletes records and the topic, and changes the topic's settings and number of partitions."""
 
     def __init__(
         self, world: World, name: str, topic: NewTopic, partitions: list[TopicPartition], witness: Witness
@@ -225,11 +230,11 @@ class TopicChanger(Application):
         super().__init__(world, name)
         self.topic, self.partitions, self.witness = topic, partitions, witness
         self.requested: dict[TopicPartition, int] = {}
-        """The highest offset up to which records were asked to be deleted."""
+        """The highest offset up to which a deletion was requested, by partition."""
         self.deletions: list[Deletion] = []
         self.deleting_since_us: int | None = None
         self.may_retain = False
-        """True once any topic of the name may have deleted old records by itself."""
+        """True once retention may have deleted records of any topic of this name."""
         self.steps_left = self.rng.randint(6, 12)
 
     async def work(self) -> None:
@@ -251,7 +256,7 @@ class TopicChanger(Application):
             self.topic.name, num_partitions=len(self.partitions), configs=dict(self.topic.configs)
         )
         await create_topic(admin, topic)
-        # A producer may have made it meanwhile, with the broker's defaults.
+        # A producer may have created the topic with the broker's defaults.
         count = len((await admin.describe_topics([topic.name]))[topic.name].partitions)
         if count < len(self.partitions):
             await admin.create_partitions({topic.name: len(self.partitions)})
@@ -293,15 +298,15 @@ class TopicChanger(Application):
 
 
 class TopicChanges(Workload):
-    """Whatever happens to a topic, its readers see what they may, and all that they must."""
+    """Checks that readers of a changing topic see all records that they must, and no others."""
 
     topic: ClassVar[str] = "changed"
     clients: ClassVar[tuple[str, ...]] = ("sender-changed", "writer-changed", "reader-changed", "changer")
     legal_findings: ClassVar[frozenset[FindingKind]] = frozenset(FindingKind)
-    """A topic that was compacted once, or made again, has gaps of every kind."""
+    """A topic that was compacted or created again may have gaps of every kind."""
     compacts: ClassVar[bool] = True
     is_repeatable: ClassVar[bool] = False
-    """A request names its topic by name."""
+    """Requests name the topic, so a late one may reach a new topic."""
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         super().__init__(world, scenario)
@@ -353,7 +358,8 @@ class TopicChanges(Workload):
         for tp, offset, record in self.witness.lost:
             call = notes.sends.get(record.name)
             if call is None or call.outcome is not Outcome.OK or call.items[0].offset != offset:
-                continue  # what was never acknowledged may be stored again elsewhere
+                # A record that was never acknowledged may be stored later at another offset.
+                continue
             logs = [log for (_, number), log in self.witness.logs.items() if number == tp.partition]
             if not any(offset in log and log[offset].name == record.name for log in logs):
                 self.world.violate("acknowledged, then lost or elsewhere", f"{tp} {offset} {record}")
@@ -384,7 +390,7 @@ class TopicChanges(Workload):
         )
 
     def _check_whole(self, one: Pass, tp: TopicPartition, end: int, notes: Notes) -> None:
-        """Hold what a pass read of one partition against what it had to read."""
+        """Check the records that a pass read of one partition against those that it had to read."""
         assert one.last_id is not None and one.ended_us is not None
         log = self.witness.logs.get((one.last_id, tp.partition), {})
         offsets = [item.offset or 0 for item in one.items if item.partition == tp.partition]
@@ -411,7 +417,7 @@ class TopicChanges(Workload):
             )
 
     def _newest(self, log: Log, until_us: int, notes: Notes) -> dict[bytes | None, int]:
-        """Return where the newest record of each key stands; what may be committed counts."""
+        """Return the offset of the newest record of each key. Records that may be committed count."""
         return {
             record.key: offset
             for offset, record in sorted(log.items())
@@ -423,7 +429,7 @@ class TopicChanges(Workload):
 
 
 class Notes:
-    """What producers noted: of each record whether it is committed, or may be."""
+    """The producers' notes: for each record, whether it is committed or may be."""
 
     def __init__(self, senders: Iterable[Sender]) -> None:
         self.sends: dict[Any, Call] = {}
@@ -440,7 +446,9 @@ class Notes:
         return [end for end in ends if end.kind is Kind.COMMIT]
 
     def may_be_visible(self, name: Any, now_us: int) -> bool:
-        """Return False for what was refused, aborted, or not asked to be committed until then."""
+        """Return False for a record that was refused or aborted, or whose commit was not requested by that
+        time.
+        """
         call = self.sends.get(name)
         if call is None or call.outcome is Outcome.FAIL:
             return False
@@ -451,7 +459,7 @@ class Notes:
         return not is_failed and any(commit.begin <= now_us for commit in commits)
 
     def is_visible(self, name: Any, before_us: int) -> bool:
-        """Return True for what was surely committed by then."""
+        """Return True for a record that was certainly committed by that time."""
         call = self.sends.get(name)
         if call is None:
             return False

@@ -1,7 +1,7 @@
-"""A topic that is deleted and made again while producers, transactions and readers are at work.
+"""A workload whose topic is deleted and created again while producers, transactions and readers use it.
 
-What was sent meanwhile may be in the old topic, in the new one or nowhere; what was acknowledged before is
-gone with the old one, and what is sent afterwards is kept as anywhere.
+A record sent during the deletion may be in the old topic, in the new one, or in neither. A record
+acknowledged before the deletion is gone. A record sent after the new topic exists is kept as in any topic.
 """
 
 from __future__ import annotations
@@ -27,18 +27,21 @@ from oncelog_simulator.world import World
 
 BURSTS = 6
 LATE_SECONDS = 2.0
-"""Longer than the network keeps anything between two that are not parted."""
+"""Seconds: longer than the network delays any byte without a partition."""
 
 
 class Deletion(NamedTuple):
-    """When it was asked for, and when it was surely over; a topic may have come back in between."""
+    """The time at which a deletion was requested, and a time at which it was certainly complete.
+
+    The topic may exist again before the second time.
+    """
 
     began_us: int
     done_us: int
 
 
 class TopicRecreator(Application):
-    """Deletes the topic now and then, and makes it again."""
+    """Deletes the topic at times and creates it again."""
 
     def __init__(self, world: World, name: str, topic: NewTopic) -> None:
         super().__init__(world, name)
@@ -54,7 +57,7 @@ class TopicRecreator(Application):
             while len(self.deletions) < self.count:
                 await self.sleep_up_to(25.0)
                 await self._delete(admin)
-                # By name: what is under way of an attempt that was given up must not hit the new one.
+                # Requests name the topic. A late attempt to delete the old topic must not delete the new one.
                 await asyncio.sleep(LATE_SECONDS)
                 await create_topic(admin, self.topic)
                 topic_id = (await admin.describe_topics([self.topic.name]))[self.topic.name].topic_id
@@ -73,7 +76,10 @@ class TopicRecreator(Application):
 
 
 class NewReader(Reader):
-    """Reads from the beginning with a consumer that is new each time. `opened_us`: when, by session."""
+    """Reads from the beginning with a new consumer each time.
+
+    `opened_us` has the virtual time at which each session began.
+    """
 
     def __init__(self, world: World, name: str, partitions: list[TopicPartition]) -> None:
         super().__init__(world, name, partitions, "read_committed")
@@ -90,14 +96,16 @@ class NewReader(Reader):
 
 
 class TopicRecreation(Workload):
-    """No record of a deleted topic is in the one of its name that comes after it."""
+    """Checks that no record of a deleted topic is in the new topic of the same name."""
 
     topic: ClassVar[str] = "remade"
     clients: ClassVar[tuple[str, ...]] = ("sender-remade", "writer-remade", "reader-remade")
     legal_findings: ClassVar[frozenset[FindingKind]] = frozenset({FindingKind.SEQUENCE_GAP})
-    """A producer that goes on does so where it was in the old topic."""
+    """A producer continues with the sequence that it had in the old topic."""
     is_repeatable: ClassVar[bool] = False
-    """A request names its topic by name, and the new one of that name has never heard of the producer."""
+    """Requests name the topic. The new topic of that name does not know the producer, so it would store them
+    again.
+    """
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         super().__init__(world, scenario)
@@ -131,7 +139,7 @@ class TopicRecreation(Workload):
         return self.reader.opened_us.get(poll.session, 0) if poll.process == self.reader.name else 0
 
     def _check_last(self, operations: list[Operation]) -> None:
-        """What was begun after the last deletion, held against what is there in the end."""
+        """Check everything that was begun after the last deletion against the records at the end."""
         done_us = max((deletion.done_us for deletion in self.remaker.deletions), default=0)
         begun: dict[Hashable, int] = {}
         for operation in operations:

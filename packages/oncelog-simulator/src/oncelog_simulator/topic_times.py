@@ -1,21 +1,20 @@
-"""One topic whose records have drawn timestamps, under settings of time that change.
+"""A workload with drawn timestamps on one topic, while the topic's time settings change.
 
-Its settings are retention.ms, segment.ms, min. and max.compaction.lag.ms, a short delete.retention.ms and
-message.timestamp.type with its bounds. The witness notes each record with its timestamp and the broker's
-time. By these notes, without a rule of the product:
+The settings are retention.ms, segment.ms, min. and max.compaction.lag.ms, a short delete.retention.ms, and
+message.timestamp.type with its bounds. A witness notes each record with its timestamp and the broker's time.
+The checks use only these notes and no rule of the product:
 
-- a stored timestamp lies within message.timestamp.before.max.ms and after.max.ms, and with LogAppendTime it
-  is the broker's time;
-- a log start moves only as DeleteRecords asked, over records older than retention.ms, or over records
-  above which there are retention.bytes. Without cleanup.policy=delete it does not move by itself;
-- in the end nothing is left that is too old, and no log is much larger than retention.bytes;
-- a pass reads each newest record of a key, and all records younger than min.compaction.lag.ms. A tombstone
-  younger than delete.retention.ms is read;
-- in the end no record is left that a newer one replaced more than max.compaction.lag.ms ago, but in the
-  active segment.
+- A stored timestamp lies within message.timestamp.before.max.ms and message.timestamp.after.max.ms. With
+  LogAppendTime it is the broker's time.
+- A log start moves only for three reasons: DeleteRecords, records older than retention.ms, or at least
+  retention.bytes above the deleted records. Without cleanup.policy=delete only DeleteRecords moves it.
+- At the end no log has records that are too old, or is much larger than retention.bytes.
+- A pass of a reader reads the newest record of each key, and all records younger than min.compaction.lag.ms.
+  It reads tombstones younger than delete.retention.ms.
+- At the end no closed segment has a record that was replaced more than max.compaction.lag.ms ago.
 
-Where something must stay, ages are measured by the latest time that the broker ever had. Where something
-must go, they are measured by the virtual time since the settings changed.
+If a record must stay, its age is measured by the latest time that the broker ever had. If a record must go,
+its age is measured by the virtual time since the settings changed.
 """
 
 from __future__ import annotations
@@ -64,29 +63,32 @@ RETENTION_MS = (NO_LIMIT, 5 * SECOND_MS, 20 * SECOND_MS, 2 * HOUR_MS)
 RETENTION_BYTES = (NO_LIMIT, NO_LIMIT, NO_LIMIT, 500)
 MAX_LAGS_MS = (FOREVER_MS, FOREVER_MS, 40 * SECOND_MS)
 AGES_MS = (0, 0, 0, 3 * SECOND_MS, 15 * SECOND_MS, HOUR_MS, -3 * SECOND_MS, -HOUR_MS // 2)
-"""How far a record's timestamp lies in the past; negative: in the future."""
+"""Milliseconds by which a record's timestamp lies in the past; a negative value lies in the future."""
 SLOW_SYNCS_MS = 4 * SECOND_MS
-"""A batch is told of when it is synced: on a slow disk after two syncs of 1.5 s (seed 1048)."""
+"""Tolerance for append times on a slow disk.
+
+The broker reports a batch after its sync, on a slow disk after two syncs of 1.5 s each (seed 1048).
+"""
 SETTLE_MS = 45 * SECOND_MS
-"""Retention and compaction have looked again so long after a change."""
+"""Milliseconds after a change by which retention and compaction have run again."""
 FAR_CHANCE = 0.4
-"""Of a seed to begin near one of the following offsets."""
+"""Probability that a seed begins near one of the following offsets."""
 FAR_ENDS = (2**31, 2**31, 2**32)
-"""Offsets within a segment and within a batch have 32 bits with a sign."""
+"""Offsets within a segment and within a batch are signed 32-bit numbers."""
 MAX_RELATIVE_OFFSET = DEFAULT_LIMITS.max_relative_offset
 LAST_SECONDS = 110.0
-"""Between the last record and the last look: more than max.compaction.lag.ms and the above."""
+"""Seconds between the last record and the last check: more than max.compaction.lag.ms plus SETTLE_MS."""
 
 
 class RecordTimes(NamedTuple):
-    """A record's timestamp, and the broker's time when it was stored or found."""
+    """A record's timestamp, and the broker's time when the record was stored or found by a start."""
 
     timestamp_ms: int
     stored_ms: int
 
 
 class TimedWitness(Witness):
-    """A witness of timestamps."""
+    """A witness that also notes timestamps."""
 
     def __init__(
         self, world: World, topic: str, bounds: tuple[int, int], *, is_append_time: bool, slack_ms: int
@@ -98,14 +100,16 @@ class TimedWitness(Witness):
         self.times: dict[tuple[bytes, int], dict[int, RecordTimes]] = {}
         self.is_made = False
         self.latest_ms = 0
-        """The latest time that the broker ever had."""
+        """The latest time in milliseconds that the broker ever had."""
         self.sizes: dict[tuple[bytes, int], dict[int, int]] = {}
-        """Bytes of each batch by its base offset, of those that are gone as well."""
+        """Bytes of each batch by its base offset, including deleted batches."""
         self.starts: dict[tuple[bytes, int], int] = {}
-        """The highest log starts so far, and up to where deletion was asked for."""
+        """The highest log start so far, which may be one that DeleteRecords requested."""
 
     async def until_made(self) -> None:
-        """Wait for the topic: a client that comes first would have it made with the broker's settings."""
+        """Wait until the topic exists. A client that sends first would create it with the broker's
+        settings.
+        """
         while not self.is_made:
             await asyncio.sleep(0.1)
 
@@ -117,7 +121,7 @@ class TimedWitness(Witness):
         assert event.base_offset is not None
         now_ms = self.now_ms
         topic, partition = node.topics.partition(TopicPartition(event.topic, event.partition))
-        # As the broker: the first timestamp of a batch and the largest one.
+        # The broker checks the first and the largest timestamp of a batch.
         self._time(topic.topic_id, event.partition, partition, event.base_offset, now_ms)
         header, _ = batches_of(partition, event.base_offset)[0]
         for offset, stamp in (
@@ -135,7 +139,7 @@ class TimedWitness(Witness):
 
     @property
     def now_ms(self) -> int:
-        """The broker's time; of a broker that is starting, its wall clock's."""
+        """The broker's time in milliseconds, or its wall clock while the broker starts."""
         host = self.world.hosts["broker"]
         running = getattr(host, "running", None)
         assert host.runtime is not None
@@ -154,7 +158,7 @@ class TimedWitness(Witness):
             self._time(topic.topic_id, number, partition, partition.log_start_offset, self.now_ms)
 
     def _time(self, topic_id: bytes, number: int, partition: Any, offset: int, now_ms: int) -> None:
-        """Note the timestamps from an offset on."""
+        """Note the timestamps of all records from an offset on."""
         times = self.times.setdefault((topic_id, number), {})
         for header, data in batches_of(partition, offset):
             is_append_time = header.timestamp_type is TimestampType.LOG_APPEND_TIME
@@ -167,12 +171,12 @@ class TimedWitness(Witness):
 
 
 def timed_content(rng: Random, name: bytes, now_ms: int) -> dict[str, Any]:
-    """Return what is sent under a name, with a timestamp."""
+    """Return the content of a record for a name, with a drawn timestamp."""
     return content_of(rng, name) | {"timestamp_ms": now_ms - rng.choice(AGES_MS)}
 
 
 class TimedSender(KeyedSender):
-    """An idempotent producer of records with timestamps."""
+    """An idempotent producer of records with drawn timestamps."""
 
     witness: TimedWitness
 
@@ -186,7 +190,7 @@ class TimedSender(KeyedSender):
 
 
 class TimedWriter(KeyedWriter):
-    """A transactional producer of records with timestamps."""
+    """A transactional producer of records with drawn timestamps."""
 
     witness: TimedWitness
 
@@ -200,7 +204,7 @@ class TimedWriter(KeyedWriter):
 
 
 class TimedReader(PassingReader):
-    """Reads the topic again and again once it is made."""
+    """Reads the topic repeatedly after its creation."""
 
     witness: TimedWitness
 
@@ -210,7 +214,7 @@ class TimedReader(PassingReader):
 
 
 class RetentionSettings(NamedTuple):
-    """What retention keeps. Not `is_deleted`: everything."""
+    """Settings of retention. If `is_deleted` is False, retention deletes nothing."""
 
     is_deleted: bool
     retention_ms: int
@@ -231,19 +235,19 @@ class TimeChanger(TopicChanger):
         super().__init__(world, name, topic, partitions, witness)
         self.timed = witness
         self.senders: list[Sender] = []
-        """For whose end it waits, and then until their records have had their time."""
+        """The senders whose end it waits for, before it waits LAST_SECONDS more."""
         self.may_retain = True
         self.in_effect: list[tuple[int, RetentionSettings]] = [
             (0, RetentionSettings("delete" in POLICIES[0], NO_LIMIT, NO_LIMIT))
         ]
-        """What may be in effect, each with the virtual time from which on."""
+        """Settings that may be in effect, each with the virtual time from which they may apply."""
         self.changed_us = 0
         self.first_offset = 0
-        """The end of each partition before the first record."""
+        """The end offset of each partition before the first record."""
         self.is_one_batch = False
-        """True when one batch without records spans all offsets below `first_offset`."""
+        """True if one batch without records spans all offsets below `first_offset`."""
         self.is_sure = True
-        """False while nobody knows whether a change was made."""
+        """False while the outcome of a change of settings is unknown."""
 
     async def work(self) -> None:
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
@@ -267,7 +271,9 @@ class TimeChanger(TopicChanger):
         await asyncio.sleep(LAST_SECONDS)
 
     async def _begin_far(self) -> None:
-        """Let the empty partitions end far above 0, as if what was below was deleted or compacted away."""
+        """Make the empty partitions end far above 0, as if older records had been deleted or compacted
+        away.
+        """
         broker = self.world.hosts["broker"]
         assert isinstance(broker, BrokerHost)
         while broker.node is None:
@@ -277,7 +283,8 @@ class TimeChanger(TopicChanger):
         for tp in self.partitions:
             directory, first = f"{tp.topic}-{tp.partition}", f"{0:020}"
             if self.is_one_batch:
-                # Of a batch compaction may leave the header alone: its last offset is not given again.
+                # Compaction may leave only the header of a batch, so that its last offset is not assigned
+                # again.
                 left = KafkaBatch(0, self.first_offset - 1, (), NO_LIMIT, 0).encode()
                 disk.replace(f"{directory}/{first}.log", left)
             else:
@@ -315,7 +322,9 @@ class TimeChanger(TopicChanger):
         self.world.note(self.name, f"cleanup.policy={policy}, {kept}")
 
     def strictest_retention(self) -> RetentionSettings:
-        """Return the settings that delete most of those that may have been in effect since a minute ago."""
+        """Return the strictest combination of all settings that may have been in effect in the last
+        minute.
+        """
         kept = [settings for _, settings in self.in_effect if settings.is_deleted]
         if not kept:
             return RetentionSettings(False, NO_LIMIT, NO_LIMIT)
@@ -325,7 +334,7 @@ class TimeChanger(TopicChanger):
 
 
 class TopicTimes(TopicChanges):
-    """Time deletes and compacts what it may, and nothing else."""
+    """Checks that time deletes and compacts what it may, and nothing else."""
 
     topic: ClassVar[str] = "timed"
     clients: ClassVar[tuple[str, ...]] = ("sender-timed", "writer-timed", "reader-timed", "time-changer")
@@ -394,12 +403,12 @@ class TopicTimes(TopicChanges):
         super().recovered(node)
         self._check_starts(node, may_be_cut=True)
 
-    # What must stay
+    # Checks of records that must stay
 
     def _check_starts(self, node: BrokerState, *, may_be_cut: bool = False) -> None:
-        """Hold each move of a log start against what was asked for and the settings of the last minute.
+        """Check each move of a log start against the requests and the settings of the last minute.
 
-        `may_be_cut`: a power loss may have taken the end of the log since the last look.
+        `may_be_cut` is True if a power loss may have taken the end of the log since the last check.
         """
         topic, most = node.topics.get(self.topic), self.times.strictest_retention()
         latest_ms = max(self.timed.now_ms, self.timed.latest_ms)
@@ -415,7 +424,7 @@ class TopicTimes(TopicChanges):
             if start <= before:
                 continue
             limit_bytes, limit_ms = most.retention_bytes, most.retention_ms
-            # Compaction and power losses make a log smaller after retention looked at its size.
+            # Compaction and power losses make a log smaller after retention has measured it.
             is_smaller = may_be_cut or topic.topic_id in self.timed.compacted_ids
             if limit_bytes != NO_LIMIT and is_smaller:
                 continue
@@ -433,7 +442,7 @@ class TopicTimes(TopicChanges):
                     self.world.violate("retention deleted what is young or not too much", text)
 
     def _stays(self, key: tuple[bytes, int], offset: int) -> bool:
-        """Return False for what compaction may have removed before."""
+        """Return False for a record that compaction may have removed."""
         log = self.timed.logs.get(key, {})
         if key[0] not in self.timed.compacted_ids:
             return True
@@ -441,7 +450,8 @@ class TopicTimes(TopicChanges):
         if record is None or record.is_tombstone:
             return False
         if not Notes(self.senders).is_visible(record.name, self.world.now_us):
-            return False  # it was aborted
+            # The transaction was aborted.
+            return False
         return not any(
             other_offset > offset and other.key == record.key for other_offset, other in log.items()
         )
@@ -468,12 +478,13 @@ class TopicTimes(TopicChanges):
                 text = f"{tp} {offset} {record} of {times[offset]} in a pass from {one.begun_us}"
                 self.world.violate("a committed record is not read", text)
 
-    # What must go
+    # Checks of records that must go
 
     def check(self, node: BrokerState) -> None:
         super().check(node)
         if any(fault.kind in REFUSED_WRITES for fault in self.scenario.faults):
-            return  # an offline partition, or one whose cleaning failed, is left alone until a restart
+            # A partition that is offline or whose cleaning failed stays unchanged until a restart.
+            return
         quiet_ms = (self.world.now_us - max(self.times.changed_us, self._last_stored_us())) // 1_000
         if quiet_ms < SETTLE_MS or not self.times.is_sure or self.scenario.jobs != UNDIVIDED:
             return
@@ -482,7 +493,8 @@ class TopicTimes(TopicChanges):
         for number, partition in enumerate(topic.partitions if topic else ()):
             assert topic is not None
             if partition.high_watermark < partition.log_end_offset:
-                continue  # what readers do not see yet stays
+                # Retention keeps records that readers do not see yet.
+                continue
             key = topic.topic_id, number
             if kept.is_deleted and kept.retention_ms != NO_LIMIT:
                 self._check_old(key, partition, kept.retention_ms)
@@ -496,7 +508,7 @@ class TopicTimes(TopicChanges):
         return max((record.at_us for log in logs for record in log.values()), default=0)
 
     def _check_old(self, key: tuple[bytes, int], partition: Any, retention_ms: int) -> None:
-        """The oldest segment has a record that is young enough, or there is no record."""
+        """Check that the oldest segment has a young record, or no records."""
         there = [header.base_offset for header, _ in batches_of(partition)]
         bases = self._bases(partition)
         end = bases[1] if len(bases) > 1 else partition.log_end_offset
@@ -518,14 +530,16 @@ class TopicTimes(TopicChanges):
         ]
 
     def _check_size(self, number: int, partition: Any, retention_bytes: int) -> None:
-        """What is kept is the limit and at most one segment more."""
+        """Check that a log is at most two segments larger than retention.bytes."""
         most = retention_bytes + 2 * int(str(self.scenario.broker["log.segment.bytes"]))
         size = sum(header.size_bytes for header, _ in batches_of(partition))
         if size > most:
             self.world.violate("retention by size left too much", f"{self.topic}-{number} has {size} bytes")
 
     def _check_replaced(self, key: tuple[bytes, int], partition: Any) -> None:
-        """No closed segment has a record that a newer one in a closed segment replaced long ago."""
+        """Check that no closed segment has a record that a closed segment's newer record replaced long
+        ago.
+        """
         bases = self._bases(partition)
         active = bases[-1]
         log, there = self.timed.logs.get(key, {}), set()
@@ -549,15 +563,15 @@ class TopicTimes(TopicChanges):
                 newest.setdefault(record.key, offset)
 
     def _is_due(self, offset: int, firsts: dict[int, int]) -> bool:
-        """Return whether max.compaction.lag.ms has passed since the first batch of an offset's segment.
+        """Return True if max.compaction.lag.ms has passed since the first batch of an offset's segment.
 
-        As in Apache Kafka, a segment that begins with a record of the future waits until then.
+        As in Apache Kafka, a segment that begins with a future timestamp waits until that time.
         """
         first_ms = firsts[max(base for base in firsts if base <= offset)]
         return first_ms <= self.timed.now_ms - self.max_lag_ms - SETTLE_MS
 
     def _is_young(self, key: tuple[bytes, int], end: int) -> bool:
-        """Return whether any closed segment may be younger than min.compaction.lag.ms."""
+        """Return True if any closed segment may be younger than min.compaction.lag.ms."""
         return max(self._all_stamps(key, 0, end), default=0) > self.timed.now_ms - self.min_lag_ms - SETTLE_MS
 
     def _bases(self, partition: Any) -> list[int]:

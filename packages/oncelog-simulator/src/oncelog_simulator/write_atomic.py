@@ -1,8 +1,8 @@
-"""`write_atomic` without Spark: the product's own code on a DataFrame whose jobs run on simulated executors.
+"""A workload that runs `write_atomic` without Spark, on a DataFrame whose jobs run on simulated executors.
 
-A driver runs foreachBatch over the micro-batches of a source. Each batch has one or two frames for the same
-topic. Tasks are killed, tried again and fail for good; the driver is killed and begins again with the same
-batch. What must be there is counted against what the source gave, which nothing of the sink knows.
+A driver calls foreachBatch for the micro-batches of a source. Each batch has one or two frames for the same
+topic. Tasks are killed, tried again, and fail for good. The driver is killed, and starts again with the same
+batch. The expected records are counted from what the source gave. The sink has no access to that.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ TOPIC = "atomic"
 TASKS = 2
 QUERY_ID = "a-query"
 SECOND = "second"
-"""The name of a batch's second frame."""
+"""Suffix of the name of a batch's second frame."""
 SAME_NAME_CHANCE = 0.2
-"""Of an application that forgets to name the second frame."""
+"""Probability that an application forgets to name the second frame."""
 _POLL_SECONDS = 0.2
 
 
 Work = Callable[[Random], list[pa.RecordBatch]]
-"""What a task does, with dice of its attempt."""
+"""The work of a task. Its argument is the generator of the attempt."""
 
 
 class JobFailed(Exception):
-    """A task failed too often: what Spark raises is no error of ours."""
+    """A task failed too often. Spark raises its own error in this case."""
 
 
 class Attempt:
-    """One task's attempt. `task`: its number."""
+    """One attempt of a task."""
 
     def __init__(self, work: Work, rng: Random) -> None:
         self.write = partial(work, rng)
@@ -60,20 +60,21 @@ class Attempt:
 
 
 class Cluster:
-    """Executors, and the part of Spark that runs a stage's tasks on them until each has succeeded."""
+    """Executors, and the part of Spark that runs each task of a stage until it succeeds."""
 
     def __init__(self, world: World, executors: list[Executor]) -> None:
         self.world, self.executors = world, executors
         self._attempt_count = 0
 
     async def run_stage(self, tasks: Iterable[Work]) -> list[list[pa.RecordBatch]]:
-        """Return what each task gave. Raises JobFailed."""
+        """Return the result of each task. Raises JobFailed if a task fails too often."""
         running = [asyncio.ensure_future(self._run_task(task)) for task in tasks]
         try:
             return list(await asyncio.gather(*running))
         finally:
             for future in running:
-                future.cancel()  # what executors have begun goes on
+                # An attempt that an executor has begun continues.
+                future.cancel()
 
     async def _run_task(self, work: Work) -> list[pa.RecordBatch]:
         for _ in range(MAX_FAILURES):
@@ -92,7 +93,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Field:
-    """A column's type, as a DataFrame's schema has it. It is its own `dataType`."""
+    """A column of a DataFrame's schema, with its type. It is its own `dataType`."""
 
     name: str
     type_name: str = "binary"
@@ -114,7 +115,7 @@ class Schema(dict[str, Field]):
 
 
 class Session:
-    """What `write_atomic` asks of a SparkSession, its context and its settings."""
+    """The parts of SparkSession, SparkContext and RuntimeConfig that `write_atomic` uses."""
 
     def __init__(self, properties: Mapping[str, str | None]) -> None:
         self.sparkContext = self.conf = self
@@ -132,9 +133,9 @@ Step = Callable[..., Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class Frame:
-    """A DataFrame of keys and values, and the steps that a job does with it.
+    """A DataFrame of keys and values, with the steps that a job applies to it.
 
-    `shuffled_at`: how many steps come before the rows are dealt to tasks by topic and partition.
+    `shuffled_at` is the number of steps before the rows are distributed to tasks by topic and partition.
     """
 
     cluster: Cluster
@@ -158,13 +159,13 @@ class Frame:
         return replace(self, shuffled_at=len(self.steps), task_count=count)
 
     def collect(self) -> list[Any]:
-        """Run the job, from the driver's thread. Raises JobFailed."""
+        """Run the job from the driver's thread. Raises JobFailed."""
         rows: list[Any] = wait(self._run())
         return rows
 
     async def _run(self) -> list[Any]:
         before, behind = self.steps[: self.shuffled_at], self.steps[self.shuffled_at :]
-        # Rows come in any order and in other pieces each time.
+        # Each run of the job has the rows in another order and in other record batches.
         rows = self.rng.sample(self.rows, len(self.rows))
         pieces = [rows[number::TASKS] for number in range(TASKS)]
         sources = [[_table(piece)] if piece else [] for piece in pieces]
@@ -180,7 +181,7 @@ class Frame:
 
 
 class _Row(tuple[Any, ...]):
-    """A Spark Row: values by place and by name."""
+    """A Spark Row, with access to values by position and by name."""
 
     _names: tuple[str, ...]
 
@@ -200,7 +201,7 @@ def _table(rows: list[bytes]) -> pa.RecordBatch:
 def _apply(
     steps: Iterable[Step], source: list[pa.RecordBatch], task: int, rng: Random
 ) -> list[pa.RecordBatch]:
-    """Do what a task does: the steps, one after the other. Rows come in another order each time."""
+    """Run the steps of a task one after the other, with its rows in a drawn order."""
     rows = [batch.slice(number, 1) for batch in source for number in range(batch.num_rows)]
     rng.shuffle(rows)
 
@@ -220,7 +221,7 @@ def _apply(
 
 
 def _shuffle(batches: list[pa.RecordBatch], task_count: int) -> list[list[pa.RecordBatch]]:
-    """All rows of one topic and partition go to one task."""
+    """Distribute the rows so that all rows of a topic and partition are in one task."""
     dealt: list[list[pa.RecordBatch]] = [[] for _ in range(task_count)]
     for batch in batches:
         for number in range(task_count):
@@ -233,7 +234,7 @@ def _shuffle(batches: list[pa.RecordBatch], task_count: int) -> list[list[pa.Rec
 
 
 class AtomicDriver(Application):
-    """A streaming query whose foreachBatch calls `write_atomic`, started again whenever it fails."""
+    """A streaming query whose foreachBatch calls `write_atomic`. It starts again whenever it fails."""
 
     def __init__(self, world: World, name: str, partitions: int, executors: list[Executor]) -> None:
         super().__init__(world, name)
@@ -241,7 +242,8 @@ class AtomicDriver(Application):
         self.cluster = Cluster(world, executors)
         rng = self.rng
         frame_count = rng.choice((1, 2))
-        # A name that is first used in a later batch would be refused (firstBatchId), so frames may be empty.
+        # write_atomic refuses a name that first appears in a later batch (firstBatchId), so frames may be
+        # empty.
         self.source_rows = [
             [
                 [b"b%d-f%d-%d" % (batch, frame, n) for n in range(rng.choice((0, 1, 3, 8)))]
@@ -249,7 +251,7 @@ class AtomicDriver(Application):
             ]
             for batch in range(rng.randint(2, 4))
         ]
-        """batch -> frame -> rows: what the source gives, whenever it is asked."""
+        """Rows by batch and frame. The source gives the same rows whenever it is read."""
         self.committed_count = self.run_count = 0
         self.options = {f"kafka.{key}": str(value) for key, value in SHORT_TIMEOUTS.items()} | {
             "kafka.client.id": name,
@@ -263,7 +265,8 @@ class AtomicDriver(Application):
     async def work(self) -> None:
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await create_topic(admin, NewTopic(TOPIC, num_partitions=self.partition_count))
-        atomic._returned.clear()  # of the process before
+        # These entries belong to the previous process.
+        atomic._returned.clear()
         self.run_count += 1
         while self.committed_count < len(self.source_rows):
             batch_id = self.committed_count
@@ -275,7 +278,7 @@ class AtomicDriver(Application):
             await self.sleep_up_to(5.0)
 
     async def _write(self, batch_id: int, number: int, rows: list[bytes]) -> None:
-        """Write one frame, as the application's function does."""
+        """Write one frame as the application's function does."""
         properties = {"sql.streaming.queryId": QUERY_ID, "spark.jobGroup.id": f"run-{self.run_count}"}
         rng = self.world.rng(f"frame {self.run_count} {batch_id} {number}")
         frame = Frame(self.cluster, Session(properties), tuple(rows), rng)
@@ -292,7 +295,7 @@ class AtomicDriver(Application):
             self.world.violate("write_atomic counts other rows", f"batch {batch_id}: {written}")
 
     async def _call(self, frame: Any, batch_id: int, name: str | None) -> atomic.AtomicWrite:
-        """Call until it returns or refuses: a query that fails is started again."""
+        """Call `write_atomic` until it returns or refuses. A failed query starts again."""
         while True:
             try:
                 return await in_thread(partial(atomic.write_atomic, name=name), frame, batch_id, self.options)
@@ -308,11 +311,12 @@ class AtomicDriver(Application):
         if self.rng.random() < KILL_CHANCE:
             self.world.call_later(self.rng.uniform(0.5, 3.0), self.start_if_down)
             self.kill()
-            await asyncio.sleep(0)  # and here it ends
+            # The process ends here.
+            await asyncio.sleep(0)
 
 
 class AtomicWrites(Workload):
-    """Every frame of every micro-batch is in the log once, whole, and nothing else."""
+    """Checks that every frame of every micro-batch is in the log exactly once and whole, and nothing else."""
 
     topic: ClassVar[str] = TOPIC
     clients: ClassVar[tuple[str, ...]] = ("atomic-driver", "atomic-executor-0", "atomic-executor-1")
@@ -321,7 +325,7 @@ class AtomicWrites(Workload):
         for name in (QUERY_ID, f"{QUERY_ID}-{SECOND}")
         for note in ("finished", "begun")
     )
-    """Plain commits; the marker in the transaction is looked at first."""
+    """Groups of plain commits. The sink reads the marker in the transaction first."""
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         super().__init__(world, scenario)

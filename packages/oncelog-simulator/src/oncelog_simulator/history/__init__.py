@@ -1,1 +1,1 @@
-"""Check a history of what clients sent and saw against what transactions allow."""
+"""Check what clients sent and read against the guarantees of transactions."""

@@ -1,22 +1,24 @@
-"""What clients of a log sent and saw, and whether a log with transactions could have shown them that.
+"""Find contradictions in what clients of a transactional log sent and read.
 
-A history is what the clients themselves noted: no log file and no broker is asked. `check` names the
-operations that contradict each other; an empty answer means that read_committed and exactly-once held, as far
-as these clients could tell. Values are unique in a history: what is sent a second time has another value.
+A history has only the operations that the clients noted. `check` uses no log file and no broker. It returns
+the operations that contradict each other. If it returns none, read_committed and exactly-once held as far as
+these clients could see. Each value is sent once in a history.
 
-    AbortedRead      a record of a transaction that was aborted was read
-    EarlyRead        a record was read before its sender, or its commit, was called
-    UnsentRead       a record was read that nobody sent
+    AbortedRead      a record of an aborted transaction was read
+    EarlyRead        a record was read before its send or its commit was called
+    UnsentRead       a record was read that no client sent
     OffsetConflict   two values are at one offset of a partition
     Duplicate        one value is at two offsets
-    LostWrite        a committed record, at or below the highest offset read, was read by nobody
-    PollSkip         a reader went past a committed record without seeing it
-    PollReorder      a reader went backwards without being told to
+    LostWrite        no client read a committed record at or below the highest offset read
+    PollSkip         a reader passed a committed record without reading it
+    PollReorder      a reader went back without a seek
     SendReorder      a producer's records of one partition are not in the order of sending
     Cycle            transactions must each be before the next (history/cycles.py)
 
-A transaction of unknown outcome that is seen in part counts as committed, so the rest of it is a LostWrite.
-Source: row T6; the invariants of Jepsen's analyses of Kafka-like systems.
+A transaction of unknown outcome counts as committed if any of its records is read. Its other records may then
+be LostWrites.
+
+Source: the invariants of Jepsen's analyses of Kafka-like systems.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ __all__ = ["ALL_KINDS", "Item", "Kind", "Operation", "Outcome", "check"]
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A contradiction between operations; `item`: the record it is about, None in a cycle."""
+    """A contradiction between operations. `item` is the record that it is about, None for a cycle."""
 
     operations: tuple[Operation, ...]
     item: Item | None = None
@@ -53,11 +55,11 @@ class Anomaly:
 
 
 class AbortedRead(Anomaly):
-    """The poll, the send, and what ended the transaction."""
+    """The poll, the send, and the operations that ended the transaction."""
 
 
 class EarlyRead(Anomaly):
-    """The poll, and the commit or send that began after it was over."""
+    """The poll, and the commit or send that began after the poll ended."""
 
 
 class UnsentRead(Anomaly):
@@ -65,11 +67,11 @@ class UnsentRead(Anomaly):
 
 
 class OffsetConflict(Anomaly):
-    """Who knew another value there, and who says `item`."""
+    """The operation that saw another value at that offset, and the operation that has `item`."""
 
 
 class Duplicate(Anomaly):
-    """Who first knew another offset of the value, and who says `item`."""
+    """The operation that first saw another offset of the value, and the operation that has `item`."""
 
 
 class LostWrite(Anomaly):
@@ -77,33 +79,33 @@ class LostWrite(Anomaly):
 
 
 class PollSkip(Anomaly):
-    """The polls before and after `item` (perhaps one and the same), and who saw or sent it."""
+    """The polls before and after `item` (possibly the same), and an operation that read or sent `item`."""
 
 
 class PollReorder(Anomaly):
-    """The polls of an offset and, after it, of `item`, which is not above it."""
+    """The poll of an offset, and a later poll of `item`, which is not above it."""
 
 
 class SendReorder(Anomaly):
-    """The sends of a record and, after it, of `item`, which is below it."""
+    """The send of a record, and a later send of `item`, which has a lower offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle(Anomaly):
-    """The operations behind each dependency of the cycle, in its order."""
+    """The operations of each dependency of the cycle, in its order."""
 
     dependencies: tuple[Dependency, ...] = ()
 
     @property
     def kinds(self) -> str:
-        """Such as "ww wr", the rarest first."""
+        """The kinds of the dependencies, such as "ww wr", with the rarest kind first."""
         return " ".join(sorted((dependency.kind for dependency in self.dependencies), key=ALL_KINDS.index))
 
 
 def check(operations: Iterable[Operation], *, dependencies: Iterable[str] = ALL_KINDS) -> list[Anomaly]:
-    """Every anomaly; `dependencies`: those whose cycles count.
+    """Return all anomalies. `dependencies` has the kinds whose cycles count.
 
-    Kafka promises that `wr` alone makes none; history/cycles.py says what `ww` and `rw` need.
+    Kafka promises that `wr` alone makes no cycle. history/cycles.py says what `ww` and `rw` need.
     """
     history = index(operations)
     anomalies: list[Anomaly] = [
@@ -122,7 +124,7 @@ def check(operations: Iterable[Operation], *, dependencies: Iterable[str] = ALL_
 
 
 def _conflicts(history: History) -> Iterator[Anomaly]:
-    """Each value has one offset, each offset one value."""
+    """Check that each value has one offset, and each offset one value."""
     checked: set[Item] = set()
     for operation in history.operations:
         for item in operation.items:
@@ -138,7 +140,7 @@ def _conflicts(history: History) -> Iterator[Anomaly]:
 
 
 def _wrong_reads(history: History) -> Iterator[Anomaly]:
-    """A reader sees what is committed, and only after somebody asked for that."""
+    """Check that readers see only committed records, and only after their commit was requested."""
     for poll, item in history.polls:
         if item.value not in history.sends:
             yield UnsentRead((poll,), item)
@@ -155,13 +157,17 @@ def _wrong_reads(history: History) -> Iterator[Anomaly]:
 
 
 def _lost(history: History) -> Iterator[Anomaly]:
-    """Of a record whose offset nobody was told, the next one of its session is above it."""
+    """Find committed records that no reader saw.
+
+    If a record's offset is unknown, it is below the offset of the next record of its session.
+    """
     highest: dict[Partition, tuple[int, Operation]] = {}
     for poll, (topic, partition, offset, _) in history.polls:
         if offset is not None and offset > highest.get((topic, partition), (-1, poll))[0]:
             highest[topic, partition] = (offset, poll)
     for sent in _by_session((send, history.known(item)) for send, item in history.sends.values()).values():
-        below: int | None = None  # an offset that this record is at, or below
+        # The record is at this offset or below it.
+        below: int | None = None
         for send, item in reversed(sent):
             below = below if item.offset is None else item.offset
             top, poll = highest.get((item.topic, item.partition), (-1, send))
@@ -171,7 +177,7 @@ def _lost(history: History) -> Iterator[Anomaly]:
 
 
 def _poll_order(history: History) -> Iterator[Anomaly]:
-    """Within a session each partition is read upwards, leaving out nothing that is to be seen."""
+    """Check that each session reads each partition in order and skips no visible record."""
     visible = {
         partition: sorted(offset for offset, (_, item) in log.items() if history.is_visible(item.value))
         for partition, log in history.log.items()
@@ -190,7 +196,7 @@ def _poll_order(history: History) -> Iterator[Anomaly]:
 
 
 def _send_order(history: History) -> Iterator[Anomaly]:
-    """Within a session the records of a partition are in the order of sending."""
+    """Check that each session's records of a partition are in the order of sending."""
     sends = [(send, history.known(item)) for send, item in history.sends.values()]
     for sent in _by_session((send, item) for send, item in sends if item.offset is not None).values():
         for (before, first), (after, second) in pairwise(sent):
@@ -200,7 +206,7 @@ def _send_order(history: History) -> Iterator[Anomaly]:
 
 
 def _by_session(noted: Iterable[Noted]) -> dict[Hashable, list[Noted]]:
-    """By session and partition, in order."""
+    """Return the pairs grouped by session and partition, in order."""
     by_session: dict[Hashable, list[Noted]] = {}
     for operation, item in noted:
         key = (operation.process, operation.session, item.topic, item.partition)

@@ -1,15 +1,17 @@
-"""Dependencies between the transactions of a history, and the cycles among them.
+"""Find cycles among the dependencies between the transactions of a history.
 
     rw   the first read a partition up to a record of the second's, and no further
-    ww   both wrote to a partition, the first at the lower offset, nobody between them
+    ww   both wrote to a partition, the first at the lower offset, with no other writer between them
     wr   the second read what the first wrote
 
-Each says that the first was before the second; a cycle says that no order of the transactions explains what
-was seen. Operations outside of transactions take no part. Kafka's read_committed rules out cycles of `wr`
-alone. Its transactions take no locks: two that write to the same two partitions at the same time may lie in
-them in opposite orders, a cycle of `ww`, and a reader may be behind in one partition and not in the other, a
-cycle with `rw`. `ww` adds none where transactions that share a partition are not concurrent, `rw` none where
-each also reads to the end.
+A dependency says that the first transaction was before the second. With a cycle, no order of the transactions
+explains what was read. Operations outside transactions are ignored.
+
+Kafka's read_committed rules out cycles of `wr` alone. Its transactions take no locks. So two concurrent
+transactions may lie in two partitions in opposite orders, which is a cycle of `ww`. A reader may be behind in
+one partition and not in another, which is a cycle with `rw`. If transactions that share a partition are never
+concurrent, `ww` adds no cycles. If each transaction also reads to the end, `rw` adds none.
+
 Source: Adya's G0, G1c and G2; Elle (VLDB 2020) for the order of versions, here a partition's offsets.
 """
 
@@ -40,7 +42,7 @@ Graph = dict[Unit, dict[Unit, Dependency]]
 
 
 def cycles(history: History, kinds: frozenset[str]) -> Iterator[list[Dependency]]:
-    """A short cycle of each knot of transactions that must all be before one another."""
+    """Yield a short cycle of each strongly connected component of transactions."""
     graph = _dependencies(history, kinds)
     for knot in components({unit: list(following) for unit, following in graph.items()}):
         if len(knot) > 1:
@@ -55,7 +57,8 @@ def _dependencies(history: History, kinds: frozenset[str]) -> Graph:
             graph.setdefault(first.unit, {}).setdefault(second.unit, Dependency(kind, first, second))
 
     polls = [(poll, item) for poll, item in history.polls if poll.transaction is not None]
-    for poll, item in polls:  # first: of two between the same transactions it is the one that is promised
+    # Add `wr` first, because it is the promised kind if two transactions have several dependencies.
+    for poll, item in polls:
         if item.value in history.sends:
             add("wr", history.sends[item.value][0], poll)
     writers = {partition: _writers(history, partition) for partition in history.log}
@@ -71,7 +74,9 @@ def _dependencies(history: History, kinds: frozenset[str]) -> Graph:
 
 
 def _writers(history: History, partition: Partition) -> list[tuple[int, Operation]]:
-    """The offsets of what transactions committed, upwards, and who sent it."""
+    """Return the committed records of transactions in a partition: their offsets in order, and their
+    sends.
+    """
     rows = []
     for offset, (_, item) in history.log[partition].items():
         send, _ = history.sends.get(item.value, (None, None))
@@ -81,7 +86,7 @@ def _writers(history: History, partition: Partition) -> list[tuple[int, Operatio
 
 
 def _last_reads(polls: Iterable[Noted]) -> dict[tuple[Unit, Partition], tuple[int, Operation]]:
-    """How far each transaction read each partition."""
+    """Return the highest offset that each transaction read in each partition."""
     reads: dict[tuple[Unit, Partition], tuple[int, Operation]] = {}
     for poll, item in polls:
         key = (poll.unit, (item.topic, item.partition))
@@ -91,10 +96,14 @@ def _last_reads(polls: Iterable[Noted]) -> dict[tuple[Unit, Partition], tuple[in
 
 
 def components(graph: Mapping[N, Sequence[N]]) -> Iterator[list[N]]:
-    """The strongly connected components. Source: Tarjan 1972, with a list for the stack of calls."""
+    """Yield the strongly connected components.
+
+    Source: Tarjan 1972, with a list instead of recursion.
+    """
     order: dict[N, int] = {}
     low: dict[N, int] = {}
-    waiting: dict[N, None] = {}  # a stack that knows what is on it
+    # A stack with a fast membership test.
+    waiting: dict[N, None] = {}
     for root in graph:
         if root in order:
             continue
@@ -126,7 +135,7 @@ def _taken_until(stack: dict[N, None], node: N) -> list[N]:
 
 
 def _cycle_in(graph: Graph, knot: set[Unit]) -> list[Unit]:
-    """From one of the knot back to it, by as few dependencies as it takes."""
+    """Return a shortest path from one unit of the component back to itself."""
     start = min(knot, key=lambda unit: len(graph[unit]))
     came_from: dict[Unit, Unit] = {}
     queue = deque([start])

@@ -1,4 +1,4 @@
-"""What clients noted, as values, and indexed by value, offset and transaction for `history/check.py`."""
+"""The operations that clients noted, and indexes by value, offset and transaction for `history/check.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 
 class Kind(Enum):
-    """What a client was asked to do."""
+    """The kind of a client's call."""
 
     SEND = "send"
     POLL = "poll"
@@ -18,7 +18,10 @@ class Kind(Enum):
 
 
 class Outcome(Enum):
-    """What it answered. FAIL: it surely did not happen. UNKNOWN: it may have, or may yet."""
+    """The outcome of a call.
+
+    FAIL: the call certainly had no effect. UNKNOWN: the call may have had an effect, or may have one later.
+    """
 
     OK = "ok"
     FAIL = "fail"
@@ -26,7 +29,7 @@ class Outcome(Enum):
 
 
 class Item(NamedTuple):
-    """One record. `offset` None: the client was not told."""
+    """One record. `offset` is None if the client did not learn it."""
 
     topic: str
     partition: int
@@ -39,11 +42,12 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """One call of a client; a history has those of each process in the order of calling.
+    """One call of a client. A history has the calls of each process in the order in which they were made.
 
-    `process`: a thread, which does one thing at a time. `session`: a producer, or a reader between two seeks
-    or rebalances. `begin`, `end`: when it was called and when it returned, by one clock in any unit.
-    `transaction`: which of the process's; None: the call stands for itself.
+    `process` is a thread, which makes one call at a time. `session` is a producer, or a reader between two
+    seeks or rebalances. `begin` and `end` are the times of the call and of its return. All times are from one
+    clock, in any unit. `transaction` identifies a transaction of the process; it is None for a call outside
+    transactions.
     """
 
     process: str
@@ -57,7 +61,7 @@ class Operation:
 
     @property
     def unit(self) -> Unit:
-        """What happens at once: its transaction, or the operation alone."""
+        """The operations that take effect together: the transaction, or this operation alone."""
         return self if self.transaction is None else (self.process, self.transaction)
 
     def __str__(self) -> str:
@@ -68,16 +72,17 @@ class Operation:
 Unit: TypeAlias = "tuple[str, Hashable] | Operation"
 Partition: TypeAlias = tuple[str, int]
 Noted: TypeAlias = tuple[Operation, Item]
-"""A record and who spoke of it."""
+"""A record, and an operation that sent or read it."""
 
 
 @dataclass(slots=True)
 class History:
-    """Operations, indexed.
+    """Operations with indexes.
 
-    `sends`, `offsets`: who sent a value, who first told its offset. `read`: the values that were read. `log`:
-    by partition and offset, as readers saw it, or as producers were told where no reader was. `ends`: commits
-    and aborts. `committed`: what is to be seen as a whole.
+    `sends` has the send of each value. `offsets` has the first operation that learned a value's offset.
+    `read` has the values that were read. `log` has records by partition and offset, as a reader saw them, or
+    as their producer learned the offset. `ends` has commits and aborts. `committed` has the transactions and
+    sends that must be visible as a whole.
     """
 
     operations: Sequence[Operation]
@@ -90,7 +95,10 @@ class History:
     committed: set[Unit] = field(default_factory=set)
 
     def outcome(self, send: Operation) -> Outcome:
-        """Whether what was sent is to be seen. A transaction that nobody asked to commit is not."""
+        """Return the outcome of a send's transaction.
+
+        A transaction whose commit no client called counts as failed.
+        """
         if send.outcome is Outcome.FAIL or send.transaction is None:
             return send.outcome
         ends = self.ends.get(send.unit, ())
@@ -100,16 +108,16 @@ class History:
         )
 
     def is_visible(self, value: Hashable) -> bool:
-        """Whether readers that pass by must see it."""
+        """Return True if a reader that passes the record must see it."""
         return value not in self.sends or self.sends[value][0].unit in self.committed
 
     def known(self, item: Item) -> Item:
-        """The item with its offset, if anybody was told."""
+        """Return the item with its offset if any operation learned the offset."""
         return self.offsets[item.value][1] if item.offset is None and item.value in self.offsets else item
 
 
 def index(operations: Iterable[Operation]) -> History:
-    """The operations as a History."""
+    """Return the operations with their indexes."""
     history = History(list(operations))
     for operation in history.operations:
         if operation.kind in (Kind.COMMIT, Kind.ABORT):
@@ -118,7 +126,7 @@ def index(operations: Iterable[Operation]) -> History:
             _note(history, operation, item)
     for send, item in history.sends.values():
         outcome = history.outcome(send)
-        # What is seen in part must be there as a whole.
+        # If one record of a transaction is read, all of them must be there.
         if outcome is Outcome.OK or (outcome is Outcome.UNKNOWN and item.value in history.read):
             history.committed.add(send.unit)
     return history
