@@ -1,4 +1,4 @@
-"""What the set-up installs: pinned, by hash, and built with pinned tools."""
+"""Pinned dependencies: the set-up installs by hash, and builds with pinned tools."""
 
 from __future__ import annotations
 

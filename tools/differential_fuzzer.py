@@ -22,9 +22,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from differential.beds import apache_bed, oncelog_bed  # noqa: E402
+from differential.brokers import apache_broker, oncelog_broker  # noqa: E402
 from differential.operations import all_subjects, draw, subject_of  # noqa: E402
-from differential.runner import Bed, Fixed, Outcome, Pair, names_of  # noqa: E402
+from differential.runner import BrokerUnderTest, Fixed, Outcome, Pair, names_of  # noqa: E402
 from differential.sequence import Rule, Sequence, Subject  # noqa: E402
 from differential.shrink import keep, shrink  # noqa: E402
 from differential.transcript import transcript  # noqa: E402
@@ -35,7 +35,7 @@ def main() -> int:
     subjects = all_subjects()
     chosen = [subjects[text] for text in arguments.subject or sorted(subjects)]
     with ExitStack() as stack:
-        pair = Pair(*_beds(arguments, stack))
+        pair = Pair(*_brokers(arguments, stack))
         if arguments.seed is not None:
             return _replay(pair, chosen[0], arguments)
         return _search(pair, chosen, arguments)
@@ -44,11 +44,11 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sequences", metavar="A..B", default="0..200")
-    parser.add_argument("--seed", type=int, help="play this sequence and print all of it")
+    parser.add_argument("--seed", type=int, help="run_sequence this sequence and print all of it")
     parser.add_argument(
         "--subject", action="append", help="may be repeated; default: all subjects with a weight"
     )
-    parser.add_argument("--keep", metavar="STEPS", help="play only these steps of --seed")
+    parser.add_argument("--keep", metavar="STEPS", help="run_sequence only these steps of --seed")
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--max-differences", type=int, default=20)
     parser.add_argument(
@@ -60,12 +60,14 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _beds(arguments: argparse.Namespace, stack: ExitStack) -> tuple[Bed, Bed]:
+def _brokers(arguments: argparse.Namespace, stack: ExitStack) -> tuple[BrokerUnderTest, BrokerUnderTest]:
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncelog-differential-")))
     ours = (
-        Fixed(*arguments.ours.split(",")) if arguments.ours else stack.enter_context(oncelog_bed(directory))
+        Fixed(*arguments.ours.split(","))
+        if arguments.ours
+        else stack.enter_context(oncelog_broker(directory))
     )
-    theirs = Fixed(*arguments.kafka.split(",")) if arguments.kafka else stack.enter_context(apache_bed())
+    theirs = Fixed(*arguments.kafka.split(",")) if arguments.kafka else stack.enter_context(apache_broker())
     return ours, theirs
 
 
@@ -74,7 +76,7 @@ def _replay(pair: Pair, subject: Subject, arguments: argparse.Namespace) -> int:
     if arguments.keep:
         kept = [int(number) for number in arguments.keep.split(",")]
         sequence = keep(sequence, kept)
-    outcome = pair.play(sequence, subject.rules)
+    outcome = pair.run_sequence(sequence, subject.rules)
     print(transcript(outcome, kept))
     return int(outcome.difference is not None)
 
@@ -113,7 +115,7 @@ def _search(pair: Pair, chosen: list[Subject], arguments: argparse.Namespace) ->
     for outcome in _one_of_each(failed):
         kept = None
         if not arguments.no_shrink:
-            outcome, kept = shrink(outcome, lambda one: pair.play(one, rules[one.subject]))
+            outcome, kept = shrink(outcome, lambda one: pair.run_sequence(one, rules[one.subject]))
         print(transcript(outcome, kept), end="\n\n", flush=True)
     print(f"errors in Kafka's answers: {dict(errors.most_common())}")
     print(f"explained by rules (sequences): {dict(explained.most_common())}")

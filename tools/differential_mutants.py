@@ -18,7 +18,7 @@ from unittest.mock import patch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from differential.beds import COMMON, SASL, apache_bed  # noqa: E402
+from differential.brokers import COMMON, SASL, apache_broker  # noqa: E402
 from differential.operations import all_subjects, draw  # noqa: E402
 from differential.runner import Fixed, Pair  # noqa: E402
 
@@ -500,7 +500,9 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = [m for m in MUTANTS if not arguments.names or any(text in m.name for text in arguments.names)]
     with ExitStack() as stack:
-        kafka = Fixed(*arguments.kafka.split(",")) if arguments.kafka else stack.enter_context(apache_bed())
+        kafka = (
+            Fixed(*arguments.kafka.split(",")) if arguments.kafka else stack.enter_context(apache_broker())
+        )
         rows = [(mutant, _sequences_until_found(mutant, kafka, arguments.sequences)) for mutant in chosen]
     if arguments.write:
         _write(rows)

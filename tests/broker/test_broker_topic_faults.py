@@ -32,7 +32,7 @@ Step = tuple[int, Fault, bool]
 REFUSED = (BrokerError, StorageError, OSError)
 
 
-class World:
+class TopicManager:
     """Topics on a faulty disk, with the responses that a client got."""
 
     def __init__(self, disk: MemoryDisk) -> None:
@@ -92,32 +92,34 @@ class World:
         return [len(list(read_all(partition))) and 1 for partition in topic.partitions]
 
 
-def make(world: World) -> None:
-    world.create(NAME, 3)
+def make(manager: TopicManager) -> None:
+    manager.create(NAME, 3)
 
 
-def grow(world: World) -> None:
-    world.grow(4)
+def grow(manager: TopicManager) -> None:
+    manager.grow(4)
 
 
-def delete(world: World) -> None:
-    world.delete()
+def delete(manager: TopicManager) -> None:
+    manager.delete()
 
 
-def remake(world: World) -> None:
+def remake(manager: TopicManager) -> None:
     """Create the topic with more partitions, in any state of the one before."""
-    world.delete()
-    world.create(NAME, 3)
+    manager.delete()
+    manager.create(NAME, 3)
 
 
-def grow_and_remake(world: World) -> None:
+def grow_and_remake(manager: TopicManager) -> None:
     with suppress(*REFUSED):
-        world.grow(4)
-    remake(world)
+        manager.grow(4)
+    remake(manager)
 
 
 FULL = [1, 1]
-SCENARIOS: dict[str, tuple[Callable[[World], None], bool, list[list[int] | None], list[list[int] | None]]] = {
+SCENARIOS: dict[
+    str, tuple[Callable[[TopicManager], None], bool, list[list[int] | None], list[list[int] | None]]
+] = {
     # name: request, whether the topic is there before, what may be found without an answer, and with success
     "make": (make, False, [None, [0] * 3], [[0] * 3]),
     "grow": (grow, True, [FULL, [1, 1, 0, 0]], [[1, 1, 0, 0]]),
@@ -127,34 +129,34 @@ SCENARIOS: dict[str, tuple[Callable[[World], None], bool, list[list[int] | None]
 }
 
 
-def prepared(scenario: str) -> World:
+def prepared(scenario: str) -> TopicManager:
     """Return a broker with the topics of a scenario's beginning, stopped and started again."""
-    world = World(DISKS[SCENARIOS[scenario][1]])
-    world.start()
-    return world
+    manager = TopicManager(DISKS[SCENARIOS[scenario][1]])
+    manager.start()
+    return manager
 
 
 def _disk(has_topic: bool) -> MemoryDisk:
-    world = World(MemoryDisk())
-    world.start()
+    manager = TopicManager(MemoryDisk())
+    manager.start()
     for name, count in ((OTHER, 1), *([(NAME, 2)] if has_topic else [])):
-        world.create(name, count)
-        world.fill(name)
-    return world.disk.disk.after_kill()
+        manager.create(name, count)
+        manager.fill(name)
+    return manager.disk.disk.after_kill()
 
 
 DISKS = {has_topic: _disk(has_topic) for has_topic in (False, True)}
 
 
-def attempt(world: World, scenario: str) -> bool:
+def attempt(manager: TopicManager, scenario: str) -> bool:
     """Start if necessary, and send the request; return True if it succeeded."""
     request = SCENARIOS[scenario][0]
     try:
-        if world.is_down:
-            world.start()
-        request(world)
+        if manager.is_down:
+            manager.start()
+        request(manager)
     except SimulatedCrash:
-        world.kill()
+        manager.kill()
         return False
     except REFUSED:
         return False
@@ -164,60 +166,60 @@ def attempt(world: World, scenario: str) -> bool:
 def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
     """Inject the faults one after the other, then check; return for each whether it occurred."""
     request, _, *shapes = SCENARIOS[scenario]
-    world, allowed = prepared(scenario), shapes[0]
+    manager, allowed = prepared(scenario), shapes[0]
     was_done, met = False, []
     for step in faults:
-        disk = world.disk
+        disk = manager.disk
         disk.arm(*step)
-        is_done = attempt(world, scenario)
+        is_done = attempt(manager, scenario)
         # Recreating it deletes it first: a failure leaves less than the success before.
         was_done = is_done or (was_done and request not in (remake, grow_and_remake))
         met.append(disk.is_met)
-        world.disk.fail_in = None
+        manager.disk.fail_in = None
         allowed = shapes[was_done]
-        if not world.is_down:
-            assert world.shape(NAME) in (*shapes[0], None), (scenario, faults)
+        if not manager.is_down:
+            assert manager.shape(NAME) in (*shapes[0], None), (scenario, faults)
     if not all(met):
         return False
-    if not world.is_down and world.topics.get(NAME) is not None:
-        world.fill(NAME)  # records acknowledged from now on must not be lost
+    if not manager.is_down and manager.topics.get(NAME) is not None:
+        manager.fill(NAME)  # records acknowledged from now on must not be lost
         # A growth that was refused may be found by a start, as any request without an answer.
-        counts = world.shape(NAME)
+        counts = manager.shape(NAME)
         allowed = [counts, [1, 1, 0, 0] if counts == FULL else [1, 1, 1, 0]]
-    if not world.is_down and not is_killed:
+    if not manager.is_down and not is_killed:
         with suppress(*REFUSED):
-            world.logs.close(NOW_MS)
+            manager.logs.close(NOW_MS)
     for _ in range(2):
-        world.kill()
-        world.start()
-        assert world.shape(OTHER) == [1]
-        assert world.shape(NAME) in allowed, (scenario, faults)
-    use_again(world)
+        manager.kill()
+        manager.start()
+        assert manager.shape(OTHER) == [1]
+        assert manager.shape(NAME) in allowed, (scenario, faults)
+    use_again(manager)
     return True
 
 
-def use_again(world: World) -> None:
+def use_again(manager: TopicManager) -> None:
     """The name can be used for another topic, with its own directories, which survives a kill."""
-    world.delete()
-    world.create(NAME, 5)
-    assert world.shape(NAME) == [0] * 5
-    world.fill(NAME)
-    names = {name for name in world.disk.list() if name.startswith(f"{NAME}-")}
+    manager.delete()
+    manager.create(NAME, 5)
+    assert manager.shape(NAME) == [0] * 5
+    manager.fill(NAME)
+    names = {name for name in manager.disk.list() if name.startswith(f"{NAME}-")}
     assert names == {f"{NAME}-{index}" for index in range(5)}
-    world.kill()
-    world.start()
-    assert world.shape(NAME) == [1] * 5
-    assert all(partition.recovery_warnings == [] for _, partition in world.topics.all_partitions())
+    manager.kill()
+    manager.start()
+    assert manager.shape(NAME) == [1] * 5
+    assert all(partition.recovery_warnings == [] for _, partition in manager.topics.all_partitions())
 
 
 def singles(scenario: str) -> Iterator[Step]:
     """Every step of the request with every fault that it can meet."""
-    world = prepared(scenario)
-    world.disk.arm(-1, Fault.EIO)
-    assert attempt(world, scenario)
+    manager = prepared(scenario)
+    manager.disk.arm(-1, Fault.EIO)
+    assert attempt(manager, scenario)
     return (
         (step, fault, is_lasting)
-        for step in range(world.disk.calls)
+        for step in range(manager.disk.calls)
         for fault in Fault
         for is_lasting in (False, True)
         if not (is_lasting and fault in (Fault.KILL_BEFORE, Fault.KILL_AFTER))
@@ -252,37 +254,37 @@ def test_a_topic_survives_two_faults_in_a_row(scenario: str, seed: int) -> None:
 
 def test_a_deletion_that_the_disk_stops_goes_on_without_a_start() -> None:
     """Descriptors were used up while a topic was deleted: its name stayed taken until a restart."""
-    world = prepared("delete")
-    world.disk.disk.errors["rename", f"{NAME}-1"] = EMFILE
-    world.delete()
-    assert world.topics.get(NAME) is None
-    run_work(world.topics.resume_deletions())
-    assert f"{NAME}-1" in world.disk.list()
-    world.disk.disk.errors.clear()
-    run_work(world.topics.resume_deletions())
-    assert not [name for name in world.disk.list() if name.startswith(f"{NAME}-")]
-    use_again(world)
+    manager = prepared("delete")
+    manager.disk.disk.errors["rename", f"{NAME}-1"] = EMFILE
+    manager.delete()
+    assert manager.topics.get(NAME) is None
+    run_work(manager.topics.resume_deletions())
+    assert f"{NAME}-1" in manager.disk.list()
+    manager.disk.disk.errors.clear()
+    run_work(manager.topics.resume_deletions())
+    assert not [name for name in manager.disk.list() if name.startswith(f"{NAME}-")]
+    use_again(manager)
 
 
 def test_a_deletion_whose_list_is_not_synced_takes_no_record_afterwards() -> None:
     """A kill finds the topic deleted: what it acknowledged after the failed request would be lost."""
-    world = prepared("delete")
-    fails_to_sync(world, lambda: world.delete())
-    assert world.topics.get(NAME) is None
-    run_work(world.topics.resume_deletions())
-    assert f"{NAME}-0" not in world.disk.list()
-    use_again(world)
+    manager = prepared("delete")
+    fails_to_sync(manager, lambda: manager.delete())
+    assert manager.topics.get(NAME) is None
+    run_work(manager.topics.resume_deletions())
+    assert f"{NAME}-0" not in manager.disk.list()
+    use_again(manager)
 
 
-def fails_to_sync(world: World, request: Callable[[], None]) -> None:
+def fails_to_sync(manager: TopicManager, request: Callable[[], None]) -> None:
     """Send a request whose first write of the topics file is written but not synced."""
     step = 0
     while True:
-        world.disk.arm(step, Fault.LATE_EIO)
+        manager.disk.arm(step, Fault.LATE_EIO)
         try:
             request()
         except StorageError:
-            assert world.disk.is_met
+            assert manager.disk.is_met
             return
         step += 1  # what met the fault was no write of the list
 
@@ -290,43 +292,43 @@ def fails_to_sync(world: World, request: Callable[[], None]) -> None:
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_what_another_topic_left_stops_no_start(is_killed: bool) -> None:
     """A growth failed and its directory stayed; the topic was deleted, and made again with more."""
-    world = prepared("delete")
-    world.disk.mkdir(f"{NAME}-2")
-    write_partition_metadata(world.disk, f"{NAME}-2", bytes(15) + b"\1")
-    world.delete()
+    manager = prepared("delete")
+    manager.disk.mkdir(f"{NAME}-2")
+    write_partition_metadata(manager.disk, f"{NAME}-2", bytes(15) + b"\1")
+    manager.delete()
     if is_killed:
-        world.disk.disk.errors["mkdir", f"{NAME}-1"] = EMFILE
-        world.disk.disk.errors["rename", f"{NAME}-0"] = EMFILE
+        manager.disk.disk.errors["mkdir", f"{NAME}-1"] = EMFILE
+        manager.disk.disk.errors["rename", f"{NAME}-0"] = EMFILE
         with pytest.raises(REFUSED):
-            world.create(NAME, 3)
-        world.kill()
-        world.start()
-    use_again(world)
+            manager.create(NAME, 3)
+        manager.kill()
+        manager.start()
+    use_again(manager)
 
 
 def test_a_start_on_a_full_disk_ends_deletions() -> None:
-    world = prepared("delete")
-    world.disk.disk.errors["rename", f"{NAME}-1"] = EMFILE
-    world.delete()
-    world.kill()
-    world.disk.disk.capacity_bytes = 0
-    world.start()
-    assert world.topics.get(NAME) is None
-    world.disk.disk.capacity_bytes = None
-    use_again(world)
+    manager = prepared("delete")
+    manager.disk.disk.errors["rename", f"{NAME}-1"] = EMFILE
+    manager.delete()
+    manager.kill()
+    manager.disk.disk.capacity_bytes = 0
+    manager.start()
+    assert manager.topics.get(NAME) is None
+    manager.disk.disk.capacity_bytes = None
+    use_again(manager)
 
 
 def test_a_new_topic_inherits_no_checkpoint_that_could_not_be_written() -> None:
     """The deleted topic's log start would delete the new one's records after a kill."""
-    world = prepared("delete")
-    partition = world.found(NAME).partitions[0]
+    manager = prepared("delete")
+    partition = manager.found(NAME).partitions[0]
     partition.delete_records(1, NOW_MS)
-    world.logs.write_checkpoints()
-    world.disk.disk.errors["replace", "checkpoint"] = EMFILE
-    world.delete()
-    world.disk.disk.errors.clear()
-    world.create(NAME, 2)
-    world.fill(NAME)
-    world.kill()
-    world.start()
-    assert world.shape(NAME) == [1, 1]
+    manager.logs.write_checkpoints()
+    manager.disk.disk.errors["replace", "checkpoint"] = EMFILE
+    manager.delete()
+    manager.disk.disk.errors.clear()
+    manager.create(NAME, 2)
+    manager.fill(NAME)
+    manager.kill()
+    manager.start()
+    assert manager.shape(NAME) == [1, 1]

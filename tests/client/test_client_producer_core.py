@@ -109,7 +109,7 @@ class FakeBroker:
         return answer
 
 
-class World:
+class SimulatedCluster:
     """One run: a core, a broker, and a network whose faults a seed decides."""
 
     def __init__(self, seed: int, **settings: object) -> None:
@@ -247,40 +247,42 @@ def _frozen(call: ProduceCall) -> object:
 
 def check_patient_producer(seed: int) -> None:
     """Check that every record is stored once and in order, and that a definite error means "not stored"."""
-    world = World(seed)
-    world.run()
+    cluster = SimulatedCluster(seed)
+    cluster.run()
     for tp in TP:
-        log = world.broker.logs[tp]
+        log = cluster.broker.logs[tp]
         assert len(log) == len(set(log)), f"seed {seed}: doubled"
         delivered = [
-            value for result_tp, value, error in world.results() if result_tp == tp and error is None
+            value for result_tp, value, error in cluster.results() if result_tp == tp and error is None
         ]
         assert [value for value in log if value in set(delivered)] == delivered, f"seed {seed}: order"
-    check_words(world, seed)
+    check_words(cluster, seed)
 
 
 def check_producer_of_too_large_batches(seed: int, *limits: int) -> int:
     """Run while max.message.bytes changes between these values. Return the number of records that failed."""
-    world = World(seed)
-    world.limits = limits
-    world.run()
-    check_words(world, seed)
-    return sum(error is not None for _, _, error in world.results())
+    cluster = SimulatedCluster(seed)
+    cluster.limits = limits
+    cluster.run()
+    check_words(cluster, seed)
+    return sum(error is not None for _, _, error in cluster.results())
 
 
 def check_hasty_producer(seed: int) -> tuple[int, int]:
     """Run with a delivery.timeout.ms shorter than the faults. Return the failed records and raised epochs."""
-    world = World(seed, **{"delivery.timeout.ms": 250, "request.timeout.ms": 200, "linger.ms": 5})
-    world.run()
-    failed = sum(error is not None for _, _, error in world.results())
-    check_words(world, seed)
-    return failed, world.core.metrics.epoch_bumps
+    cluster = SimulatedCluster(
+        seed, **{"delivery.timeout.ms": 250, "request.timeout.ms": 200, "linger.ms": 5}
+    )
+    cluster.run()
+    failed = sum(error is not None for _, _, error in cluster.results())
+    check_words(cluster, seed)
+    return failed, cluster.core.metrics.epoch_bumps
 
 
-def check_words(world: World, seed: int) -> None:
+def check_words(cluster: SimulatedCluster, seed: int) -> None:
     """Check the reported results against the log."""
-    for tp, value, error in world.results():
-        count = world.broker.logs[tp].count(value)
+    for tp, value, error in cluster.results():
+        count = cluster.broker.logs[tp].count(value)
         assert count <= 1, f"seed {seed}: doubled"
         if error is None:
             assert count == 1, f"seed {seed}: lost"
@@ -298,9 +300,9 @@ def test_every_record_is_stored_once_and_in_order_whatever_the_network_does(firs
 @pytest.mark.behaviour("I22")
 def test_record_retry_total_counts_each_record_of_each_batch_that_is_sent_again() -> None:
     for seed in range(50):
-        world = World(seed)
-        world.run()
-        metrics = world.core.metrics
+        cluster = SimulatedCluster(seed)
+        cluster.run()
+        metrics = cluster.core.metrics
         assert metrics.sent - metrics.retries == RECORDS, f"seed {seed}"
 
 
@@ -313,20 +315,20 @@ def test_a_batch_that_is_too_large_after_a_lost_attempt_is_split_and_nothing_is_
 
 
 def test_children_of_a_batch_that_was_too_large_have_all_their_retries() -> None:
-    world = World(0, retries=1, **{"batch.size": 4_000})
-    world.limits, world.broker.max_records = (1,), 1
+    cluster = SimulatedCluster(0, retries=1, **{"batch.size": 4_000})
+    cluster.limits, cluster.broker.max_records = (1,), 1
     failures = [NotConnectedError("refused")]
 
     def carry(call: ProduceCall) -> None:
         if len(call.batches[0].result.times) == 1 and failures:  # type: ignore[arg-type]
             error = failures.pop()
-            world.later(1, lambda: world._fail(call, error))
+            cluster.later(1, lambda: cluster._fail(call, error))
         else:
-            world.later(1, lambda: world._answer(call, world.broker.produce(call)))
+            cluster.later(1, lambda: cluster._answer(call, cluster.broker.produce(call)))
 
-    with patch.object(world, "_carry", carry):
-        world.run()
-    assert not failures and not [error for *_, error in world.results() if error]
+    with patch.object(cluster, "_carry", carry):
+        cluster.run()
+    assert not failures and not [error for *_, error in cluster.results() if error]
 
 
 @pytest.mark.behaviour("I1", "I9", "I10", "I11")
@@ -348,12 +350,12 @@ def test_twenty_thousand_more_networks_lose_and_double_nothing(first_seed: int) 
 def test_with_idempotence_off_the_same_networks_double_records() -> None:
     doubled = 0
     for seed in range(50):
-        world = World(seed, **{"enable.idempotence": "false"})
-        world.run()
-        for log in world.broker.logs.values():
+        cluster = SimulatedCluster(seed, **{"enable.idempotence": "false"})
+        cluster.run()
+        for log in cluster.broker.logs.values():
             doubled += len(log) - len(set(log))
-        for tp, value, error in world.results():
-            assert error is not None or value in world.broker.logs[tp]
+        for tp, value, error in cluster.results():
+            assert error is not None or value in cluster.broker.logs[tp]
     assert doubled > 0
 
 
@@ -405,65 +407,65 @@ def test_a_topic_that_was_forgotten_continues_its_sequences() -> None:
     """If it began at 0 again under the same epoch, its first batch would be refused or taken for a
     duplicate.
     """
-    world = World(0)
-    world.trouble = False
+    cluster = SimulatedCluster(0)
+    cluster.trouble = False
     for number in range(10):
-        world.send(number)
+        cluster.send(number)
     for _ in range(20):
-        world.step()
-    assert world.core.is_idle and world.core.forgotten_topics == []
-    world.now_ms += world.core.options.metadata_max_idle_ms
-    world.step()
-    assert world.core.forgotten_topics == ["t"] and world.core.topic("t") is None
-    assert not world.core._partitions
-    world.core.set_partition_count("t", len(TP), world.now_ms)
+        cluster.step()
+    assert cluster.core.is_idle and cluster.core.forgotten_topics == []
+    cluster.now_ms += cluster.core.options.metadata_max_idle_ms
+    cluster.step()
+    assert cluster.core.forgotten_topics == ["t"] and cluster.core.topic("t") is None
+    assert not cluster.core._partitions
+    cluster.core.set_partition_count("t", len(TP), cluster.now_ms)
     for number in range(10, 20):
-        world.send(number)
+        cluster.send(number)
     for _ in range(20):
-        world.step()
-    assert all(error is None for _, _, error in world.results())
-    assert [len(log) for log in world.broker.logs.values()] == [10, 10]
-    assert world.core.metrics.epoch_bumps == 0
+        cluster.step()
+    assert all(error is None for _, _, error in cluster.results())
+    assert [len(log) for log in cluster.broker.logs.values()] == [10, 10]
+    assert cluster.core.metrics.epoch_bumps == 0
 
 
 def test_a_topic_with_records_under_way_is_not_forgotten() -> None:
-    world = World(0, **{"metadata.max.idle.ms": 5_000})
-    world.core.set_identity(PRODUCER_ID, 0)
-    world.send(0)
-    assert len(world.core.drain(10.0)) == 1
+    cluster = SimulatedCluster(0, **{"metadata.max.idle.ms": 5_000})
+    cluster.core.set_identity(PRODUCER_ID, 0)
+    cluster.send(0)
+    assert len(cluster.core.drain(10.0)) == 1
     for now_ms in (6_000.0, 12_000.0, 60_000.0):
-        world.core.drain(now_ms)
-        assert world.core.topic("t") is not None and world.core.forgotten_topics == []
+        cluster.core.drain(now_ms)
+        assert cluster.core.topic("t") is not None and cluster.core.forgotten_topics == []
 
 
 def test_sequences_of_too_many_forgotten_partitions_are_dropped_with_a_new_epoch() -> None:
-    world = World(0)
-    world.trouble = False
+    cluster = SimulatedCluster(0)
+    cluster.trouble = False
     with patch("oncelog.client.producer.core.MAX_KEPT_SEQUENCES", 1):
         for number in range(2):
-            world.send(number)
+            cluster.send(number)
         for _ in range(20):
-            world.step()
-        world.now_ms += world.core.options.metadata_max_idle_ms
-        world.step()
-        world.step()
-    assert world.core.metrics.epoch_bumps == 1
-    world.core.set_partition_count("t", len(TP), world.now_ms)
+            cluster.step()
+        cluster.now_ms += cluster.core.options.metadata_max_idle_ms
+        cluster.step()
+        cluster.step()
+    assert cluster.core.metrics.epoch_bumps == 1
+    cluster.core.set_partition_count("t", len(TP), cluster.now_ms)
     for number in range(2, 4):
-        world.send(number)
+        cluster.send(number)
     for _ in range(20):
-        world.step()
-    assert all(error is None for _, _, error in world.results())
-    assert [len(log) for log in world.broker.logs.values()] == [2, 2]
+        cluster.step()
+    assert all(error is None for _, _, error in cluster.results())
+    assert [len(log) for log in cluster.broker.logs.values()] == [2, 2]
 
 
 def test_a_request_that_no_connection_took_counts_as_not_sent() -> None:
-    world = World(0, **{"delivery.timeout.ms": 1_100, "linger.ms": 0})
-    world.core.set_identity(PRODUCER_ID, 0)
-    world.send(0)
-    (call,) = world.core.drain(1.0)
+    cluster = SimulatedCluster(0, **{"delivery.timeout.ms": 1_100, "linger.ms": 0})
+    cluster.core.set_identity(PRODUCER_ID, 0)
+    cluster.send(0)
+    (call,) = cluster.core.drain(1.0)
     error = DisconnectedError("broker 1 is not in the cluster's metadata")
-    world.core.on_failure(call, error, 2.0, was_sent=False)
-    world.core.drain(2_000.0)
-    ((_, _, error),) = world.results()
+    cluster.core.on_failure(call, error, 2.0, was_sent=False)
+    cluster.core.drain(2_000.0)
+    ((_, _, error),) = cluster.results()
     assert type(error) is TimedOut

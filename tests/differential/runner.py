@@ -63,7 +63,7 @@ _numbers = itertools.count()
 _values = itertools.count(1_000_000)
 
 
-class Bed(Protocol):
+class BrokerUnderTest(Protocol):
     """A broker under test."""
 
     @property
@@ -111,8 +111,8 @@ class Connection:
 class Run:
     """A sequence under way on one broker."""
 
-    def __init__(self, bed: Bed, names: Names) -> None:
-        self._bed, self._names = bed, names
+    def __init__(self, broker: BrokerUnderTest, names: Names) -> None:
+        self._bed, self._names = broker, names
         self._symbols = Symbols(names.prefix, names.topic_ids, names.now_ms)
         self._connections: dict[str, Connection] = {}
         self._unsettled: set[str] = set()
@@ -330,7 +330,7 @@ def error_codes(answer: Any) -> Iterator[int]:
                 yield from error_codes(part)
 
 
-def play_together(runs: SequenceOf[Run], sequence: Sequence) -> Iterator[str]:
+def run_together(runs: SequenceOf[Run], sequence: Sequence) -> Iterator[str]:
     """Play a sequence on all brokers, step by step, so that answers that come late are seen on all.
 
     Yields the kind of each restart, for the caller to carry out: other sequences use the brokers too.
@@ -376,14 +376,14 @@ class Outcome(NamedTuple):
 class Pair:
     """Our broker and Apache Kafka. `rules` hold for every subject, beside the subject's own."""
 
-    def __init__(self, ours: Bed, theirs: Bed, rules: tuple[Rule, ...] = ()) -> None:
-        self._beds, self._rules = (ours, theirs), rules
+    def __init__(self, ours: BrokerUnderTest, theirs: BrokerUnderTest, rules: tuple[Rule, ...] = ()) -> None:
+        self._brokers, self._rules = (ours, theirs), rules
         token = f"{os.getpid():x}{time.time_ns() // 10**6 % 2**32:x}"
         candidates = (f"d{token}-{number}" for number in _numbers)
         self._prefixes = (prefix for prefix in candidates if deals_to_a_first(prefix))
 
-        for bed in self._beds:
-            find_coordinators(bed)
+        for broker in self._brokers:
+            find_coordinators(broker)
 
     def play_all(
         self, sequences: Iterable[tuple[Sequence, tuple[Rule, ...]]], jobs: int = 4
@@ -406,13 +406,13 @@ class Pair:
         is_timed = any(step.kind == "pause" for step in outcome.sequence.steps)
         again = None
         for _ in range(CONFIRMATIONS):
-            again = self.play(outcome.sequence, rules)
+            again = self.run_sequence(outcome.sequence, rules)
             # On a busy machine a time-out may run out early, once; then all trials must show the difference.
             if (again.difference is not None) != is_timed:
                 break
         return again if again is not None and again.difference is not None else None
 
-    def play(self, sequence: Sequence, rules: tuple[Rule, ...]) -> Outcome:
+    def run_sequence(self, sequence: Sequence, rules: tuple[Rule, ...]) -> Outcome:
         """One sequence."""
         with ThreadPoolExecutor(2) as pool:
             (outcome,) = self._play_chunk([(sequence, rules)], pool)
@@ -427,21 +427,24 @@ class Pair:
             for prefix, (sequence, _) in zip(prefixes, chunk, strict=True)
             for text, options in sequence.topics.items()
         }
-        ids = list(pool.map(lambda bed: create_topics(bed, topics), self._beds))
+        ids = list(pool.map(lambda broker: create_topics(broker, topics), self._brokers))
         now_ms = int(time.time() * 1000)
 
         def runs_of(prefix: str, sequence: Sequence) -> list[Run]:
             own = [{text: known[f"{prefix}-{text}"] for text in sequence.topics} for known in ids]
-            return [Run(bed, Names(prefix, mine, now_ms)) for bed, mine in zip(self._beds, own, strict=True)]
+            return [
+                Run(broker, Names(prefix, mine, now_ms))
+                for broker, mine in zip(self._brokers, own, strict=True)
+            ]
 
         runs = [runs_of(prefix, sequence) for prefix, (sequence, _) in zip(prefixes, chunk, strict=True)]
-        playing = [play_together(both, sequence) for both, (sequence, _) in zip(runs, chunk, strict=True)]
+        playing = [run_together(both, sequence) for both, (sequence, _) in zip(runs, chunk, strict=True)]
         # All sequences of a chunk have the same restarts, so all are there when one is.
         while kinds := {*pool.map(lambda sequence: next(sequence, ""), playing)} - {""}:
             # In this thread: Kafka's process ends with the thread that started it, which the pool's do first.
-            for bed, known in zip(self._beds, ids, strict=True):
-                _restart(bed, topics, known, is_kill=kinds == {"kill"})
-        list(pool.map(lambda bed: delete_topics(bed, list(topics)), self._beds))
+            for broker, known in zip(self._brokers, ids, strict=True):
+                _restart(broker, topics, known, is_kill=kinds == {"kill"})
+        list(pool.map(lambda broker: delete_topics(broker, list(topics)), self._brokers))
         answers = [[run.answers for run in both] for both in runs]
         return [
             Outcome(sequence, *two, *compare(sequence, (*rules, *self._rules), *two))
@@ -462,13 +465,15 @@ def _chunks(
     yield from waiting.values()
 
 
-def _restart(bed: Bed, topics: dict[str, Any], ids: dict[str, bytes], *, is_kill: bool) -> None:
+def _restart(
+    broker: BrokerUnderTest, topics: dict[str, Any], ids: dict[str, bytes], *, is_kill: bool
+) -> None:
     """Start a broker again, and return when it serves these topics and both kinds of coordinator."""
-    bed.restart(kill=is_kill)
-    find_coordinators(bed)
-    _find_controller(bed)
+    broker.restart(kill=is_kill)
+    find_coordinators(broker)
+    _find_controller(broker)
     counts = {text: options.get("partitions", 1) for text, options in topics.items()}
-    with RawClient(bed.bootstrap_servers) as client:
+    with RawClient(broker.bootstrap_servers) as client:
         wait_until_led(client, counts)
         _wait_until_groups_know(
             client, {text: options.get("partitions", 1) for text, options in topics.items()}
@@ -482,7 +487,7 @@ def _wait_until_groups_know(client: RawClient, partition_counts: dict[str, int])
     )
 
 
-def _find_controller(bed: Bed) -> None:
+def _find_controller(broker: BrokerUnderTest) -> None:
     """Return when changes are carried out.
 
     Until Kafka has found its controller after a start, it ends the connections of clients that ask for one.
@@ -490,36 +495,36 @@ def _find_controller(bed: Bed) -> None:
     nothing = build(API_BY_NAME["CreateTopics"].request, {"topics": [], "timeout_ms": 30_000})
     deadline = time.monotonic() + READY_S
     while True:
-        with RawClient(bed.bootstrap_servers) as client, contextlib.suppress(AssertionError, OSError):
+        with RawClient(broker.bootstrap_servers) as client, contextlib.suppress(AssertionError, OSError):
             client.ask(nothing, 7)
             return
         if time.monotonic() > deadline:
-            raise OncelogError(f"{bed.bootstrap_servers} has no controller")
+            raise OncelogError(f"{broker.bootstrap_servers} has no controller")
         time.sleep(0.05)
 
 
-def find_coordinators(bed: Bed) -> None:
+def find_coordinators(broker: BrokerUnderTest) -> None:
     """Return when both kinds of coordinator serve: a broker makes their topics when it is first asked.
 
     Takes a producer id, too: Kafka's first is 0, which elsewhere means that there is none.
     """
     deadline = time.monotonic() + READY_S
-    with RawClient(bed.bootstrap_servers) as client:
+    with RawClient(broker.bootstrap_servers) as client:
         for key_type in (0, 1):
             body = {"key_type": key_type, "coordinator_keys": ["any"]}
             request = build(API_BY_NAME["FindCoordinator"].request, body)
             while client.ask(request, 6).coordinators[0].error_code:
                 if time.monotonic() > deadline:
-                    raise OncelogError(f"{bed.bootstrap_servers} has no coordinators")
+                    raise OncelogError(f"{broker.bootstrap_servers} has no coordinators")
                 time.sleep(0.05)
         init = build(API_BY_NAME["InitProducerId"].request, {"transactional_id": None})
         while client.ask(init, 4).error_code:
             if time.monotonic() > deadline:
-                raise OncelogError(f"{bed.bootstrap_servers} gives no producer ids")
+                raise OncelogError(f"{broker.bootstrap_servers} gives no producer ids")
             time.sleep(0.05)
 
 
-def create_topics(bed: Bed, topics: dict[str, Any]) -> dict[str, bytes]:
+def create_topics(broker: BrokerUnderTest, topics: dict[str, Any]) -> dict[str, bytes]:
     """Make topics that are served at once; return their ids. Options: partitions, settings by their keys."""
     rows = []
     for text, options in topics.items():
@@ -530,7 +535,7 @@ def create_topics(bed: Bed, topics: dict[str, Any]) -> dict[str, bytes]:
         rows.append(row | {"configs": configs})
     if not rows:
         return {}
-    with RawClient(bed.bootstrap_servers) as client:
+    with RawClient(broker.bootstrap_servers) as client:
         request = build(API_BY_NAME["CreateTopics"].request, {"topics": rows, "timeout_ms": 30_000})
         created = client.ask(request, 7).topics
         if failed := [row for row in created if row.error_code]:
@@ -541,11 +546,11 @@ def create_topics(bed: Bed, topics: dict[str, Any]) -> dict[str, bytes]:
     return {row.name: row.topic_id for row in created}
 
 
-def delete_topics(bed: Bed, topics: list[str]) -> None:
+def delete_topics(broker: BrokerUnderTest, topics: list[str]) -> None:
     """Delete what is still there."""
     if not topics:
         return
-    with RawClient(bed.bootstrap_servers) as client:
+    with RawClient(broker.bootstrap_servers) as client:
         body = {"topics": [{"name": text} for text in topics], "timeout_ms": 30_000}
         client.ask(build(API_BY_NAME["DeleteTopics"].request, body), 6)
 

@@ -15,7 +15,7 @@ def keep(sequence: Sequence, numbers: list[int]) -> Sequence:
     return sequence._replace(steps=tuple(sequence.steps[number] for number in numbers))
 
 
-def shrink(outcome: Outcome, play: Callable[[Sequence], Outcome]) -> tuple[Outcome, list[int]]:
+def shrink(outcome: Outcome, run_sequence: Callable[[Sequence], Outcome]) -> tuple[Outcome, list[int]]:
     """The shortest outcome found with a difference of the same signature, and the steps kept.
 
     Chunks of halving size are dropped, as in delta debugging. A difference that does not come again when
@@ -32,7 +32,7 @@ def shrink(outcome: Outcome, play: Callable[[Sequence], Outcome]) -> tuple[Outco
     def fails(kept: list[int]) -> Outcome | None:
         nonlocal trials
         trials += 1
-        result = play(keep(whole, kept))
+        result = run_sequence(keep(whole, kept))
         return result if result.difference and result.difference.signature == signature else None
 
     if (first := fails(numbers)) is None:

@@ -139,5 +139,5 @@ def test_every_difference_has_its_reason() -> None:
     assert len(entries) == len(set(entries))
     used = {scenario.differs for scenario in SCENARIOS if scenario.differs}
     assert set(entries) == used
-    unexplained = [s.title for s in SCENARIOS if s.tells_brokers_apart and not s.differs]
+    unexplained = [s.title for s in SCENARIOS if s.expects_different_responses and not s.differs]
     assert unexplained == [], "a scenario that expects different answers needs `Differs: KEY`"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from differential.beds import COMMON, apache_bed, oncelog_bed
+from differential.brokers import COMMON, apache_broker, oncelog_broker
 from differential.operations import all_subjects, draw
 from differential.runner import Fixed, Outcome, Pair
 from differential.sequence import RESTARTS, Sequence, Subject
@@ -26,7 +26,7 @@ WEIGHTS = sum(subject.weight for subject in SUBJECTS.values())
 @pytest.fixture(scope="module")
 def pair(kafka_class_path: str) -> Iterator[Pair]:
     """Brokers with an authorizer, a listener on which clients log in, and short time-outs allowed."""
-    with oncelog_bed() as ours, apache_bed() as theirs:
+    with oncelog_broker() as ours, apache_broker() as theirs:
         yield Pair(ours, theirs)
 
 
@@ -44,7 +44,7 @@ def test_both_brokers_answer_random_sequences_the_same(pair: Pair, name: str) ->
 
 def _report(pair: Pair, subject: Subject, failed: list[Outcome]) -> str:
     shortest = min(failed, key=lambda outcome: len(outcome.sequence.steps))
-    shrunk, kept = shrink(shortest, lambda sequence: pair.play(sequence, subject.rules))
+    shrunk, kept = shrink(shortest, lambda sequence: pair.run_sequence(sequence, subject.rules))
     seeds = [outcome.sequence.seed for outcome in failed]
     return f"differences in the sequences {seeds}\n{transcript(shrunk, kept)}"
 
@@ -70,10 +70,10 @@ def test_a_planted_difference_is_found_and_shrunk_to_the_request_that_shows_it()
     with oncelog.Broker() as one, oncelog.Broker(config={"transaction.max.timeout.ms": 59_999}) as other:
         pair = Pair(Fixed(one.bootstrap_servers), Fixed(other.bootstrap_servers))
 
-        def play(sequence: Sequence) -> Outcome:
-            return pair.play(sequence, subject.rules)
+        def run_sequence(sequence: Sequence) -> Outcome:
+            return pair.run_sequence(sequence, subject.rules)
 
-        outcome, kept = shrink(play(draw(subject, 0)), play)
+        outcome, kept = shrink(run_sequence(draw(subject, 0)), run_sequence)
     assert outcome.difference is not None
     assert (outcome.difference.ours, outcome.difference.theirs) == ("NONE", "INVALID_TRANSACTION_TIMEOUT")
     assert len(kept) == 1 and len(outcome.sequence.steps) == 1

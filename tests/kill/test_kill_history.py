@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from oncelog_devtools.apache_kafka import ApacheKafka
 from oncelog_simulator.history.check import AbortedRead, Anomaly, EarlyRead, Operation, check
-from support.history.judged import Load, copied_once, lost_messages, network_faults, says_something
+from support.history.load import Load, copied_once, has_enough_outcomes, lost_messages, network_faults
 from support.wait import pause
 
 from oncelog import Broker
@@ -25,7 +25,7 @@ def judge(load: Load, history: list[Operation]) -> None:
     assert not found, "\n".join(map(str, found[:20]))
     # On a quiet machine hundreds; a busy one must not fail for being slow.
     assert copied_once(load, history) > 0
-    assert says_something(history)
+    assert has_enough_outcomes(history)
 
 
 def disturbing(proxy: Proxy, broker: BrokerProcess | None) -> Callable[[float], None]:

@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 
 import pytest
-from support.kill.processes import World
+from support.kill.processes import CopyUnderKills
 from support.wait import pause
 
 from oncelog.testing.proxy.rules import Action, Rule
@@ -38,13 +38,13 @@ _SOAK = pytest.mark.soak
 pytestmark = pytest.mark.timeout(400)  # dozens of processes are started, on a machine that may be busy
 
 
-def reach(world: World, api: str, side: str) -> None:
+def reach(run: CopyUnderKills, api: str, side: str) -> None:
     """Until a message of the step is held in the network."""
-    mark = world.hold(api, side)
+    mark = run.hold(api, side)
     if api in _STARTING:
-        world.copier.restart()
-    world.feed()
-    world.wait_held(mark)
+        run.copier.restart()
+    run.feed()
+    run.wait_held(mark)
 
 
 @pytest.mark.behaviour("T6", "T11")
@@ -64,44 +64,44 @@ def test_a_copier_killed_at_every_step_copies_every_record_once(
     tmp_path: Path, version: int, side: str, victims: str
 ) -> None:
     """What is held when they die never arrives."""
-    with World(tmp_path, oncelog_transaction_version=version) as world:
+    with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
         for api in STEPS[version]:
-            reach(world, api, side)
-            world.kill(*victims.split())
-            world.let_go(lose=True)
-            world.revive()
-        world.check()
+            reach(run, api, side)
+            run.kill(*victims.split())
+            run.let_go(lose=True)
+            run.revive()
+        run.check()
 
 
 @pytest.mark.behaviour("T3", "T6", "T11")
 @VERSIONS
 def test_a_late_request_of_a_killed_copier_changes_nothing(tmp_path: Path, version: int) -> None:
     """The copier is killed; when its successor has gone on, the broker gets what the network had kept."""
-    with World(tmp_path, oncelog_transaction_version=version) as world:
+    with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
         for api in STEPS[version]:
-            reach(world, api, "request")
-            world.proxy.clear()
-            world.copier.restart()
-            world.wait_copied()
-            world.let_go(lose=False)
-            world.feed()
-        world.check()
+            reach(run, api, "request")
+            run.proxy.clear()
+            run.copier.restart()
+            run.wait_copied()
+            run.let_go(lose=False)
+            run.feed()
+        run.check()
 
 
 @pytest.mark.behaviour("T6", "T11")
 @VERSIONS
 def test_a_decided_transaction_completes_after_the_broker_is_killed(tmp_path: Path, version: int) -> None:
     """At every marker, and once more while it makes up for that."""
-    with World(tmp_path, oncelog_transaction_version=version) as world:
-        world.feed()
-        world.wait_copied()
+    with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
+        run.feed()
+        run.wait_copied()
         for plan in ("0 complete", "1 2", "2 1", "complete 0"):
-            world.broker.plan.write_text(plan)
-            world.feed()
-            world.wait(lambda: not world.broker.is_alive(), "the broker's death")
-            assert world.broker.revive() == 1
-            assert not world.broker.plan.read_text()
-        world.check()
+            run.broker.plan.write_text(plan)
+            run.feed()
+            run.wait(lambda: not run.broker.is_alive(), "the broker's death")
+            assert run.broker.revive() == 1
+            assert not run.broker.plan.read_text()
+        run.check()
 
 
 @pytest.mark.soak
@@ -111,19 +111,19 @@ def test_a_decided_transaction_completes_after_the_broker_is_killed(tmp_path: Pa
 def test_copiers_killed_at_random_copy_every_record_once(tmp_path: Path, version: int) -> None:
     """Who dies and when is left to chance; connections are cut, and requests arrive late, by chance too."""
     chance = random.Random(version)
-    with World(tmp_path, oncelog_transaction_version=version) as world:
-        world.proxy.add(Rule(action=Action.CUT, probability=0.01))
+    with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
+        run.proxy.add(Rule(action=Action.CUT, probability=0.01))
         for api in STEPS[version]:
-            world.proxy.add(Rule(action=Action.HOLD, api=api, probability=0.02, delay_ms=700))
+            run.proxy.add(Rule(action=Action.HOLD, api=api, probability=0.02, delay_ms=700))
         kills = 0
         while kills < RANDOM_KILLS:
             if chance.random() < 0.8:  # otherwise they die on their way up
-                world.feed(100)
-                world.wait_ended(chance.randrange(10))
+                run.feed(100)
+                run.wait_ended(chance.randrange(10))
             pause(chance.uniform(0, 0.1))
             victims = chance.sample(["broker", "copier", "reader"], chance.choice([1, 1, 1, 2, 3]))
-            world.kill(*victims)
+            run.kill(*victims)
             kills += len(victims)
-            world.revive()
-        world.proxy.clear()
-        world.check()
+            run.revive()
+        run.proxy.clear()
+        run.check()

@@ -330,7 +330,7 @@ def test_more_keys_than_fit_take_several_rounds() -> None:
     assert rounds > 3
 
 
-class World:
+class CompactedLog:
     """Random transactions of two producers on a few keys, with compaction between them."""
 
     def __init__(self, draw: Random, log_config: LogConfig = COMPACTED, keys: int = 4) -> None:
@@ -370,19 +370,19 @@ class World:
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10**9))
 def test_readers_see_the_same_state_before_and_after(seed: int) -> None:
-    world = World(Random(seed))
+    compacted = CompactedLog(Random(seed))
     for _ in range(6):
         for _ in range(40):
-            world.step()
-        partition = world.partition
+            compacted.step()
+        partition = compacted.partition
         expected, offsets = newest(partition), {row[0] for row in committed(partition)}
         stable, end = partition.last_stable_offset, partition.log_end_offset
-        compact(partition, world.now_ms)
+        compact(partition, compacted.now_ms)
         assert newest(partition) == expected
         assert {row[0] for row in committed(partition)} <= offsets
         assert (partition.last_stable_offset, partition.log_end_offset) == (stable, end)
         point = partition.recovery_point
-        restarted = opened(world.disk.after_kill(), recovery_point=point)
+        restarted = opened(compacted.disk.after_kill(), recovery_point=point)
         assert committed(restarted) == committed(partition)
         assert restarted.describe_producers() == partition.describe_producers()
 
@@ -402,20 +402,20 @@ def test_readers_see_the_same_however_few_keys_fit_the_map(
     log_config = config(
         limits=limits, **{**SETTINGS, "segment_bytes": segment_bytes}, delete_retention_ms=1_000
     )
-    world = World(Random(seed), log_config, keys)
-    partition = world.partition
+    compacted = CompactedLog(Random(seed), log_config, keys)
+    partition = compacted.partition
     for _ in range(3):
         for _ in range(60):
-            world.step()
-        partition.log.roll(world.now_ms)
+            compacted.step()
+        partition.log.roll(compacted.now_ms)
         before = set(committed(partition))
         expected, is_dirty = newest(partition), True
         while is_dirty:
-            is_dirty = compact(partition, world.now_ms)
+            is_dirty = compact(partition, compacted.now_ms)
             assert newest(partition) == expected
             assert set(committed(partition)) <= before
             restarted = open_partition(
-                world.disk.after_kill(), log_config, recovery_point=partition.recovery_point
+                compacted.disk.after_kill(), log_config, recovery_point=partition.recovery_point
             )
             assert committed(restarted) == committed(partition)
 
@@ -484,14 +484,14 @@ def test_an_index_of_what_is_replaced_is_not_taken_over() -> None:
 def test_lost_entries_of_aborted_transactions_are_restored_from_their_markers(seed: int) -> None:
     """Compaction up to 0.4.1 could lose any of the entries."""
     draw = Random(seed)
-    world = World(draw)
+    compacted = CompactedLog(draw)
     for _ in range(3):
         for _ in range(60):
-            world.step()
-        compact(world.partition, world.now_ms)
-    expected, end = committed(world.partition), world.partition.log_end_offset
-    world.partition.close(NOW_MS)
-    disk = world.disk.after_kill()
+            compacted.step()
+        compact(compacted.partition, compacted.now_ms)
+    expected, end = committed(compacted.partition), compacted.partition.log_end_offset
+    compacted.partition.close(NOW_MS)
+    disk = compacted.disk.after_kill()
     for name in disk.list("orders-0"):
         if name.endswith(".txnindex") and draw.random() < 0.7:
             disk.remove(f"orders-0/{name}")
@@ -505,14 +505,14 @@ def test_lost_entries_of_aborted_transactions_are_restored_from_their_markers(se
 
 def prepared() -> tuple[MemoryDisk, Partition]:
     """Return a partition that was compacted once, with small segments to merge and new dirty records."""
-    world = World(Random(4))
+    compacted = CompactedLog(Random(4))
     for _ in range(40):
-        world.step()
-    compact(world.partition)
+        compacted.step()
+    compact(compacted.partition)
     for _ in range(20):
-        world.step()
-    world.partition.flush()
-    return world.disk, world.partition
+        compacted.step()
+    compacted.partition.flush()
+    return compacted.disk, compacted.partition
 
 
 def test_a_compaction_survives_a_crash_at_every_step() -> None:

@@ -43,7 +43,7 @@ def topic_id(number: int) -> bytes:
     return number.to_bytes(16, "big")
 
 
-class Driven:
+class SteppedLog:
     """A data directory whose background tasks and blocking calls run when the test says so."""
 
     def __init__(self, disk: Disk, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -154,7 +154,7 @@ class DeferredMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = Driven(self.new_disk())
+        self.stepped = SteppedLog(self.new_disk())
         self.flushes: list[Callable[[], None]] = []
         self.number = 0
         self.forget()
@@ -168,7 +168,7 @@ class DeferredMachine(RuleBasedStateMachine):
 
     @property
     def partition(self) -> Partition:
-        return self.world.partition
+        return self.stepped.partition
 
     @rule(key=st.integers(0, 3), count=st.integers(1, 4))
     def append(self, key: int, count: int) -> None:
@@ -218,45 +218,45 @@ class DeferredMachine(RuleBasedStateMachine):
 
     @rule()
     def recreate(self) -> None:
-        self.world.recreate()
+        self.stepped.recreate()
         self.forget()
 
     @rule()
     def compact(self) -> None:
         self.partition.flush()
-        self.world.manager.write_checkpoints()
-        self.world.manager.compact(NOW_MS)
+        self.stepped.manager.write_checkpoints()
+        self.stepped.manager.compact(NOW_MS)
 
     @rule(count=st.integers(1, 12))
     def step(self, count: int) -> None:
         for _ in range(count):
-            self.world.step()
+            self.stepped.step()
 
     @rule(count=st.integers(1, 12))
     def step_and_run(self, count: int) -> None:
         for _ in range(count):
-            self.world.run_job()
-            self.world.step()
+            self.stepped.run_job()
+            self.stepped.step()
 
     @rule()
     def run_job(self) -> None:
-        self.world.run_job()
+        self.stepped.run_job()
 
-    @precondition(lambda self: self.world.call is not None)
+    @precondition(lambda self: self.stepped.call is not None)
     @rule(number=st.integers(1, 12))
     def recreate_amid_a_job(self, number: int) -> None:
         with before_path_call(number, self.recreate):
-            self.world.run_job()
+            self.stepped.run_job()
 
     @rule(clean=st.booleans())
     def restart(self, clean: bool) -> None:
         if clean:
-            self.world.stop()
+            self.stepped.stop()
         else:
-            self.world.manager.release()
-        self.world.call = None
+            self.stepped.manager.release()
+        self.stepped.call = None
         self.flushes.clear()
-        self.world.start()
+        self.stepped.start()
         assert self.partition.recovery_warnings == []
 
     @invariant()
@@ -268,9 +268,9 @@ class DeferredMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.restart(clean=True)
         self.readers_find_the_newest_of_each_key()
-        names = self.world.disk.list(str(TP))
+        names = self.stepped.disk.list(str(TP))
         assert not [name for name in names if name.endswith((".deleted", ".cleaned", ".swap", ".tmp"))]
-        self.world.manager.release()
+        self.stepped.manager.release()
 
 
 TestDeferredMachine = DeferredMachine.TestCase
@@ -294,8 +294,8 @@ TestRealDeferredMachine.settings = settings(max_examples=20, stateful_step_count
 
 
 @pytest.fixture
-def world(tmp_path: Any) -> Driven:
-    return Driven(RealDisk(tmp_path))
+def stepped(tmp_path: Any) -> SteppedLog:
+    return SteppedLog(RealDisk(tmp_path))
 
 
 def fill(partition: Partition, count: int = 30) -> None:
@@ -303,88 +303,88 @@ def fill(partition: Partition, count: int = 30) -> None:
         put(partition, batch(key=b"k%d" % (number % 2), value=b"old" + bytes(40)))
 
 
-def written_again(world: Driven) -> list[bytes]:
+def written_again(stepped: SteppedLog) -> list[bytes]:
     """Recreate the topic and write to it."""
-    world.recreate()
+    stepped.recreate()
     for number in range(5):
         data = batch(number, pid=9, key=b"n%d" % number, value=b"new", is_transactional=True)
-        put(world.partition, data)
-    put_marker(world.partition, marker(9, commit=True))
-    world.partition.flush()
+        put(stepped.partition, data)
+    put_marker(stepped.partition, marker(9, commit=True))
+    stepped.partition.flush()
     return [b"n%d" % number for number in range(5)]
 
 
-def keys_after_restart(world: Driven) -> list[bytes | None]:
-    world.finish()
-    world.stop()
-    world.start()
-    return [key for _, key, _ in committed(world.partition)]
+def keys_after_restart(stepped: SteppedLog) -> list[bytes | None]:
+    stepped.finish()
+    stepped.stop()
+    stepped.start()
+    return [key for _, key, _ in committed(stepped.partition)]
 
 
-def test_queued_deletions_leave_a_topic_of_the_same_name_alone(world: Driven) -> None:
-    fill(world.partition)
-    world.finish()
-    world.partition.delete_records(world.partition.log_end_offset - 1, NOW_MS)
-    assert world.manager.background, "deletions wait"
-    expected = written_again(world)
-    assert keys_after_restart(world) == expected
+def test_queued_deletions_leave_a_topic_of_the_same_name_alone(stepped: SteppedLog) -> None:
+    fill(stepped.partition)
+    stepped.finish()
+    stepped.partition.delete_records(stepped.partition.log_end_offset - 1, NOW_MS)
+    assert stepped.manager.background, "deletions wait"
+    expected = written_again(stepped)
+    assert keys_after_restart(stepped) == expected
 
 
 @pytest.mark.parametrize("in_steps", [False, True])
 def test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_disk(in_steps: bool) -> None:
     """It had the deleted partition's point, so its records were compacted above the point to recover from."""
-    world = Driven(MemoryDisk(), Limits(partitions_per_step=1))
-    world.manager.open_partition(OTHER, config(**SETTINGS), topic_id(1), NOW_MS)
-    fill(world.partition, 60)
-    world.partition.flush()
-    world.manager.write_checkpoints()
-    world.until_job("sync_directory")  # of recovery points
-    deletion = world.manager.delete_in_steps([TP, OTHER])
+    stepped = SteppedLog(MemoryDisk(), Limits(partitions_per_step=1))
+    stepped.manager.open_partition(OTHER, config(**SETTINGS), topic_id(1), NOW_MS)
+    fill(stepped.partition, 60)
+    stepped.partition.flush()
+    stepped.manager.write_checkpoints()
+    stepped.until_job("sync_directory")  # of recovery points
+    deletion = stepped.manager.delete_in_steps([TP, OTHER])
     if in_steps:
         next(deletion)
-        world.run_job()
-        world.step()
+        stepped.run_job()
+        stepped.step()
     for _ in deletion:
         pass
-    world.partition = world.open()
-    world.finish()
-    fill(world.partition)
-    world.partition.flush()
-    expected = {key: offset for offset, key, _ in committed(world.partition)}
-    world.manager.compact(NOW_MS)
-    world.finish()
-    point = read_offsets(world.disk, RECOVERY_POINTS).get(TP, 0)
-    assert point >= world.partition.cleaner.cleaned_to > 0
-    disk = cast(MemoryDisk, world.disk).after_kill()
-    world.manager.release()
-    world.disk = disk
-    world.start()
-    assert {key: offset for offset, key, _ in committed(world.partition)} == expected
+    stepped.partition = stepped.open()
+    stepped.finish()
+    fill(stepped.partition)
+    stepped.partition.flush()
+    expected = {key: offset for offset, key, _ in committed(stepped.partition)}
+    stepped.manager.compact(NOW_MS)
+    stepped.finish()
+    point = read_offsets(stepped.disk, RECOVERY_POINTS).get(TP, 0)
+    assert point >= stepped.partition.cleaner.cleaned_to > 0
+    disk = cast(MemoryDisk, stepped.disk).after_kill()
+    stepped.manager.release()
+    stepped.disk = disk
+    stepped.start()
+    assert {key: offset for offset, key, _ in committed(stepped.partition)} == expected
 
 
 @pytest.mark.parametrize("name", ["make_swap", "take_place"])
 def test_a_swap_that_waits_for_its_thread_leaves_a_topic_of_the_same_name_alone(
-    world: Driven, name: str
+    stepped: SteppedLog, name: str
 ) -> None:
-    fill(world.partition)
-    world.partition.flush()
-    world.manager.write_checkpoints()
-    world.finish()
-    world.manager.compact(NOW_MS)
-    world.until_job(name)
-    expected = written_again(world)
-    assert keys_after_restart(world) == expected
+    fill(stepped.partition)
+    stepped.partition.flush()
+    stepped.manager.write_checkpoints()
+    stepped.finish()
+    stepped.manager.compact(NOW_MS)
+    stepped.until_job(name)
+    expected = written_again(stepped)
+    assert keys_after_restart(stepped) == expected
 
 
-def test_a_flush_that_waits_for_its_thread_tells_a_new_topic_nothing(world: Driven) -> None:
+def test_a_flush_that_waits_for_its_thread_tells_a_new_topic_nothing(stepped: SteppedLog) -> None:
     """The flush wrote the old topic's aborted transactions, which hid committed records of the new topic."""
-    put(world.partition, batch(0, pid=9, value=b"old", is_transactional=True))
-    put_marker(world.partition, marker(9, commit=False))
-    flush = world.partition.flush
-    expected = written_again(world)
+    put(stepped.partition, batch(0, pid=9, value=b"old", is_transactional=True))
+    put_marker(stepped.partition, marker(9, commit=False))
+    flush = stepped.partition.flush
+    expected = written_again(stepped)
     with pytest.raises(KafkaStorageError, match="was closed or deleted"):
         flush()
-    assert keys_after_restart(world) == expected
+    assert keys_after_restart(stepped) == expected
 
 
 @pytest.mark.parametrize("what", ["flush", "job"])
@@ -392,47 +392,47 @@ def test_a_topic_is_created_again_between_any_two_calls_of_deferred_work(what: s
     """A thread that resolved one path of the old topic must not resolve the next one to the new topic."""
     acts = 0
     for number in itertools.count(1):
-        world = Driven(MemoryDisk())
-        put(world.partition, batch(0, pid=9, value=b"old", is_transactional=True))
-        put_marker(world.partition, marker(9, commit=False))
-        work: Callable[[], None] = world.partition.flush
+        stepped = SteppedLog(MemoryDisk())
+        put(stepped.partition, batch(0, pid=9, value=b"old", is_transactional=True))
+        put_marker(stepped.partition, marker(9, commit=False))
+        work: Callable[[], None] = stepped.partition.flush
         if what == "job":
-            fill(world.partition)
-            world.partition.flush()
-            world.manager.write_checkpoints()
-            world.finish()
-            world.manager.compact(NOW_MS)
-            work = world.finish
+            fill(stepped.partition)
+            stepped.partition.flush()
+            stepped.manager.write_checkpoints()
+            stepped.finish()
+            stepped.manager.compact(NOW_MS)
+            work = stepped.finish
         expected: list[bytes] = []
-        again = partial(lambda world, expected: expected.extend(written_again(world)), world, expected)
+        again = partial(lambda stepped, expected: expected.extend(written_again(stepped)), stepped, expected)
         with before_path_call(number, again), suppress(KafkaStorageError):
             work()
         if not expected:
             break
         acts += 1
-        assert keys_after_restart(world) == expected, number
+        assert keys_after_restart(stepped) == expected, number
     assert acts > (2 if what == "flush" else 40)
 
 
-def test_dropped_files_are_renamed_at_once(world: Driven) -> None:
-    fill(world.partition)
-    world.finish()
-    world.partition.delete_records(world.partition.log_end_offset - 1, NOW_MS)
-    names = world.disk.list(str(TP))
+def test_dropped_files_are_renamed_at_once(stepped: SteppedLog) -> None:
+    fill(stepped.partition)
+    stepped.finish()
+    stepped.partition.delete_records(stepped.partition.log_end_offset - 1, NOW_MS)
+    names = stepped.disk.list(str(TP))
     assert len([name for name in names if name.endswith(".log")]) == 1
     assert len({name for name in names if name.endswith(".deleted")}) > 6
-    world.manager.release()
-    world.start()
-    assert not [name for name in world.disk.list(str(TP)) if name.endswith(".deleted")]
+    stepped.manager.release()
+    stepped.start()
+    assert not [name for name in stepped.disk.list(str(TP)) if name.endswith(".deleted")]
 
 
 @pytest.mark.parametrize("how", ["records", "retention"])
 def test_thousands_of_segments_are_deleted_a_few_a_step(how: str) -> None:
-    world = Driven(MemoryDisk())
-    world.partition.reconfigure(config(segment_bytes=100, retention_ms=1000))
+    stepped = SteppedLog(MemoryDisk())
+    stepped.partition.reconfigure(config(segment_bytes=100, retention_ms=1000))
     for _ in range(300):
-        put(world.partition, batch())
-    world.finish()
+        put(stepped.partition, batch())
+    stepped.finish()
     renames: list[str] = []
     original = PartitionDisk.rename
 
@@ -442,59 +442,59 @@ def test_thousands_of_segments_are_deleted_a_few_a_step(how: str) -> None:
 
     with patch.object(PartitionDisk, "rename", counted):
         if how == "records":
-            world.partition.delete_records(None, NOW_MS)
+            stepped.partition.delete_records(None, NOW_MS)
         else:
-            world.partition.enforce_retention(NOW_MS + 10_000)
-        assert world.partition.log_start_offset >= 299
+            stepped.partition.enforce_retention(NOW_MS + 10_000)
+        assert stepped.partition.log_start_offset >= 299
         most = len(renames)
-        while world.manager.background:
+        while stepped.manager.background:
             before = len(renames)
-            world.step()
+            stepped.step()
             most = max(most, len(renames) - before)
-            world.run_job()
+            stepped.run_job()
     assert len(renames) >= 3 * 299
     assert most <= 32
-    assert world.partition.segment_count == 1
-    assert [name for name in world.disk.list(str(TP)) if name.endswith((".log", ".deleted"))] == [
-        f"{world.partition.log_end_offset:020d}.log"
+    assert stepped.partition.segment_count == 1
+    assert [name for name in stepped.disk.list(str(TP)) if name.endswith((".log", ".deleted"))] == [
+        f"{stepped.partition.log_end_offset:020d}.log"
     ]
-    world.stop()
+    stepped.stop()
 
 
 def test_a_kill_during_the_deletion_of_many_segments_brings_none_back() -> None:
     for steps in range(1, 40, 3):
-        world = Driven(MemoryDisk())
-        world.partition.reconfigure(config(segment_bytes=100))
+        stepped = SteppedLog(MemoryDisk())
+        stepped.partition.reconfigure(config(segment_bytes=100))
         for _ in range(40):
-            put(world.partition, batch())
-        world.partition.flush()
-        world.finish()
-        world.partition.delete_records(35, NOW_MS)
+            put(stepped.partition, batch())
+        stepped.partition.flush()
+        stepped.finish()
+        stepped.partition.delete_records(35, NOW_MS)
         for _ in range(steps):
-            world.step()
-            world.run_job()
-        world.manager.release()
-        world.call = None
-        world.start()
-        start = world.partition.log_start_offset
-        offsets = [header.base_offset for _, header in iter_batches(memoryview(read_all(world.partition)))]
+            stepped.step()
+            stepped.run_job()
+        stepped.manager.release()
+        stepped.call = None
+        stepped.start()
+        start = stepped.partition.log_start_offset
+        offsets = [header.base_offset for _, header in iter_batches(memoryview(read_all(stepped.partition)))]
         # The checkpoint of the log start comes after the first names are gone.
         assert start <= 35
         assert offsets == list(range(start, 40))
-        assert world.partition.recovery_warnings == []
-        world.stop()
+        assert stepped.partition.recovery_warnings == []
+        stepped.stop()
 
 
 def test_what_compaction_replaced_is_closed_in_the_thread() -> None:
     """Their names are gone, so the last close frees the blocks, which takes 0.3 s for a gigabyte."""
-    world = Driven(MemoryDisk())
+    stepped = SteppedLog(MemoryDisk())
     for number in range(12):
-        put(world.partition, batch(key=b"k", value=b"%d" % number + bytes(100)))
-    world.partition.flush()
-    world.manager.write_checkpoints()
-    world.finish()
+        put(stepped.partition, batch(key=b"k", value=b"%d" % number + bytes(100)))
+    stepped.partition.flush()
+    stepped.manager.write_checkpoints()
+    stepped.finish()
     closed: list[bool] = []
-    files = [segment.file for segment in list(world.partition.log.segments)[:-1]]
+    files = [segment.file for segment in list(stepped.partition.log.segments)[:-1]]
     is_in_job = [False]
     original = type(files[0]).close
 
@@ -504,32 +504,32 @@ def test_what_compaction_replaced_is_closed_in_the_thread() -> None:
         original(file)  # type: ignore[arg-type]
 
     with patch.object(type(files[0]), "close", close):
-        world.manager.compact(NOW_MS)
-        while world.manager.background:
-            world.step()
+        stepped.manager.compact(NOW_MS)
+        while stepped.manager.background:
+            stepped.step()
             is_in_job[0] = True
-            world.run_job()
+            stepped.run_job()
             is_in_job[0] = False
     assert len(closed) == len(files)
     assert all(closed)
-    world.stop()
+    stepped.stop()
 
 
 @pytest.mark.parametrize("is_real", [False, True])
 def test_compaction_keeps_the_files_time(is_real: bool, tmp_path: Path) -> None:
     """For retention and min.compaction.lag.ms, records without timestamps are as old as their file."""
-    world = Driven(RealDisk(tmp_path) if is_real else MemoryDisk())
+    stepped = SteppedLog(RealDisk(tmp_path) if is_real else MemoryDisk())
     for number in range(12):
-        put(world.partition, batch(key=b"k", value=b"%d" % number + bytes(100), timestamp_ms=-1))
-    world.partition.flush()
-    world.manager.write_checkpoints()
-    world.finish()
-    for number, segment in enumerate(world.partition.log.segments):
-        world.disk.set_modified_ms(segment.log_path, 1_000_000_000_000 + number)
-    newest = 1_000_000_000_000 + world.partition.segment_count - 2
-    world.partition.reconfigure(config(**SETTINGS | {"segment_bytes": 1 << 20}))
-    world.manager.compact(NOW_MS)
-    world.finish()
-    assert world.partition.segment_count == 2
-    assert world.partition.log.segments.first.largest_timestamp_ms == newest
-    world.stop()
+        put(stepped.partition, batch(key=b"k", value=b"%d" % number + bytes(100), timestamp_ms=-1))
+    stepped.partition.flush()
+    stepped.manager.write_checkpoints()
+    stepped.finish()
+    for number, segment in enumerate(stepped.partition.log.segments):
+        stepped.disk.set_modified_ms(segment.log_path, 1_000_000_000_000 + number)
+    newest = 1_000_000_000_000 + stepped.partition.segment_count - 2
+    stepped.partition.reconfigure(config(**SETTINGS | {"segment_bytes": 1 << 20}))
+    stepped.manager.compact(NOW_MS)
+    stepped.finish()
+    assert stepped.partition.segment_count == 2
+    assert stepped.partition.log.segments.first.largest_timestamp_ms == newest
+    stepped.stop()

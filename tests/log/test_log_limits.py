@@ -1,4 +1,4 @@
-"""The machine of support.log.machine: one partition, every limit drawn small, through everything.
+"""The machine of support.log.state_machine: one partition, every limit drawn small, through everything.
 
 Faults that were put back to see it fail: docs/internals/limits.md.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import settings
-from support.log.machine import LogMachine
+from support.log.state_machine import LogMachine
 
 
 def machine(max_examples: int, *, is_drawn_anew: bool) -> type:

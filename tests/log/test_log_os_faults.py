@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.log.world import World
+from support.log.faulty_log import LogUnderFaults
 
 
 @pytest.mark.parametrize("seed", [5, 9, 13, 38, 109, 234])
 def test_random_operations_while_system_calls_fail(tmp_path: Path, seed: int) -> None:
     """Seeds 5, 9 and 38 find R613 where it is put back, 13 finds R610, 234 finds R614."""
-    World(tmp_path / "data", seed).play()
+    LogUnderFaults(tmp_path / "data", seed).run()
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("first", range(1000, 1400, 20))
 def test_many_random_operations_while_system_calls_fail(tmp_path: Path, first: int) -> None:
     for seed in range(first, first + 20):
-        World(tmp_path / str(seed), seed).play()
+        LogUnderFaults(tmp_path / str(seed), seed).run()

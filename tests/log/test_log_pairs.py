@@ -13,8 +13,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from support.log.machine import HOUR_MS, KEYS, RETENTION_BYTES, LogMachine, Wanted
 from support.log.partitions import TP
+from support.log.state_machine import HOUR_MS, KEYS, RETENTION_BYTES, LogMachine, NewBatch
 
 from oncelog.limits import Limits
 from oncelog.log.checkpoint import INDEX_STARTS, INDEXED_OFFSETS
@@ -68,9 +68,9 @@ def delete_and_create(machine: LogMachine, rng: Random) -> bool:
 
 def end_transactions(machine: LogMachine, rng: Random) -> bool:
     """Leave a transaction open, end one and abort one."""
-    began = [Wanted(pid, [b"a"], b"v", 0, "begin", Compression.NONE) for pid in (1, 2, 3)]
+    began = [NewBatch(pid, [b"a"], b"v", 0, "begin", Compression.NONE) for pid in (1, 2, 3)]
     ended = [
-        Wanted(pid, [b"a"], b"v", 0, how, Compression.NONE) for pid, how in ((1, "abort"), (2, "commit"))
+        NewBatch(pid, [b"a"], b"v", 0, how, Compression.NONE) for pid, how in ((1, "abort"), (2, "commit"))
     ]
     machine.produce(wanted=began + ended)
     return any(batch.is_commit is False for batch in machine.model.batches)
@@ -106,7 +106,7 @@ PAIRS = list(combinations(FEATURES, 2))
 def produce(machine: LogMachine, rng: Random) -> None:
     machine.produce(
         wanted=[
-            Wanted(rng.randrange(4), rng.choices(KEYS, k=2), b"w" * 30, 0, "plain", Compression.NONE)
+            NewBatch(rng.randrange(4), rng.choices(KEYS, k=2), b"w" * 30, 0, "plain", Compression.NONE)
             for _ in range(16)
         ]
     )

@@ -64,13 +64,13 @@ def test_a_copy_whose_last_pass_was_frozen(tmp_path: Path, rounds: int) -> None:
             load.wait_for_progress(50)
             update(broker.data_dir, target)
             load.wait_for_progress(20)
-            told = load.told()
+            acked = load.acknowledged()
             with frozen(broker):
                 update(broker.data_dir, target)
             opened = tmp_path / f"opened-{each}"
             shutil.copytree(target, opened)
             with BrokerProcess(opened, settings=SETTINGS) as copy:
-                load.check(copy.bootstrap_servers, told)
+                load.check(copy.bootstrap_servers, acked)
                 # The copy is a complete broker: the load's transactional id and its group continue.
                 topic = new_topic(copy.bootstrap_servers)
                 with producer_of(copy.bootstrap_servers, transactional_id=load.pairs) as producer:

@@ -55,8 +55,8 @@ def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
         load.wait_for_progress()
         fill(disk / "ballast")
         wait_for(lambda: refusal_of(client) == errors.KafkaStorageError.code)
-        told = load.told()
-        load.check(told=told)
+        acked = load.acknowledged()
+        load.check(acked=acked)
         with producer_of(broker.bootstrap_servers, delivery_timeout_ms=1500, request_timeout_ms=500) as late:
             sent = late.send("probe", bytes(5000))
             # It may be stored: the error is the same if the batch was written and only its sync failed.
@@ -66,7 +66,7 @@ def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
         if ending != "no end":
             broker.stop() if ending == "SIGTERM" else broker.kill()
             broker.start()
-            load.check(told=told)
+            load.check(acked=acked)
         (disk / "ballast").unlink()
         load.wait_for_progress()
         load.stop()
@@ -141,8 +141,8 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
             pause(1)
             trigger_error(disk)
         wait_for(lambda: refusal_of(client) == errors.KafkaStorageError.code)
-        told = load.told()
-        load.check(told=told)
+        acked = load.acknowledged()
+        load.check(acked=acked)
         broker.kill()
         subprocess.run(["umount", str(disk)], check=True, timeout=240)
         subprocess.run(["e2fsck", "-fy", str(image)], timeout=60, capture_output=True)

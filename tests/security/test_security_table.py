@@ -12,7 +12,7 @@ import pytest
 from oncelog_devtools.apache_kafka import ApacheKafka
 from support.broker import RawClient
 from support.security.brokers import AUTHORIZER, PASSWORD, client_config, secured_broker
-from support.security.requests import GRANTS, GROUP, TOPIC, TRANSACTION, log_in, requests, told
+from support.security.requests import GRANTS, GROUP, TOPIC, TRANSACTION, log_in, requests, rights_in
 
 import oncelog
 from oncelog.broker.security.acl_operations import APIS_WITHOUT_ACL, REQUIRED_OPERATIONS
@@ -21,10 +21,13 @@ from oncelog.client.admin.blocking import Admin, NewTopic
 from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
 from oncelog.rules.security.scram import Mechanism
 
-Told = dict[tuple[str, str], list[str]]
+Rights = dict[tuple[str, str], list[str]]
 
 RECORDING = Path(__file__).parents[1] / "golden" / "authorization.json"
-"""Apache Kafka's answers: request -> what is told -> to whom; the soak test writes it (ONCELOG_RECORD=1)."""
+"""Apache Kafka's answers:
+
+request -> what is rights_in -> to whom; the soak test writes it (ONCELOG_RECORD=1).
+"""
 
 SETTINGS = {
     "authorizer.class.name": AUTHORIZER,
@@ -70,18 +73,18 @@ def prepare(config: dict[str, str]) -> bytes:
         return base64.urlsafe_b64decode(text + "==")
 
 
-def ask_all(address: str, topic_id: bytes) -> Told:
-    found: Told = {}
+def ask_all(address: str, topic_id: bytes) -> Rights:
+    found: Rights = {}
     for user in (NOTHING, DENIED, *GRANTS):
         with RawClient(address) as client:
             log_in(client, user, PASSWORD)
             for name, message, version in requests(topic_id):
-                found[user, name] = told(client.ask(message, version))
+                found[user, name] = rights_in(client.ask(message, version))
     return found
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Rights:
     data_dir: Path = tmp_path_factory.mktemp("data")
     with secured_broker(data_dir, users=("admin",), **SETTINGS) as broker:
         topic_id = prepare(client_config(broker, None, "admin"))
@@ -89,7 +92,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 @pytest.fixture(scope="module")
-def theirs(kafka_class_path: str) -> Told:
+def theirs(kafka_class_path: str) -> Rights:
     properties = {key: value for key, value in SETTINGS.items() if not key.startswith("oncelog.")}
     properties |= {
         "sasl.enabled.mechanisms": "SCRAM-SHA-256",
@@ -102,20 +105,20 @@ def theirs(kafka_class_path: str) -> Told:
         return ask_all(f"127.0.0.1:{kafka.nodes[0].ports['SASL_PLAINTEXT']}", topic_id)
 
 
-def by_request(found: Told) -> dict[str, dict[str, list[str]]]:
+def by_request(found: Rights) -> dict[str, dict[str, list[str]]]:
     made: dict[str, dict[str, list[str]]] = {}
     for (user, request), answer in found.items():
         made.setdefault(request, {}).setdefault(" ".join(answer), []).append(user)
     return made
 
 
-def test_errors_of_each_user_and_request_match_the_recording(ours: Told) -> None:
+def test_errors_of_each_user_and_request_match_the_recording(ours: Rights) -> None:
     assert by_request(ours) == json.loads(RECORDING.read_text())
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_the_recording_matches_apache_kafka(theirs: Told) -> None:
+def test_the_recording_matches_apache_kafka(theirs: Rights) -> None:
     if os.environ.get("ONCELOG_RECORD"):
         RECORDING.write_text(json.dumps(by_request(theirs), indent=1) + "\n")
     assert by_request(theirs) == json.loads(RECORDING.read_text())
@@ -125,7 +128,7 @@ def test_every_api_is_in_the_table() -> None:
     assert set(REQUIRED_OPERATIONS) | APIS_WITHOUT_ACL == {api.name for api in OFFERED.values()}
 
 
-def test_a_user_without_rights_is_refused_every_request(ours: Told) -> None:
+def test_a_user_without_rights_is_refused_every_request(ours: Rights) -> None:
     refusals = {f"{kind}error_code={code}" for kind in ("", "partition_") for code in (29, 30, 31, 53)}
     harmless = {
         "DescribeCluster",

@@ -1,7 +1,7 @@
-"""What tests share: brokers, clients, topics, waits, and the programs that tests kill."""
+"""Code that tests share: brokers, clients, topics, waits, and programs that tests kill."""
 
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-"""On PYTHONPATH a child process can run `python -m support...` or import it."""
+"""With this folder on PYTHONPATH, a child process can import `support` or run `python -m support...`."""
 ROOT = TESTS.parent

@@ -1,4 +1,4 @@
-"""A raw client for broker tests: real bytes over a real socket, one call per request."""
+"""A raw client for broker tests. It sends bytes over a real socket, with one call per request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMEOUT_SECONDS = 60
 
 
 class RawClient:
-    """A connection that sends what it is told and reads whole frames back."""
+    """A connection that sends requests as given and reads whole frames."""
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
@@ -46,13 +46,13 @@ class RawClient:
         self.socket.close()
 
     def send(self, message: Message, version: int) -> int:
-        """Write a request; returns its correlation id."""
+        """Write a request and return its correlation id."""
         self._correlation_id += 1
         self.socket.sendall(encode_request(message, version, self._correlation_id, "raw"))
         return self._correlation_id
 
     def read_frame(self) -> bytes | None:
-        """The next frame without its size; None when the broker has ended the connection."""
+        """Return the next frame without its size, or None if the broker has closed the connection."""
         head = self._read(4)
         return None if head is None else self._read(struct.unpack(">i", head)[0])
 
@@ -74,14 +74,14 @@ class RawClient:
         return decode_response(response_cls, version, frame)
 
     def ask(self, message: Message, version: int) -> Any:
-        """One request and its response."""
+        """Send a request and return its response."""
         sent = self.send(message, version)
         correlation_id, response = self.receive(API_BY_KEY[message.api.key].response, version)
         assert correlation_id == sent
         return response
 
     def is_closed(self) -> bool:
-        """Whether the broker ends the connection (waits for it)."""
+        """Wait for the next frame. Return True if the broker closes the connection instead."""
         return self.read_frame() is None
 
     # --- requests most tests need
@@ -143,7 +143,7 @@ class RawClient:
         return int(result.offset)
 
     def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
-        """Every value of the partition in offset order."""
+        """Return every value of the partition in offset order."""
         values: list[bytes | None] = []
         offset = self.offset(topic, -2, partition)
         while offset < self.offset(topic, -1, partition):
@@ -157,7 +157,7 @@ class RawClient:
 
 
 def split_batches(data: Any) -> list[bytes]:
-    """The whole batches in a Fetch's records."""
+    """Return the whole batches in the records of a Fetch response."""
     batches, position, raw = [], 0, bytes(data or b"")
     while position + 12 <= len(raw):
         size = 12 + struct.unpack_from(">i", raw, position + 8)[0]
@@ -177,7 +177,7 @@ def batch(
     key: bytes | None = None,
     **more: Any,
 ) -> bytearray:
-    """A record batch of these values, numbered when `pid` is given."""
+    """Return a record batch of these values, idempotent if `pid` is given."""
     time_ms = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
     return build_batch(
         [NewRecord(time_ms, key, value) for value in values],
@@ -207,7 +207,7 @@ def produce_request(
 def fetch_request(
     positions: Sequence[tuple[str, int, int]], *, partition_max_bytes: int = 1 << 20, **fields: Any
 ) -> FetchRequest:
-    """Positions are (topic, partition, offset)."""
+    """Return a Fetch request for positions (topic, partition, offset)."""
     defaults: dict[str, Any] = {"max_wait_ms": 0, "min_bytes": 1}
     return FetchRequest(
         **{**defaults, **fields},
@@ -226,9 +226,9 @@ def fetch_request(
 
 
 def assert_unanswered(client: RawClient) -> None:
-    """Assert that what the client sent has no answer although the broker has seen it.
+    """Assert that the client's request has no response although the broker has read it.
 
-    Another connection's second request is answered in a later round of the broker's event loop.
+    The broker answers another connection's second request in a later round of its event loop.
     """
     with RawClient("{}:{}".format(*client.socket.getpeername())) as other:
         for _ in range(2):

@@ -20,7 +20,7 @@ def chromium() -> Iterator[Browser]:
     if path is None:
         pytest.skip("this is tried in Chromium, which is not installed")
     with sync_playwright() as playwright:
-        # There is no sandbox for root; nothing but our own pages is opened.
+        # Chromium has no sandbox as root. It opens only our own pages.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()

@@ -1,4 +1,4 @@
-"""Running `oncelog` commands in this process, as a shell would see them."""
+"""`oncelog` commands, run in this process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unittest import mock
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left: exit code, standard output, standard error."""
+    """The exit code, standard output and standard error of a command."""
 
     code: int
     out: str
@@ -19,7 +19,7 @@ class Outcome:
 
 
 def oncelog(*arguments: str, servers: str | None = None) -> Outcome:
-    """Run `oncelog ARGUMENTS`, with `-b servers` at its end if given."""
+    """Run `oncelog ARGUMENTS`. If `servers` is given, add `-b SERVERS`."""
     from oncelog.cli.main import main
 
     argv = ["oncelog", *arguments, *(["-b", servers] if servers else [])]

@@ -1,4 +1,4 @@
-"""A scripted broker over a real socket: what it answers, or how it breaks, is a function of the test."""
+"""A scripted broker over a real socket. A function of the test decides each response or fault."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from oncelog.wire.records import NewRecord
 from support.wait import attempts, rest
 
 Handler = Callable[[RequestHeader, Any], Any]
-"""Gets header and message; gives a response message, raw bytes to write, None (no answer), or CUT."""
+"""Takes header and request. Returns a response, raw bytes to write, None for no response, or CUT."""
 
 CUT = object()
-"""Close the connection instead of answering."""
+"""Closes the connection instead of a response."""
 
 
 def api_versions(limits: dict[int, tuple[int, int]] | None = None) -> ApiVersionsResponse:
-    """An ApiVersions answer offering all we speak, narrowed by `limits`."""
+    """Return an ApiVersions response with all versions that we offer, narrowed by `limits`."""
     rows = {key: (api.min_version, api.max_version) for key, api in API_BY_KEY.items()} | (limits or {})
     return ApiVersionsResponse(
         api_keys=[
@@ -47,7 +47,9 @@ def metadata(
     leader_epoch: int = 0,
     host: str = "127.0.0.1",
 ) -> MetadataResponse:
-    """A one-broker cluster; `topics` maps names to partition counts, `errors` names to error codes."""
+    """Return a Metadata response of one broker. `topics`: name -> partition count; `errors`: name -> error
+    code.
+    """
     rows = [
         MetadataResponse.MetadataResponseTopic(
             name=name,
@@ -78,7 +80,7 @@ def metadata(
 
 
 class ScriptedBroker:
-    """Answers each request with the function under its API name; ApiVersions and Metadata have defaults."""
+    """A broker that answers by the function under the API's name. ApiVersions and Metadata have defaults."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -98,7 +100,7 @@ class ScriptedBroker:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody is connected."""
+        """Return True if no client is connected."""
         return self.open_count == 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -131,13 +133,13 @@ class ScriptedBroker:
         return True
 
     def cut_all(self) -> None:
-        """End every open connection."""
+        """Close every open connection."""
         for writer in self._writers:
             writer.close()
         self._writers.clear()
 
     def abort_all(self) -> None:
-        """End every open connection at once, whatever has not been read."""
+        """Abort every open connection. Unread data is lost."""
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()
@@ -145,7 +147,7 @@ class ScriptedBroker:
 
 @asynccontextmanager
 async def scripted_broker(port: int = 0) -> AsyncIterator[ScriptedBroker]:
-    """A ScriptedBroker listening on a free (or the given) port of 127.0.0.1."""
+    """Run a ScriptedBroker on 127.0.0.1, on a free port or on `port`."""
     broker = ScriptedBroker()
     server = await asyncio.start_server(broker.serve, "127.0.0.1", port)
     broker.port = server.sockets[0].getsockname()[1]
@@ -157,7 +159,7 @@ async def scripted_broker(port: int = 0) -> AsyncIterator[ScriptedBroker]:
 
 
 async def free_port() -> int:
-    """A port nobody listens on."""
+    """Return a port on which nothing listens."""
     server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     port: int = server.sockets[0].getsockname()[1]
     server.close()
@@ -168,11 +170,11 @@ async def free_port() -> int:
 def append(
     servers: str, tp: TopicPartition, *batches: bytes | bytearray, transactional_id: str | None = None
 ) -> list[int]:
-    """Produce whole batches one request each, without a producer; gives their base offsets.
+    """Produce whole batches without a producer, each in a request, and return their base offsets.
 
-    A batch is sent again while its partition has no leader: Apache Kafka shows a topic before it serves it.
-
-    With a transactional id, as clients do that know no transaction version 2.
+    A batch is sent again while its partition has no leader: Apache Kafka's metadata may list a topic before
+    its leaders are elected. With a transactional id, the version is that of clients without transaction
+    version 2.
     """
 
     async def run() -> list[int]:
@@ -203,7 +205,7 @@ def append(
 
 
 def batch_with_header_name(name: bytes, value: bytes = b"v", key: bytes | None = b"k") -> bytearray:
-    """A batch of one record whose header has this name, which need not be UTF-8, and the value b"1"."""
+    """Return a batch of one record with value b"1" and a header of this name, which need not be UTF-8."""
     placeholder = "x" * len(name)
     batch = build_batch([NewRecord(1_700_000_000_000, key, value, ((placeholder, b"1"),))])
     start = batch.index(placeholder.encode())
@@ -213,7 +215,7 @@ def batch_with_header_name(name: bytes, value: bytes = b"v", key: bytes | None =
 
 
 def batch_of(*values: bytes | None, timestamp_ms: int = 1_700_000_000_000, **options: Any) -> bytearray:
-    """A batch of values without keys, their timestamps counting up."""
+    """Return a batch of values without keys and with increasing timestamps."""
     return build_batch(
         [NewRecord(timestamp_ms + i, None, value) for i, value in enumerate(values)], **options
     )

@@ -1,8 +1,8 @@
-"""`pytest --costs=FILE`: note for each test its wall time and processor time, and print the sums.
+"""`pytest --costs=FILE`: write each test's wall time and processor time to a file, and print the sums.
 
-Processor time counts this process and everything it started: children that have ended, and those that still
-run, such as Spark's JVM or Apache Kafka's. A fixture is charged to the first test that requests it. On a busy
-machine processor time stays comparable where wall time does not.
+Processor time includes all child processes, ended or running, such as Spark's JVM or Apache Kafka's. A
+fixture's time is added to the first test that requests it. On a busy machine, processor times remain
+comparable and wall times do not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DIRECTORIES_AND_FILES = 25
 
 
 def processor_seconds() -> float:
-    """Return the processor time of this process and of all that it started."""
+    """Return the processor time in seconds of this process and of all its descendants."""
     total = 0.0
     for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
         usage = resource.getrusage(who)
@@ -39,15 +39,15 @@ def processor_seconds() -> float:
 
 
 def _has_children() -> bool:
-    """Return False without a look at every process of the machine, which takes a millisecond."""
+    """Return False if the process has no children, without reading every process of the machine (1 ms)."""
     try:
         return any(path.read_bytes() for path in Path("/proc/self/task").glob("*/children"))
     except OSError:
-        return True  # a thread has ended meanwhile
+        return True  # a thread ended during the read
 
 
 class Measure:
-    """Measures each test in the process that runs it, and sends the cost with the test's last report."""
+    """Measures each test in the process that runs it, and sends the times with the test's last report."""
 
     def __init__(self) -> None:
         self._processor = processor_seconds()
@@ -61,17 +61,17 @@ class Measure:
         if call.when != "teardown":
             return
         processor, wall = processor_seconds(), time.monotonic()
-        # A child that ended without being waited for takes its time with it.
+        # The time of a child that ended without a wait is lost, so a test's sum may be negative.
         cost = {"processor": max(0.0, processor - self._processor), "wall": wall - self._wall}
         self._processor, self._wall = processor, wall
         outcome.get_result().user_properties.append(("cost", cost))
 
 
 class Costs:
-    """Gathers the costs of all processes, writes them to a file, and prints the sums."""
+    """Collects the times of all processes, writes them to a file, and prints the sums."""
 
     def __init__(self, path: Path) -> None:
-        # A line as each test ends: a run that is stopped leaves what it has measured.
+        # One line as each test ends, so that a run that is stopped keeps its measurements.
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lines = path.open("w", buffering=1)
         self._tests: list[dict[str, Any]] = []

@@ -156,7 +156,7 @@ class DocumentRun:
     def _run_console(self, block: Block, where: str) -> None:
         for command in commands_of(block.code):
             if not command.text.startswith(("oncelog ", "printf ", "cat ")) or command.text.endswith("&"):
-                continue  # what installs or starts something is another test's
+                continue  # another test runs the blocks that install or start something
             ours = OURS.sub(f"{sys.executable} -m oncelog.cli.main ", self._here(command.text))
             done = subprocess.run(
                 ours, shell=True, env=self._environment, cwd=self._directory,

@@ -39,9 +39,10 @@ def read_frame(sock: socket.socket) -> bytes | None:
 
 
 class ScriptedBroker:
-    """Keeps the base sequences of the Produce requests it saw, and answers with growing offsets.
+    """A broker that records the base sequences of Produce requests and answers with increasing offsets.
 
-    `peers` are the (node id, host, port) that its Metadata and its like name; itself when empty.
+    `peers` are the (node id, host, port) that Metadata and similar responses name. If empty, they name this
+    broker.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A disk on which any call can fail or be the last one of a process, also calls that read."""
+"""A disk on which any call can fail, or end the process. Calls that only read are included."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 
 
 class Fault(Enum):
-    """What becomes of a call. `LATE_EIO`: what it does is done, and its sync fails."""
+    """The effect on a call. `LATE_EIO`: the call takes effect, and its sync fails."""
 
     KILL_BEFORE = "killed before"
     KILL_AFTER = "killed after"
@@ -33,10 +33,10 @@ _SYNCS = {"sync", "sync_directory"}
 
 
 class FaultyDisk:
-    """Passes calls on to a MemoryDisk. The call `fail_in` calls ahead meets `fault`.
+    """A disk that passes calls on to a MemoryDisk. The call `fail_in` calls ahead gets `fault`.
 
-    `is_lasting`: so do all calls after it.
-    `calls` counts those that can fail. A killed disk refuses everything.
+    With `is_lasting`, all later calls get the fault too. `calls` counts the calls that can fail. After a
+    kill, the disk rejects every call.
     """
 
     def __init__(self, disk: MemoryDisk) -> None:

@@ -1,9 +1,9 @@
-"""A consumer in a process of its own, at which real signals are fired: run as a script by tests.
+"""A script in which real signals interrupt a consumer.
 
     python interrupted_program.py BOOTSTRAP TOPIC GROUP PARTITIONS COUNT poll|iterate|arrow PROTOCOL|assign
 
-Prints the offsets that the application was given, as JSON {partition: [offset, ...]}, how often it was
-interrupted, and what it had committed in the end.
+It prints the offsets that the application got, as JSON {partition: [offset, ...]}, the number of interrupts,
+and the committed offsets at the end.
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ class Armed:
             raise KeyboardInterrupt
 
     def fire_soon(self) -> None:
-        """Raise in a moment; and if Python swallows that, in a weak reference's callback, once more."""
+        """Raise KeyboardInterrupt within 1 ms, and every 0.1 s after that.
+
+        Python ignores an exception that is raised in a weak reference's callback, so one signal may not be
+        enough.
+        """
         self.is_on = True
         signal.setitimer(signal.ITIMER_REAL, 10 ** self.chance.uniform(-5, -3), 0.1)
 
 
 def read(consumer: Consumer, how: str, armed: Armed, given: list[tuple[int, int]]) -> None:
-    """One attempt; an interrupt ends it somewhere. Each record is noted by an assignment or an append."""
+    """Read until an interrupt. Each record is appended or assigned at once, so no interrupt can lose one."""
     if how == "iterate":
         try:
             armed.fire_soon()

@@ -1,4 +1,4 @@
-"""Helpers of the loader's tests: files of rows, the expected topic, and a loader that can be killed."""
+"""Files of rows, the topic that they give, and a loader process that tests can kill."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ run_load(load, config, lambda report: print(report.records, flush=True))
 """
 
 Content = dict[int, list[tuple[bytes | None, bytes | None]]]
-"""Key and value of each partition's records, in order."""
+"""The (key, value) pairs of each partition's records, in order."""
 
 
 def write_csv(path: Path, first: int, count: int) -> Path:
-    """Write rows k,n: a key that repeats, and a number that does not."""
+    """Write rows k,n: k is a key that repeats, and n a number that does not."""
     path.write_text("k,n\n" + "".join(f"key-{n % 17},{n}\n" for n in range(first, first + count)))
     return path
 
@@ -55,7 +55,7 @@ def content(servers: str, topic: str) -> Content:
 
 
 class Loader:
-    """A loader in a process of its own."""
+    """A loader in its own process."""
 
     def __init__(self, servers: str, topic: str, load_id: str, files: Sequence[Path]) -> None:
         arguments = [servers, topic, load_id, str(BATCH_RECORDS), *map(str, files)]
@@ -77,6 +77,6 @@ class Loader:
         self.end()
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end; return exit code and standard error."""
+        """Wait for the end. Return exit code and standard error."""
         _, errors = self.process.communicate(timeout=200)
         return self.process.returncode, errors

@@ -1,4 +1,4 @@
-"""Load on a broker that goes through something, and what must be true of its topics afterwards."""
+"""Two producers that write while something happens to a broker, and checks of their topics afterwards."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from support.wait import pause
 
 PATIENCE_S = 240.0
 PARTITIONS = 3
-Told = tuple[dict[bytes, tuple[int, int]], list[int]]
+Acknowledged = tuple[dict[bytes, tuple[int, int]], list[int]]
 _QUICK = {"retry_backoff_ms": 10, "retry_backoff_max_ms": 100}
 
 
 class Load:
-    """An idempotent and a transactional producer at work, from `with` to `stop`.
+    """An idempotent and a transactional producer, which write from `with` to `stop`.
 
-    `stored`: value -> (partition, offset) as acknowledged; `committed`: numbers of the transactions whose
-    commit returned. Both only grow. `padding`: bytes added to each value; `pause_s`: rest of
-    each producer after every round.
+    `stored`: value -> (partition, offset) of acknowledged records. `committed`: numbers of the transactions
+    whose commit returned. Both only grow. `padding`: bytes added to each value. `pause_s`: pause of each
+    producer after every round.
     """
 
     def __init__(self, servers: str, *, padding: int = 0, pause_s: float = 0) -> None:
@@ -60,19 +60,21 @@ class Load:
         self._stopped.set()
 
     def stop(self) -> None:
-        """Everything sent has its outcome when this returns; no producer failed."""
+        """Stop both producers, and wait for the outcome of everything sent. Raise the error of a failed
+        producer.
+        """
         self._stopped.set()
         for thread in self._threads:
             thread.join(PATIENCE_S)
         assert not any(thread.is_alive() for thread in self._threads), "a producer does not end"
         assert not self.errors, self.errors
 
-    def told(self) -> Told:
-        """What is acknowledged by now."""
+    def acknowledged(self) -> Acknowledged:
+        """Return a copy of what is acknowledged so far."""
         return dict(self.stored), list(self.committed)
 
     def wait_for_progress(self, count: int = 5) -> None:
-        """Until both producers have got so many more acknowledgements."""
+        """Wait until both producers have `count` more acknowledgements."""
         stored, committed = len(self.stored) + count, len(self.committed) + count
 
         def is_reached() -> bool:
@@ -115,11 +117,14 @@ class Load:
                 number += 1
                 pause(self._pause_s)
 
-    def check(self, servers: str | None = None, told: Told | None = None) -> None:
-        """What was `told` (None: by now) is there, once and whole, and the audit finds nothing."""
+    def check(self, servers: str | None = None, acked: Acknowledged | None = None) -> None:
+        """Check that all that was acknowledged is stored once and whole, and that the audit finds nothing.
+
+        `acked` is what `acknowledged()` returned at some time; None: what is acknowledged now.
+        """
         servers = servers or self.servers
-        stored, committed = told or self.told()
-        # One moment, since producers may be at work: later transactions are perhaps read in part.
+        stored, committed = acked or self.acknowledged()
+        # Read all ends at one moment: producers may be running, and would be read in part.
         with Consumer({"bootstrap.servers": servers}) as consumer:
             topics = itertools.product((self.plain, self.pairs), range(PARTITIONS))
             tps = [TopicPartition(*each) for each in topics]
@@ -139,7 +144,7 @@ class Load:
         seen = Counter((each.partition, number_of(each.value)) for each in read_now(self.pairs))
         assert set(seen.values()) <= {1}, "a record of a transaction twice"
         numbers = {number for _, number in seen}
-        if not self._stopped.is_set():  # the markers of the newest one are being written, perhaps
+        if not self._stopped.is_set():  # the newest one may not have all its markers yet
             numbers = {number for number in numbers if number <= max(committed, default=-1)}
             seen = Counter({each: count for each, count in seen.items() if each[1] in numbers})
         assert len(seen) == PARTITIONS * len(numbers), "a transaction in some partitions only"
@@ -152,7 +157,7 @@ def number_of(value: bytes | None) -> int:
 
 
 def audit(servers: str, *topics: str) -> list[str]:
-    """What the audit's rules find in the stored batches below the last stable offset; without Spark."""
+    """Return the audit's findings for the batches below the last stable offset, without Spark."""
     findings, outcomes = [], defaultdict[tuple[int, int], set[bool]](set)
     with Consumer({"bootstrap.servers": servers}) as consumer:
         tps = [
@@ -173,13 +178,13 @@ def audit(servers: str, *topics: str) -> list[str]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """`wait_until` with the patience that a busy machine needs."""
+    """Wait with a limit that a busy machine does not reach."""
     wait_until(condition, PATIENCE_S)
 
 
 @contextmanager
 def frozen(broker: BrokerProcess) -> Iterator[None]:
-    """As `systemctl freeze`, `docker pause` and `kill -STOP` do it."""
+    """Suspend and resume a process, as `systemctl freeze`, `docker pause` and `kill -STOP` do."""
     os.kill(broker.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, broker.pid, os.WSTOPPED | os.WNOWAIT)
     try:
@@ -189,7 +194,7 @@ def frozen(broker: BrokerProcess) -> Iterator[None]:
 
 
 class LimitedBroker(BrokerProcess):
-    """`oncelog serve` that may have so many files open."""
+    """Run `oncelog serve` with a limit of open files."""
 
     def __init__(self, data_dir: Path, open_files: int, settings: dict[str, object]) -> None:
         super().__init__(data_dir, settings=settings)
@@ -201,7 +206,7 @@ class LimitedBroker(BrokerProcess):
 
 @contextmanager
 def mounted(where: Path, *how: str) -> Iterator[Path]:
-    """A file system of its own; skips the test where nobody may mount one."""
+    """Mount a file system of `size`. Skip the test if this user may not mount one."""
     where.mkdir()
     refusal = "only root may mount a disk" if os.geteuid() else _failure(["mount", *how, str(where)])
     if refusal:
@@ -220,7 +225,7 @@ def _failure(command: Sequence[str]) -> str | None:
 
 
 def fill(path: Path) -> None:
-    """A file that takes all the room there is."""
+    """Fill the file system with a file."""
     with path.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(1 << 16))

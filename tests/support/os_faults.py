@@ -1,7 +1,7 @@
-"""The real disk over operating system calls that can fail, and what a power loss leaves of its files.
+"""The real disk over operating system calls that can fail, and the files that a power loss leaves.
 
-The simulator's disk fails in whole calls of `Disk`. Here each call below them can fail. A write can take a
-part of its data first, and cutting that off again can fail too.
+The simulator's disk fails in whole calls of `Disk`. Here each system call below them can fail. A write may
+store a part of its data before it fails, and the call that removes this part may fail too.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ CALLS_THAT_FAIL = {
 
 
 class FaultyOs:
-    """Stands for the module `os` in `oncelog.server.disk`; notes what each sync makes durable.
+    """A replacement of the module `os` in `oncelog.server.disk` that records what each sync makes durable.
 
-    Real syncs are left out: a power loss is played from these notes.
+    It does no real syncs: `power_loss` restores the files from the records.
     """
 
     def __init__(self) -> None:
         self.call_count = 0
         self.failed: list[tuple[str, str]] = []
-        """Name and path of each call that failed, to explain an alarm."""
+        """Name and path of each call that failed, for the text of a failed check."""
         self._first = self._stop = 0
         self._error = errno.EIO
         self._names: set[str] = set()
@@ -45,7 +45,9 @@ class FaultyOs:
         self._contents: dict[int, bytes] = {}
         self._names_in: dict[int, dict[str, int]] = {}
         self._removed: dict[int, int] = {}
-        """Descriptors of removed files: a power loss may bring the names back, so no inode is given again."""
+        """Open descriptors of removed files. They keep inode numbers from reuse, since a power loss may
+        restore names.
+        """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
@@ -63,7 +65,7 @@ class FaultyOs:
                 self._forget_removed()
 
     def arm(self, error: int, names: set[str], first: int, count: int, taken: float) -> None:
-        """Let `count` calls fail from the `first` one of now on; a write takes a part of its data before."""
+        """Let `count` calls fail, beginning with the `first` next call. A write stores a part of its data."""
         self._error, self._names, self._taken = error, names, taken
         self._first = self.call_count + first
         self._stop = self._first + count
@@ -108,7 +110,7 @@ class FaultyOs:
         if part:
             os.pwrite(fd, bytes(data)[:part], position)
         if self._error == errno.ENOSPC and 0 < part < len(data):
-            return part  # as a nearly full disk does; the next call fails
+            return part  # as on a nearly full disk; the next call fails
         raise OSError(self._error, os.strerror(self._error))
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
@@ -166,7 +168,7 @@ class FaultyOs:
         self._removed.clear()
 
     def power_loss(self, root: Path, rng: Random) -> None:
-        """Leave what was synced in `root`; of the rest any part, in any order, or nothing."""
+        """Leave the synced data in `root`. Of unsynced data, keep any part, as a power loss may."""
         paths = {each.stat().st_ino: each for each in root.rglob("*")}
         all_names_stay, loses_all = rng.choice([(False, True), (False, False), (False, False), (True, False)])
 
@@ -216,7 +218,7 @@ def _path_of(fd: int) -> str:
 
 
 def _content(fd: int) -> bytes:
-    """Read through /proc: a descriptor may be for writing only, and its file without a name."""
+    """Read a file through /proc, since a descriptor may be write-only and its file may have no name."""
     return Path(f"/proc/self/fd/{fd}").read_bytes()
 
 

@@ -1,4 +1,4 @@
-"""Brokers that the parameter of a fixture names."""
+"""Addresses of the brokers that parametrized fixtures name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits drawn small, so that a few records meet what a running broker meets with millions."""
+"""Limits drawn so small that a few records reach what a broker reaches with millions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_BATCH_RECORDS = 4
 
 
 def small_limits() -> st.SearchStrategy[Limits]:
-    """Return limits at which everything takes several steps, runs, rounds or files."""
+    """Return limits at which each operation takes several steps, runs, rounds or files."""
     few = st.integers(1, 3)
     return st.builds(
         Limits,

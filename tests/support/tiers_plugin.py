@@ -2,7 +2,7 @@
 
     quick   `make test`: everything that is in no other tier
     full    `make test-all` runs it besides the quick tests: needs another server, language, JVM or a browser,
-            stands in a directory about such, or is marked `full` because it takes long
+            is in a directory about such, or is marked `full` because it takes long
     soak    `make soak`: marked `soak`
 
 A quick property of Hypothesis also gets the marker `property`: the quick tier runs it with a quarter of its
@@ -40,7 +40,7 @@ FULL_FIXTURES = {
 """Fixtures that only tests of the full tier may request, directly or through another fixture."""
 
 FULL_PARAMETERS = {"apache": "Apache Kafka"}
-"""Words of a parameter's id that stand for such a fixture, where a test requests it by name while it runs."""
+"""Words of parameter ids that stand for such a fixture, for tests that request it with getfixturevalue."""
 
 MIN_EXAMPLES = 10
 FULL_PROGRAMS = {"java", "javac", "mvn", "go", "node", "npm", "chromium", "spin", "gcc"}
@@ -105,7 +105,7 @@ def reduce_examples(items: list[pytest.Item]) -> None:
     for machine in machines:
         machine.settings = _fewer(machine.settings)
     for function in functions:
-        # What @given and @settings leave at the function; there is no public name for it.
+        # @given and @settings keep the settings in this attribute, for which there is no public name.
         function._hypothesis_internal_use_settings = _fewer(function._hypothesis_internal_use_settings)
 
 

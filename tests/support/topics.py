@@ -1,4 +1,4 @@
-"""What the producer's tests over real sockets share: topics, producers, reading back."""
+"""Topics, producers and readers for tests over real sockets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _numbers = itertools.count()
 
 
 def new_topic(servers: str, partitions: int = 1, **configs: object) -> str:
-    """Create a topic nobody else uses; keywords are topic settings with underscores for dots."""
+    """Create a topic that no other test uses. Keywords are topic settings with underscores for dots."""
     name = f"produced-{next(_numbers)}"
     settings = {key.replace("_", "."): str(value) for key, value in configs.items()}
     with Admin({"bootstrap.servers": servers}) as admin:
@@ -22,13 +22,13 @@ def new_topic(servers: str, partitions: int = 1, **configs: object) -> str:
 
 
 def producer_of(servers: str, **settings: Any) -> Producer:
-    """A producer that waits little; keywords are settings with underscores for dots."""
+    """Return a producer with short waits. Keywords are settings with underscores for dots."""
     quick = {"linger_ms": 0, "retry_backoff_ms": 10, "retry_backoff_max_ms": 50, "max_block_ms": 60_000}
     return Producer({"bootstrap.servers": servers}, **{**quick, **settings})
 
 
 def read(servers: str, topic: str) -> list[Record]:
-    """Every record of the topic that is committed, by partition and offset."""
+    """Return every committed record of the topic, by partition and offset."""
     with Consumer({"bootstrap.servers": servers}) as consumer:
         tps = [TopicPartition(topic, part.partition) for part in consumer.partitions_for(topic)]
         wait_for_markers(servers, tps, consumer)
@@ -42,9 +42,9 @@ def read(servers: str, topic: str) -> list[Record]:
 
 
 def wait_for_markers(servers: str, tps: list[TopicPartition], committed: Consumer) -> None:
-    """Wait until what is not committed in these partitions is what applications have begun and not ended.
+    """Wait until all ended transactions in these partitions have their markers.
 
-    A commit may be answered before its markers are written (Apache Kafka) or synced.
+    Apache Kafka may answer a commit before its markers are written, and our broker before they are synced.
     """
     uncommitted = {"bootstrap.servers": servers, "isolation.level": "read_uncommitted"}
     with Consumer(uncommitted) as everything, Admin({"bootstrap.servers": servers}) as admin:
@@ -68,12 +68,12 @@ def _are_begun(admin: Admin, tps: list[TopicPartition]) -> bool:
 
 
 def values(servers: str, topic: str) -> list[bytes | None]:
-    """Every value of the topic, by partition and offset."""
+    """Return every committed value of the topic, by partition and offset."""
     return [record.value for record in read(servers, topic)]
 
 
 def requests(proxy: Proxy, api: str = "Produce") -> list[WireEvent]:
-    """The requests of one API as clients sent them."""
+    """Return the requests of one API as clients sent them."""
     return [
         event
         for event in proxy.events
@@ -82,5 +82,5 @@ def requests(proxy: Proxy, api: str = "Produce") -> list[WireEvent]:
 
 
 def sequences(proxy: Proxy) -> list[int | None]:
-    """The base sequences of all batches sent, in order."""
+    """Return the base sequences of all batches sent, in order."""
     return [batch.base_sequence for event in requests(proxy) for batch in event.batches]

@@ -1,5 +1,4 @@
-"""What the wire tests share: records to try, random messages from the tables, and their conversion to and
-from kafka-python's classes."""
+"""Records and random messages for the wire tests, and conversions to and from kafka-python's classes."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ _SMALL_TIME_MS = 86_400_000
 
 
 def random_value(rng: random.Random, field: Field, cls: type[Any], version: int, plain: bool) -> Any:
-    """A value for a field that the version has. `plain`: only what kio's richer types can hold."""
+    """Return a random value for a field of the version. `plain`: only values that kio accepts."""
     if field.is_nullable(version) and rng.random() < 0.25:
         return None
     if field.is_array:
@@ -77,7 +76,9 @@ def _random_primitive(rng: random.Random, field: Field, plain: bool) -> Any:
 
 
 def random_part(rng: random.Random, struct: Struct, cls: type[Any], version: int, plain: bool = False) -> Any:
-    """A message or part with random values in the version's fields and defaults in the others."""
+    """Return a message, or a part of one, with random values in the version's fields and defaults in the
+    others.
+    """
     part = cls()
     for field in struct.fields:
         if not field.is_in(version):
@@ -87,13 +88,13 @@ def random_part(rng: random.Random, struct: Struct, cls: type[Any], version: int
         setattr(part, field.name, random_value(rng, field, cls, version, plain))
         if field.tag is not None and field.struct is not None and not field.is_array:
             value = getattr(part, field.name)
-            if value == type(value)():  # a default struct is an absent one to kafka-python
+            if value == type(value)():  # kafka-python treats a default struct as absent
                 setattr(part, field.name, None)
     return part
 
 
 def to_kafka_python(part: Any, their_cls: Any, version: int) -> Any:
-    """The same values in kafka-python's class."""
+    """Return the same values in kafka-python's class."""
     values = {}
     for field in part._struct.fields:
         value = getattr(part, field.name)
@@ -115,7 +116,7 @@ def _to_theirs(field: Field, value: Any, their_cls: Any, version: int) -> Any:
 
 
 def from_kafka_python(theirs: Any, cls: type[Any], version: int) -> Any:
-    """kafka-python's values in our class."""
+    """Return kafka-python's values in our class."""
     part = cls()
     for field in cls._struct.fields:
         if field.is_in(version):

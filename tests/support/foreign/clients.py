@@ -1,4 +1,6 @@
-"""Clients of other languages as child processes: what they must do, and loads under which the broker dies."""
+"""Clients of other languages as child processes: their expected output, and loads during which the broker
+dies.
+"""
 
 from __future__ import annotations
 
@@ -18,24 +20,24 @@ from support import TESTS
 from support.broker import RawClient
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog"
-"""What is built or fetched for these tests stays there, outside of the checkout."""
+"""Cache of what these tests build or fetch, outside of the checkout."""
 
 INTEROP = TESTS / "interop"
 COUNT = 2_000
 
 Command = Callable[..., list[str]]
-"""(bootstrap servers, mode, *arguments) -> the command line of a client."""
+"""Takes (bootstrap servers, mode, *arguments). Returns the command line of a client."""
 
 
 def run(command: list[str], cwd: Path | None = None) -> list[str]:
-    """The lines it printed; fails with everything it printed when it fails."""
+    """Return the lines that a command prints. If it fails, fail the test with its output."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=cwd)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout.splitlines()
 
 
 def prepare(command: list[str], what: str, cwd: Path, **environment: str) -> None:
-    """Fetch or build something; skips the test, with the reason, where that cannot be done."""
+    """Fetch or build something. If that is impossible, skip the test with the reason."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=300, cwd=cwd, env={**os.environ, **environment}
@@ -47,12 +49,12 @@ def prepare(command: list[str], what: str, cwd: Path, **environment: str) -> Non
 
 
 def state_of(*files: Path) -> str:
-    """A short name for what is in these files: what is built from them is cached under it."""
+    """Return a hash of these files, under which the programs built from them are cached."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]
 
 
 def compiled_java(program: str, class_path: str, *options: str) -> Command:
-    """tests/interop/java/PROGRAM.java, compiled once per state of its source."""
+    """Compile tests/interop/java/PROGRAM.java, once per state of its source."""
     if not shutil.which("javac"):
         pytest.skip("programs of the Java client are compiled, which needs a JDK, not only Java")
     source = INTEROP / "java" / f"{program}.java"
@@ -65,7 +67,7 @@ def compiled_java(program: str, class_path: str, *options: str) -> Command:
 
 
 def load_past_a_lost_acknowledgement(command: Command, cwd: Path | None = None) -> None:
-    """The second Produce answer is lost: every record is in the topic once, in order."""
+    """Drop the second response to Produce, and check that every record is in the topic once, in order."""
     rule = Rule(action="cut", api="Produce", direction="response", nth=2)
     with Broker() as broker:
         with RawClient(broker.bootstrap_servers) as client:
@@ -79,7 +81,7 @@ def load_past_a_lost_acknowledgement(command: Command, cwd: Path | None = None) 
 
 
 def load_past_a_kill(command: Command, tmp_path: Path, cwd: Path | None = None) -> None:
-    """The broker is killed with SIGKILL and started again while records come."""
+    """Kill the broker by SIGKILL and start it again while the client produces."""
     with BrokerProcess(tmp_path / "data") as broker:
         with RawClient(broker.bootstrap_servers) as client:
             client.create_topic("killed")

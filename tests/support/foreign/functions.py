@@ -1,7 +1,7 @@
-"""The clients of the world behind two functions each: write records, read a topic from its beginning.
+"""Clients of other projects, each behind two functions: write records, and read a topic from its beginning.
 
-A writer calls `on_ack` once per acknowledged record and returns when all are acknowledged; it raises
-when one failed. A reader takes no group: it assigns the partitions itself and stops at their ends.
+A writer calls `on_ack` once per acknowledged record, and returns when all are acknowledged. It raises if a
+record failed. A reader is in no group: it assigns the partitions itself and stops at their ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from support.wait import attempts
 
 MAX_BYTES = 4_000_000
-"""Room for a record of 1 MiB in every client's own limit."""
+"""Size limit in bytes for every client, above a record of 1 MiB."""
 
 TIMEOUT_S = 180.0
 
@@ -21,7 +21,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 
 class Row(NamedTuple):
-    """A record on its way in; `partition` None lets the client choose by key."""
+    """A record to write. With `partition` None, the client chooses the partition by the key."""
 
     partition: int | None
     key: bytes | None
@@ -294,7 +294,7 @@ READERS: dict[str, Reader] = {
 
 
 def make_topic(bootstrap: str, name: str, partitions: int) -> None:
-    """A topic that takes MAX_BYTES and forgets nothing."""
+    """Create a topic that takes messages of MAX_BYTES and keeps all records."""
     from oncelog import Admin, NewTopic
 
     configs = {"max.message.bytes": str(MAX_BYTES), "retention.ms": "-1"}
@@ -303,7 +303,7 @@ def make_topic(bootstrap: str, name: str, partitions: int) -> None:
 
 
 def stored_batches(bootstrap: str, topic: str, partitions: int) -> list[list[Any]]:
-    """Per partition the headers of its stored batches, in offset order."""
+    """Return the headers of each partition's stored batches, in offset order."""
     from oncelog import Consumer, TopicPartition
     from oncelog.wire.batch import iter_batches
 
@@ -318,7 +318,7 @@ def stored_batches(bootstrap: str, topic: str, partitions: int) -> list[list[Any
 
 
 def by_partition(rows: Sequence[Row | ReadRow]) -> dict[int | None, list[Row]]:
-    """Rows grouped by partition, each group in its order, offsets left out."""
+    """Return the rows without offsets, grouped by partition and in their order."""
     groups: dict[int | None, list[Row]] = {}
     for row in rows:
         plain = row.without_offset() if isinstance(row, ReadRow) else row

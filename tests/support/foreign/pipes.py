@@ -1,7 +1,7 @@
-"""Programs that consume, transform and produce in transactions while something is killed: exact all the same.
+"""Programs that consume, transform and produce in transactions while the program or the broker is killed.
 
-A program's mode `pipe INPUT OUTPUT GROUP COUNT` copies COUNT records, partition by partition, in many
-transactions, prints `committed` after each and `done` at the end.
+The mode `pipe INPUT OUTPUT GROUP COUNT` of a program copies COUNT records, partition by partition, in many
+transactions. It prints `committed` after each transaction and `done` at the end.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ PARTITIONS = 2
 JOINING = ("InitProducerId", "JoinGroup", "SyncGroup", "OffsetFetch")
 CLASSIC_STEPS = ("AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
 STEPS = ("Produce", "TxnOffsetCommit", "EndTxn")
-"""Of a transaction on the wire; since transaction.version 2 nothing is added before it is written."""
+"""APIs of a transaction. With transaction.version 2, clients do not send AddPartitionsToTxn."""
 
 
 def fill(servers: str, count: int) -> None:
-    """Topic `in` with the numbers below `count`, and an empty topic `out`."""
+    """Create the topic `in` with the numbers below `count`, and an empty topic `out`."""
     for topic in ("in", "out"):
         make_topic(servers, topic, PARTITIONS)
     with Producer({"bootstrap.servers": servers}) as producer:
@@ -37,12 +37,12 @@ def fill(servers: str, count: int) -> None:
 
 
 def pipe(command: Command, servers: str, count: int) -> list[str]:
-    """The command line of the copying program."""
+    """Return the command line of the copying program."""
     return command(servers, "pipe", "in", "out", "group", str(count))
 
 
 def check_copied(servers: str, count: int) -> None:
-    """Every record once, in order, and the group's offsets at the end of what was read."""
+    """Check that every record was copied once, in order, and that the group's offsets are at the end."""
     copied = [(record.partition, int(record.value or b"")) for record in read(servers, "out")]
     assert copied == sorted((number % PARTITIONS, number) for number in range(count))
     with Admin({"bootstrap.servers": servers}) as admin:
@@ -53,7 +53,7 @@ def check_copied(servers: str, count: int) -> None:
 
 
 def pipe_past_killed_brokers(command: Command, tmp_path: Path, count: int) -> None:
-    """The broker is killed with SIGKILL after some of the transactions, while the program goes on."""
+    """Kill the broker by SIGKILL after some of the transactions, while the program continues."""
     with BrokerProcess(tmp_path / "data") as broker:
         fill(broker.bootstrap_servers, count)
         arguments = pipe(command, broker.bootstrap_servers, count)
@@ -75,7 +75,7 @@ def pipe_past_killed_brokers(command: Command, tmp_path: Path, count: int) -> No
 
 
 def pipe_past_lost_answers(command: Command, count: int) -> None:
-    """The connection ends after the broker has ended a transaction, twice."""
+    """Cut the connection twice, each time after the broker has ended a transaction."""
     lost = [Rule(action="cut", api="EndTxn", direction="response", nth=nth) for nth in (2, 6)]
     with Broker() as broker:
         fill(broker.bootstrap_servers, count)
@@ -87,7 +87,7 @@ def pipe_past_lost_answers(command: Command, count: int) -> None:
 
 
 def pipe_killed_at_every_step(command: Command, steps: Sequence[str], version: int, count: int) -> None:
-    """SIGKILL for the program before and after the broker handles each step; the next one goes on."""
+    """Kill the program before and after the broker handles each step. The next program continues."""
     with Broker(config={"oncelog.transaction.version": version}) as broker:
         fill(broker.bootstrap_servers, count)
         for api, direction in product([*JOINING, *steps], ("request", "response")):
@@ -110,12 +110,12 @@ def pipe_killed_at_every_step(command: Command, steps: Sequence[str], version: i
 def broker_killed_at_every_step(
     command: Command, steps: Sequence[str], data_dir: Path, version: int, count: int
 ) -> None:
-    """SIGKILL for the broker before and after it handles each step; the program goes on."""
+    """Kill the broker before and after it handles each step. The program continues."""
     with BrokerProcess(data_dir, settings={"oncelog.transaction.version": version}) as broker:
         fill(broker.bootstrap_servers, count)
 
         def kill(event: WireEvent) -> None:
-            if event.fate is Fate.CUT:  # in the proxy's thread, so that nothing crosses meanwhile
+            if event.fate is Fate.CUT:  # in the proxy's thread, so that no message passes at the same time
                 broker.kill()
                 broker.start()
 

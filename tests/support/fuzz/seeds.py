@@ -1,4 +1,4 @@
-"""What the search for breaking inputs begins with: inputs of tests/support/fuzz/targets.py that are right."""
+"""Valid inputs of `support.fuzz.targets`, with which the search for breaking inputs begins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.log.partitions import NOW_MS, batch, config, marker, open_partition
 
 
 def seeds(name: str) -> list[bytes]:
-    """Inputs that are right, for the search to damage."""
+    """Return valid inputs of each target, for the search to damage."""
     return _SEEDS[name]() if name in _SEEDS else [b"", bytes(range(64))]
 
 
@@ -35,7 +35,9 @@ def _piece(first: int, second: int, body: bytes) -> bytes:
 
 
 def _request_seeds() -> list[bytes]:
-    """Each request as it is by default, oldest and newest version; and a producer's conversation."""
+    """Return each request with default fields, in its oldest and newest version, and a producer's
+    conversation.
+    """
     alone = []
     for place, api in enumerate(APIS):
         for version in {api.first_version, api.max_version}:
@@ -109,7 +111,7 @@ def _dumped_seeds() -> list[bytes]:
 
 
 def _coordinator_seeds() -> list[bytes]:
-    """What the coordinators have written of a transactional id and of a group."""
+    """Return the records that the coordinators write about a transactional id and a group."""
     node = open_node(MemoryDisk())
     partition = OffsetCommitRequest.OffsetCommitRequestPartition(committed_offset=3)
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=[partition])

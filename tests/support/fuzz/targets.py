@@ -1,8 +1,7 @@
 """Fuzz targets: one function for each place where bytes from outside are read.
 
 Each target returns for any input. An exception that no caller expects is a finding. `tools/fuzz.py` searches
-for such inputs, guided by coverage. `tests/fuzz` runs the inputs that it kept (`tests/fuzz/corpus`) and those
-of `seeds`.
+for such inputs, guided by coverage. `tests/fuzz` runs the inputs in `tests/fuzz/corpus` and those of `seeds`.
 """
 
 from __future__ import annotations
@@ -66,7 +65,10 @@ Target = Callable[[bytes], None]
 
 
 def requests(data: bytes) -> None:
-    """A conversation with a broker, its requests begun by (API, version, size): answered or refused."""
+    """Check that a broker answers or rejects each request of a conversation.
+
+    The input is a sequence of requests, each behind its API, version and size.
+    """
     disk = MemoryDisk()
     node = open_node(disk)
     for number, (selector, version, body) in enumerate(_pieces(data)):
@@ -99,7 +101,7 @@ def ask(node: BrokerState, frame: memoryview, now_ms: int) -> None:
 
 
 def _asks_for_much(message: Any) -> bool:
-    """Up to 100,000 partitions are made when asked for, which takes longer than a search has."""
+    """Limit new partitions. The broker creates up to 100,000, which takes longer than a search has."""
     counts = [getattr(topic, "num_partitions", 0) for topic in getattr(message, "topics", None) or ()]
     counts += [getattr(topic, "count", 0) for topic in getattr(message, "topics", None) or ()]
     return max(counts, default=0) > 20
@@ -111,7 +113,7 @@ def _encoded(answer: Any, version: int) -> None:
 
 
 def open_node(disk: Disk) -> BrokerState:
-    """A broker in memory. Raises StorageError."""
+    """Start a broker in memory. Raises StorageError."""
     manager = LogManager.open(disk, node_id=1, new_uuid=lambda: _UUIDS, now_ms=NOW_MS)
     return BrokerState(manager, _SETTINGS, new_uuid=_new_uuid, now_ms=NOW_MS)
 
@@ -124,7 +126,7 @@ def _new_uuid() -> bytes:
 
 
 def stream(data: bytes) -> None:
-    """Frames cut out of a stream are the same however the bytes arrive."""
+    """Check that frames cut out of a stream do not depend on how the bytes arrive."""
     try:
         whole = [bytes(frame) for frame in FrameReader(1 << 16).feed(data)]
     except PeerError:
@@ -141,7 +143,7 @@ def stream(data: bytes) -> None:
 
 
 def answers(data: bytes) -> None:
-    """An answer as a client takes it: read, or refused as a PeerError."""
+    """Check that a client reads a response, or raises PeerError."""
     if len(data) < 2:
         return
     api = ALL_APIS[data[0] % len(ALL_APIS)]
@@ -159,7 +161,7 @@ def answers(data: bytes) -> None:
 
 
 def records(data: bytes) -> None:
-    """A batch of records: rows and columns read the same, or both refuse it."""
+    """Check that decoding a batch to rows and to columns gives the same, or that both raise an error."""
     raw = sound_batch(data)
     try:
         rows = decode_records(raw, max_bytes=MAX_BATCH_BYTES)
@@ -171,14 +173,16 @@ def records(data: bytes) -> None:
         assert rows is None
         return
     if rows is None or not columns.num_rows:
-        return  # columns leave control batches out, and read past the end of a batch's last record
+        return  # columns omit control batches, and ignore bytes behind a batch's last record
     assert columns["offset"].to_pylist() == [row.offset for row in rows]
     assert columns["key"].to_pylist() == [row.key for row in rows]
     assert columns["value"].to_pylist() == [row.value for row in rows]
 
 
 def sound_batch(data: bytes) -> bytes:
-    """The same bytes as a batch whose length and checksum fit, so that the rest is looked at."""
+    """Return the bytes as a batch with the right length and checksum, so that the target reads the rest of
+    it.
+    """
     raw = bytearray(data)
     if len(raw) >= HEADER_BYTES:
         struct.pack_into(">i", raw, 8, len(raw) - 12)
@@ -188,7 +192,7 @@ def sound_batch(data: bytes) -> bytes:
 
 
 def appended(data: bytes) -> None:
-    """Batches of a client: stored and read back unchanged, and the same after a kill; or refused."""
+    """Check that a client's batches are stored unchanged and survive a kill, or are rejected."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     for kind, pid, body in _pieces(data):
@@ -207,7 +211,7 @@ def appended(data: bytes) -> None:
 
 
 def decompressed(data: bytes) -> None:
-    """Compressed records: what they were, or refused; never more than allowed."""
+    """Check that compressed records give the original, or an error, and never more bytes than allowed."""
     codec = list(Compression)[data[0] % 5] if data else Compression.NONE
     try:
         out = decompress(codec, data[1:], MAX_BATCH_BYTES)
@@ -217,7 +221,9 @@ def decompressed(data: bytes) -> None:
 
 
 def directory(data: bytes) -> None:
-    """The files of a partition, damaged: it opens, takes a batch, opens again with it; or StorageError."""
+    """Check that a partition with damaged files opens, stores a batch and opens again, or raises
+    StorageError.
+    """
     disk = MemoryDisk()
     disk.mkdir("orders-0")
     is_clean = bool(data[:1] and data[0] & 1)
@@ -238,7 +244,7 @@ def directory(data: bytes) -> None:
 
 
 def _is_readable(partition: Partition) -> bool:
-    """Return False if stored damage shows: a typed error, a checksum, or a gap of offsets for a reader."""
+    """Return False if damage shows: as a typed error, a wrong checksum, or an offset gap for a reader."""
     offset = partition.log_start_offset
     while offset < partition.log_end_offset:
         try:
@@ -256,7 +262,7 @@ def _is_readable(partition: Partition) -> bool:
 
 
 def dumped(data: bytes) -> None:
-    """`oncelog dump` on a damaged file: rows, then a StorageError."""
+    """Check that `oncelog dump` of a damaged file gives rows, and at most a StorageError."""
     disk = MemoryDisk()
     name = FILES[data[0] % len(FILES)] if data else FILES[0]
     disk.replace(name, data[1:])
@@ -268,7 +274,7 @@ def dumped(data: bytes) -> None:
 
 
 def snapshots(data: bytes) -> None:
-    """A snapshot of producers, with a checksum that fits: read, or a StorageError."""
+    """Check that a producer snapshot with a right checksum is read, or raises StorageError."""
     import crc32c
 
     raw = data[:2] + struct.pack(">I", crc32c.crc32c(data[6:])) + data[6:]
@@ -280,7 +286,7 @@ def snapshots(data: bytes) -> None:
 
 
 def coordinators(data: bytes) -> None:
-    """Records in the coordinators' own topics: the broker starts, or says StorageError."""
+    """Check that a broker with these records in its coordinators' topics starts, or raises StorageError."""
     disk = MemoryDisk()
     node = open_node(disk)
     states = node.transactions.topic, node.groups.topic
@@ -297,7 +303,7 @@ def coordinators(data: bytes) -> None:
 
 
 def members(data: bytes) -> None:
-    """Metadata of other group members, and a leader's assignment: decoded, or a PeerError."""
+    """Check that member metadata and a leader's assignment are decoded, or raise PeerError."""
     for assignor in ASSIGNORS:
         try:
             decode_subscriber(assignor, "member-1", None, data)
@@ -322,7 +328,7 @@ ALL_APIS = sorted(API_BY_KEY.values(), key=lambda api: api.key)
 
 
 def _pieces(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """The input as (u8, u8, u16 size, bytes), as many as there are; the last may be cut short."""
+    """Split the input into (u8, u8, u16 size, bytes). The last element may be cut short."""
     position = 0
     while position + 4 <= len(data) and position < 64 * 1024:
         first, second, size = struct.unpack_from(">BBH", data, position)

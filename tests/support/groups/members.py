@@ -42,7 +42,7 @@ def take(consumer: Consumer, count: int) -> list[int]:
 
 
 class Reader:
-    """A member in a thread of its own. `values` grows; `assigned` has its partitions."""
+    """A member in a thread. `values` collects what it reads; `assigned` has its current partitions."""
 
     def __init__(self, consumer: Consumer, topic: str) -> None:
         self.consumer, self.values, self.events = consumer, list[int](), list[tuple[str, int]]()

@@ -30,7 +30,7 @@ _CALM = (GroupState.EMPTY, GroupState.STABLE)
 
 
 class GroupNode:
-    """A node whose clock stands still until `pass_time`."""
+    """A node whose clock only `pass_time` moves."""
 
     def __init__(self, **settings: Any) -> None:
         small = {
@@ -54,7 +54,7 @@ class GroupNode:
         return next(self._numbers).to_bytes(16, "big")
 
     def ask(self, message: Message, version: int, client_id: str = "client") -> list[Any]:
-        """Send a request. The list holds its answer, now or once the node has given it."""
+        """Send a request. Return a list that gets the response, which may be pending."""
         header = RequestHeader(message.api.key, version, 1, client_id, 0)
         answer = handle(self.node, Request(1, header, message, "/127.0.0.1"), self.now_ms)
         answers: list[Any] = []
@@ -65,7 +65,7 @@ class GroupNode:
         return answers
 
     def pass_time(self, ms: int) -> None:
-        """Let time go by, deadline by deadline."""
+        """Move the clock forward, from deadline to deadline."""
         end_ms = self.now_ms + ms
         while (due_ms := max(next_wakeup_ms(self.node), self.now_ms)) <= end_ms:
             self.now_ms = due_ms
@@ -73,14 +73,14 @@ class GroupNode:
         self.now_ms = end_ms
 
     def restart(self) -> None:
-        """Stop in order and start again from what was written."""
+        """Stop cleanly and start again from the files."""
         self.node.close(self.now_ms)
         self.node = self._open()
 
     def state(self) -> dict[str, Any]:
-        """Return the coordinator's state that its topic must hold.
+        """Return the coordinator's state that its topic must contain.
 
-        Classic groups between two generations are left out: their record is of the last one.
+        A classic group between two generations is left out, because its record describes the last generation.
         """
         groups = self.node.groups
         classic = {
@@ -97,12 +97,14 @@ class GroupNode:
 
     @property
     def between_generations(self) -> set[str]:
-        """Classic groups that `state` leaves out."""
+        """Return the classic groups that `state` leaves out."""
         return {name for name, group in self.node.groups._groups.items() if group.state not in _CALM}
 
 
 def _classic(group: ClassicGroup) -> tuple[Any, ...]:
-    """A group's record, field by field. Its time only matters without members, when offsets expire by it."""
+    """Return a group's record as a dict. Only a group without members keeps its time, which starts offset
+    expiry.
+    """
     members = [
         (
             member.member_id,

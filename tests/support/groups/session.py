@@ -1,4 +1,4 @@
-"""A member's session with a simulated coordinator: no sockets, and responses when the test wants them."""
+"""A member's session with a simulated coordinator, without sockets. Tests decide when responses arrive."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class _Metadata:
 class Coordinator:
     """A cluster for a session, and a coordinator that assigns `share` to the member.
 
-    Each commit awaits `commit_answer`, whose result is the error code. `heartbeat_code` is the error code of
-    heartbeats.
+    Each commit waits for the future `commit_answer`, whose result is the error code. `heartbeat_code` is the
+    error code of heartbeats.
     """
 
     metadata = _Metadata()
@@ -150,9 +150,9 @@ class Coordinator:
 
 
 class Member:
-    """A session, driven as its consumer does.
+    """A session, driven as its consumer drives it.
 
-    `told` has the notifications, with the number of commits by then.
+    `told` has each rebalance notification, with the number of commits before it.
     """
 
     def __init__(self, coordinator: Coordinator, protocol: str, **settings: Any) -> None:

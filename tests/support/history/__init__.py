@@ -1,1 +1,1 @@
-"""Concurrent transactional clients whose history a checker judges."""
+"""Concurrent transactional clients, whose recorded history a checker verifies."""

@@ -1,4 +1,4 @@
-"""The clients of tests/support/history/judged.py: threads that note what they did."""
+"""The client threads of `support.history.load`. Each records its operations."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from oncelog import Consumer, Producer, Record, TopicPartition
 from oncelog.errors import MisuseError, OncelogError, TimedOut
 
 if TYPE_CHECKING:
-    from support.history.judged import Load
+    from support.history.load import Load
 
 PATIENCE_S = 240.0
 _QUICK = {"retry_backoff_ms": 10, "retry_backoff_max_ms": 100, "request_timeout_ms": 700}
 
 
 class Client(threading.Thread):
-    """A thread that notes its operations. `session`: changes where its order begins anew."""
+    """A thread that records its operations.
+
+    The checker orders operations only within a session, so `session` changes whenever a position is reset.
+    """
 
     def __init__(self, load: Load, name: str, number: int) -> None:
         super().__init__(name=name, daemon=True)
         self.load, self.number = load, number
         self.chance = random.Random(f"{load.seed}/{name}")
-        self.noted: list[Operation] = []
+        self.operations: list[Operation] = []
         self.session, self.transaction, self.values = 0, 0, 0
         self.error: BaseException | None = None
 
@@ -42,7 +45,7 @@ class Client(threading.Thread):
         raise NotImplementedError
 
     def clean_up(self) -> None:
-        """What is left to do when the work is over."""
+        """Do nothing. Subclasses end what they left open."""
 
     def note(
         self,
@@ -56,13 +59,13 @@ class Client(threading.Thread):
     ) -> None:
         end = time.monotonic_ns()
         session = self.session if session is None else session
-        self.noted.append(
+        self.operations.append(
             Operation(self.name, session, kind, outcome, begin, end, tuple(items or ()), transaction)
         )
 
 
 class Transactor(Client):
-    """One with a transactional producer; a new one takes its place when it cannot go on."""
+    """A client with a transactional producer. After a fatal error, a new producer replaces the old one."""
 
     def __init__(self, load: Load, name: str, number: int) -> None:
         super().__init__(load, name, number)
@@ -70,7 +73,7 @@ class Transactor(Client):
         self.sent: list[tuple[int, str, int, bytes, Future[Any]]] = []
 
     def new_producer(self) -> Producer:
-        """Initialized, however often it takes; whoever had the transactional id before is fenced."""
+        """Return an initialized producer, which fences the one before. Retry for at most PATIENCE_S."""
         self.incarnation += 1
         producer = Producer(
             {"bootstrap.servers": self.load.servers, "transactional.id": f"{self.load.run}-{self.name}"},
@@ -89,7 +92,7 @@ class Transactor(Client):
                     raise
 
     def clean_up(self) -> None:
-        """Nothing is left open, or readers would wait for its time to pass."""
+        """Abort an open transaction, on which readers would wait until it times out."""
         self.new_producer().close()
 
     def send(self, producer: Producer, topic: str, partition: int, value: bytes) -> None:
@@ -97,11 +100,11 @@ class Transactor(Client):
         self.sent.append((begin, topic, partition, value, producer.send(topic, value, partition=partition)))
 
     def note_sends(self) -> None:
-        """What became of the records of this transaction, as its producer was told."""
+        """Record the transaction's sends: OK if the producer got an acknowledgement, else UNKNOWN."""
         for begin, topic, partition, value, future in self.sent:
-            is_told = future.done() and not future.cancelled() and future.exception() is None
-            item = Item(topic, partition, future.result().offset if is_told else None, value)
-            outcome = Outcome.OK if is_told else Outcome.UNKNOWN
+            is_acked = future.done() and not future.cancelled() and future.exception() is None
+            item = Item(topic, partition, future.result().offset if is_acked else None, value)
+            outcome = Outcome.OK if is_acked else Outcome.UNKNOWN
             self.note(
                 Kind.SEND,
                 outcome,
@@ -114,7 +117,10 @@ class Transactor(Client):
         self.transaction += 1
 
     def commit(self, producer: Producer) -> bool:
-        """Whether it is committed. Raises when nobody can know, after which a new producer is needed."""
+        """Return True if the transaction is committed, False if it is aborted.
+
+        Raise OncelogError if the outcome is unknown. The producer cannot be used after that.
+        """
         while True:
             begin = time.monotonic_ns()
             try:
@@ -145,7 +151,9 @@ class Transactor(Client):
 
 
 class Writer(Transactor):
-    """Transactions of some records; some are aborted, some left open, some ended by a zombie."""
+    """A producer of small transactions. It aborts some, leaves some open, and commits some after it was
+    fenced.
+    """
 
     def work(self) -> None:
         while not self.load.stopped.is_set():
@@ -161,12 +169,12 @@ class Writer(Transactor):
                     continue
 
     def transact(self, producer: Producer) -> bool:
-        """One transaction; whether the producer is of further use."""
+        """Run one transaction. Return False if the producer must be replaced."""
         how = self.chance.choices(
             ["commit", "block", "abort", "raise", "leave", "zombie"], [8, 8, 3, 3, 1, 1]
         )[0]
         if how in ("block", "raise"):
-            return self.in_a_block(producer, is_kept=how == "block")
+            return self.transact_in_block(producer, is_kept=how == "block")
         producer.begin_transaction()
         self.send_some(producer)
         if how == "commit":
@@ -179,7 +187,7 @@ class Writer(Transactor):
                 self.commit_as_a_zombie(producer)
         return how not in ("leave", "zombie")
 
-    def in_a_block(self, producer: Producer, *, is_kept: bool) -> bool:
+    def transact_in_block(self, producer: Producer, *, is_kept: bool) -> bool:
         begin = time.monotonic_ns()
         try:
             with producer.transaction():
@@ -191,18 +199,20 @@ class Writer(Transactor):
             self.note(Kind.COMMIT, Outcome.UNKNOWN, begin, transaction=self.transaction)
             self.commit(producer)
         except (InterruptedError, OncelogError):
-            self.make_sure_it_is_aborted(producer, begin)
+            self.abort_if_open(producer, begin)
         else:
             self.note(Kind.COMMIT, Outcome.OK, begin, transaction=self.transaction)
         return True
 
-    def make_sure_it_is_aborted(self, producer: Producer, begin: int) -> None:
-        """The block has tried; raises when the producer cannot go on, so that nobody knows."""
+    def abort_if_open(self, producer: Producer, begin: int) -> None:
+        """Abort the transaction unless `transaction()` has done so. Raise OncelogError if the outcome stays
+        unknown.
+        """
         outcome = Outcome.FAIL
         try:
             self.abort(producer)
         except MisuseError:
-            pass  # nothing is left to abort
+            pass  # the block has aborted the transaction
         except OncelogError:
             outcome = Outcome.UNKNOWN
             raise
@@ -216,7 +226,7 @@ class Writer(Transactor):
             self.send(producer, self.load.inward, partition, b"%s-%d" % (self.name.encode(), self.values))
 
     def commit_as_a_zombie(self, producer: Producer) -> None:
-        """Its successor was initialized before this commit is called, so it surely fails."""
+        """Commit with a producer that its successor has fenced, and check that the commit fails."""
         begin = time.monotonic_ns()
         try:
             producer.commit_transaction()
@@ -227,7 +237,7 @@ class Writer(Transactor):
 
 
 class Copier(Transactor):
-    """Reads as a member of the group, writes, and commits both in one transaction; or goes back."""
+    """A consume-transform-produce client. It commits its offsets in the transaction, or seeks back."""
 
     def work(self) -> None:
         config = {
@@ -253,7 +263,7 @@ class Copier(Transactor):
         self.session += 1
 
     def copy(self, consumer: Consumer, producer: Producer) -> None:
-        """Until it must stop, or the producer cannot go on."""
+        """Copy records until `load.halted` is set or the producer cannot be used any more."""
         while not self.load.halted.is_set():
             begin = time.monotonic_ns()
             try:
@@ -278,7 +288,7 @@ class Copier(Transactor):
         for record in records:
             partition = record.partition % self.load.copiers if self.load.shared else self.number
             self.send(producer, self.load.outward, partition, (record.value or b"") + suffix)
-        ends = {TopicPartition(each.topic, each.partition): each.offset + 1 for each in records}
+        ends = {TopicPartition(record.topic, record.partition): record.offset + 1 for record in records}
         try:
             producer.send_offsets_to_transaction(ends, consumer.group_metadata())
         except OncelogError:
@@ -290,7 +300,7 @@ class Copier(Transactor):
         return self.commit(producer)
 
     def go_back(self, consumer: Consumer) -> None:
-        """To the committed positions, however often it takes."""
+        """Seek to the committed offsets. Retry for at most PATIENCE_S."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -304,7 +314,7 @@ class Copier(Transactor):
 
 
 class Reader(Client):
-    """Reads both topics, sometimes again from the beginning."""
+    """A client that reads both topics, sometimes again from the beginning."""
 
     def partitions(self) -> list[TopicPartition]:
         counts = {self.load.inward: self.load.writers, self.load.outward: self.load.copiers}
@@ -333,12 +343,14 @@ class Reader(Client):
         with Consumer({"bootstrap.servers": servers}) as consumer:
             consumer.assign(self.partitions())
             consumer.seek_to_beginning()
-            ends = self.settled_ends(servers, consumer)
-            while any(consumer.position(at) < end for at, end in ends.items()):
+            ends = self.ends_without_open_transactions(servers, consumer)
+            while any(consumer.position(tp) < end for tp, end in ends.items()):
                 self.poll(consumer)
 
-    def settled_ends(self, servers: str, consumer: Consumer) -> dict[TopicPartition, int]:
-        """Once every transaction has its markers: a commit is answered before."""
+    def ends_without_open_transactions(self, servers: str, consumer: Consumer) -> dict[TopicPartition, int]:
+        """Return the end offsets once no transaction is open. A commit may be answered before its markers are
+        written.
+        """
         deadline = time.monotonic() + PATIENCE_S
         with Consumer({"bootstrap.servers": servers, "isolation.level": "read_uncommitted"}) as of_all:
             while (ends := consumer.end_offsets(self.partitions())) != of_all.end_offsets(self.partitions()):

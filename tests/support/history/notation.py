@@ -1,4 +1,4 @@
-"""The notation of tests/tables/history.txt, read and written."""
+"""The notation of histories and anomalies in tests/tables/history.txt."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""A broker, a program that consumes, transforms and produces, and a reader of its output: processes to be
-killed; and what must be true of the output, however they were."""
+"""A broker, a copying program and a reader of its output, as processes that tests kill.
+
+The program consumes, transforms and produces. `CopyUnderKills.check` verifies the output after the kills.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _CHILDREN = [sys.executable, programs.__file__]
 
 
 class Child:
-    """A process of `programs`; `look_after` starts it again when it ended by itself."""
+    """A process of `support.kill.programs`."""
 
     def __init__(self, log_file: Path, *arguments: str) -> None:
         self.arguments, self.log_file = arguments, log_file
@@ -36,7 +38,7 @@ class Child:
             self._process = subprocess.Popen([*_CHILDREN, *self.arguments], stderr=log)
 
     def kill(self) -> None:
-        """SIGKILL, if it runs."""
+        """Kill the process by SIGKILL, if it runs."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -46,8 +48,8 @@ class Child:
         self.kill()
         self.start()
 
-    def look_after(self) -> None:
-        """Start it if it does not run."""
+    def start_if_dead(self) -> None:
+        """Start the process if it does not run."""
         if self._process is None:
             self.start()
         elif self._process.poll() is not None:
@@ -56,7 +58,7 @@ class Child:
 
 
 class FragileBroker(BrokerProcess):
-    """`oncelog serve` that dies by itself where `plan` says: see programs.broker."""
+    """`oncelog serve` that kills itself at the steps in the file `plan`. See `programs.broker`."""
 
     @property
     def plan(self) -> Path:
@@ -70,7 +72,7 @@ class FragileBroker(BrokerProcess):
         return self._process is not None and self._process.poll() is None
 
     def revive(self) -> int:
-        """Start it until it stays; how often it died on the way up."""
+        """Start the broker until it keeps running. Return how many starts ended in its death."""
         self.kill()
         for deaths in range(10):
             try:
@@ -81,16 +83,16 @@ class FragileBroker(BrokerProcess):
         raise AssertionError(f"the broker does not start; see {self.log_file}")
 
 
-class World:
-    """The processes, and a topic of numbers that they copy. A context manager.
+class CopyUnderKills:
+    """The processes, and a topic of numbers that the copier copies. A context manager.
 
-    The copier reaches the broker through `proxy`. `fed`: how many numbers are in the source; `ended`: how
-    often the copier was told that a transaction is committed.
+    The copier reaches the broker through `proxy`. `fed` counts the numbers in the source topic. `ended`
+    counts the successful responses to EndTxn that the copier got.
     """
 
     def __init__(self, directory: Path, **settings: object) -> None:
-        given = {key.replace("_", "."): value for key, value in settings.items()}
-        self.broker = FragileBroker(directory / "data", settings=given)
+        config = {key.replace("_", "."): value for key, value in settings.items()}
+        self.broker = FragileBroker(directory / "data", settings=config)
         self.directory, self.fed, self.ended = directory, 0, 0
         self._stack = ExitStack()
 
@@ -117,7 +119,7 @@ class World:
         return child
 
     def feed(self, count: int = 20) -> None:
-        """Put more numbers into the source."""
+        """Append `count` more numbers to the source topic."""
         numbers = range(self.fed, self.fed + count)
         self._producer.send_many(self.source, [b"%d" % number for number in numbers]).result(PATIENCE_S)
         self.fed += count
@@ -129,7 +131,9 @@ class World:
     # Stopping at a step
 
     def hold(self, api: str, side: str) -> int:
-        """From now on the next such message stops in the network; a mark for `wait_held`."""
+        """Hold the next such message in the proxy. Return a mark for `wait_held`. `side` is request or
+        response.
+        """
         mark = self.proxy.events[-1].number if self.proxy.events else 0
         self.proxy.add(Rule(action=Action.HOLD, api=api, direction=side, nth=1))
         return mark
@@ -146,16 +150,16 @@ class World:
         self.wait(lambda: self.proxy.wait_until(is_held, 0.5), "a message of that step")
 
     def kill(self, *victims: str) -> None:
-        """SIGKILL to each of these: broker, copier, reader."""
+        """Kill these by SIGKILL: broker, copier, reader."""
         for victim in victims:
             getattr(self, victim).kill()
 
     def revive(self) -> None:
-        """Start whoever is dead."""
+        """Start each process that does not run."""
         if not self.broker.is_alive():
             self.broker.revive()
-        self.copier.look_after()
-        self.reader.look_after()
+        self.copier.start_if_dead()
+        self.reader.start_if_dead()
 
     def let_go(self, *, lose: bool) -> None:
         self.proxy.clear()
@@ -164,17 +168,17 @@ class World:
     # Waiting
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Until it holds; processes that ended by themselves are started again."""
+        """Wait until the condition is true. Restart the copier and the reader when they end by themselves."""
         text = f"waited {PATIENCE_S:g} s for {what}; see {self.directory}"
         for _ in attempts(lambda: text, PATIENCE_S):
             if condition():
                 return
-            self.copier.look_after()
-            self.reader.look_after()
+            self.copier.start_if_dead()
+            self.reader.start_if_dead()
             pause(0.01)
 
     def committed(self, group: str = "copier") -> int:
-        """The next number that the group will read, by what it committed."""
+        """Return the group's committed offset in the source topic, or 0."""
         tp = TopicPartition(self.source, 0)
         try:
             with Consumer({"bootstrap.servers": self.servers, "group.id": group}) as consumer:
@@ -184,41 +188,46 @@ class World:
         return held.offset if held else 0
 
     def wait_ended(self, count: int) -> None:
-        """Until the copier has done so many more transactions."""
-        wanted = self.ended + count
-        self.wait(lambda: self.ended >= wanted, f"{count} transactions")
+        """Wait until the copier has ended `count` more transactions."""
+        target = self.ended + count
+        self.wait(lambda: self.ended >= target, f"{count} transactions")
 
     def wait_copied(self, count: int | None = None, group: str = "copier") -> None:
-        """Until so many numbers (None: all) are copied and committed."""
-        wanted = self.fed if count is None else count
-        self.wait(lambda: self.committed(group) >= wanted, f"{wanted} copied numbers")
+        """Wait until `count` numbers (None: all) are copied and their offsets committed."""
+        target = self.fed if count is None else count
+        self.wait(lambda: self.committed(group) >= target, f"{target} copied numbers")
 
-    # What must be true
+    # Checks
 
     def check(self) -> None:
-        """Wait for the rest, then compare with a run without faults and with what the reader got."""
+        """Wait until all numbers are copied, then compare the target topic.
+
+        It must equal the target of a copier without faults, and what the reader got.
+        """
         self.wait_copied()
-        found = self._values(self.target)
+        copied = self._values(self.target)
         calm = new_topic(self.servers, 2)
         undisturbed = self._child("copier", self.servers, "undisturbed", self.source, calm)
         self.wait_copied(group="undisturbed")
         undisturbed.kill()
-        assert list(found.values()) == list(self._values(calm).values())
-        assert list(found.values()) == [
+        assert list(copied.values()) == list(self._values(calm).values())
+        assert list(copied.values()) == [
             *(b"debit %d" % number for number in range(self.fed)),
             *(b"credit %d" % number for number in range(self.fed)),
         ]
-        self.wait(lambda: set(self._seen()) >= set(found), "the reader to get everything")
-        assert self._seen() == found, "the reader got what was not committed"
+        self.wait(lambda: set(self._seen()) >= set(copied), "the reader to get everything")
+        assert self._seen() == copied, "the reader got what was not committed"
 
     def _values(self, topic: str) -> dict[tuple[int, int], bytes]:
-        return {(each.partition, each.offset): each.value or b"" for each in read(self.servers, topic)}
+        return {
+            (record.partition, record.offset): record.value or b"" for record in read(self.servers, topic)
+        }
 
     def _seen(self) -> dict[tuple[int, int], bytes]:
-        """What the reader ever got; the same place always with the same value."""
-        found: dict[tuple[int, int], bytes] = {}
+        """Return what the reader got, and check that no offset ever had two values."""
+        values: dict[tuple[int, int], bytes] = {}
         for line in self.seen.read_bytes().splitlines():
             partition, offset, value = line.split(b" ", 2)
             place = int(partition), int(offset)
-            assert found.setdefault(place, value) == value, f"two values at {place}"
-        return found
+            assert values.setdefault(place, value) == value, f"two values at {place}"
+        return values

@@ -13,7 +13,7 @@ from oncelog.errors import OncelogError
 
 
 def copier(servers: str, group: str, source: str, target: str) -> None:
-    """Consume, transform, produce: each record becomes one in either partition of the target."""
+    """Copy each record to both partitions of `target`, in transactions with the consumed offsets."""
     reading = {
         "bootstrap.servers": servers,
         "group.id": group,
@@ -35,15 +35,15 @@ def copier(servers: str, group: str, source: str, target: str) -> None:
                     for record in records:
                         producer.send(target, b"debit " + (record.value or b""), partition=0)
                         producer.send(target, b"credit " + (record.value or b""), partition=1)
-                    ends = {TopicPartition(each.topic, each.partition): each.offset + 1 for each in records}
+                    ends = {TopicPartition(row.topic, row.partition): row.offset + 1 for row in records}
                     producer.send_offsets_to_transaction(ends, consumer.group_metadata())
             except OncelogError as error:
                 print(f"aborted: {error!r}", file=sys.stderr, flush=True)
-                consumer.seek_to_committed()  # if the producer cannot go on, its next call raises
+                consumer.seek_to_committed()  # after a fatal error, the producer's next call raises
 
 
 def reader(servers: str, group: str, topic: str, seen: str) -> None:
-    """Append `partition offset value` of what a reader of committed records gets to the file `seen`."""
+    """Append `partition offset value` to the file `seen` for each record that a consumer gets."""
     settings = {
         "bootstrap.servers": servers,
         "group.id": group,
@@ -69,10 +69,11 @@ def reader(servers: str, group: str, topic: str, seen: str) -> None:
 
 
 def broker(plan: str, *arguments: str) -> None:
-    """`oncelog serve` that kills itself where the next word of the file `plan` says.
+    """Run `oncelog serve`, which kills itself at the step that the next word of the file `plan` names.
 
-    A number: when so many markers of a transaction are written, and another is due. `complete`: all are
-    written, but not that the transaction is complete. Each word is taken out before it is obeyed.
+    A number N: N markers of a transaction are written, and the next is due. `complete`: all markers are
+    written, but not the record that completes the transaction. A word is removed from the file before the
+    kill.
     """
     from oncelog.broker.coordinators import transactions
     from oncelog.broker.coordinators.markers import MarkerWriter
@@ -92,20 +93,20 @@ def broker(plan: str, *arguments: str) -> None:
             Path(plan).write_text(" ".join(words[1:]))
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def new_markers(*given: Any) -> None:
+    def new_markers(*args: Any) -> None:
         nonlocal written
         written = 0
-        write_markers(*given)
+        write_markers(*args)
 
-    def new_marker(*given: Any) -> Any:
+    def new_marker(*args: Any) -> Any:
         nonlocal written
         reach(str(written))
         written += 1
-        return write_marker(*given)
+        return write_marker(*args)
 
-    def new_complete(*given: Any) -> None:
+    def new_complete(*args: Any) -> None:
         reach("complete")
-        complete(*given)
+        complete(*args)
 
     MarkerWriter.write = new_marker  # type: ignore[method-assign]
     coordinator._write_markers, coordinator._complete = new_markers, new_complete  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""A log as a plain list of batches: what every reader must see, and what is remembered of every producer."""
+"""A log as a plain list of batches, from which follows what readers see and what producers have stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REMEMBERED = 5
 
 
 class Row(NamedTuple):
-    """A record as a reader sees it."""
+    """A record as a consumer gets it."""
 
     offset: int
     key: bytes | None
@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Written:
-    """A batch that was acknowledged. `is_commit` None: a data batch; else a marker."""
+    """An acknowledged batch. `is_commit` is None for data and True or False for a marker."""
 
     base_offset: int
     rows: tuple[tuple[bytes | None, bytes | None], ...]
@@ -49,7 +49,7 @@ class Written:
 
 @dataclass
 class KnownProducer:
-    """The expected memory of a producer id. `batches` has (last sequence, last offset)."""
+    """The expected producer state of one producer id. `batches` has (last sequence, last offset)."""
 
     epoch: int
     append_ms: int
@@ -58,7 +58,7 @@ class KnownProducer:
 
 
 class LogModel:
-    """Every batch ever stored, in order; `start` is where readers may begin."""
+    """Every batch ever stored, in order. `start` is the log start offset."""
 
     def __init__(self) -> None:
         self.batches: list[Written] = []
@@ -73,11 +73,11 @@ class LogModel:
         self.batches.append(batch)
 
     def cut(self, end: int) -> None:
-        """Forget what a power loss took."""
+        """Remove the batches from `end` on, which a power loss took."""
         self.batches = [batch for batch in self.batches if batch.end_offset <= end]
 
     def producers(self) -> dict[int, KnownProducer]:
-        """Return what the batches say of each producer id, whatever was deleted or compacted."""
+        """Return the producer state that all batches give, including those deleted or compacted since."""
         known: dict[int, KnownProducer] = {}
         for batch in self.batches:
             if batch.pid is None:
@@ -97,7 +97,7 @@ class LogModel:
         return known
 
     def next_of(self, pid: int) -> tuple[int, int]:
-        """Return the epoch and the sequence with which the producer continues."""
+        """Return the epoch and the next sequence of a producer."""
         one = self.producers().get(pid)
         if one is None:
             return 0, 0
@@ -109,7 +109,7 @@ class LogModel:
         return {pid: one.open_offset for pid, one in known.items() if one.open_offset is not None}
 
     def uncommitted(self) -> set[int]:
-        """Return the base offsets of data batches whose transaction was aborted or is open."""
+        """Return the base offsets of data batches in aborted or open transactions."""
         found: set[int] = set()
         open_batches: dict[int, list[int]] = {}
         for batch in self.batches:
@@ -123,7 +123,7 @@ class LogModel:
         return found.union(*open_batches.values())
 
     def unstable_offsets(self, high_watermark: int) -> list[int]:
-        """Return where the transactions begin whose end a reader does not see yet."""
+        """Return the first offsets of transactions whose marker no reader sees yet."""
         unseen, open_from = list[int](), dict[int, int]()
         for batch in self.batches:
             if batch.pid is None:
@@ -137,11 +137,11 @@ class LogModel:
         return [*unseen, *open_from.values()]
 
     def stable_offset(self, high_watermark: int) -> int:
-        """Return where a read_committed reader stops."""
+        """Return the last stable offset."""
         return max(min([high_watermark, *self.unstable_offsets(high_watermark)]), self.start)
 
     def visible(self, upper: int, *, is_committed_only: bool) -> list[Row]:
-        """Return the records from the log start to below `upper` that a reader gets."""
+        """Return the records that a reader gets from the log start to below `upper`."""
         hidden = self.uncommitted() if is_committed_only else set()
         return [
             row
@@ -153,13 +153,13 @@ class LogModel:
 
 
 def newest(rows: Iterable[Row]) -> dict[bytes | None, Row]:
-    """Return each key's newest record, without those that are tombstones."""
+    """Return each key's newest record, except tombstones."""
     found = {row.key: row for row in rows}
     return {key: row for key, row in found.items() if row.value is not None}
 
 
 class Stored(NamedTuple):
-    """A batch as it is stored, its records decoded; `is_abort` None: a data batch."""
+    """A stored batch with its records decoded. `is_abort` is None for a data batch."""
 
     header: BatchHeader
     records: list[tuple[int, int, bytes | None, bytes | None]]
@@ -167,7 +167,7 @@ class Stored(NamedTuple):
 
 
 def stored_batches(data: bytes | memoryview) -> Iterator[Stored]:
-    """Decode what a fetch returned; every checksum is verified."""
+    """Decode the batches of a fetch, and verify their checksums."""
     view = memoryview(data)
     for position, header in iter_batches(view):
         whole = view[position : position + header.size_bytes]
@@ -181,14 +181,14 @@ def stored_batches(data: bytes | memoryview) -> Iterator[Stored]:
 
 
 def read_rows(partition: Partition, offset: int, isolation: Isolation, max_bytes: int = 1 << 20) -> list[Row]:
-    """Return what a consumer of the isolation level gets from an offset on, by many small fetches."""
+    """Return what a consumer of the isolation level gets from `offset` on, by many small fetches."""
     rows: list[Row] = []
     is_committed_only = isolation is Isolation.READ_COMMITTED
     upper = partition.last_stable_offset if is_committed_only else partition.high_watermark
     while offset < upper:
         found = partition.read(offset, max_bytes, upper_offset=upper)
         if not found.records:
-            # Compaction, or a power loss on a compacted topic, left nothing below `upper`.
+            # Compaction, or a power loss on a compacted topic, left no record below `upper`.
             behind = partition.read(offset, 1)
             assert read_header(behind.records).base_offset >= upper, f"nothing can be read at offset {offset}"
             break
@@ -206,7 +206,7 @@ def read_rows(partition: Partition, offset: int, isolation: Isolation, max_bytes
 
 
 def read_stored(partition: Partition) -> list[Stored]:
-    """Return every stored batch that can be read, in order, visible or not."""
+    """Return every stored batch in order, whether visible or not."""
     found: list[Stored] = []
     offset = partition.log_start_offset
     while offset < partition.log_end_offset:

@@ -23,17 +23,17 @@ TOPIC_ID = bytes(range(16))
 
 
 def config(expiration_ms: int = 86_400_000, *, limits: Limits | None = None, **settings: Any) -> LogConfig:
-    """Return topic settings by their names with underscores, the rest at their defaults."""
+    """Return topic settings. Keywords are setting names with underscores; all others have their defaults."""
     return LogConfig.from_settings(TOPIC.parse(settings), expiration_ms, limits or Limits())
 
 
 def limit(partition: Partition, **limits: Any) -> None:
-    """Give an open partition other limits."""
+    """Replace limits of an open partition."""
     partition.reconfigure(replace(partition.config, limits=Limits(**limits)))
 
 
 def open_partition(disk: Disk | None = None, log_config: LogConfig | None = None, **how: Any) -> Partition:
-    """Open a partition; make a new directory durable, as the creation of a topic does."""
+    """Open a partition. Sync the directory if it is new, as the creation of a topic does."""
     how = {"topic_id": TOPIC_ID, "now_ms": NOW_MS, "clean_shutdown": False, **how}
     disk = MemoryDisk() if disk is None else disk
     is_new = not disk.exists(str(TP))
@@ -54,7 +54,7 @@ def batch(
     timestamp_ms: int = NOW_MS,
     **how: Any,
 ) -> memoryview:
-    """Return a batch as a client sends it, idempotent if it has a `sequence` (of pid 7 by default)."""
+    """Return a batch as a client sends it. With `sequence` it is idempotent, of producer id 7 by default."""
     if sequence is not None:
         pid = 7 if pid is None else pid
         how |= {"producer_id": pid, "producer_epoch": epoch, "base_sequence": sequence}
@@ -75,7 +75,7 @@ def put_marker(partition: Partition, data: memoryview, *, now_ms: int = NOW_MS) 
 
 
 def read_all(partition: Partition, max_bytes: int = 1 << 20) -> bytes:
-    """Return every stored byte, by as many reads as it takes."""
+    """Return every stored byte, read in pieces of at most `max_bytes`."""
     offset, parts = partition.log_start_offset, []
     while offset < partition.log_end_offset:
         found = partition.read(offset, max_bytes)

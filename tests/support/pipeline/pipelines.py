@@ -26,7 +26,7 @@ _MINUTE_S = 60
 
 @dataclass(frozen=True)
 class Case:
-    """A pipeline with its own settings, its input records (key, value), and their expected results."""
+    """A pipeline with its settings, its input records (key, value), and their expected results."""
 
     name: str
     partitions: int

@@ -1,4 +1,4 @@
-"""What scenarios over raw connections share: a topic, a producer id, one idempotent batch at a time."""
+"""Topics, producer ids and single idempotent batches over raw connections."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Step(NamedTuple):
 
 def create_topic(client: RawClient) -> str:
     topic = f"scenario-{next(topic_numbers)}"
-    wanted = CreateTopicsRequest.CreatableTopic(name=topic, num_partitions=1, replication_factor=1)
-    answer = client.ask(CreateTopicsRequest(topics=[wanted], timeout_ms=10_000), CREATE_TOPICS_VERSION)
-    assert [each.error_code for each in answer.topics] == [0]
+    topic_request = CreateTopicsRequest.CreatableTopic(name=topic, num_partitions=1, replication_factor=1)
+    answer = client.ask(CreateTopicsRequest(topics=[topic_request], timeout_ms=10_000), CREATE_TOPICS_VERSION)
+    assert [result.error_code for result in answer.topics] == [0]
     wait_until_led(client, {answer.topics[0].topic_id: 1})
     return topic
 
@@ -52,7 +52,7 @@ def new_producer_id(client: RawClient) -> int:
 
 
 def produce(client: RawClient, topic: str, producer_id: int | None, step: Step) -> tuple[str, int | None]:
-    """Send the step's batch; the answer as the table writes it."""
+    """Send the step's batch. Return the error name and the offset as the tables write them."""
     batch = build_batch(
         [NewRecord(1_700_000_000_000 + i, b"k", b"v") for i in range(step.count)],
         producer_id=producer_id,
@@ -62,7 +62,7 @@ def produce(client: RawClient, topic: str, producer_id: int | None, step: Step) 
     partition = ProduceRequest.PartitionProduceData(index=0, records=batch)
     data = ProduceRequest.TopicProduceData(name=topic, partition_data=[partition])
     request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[data])
-    for _ in attempts():  # a partition just created has no leader for a moment; nothing was judged yet
+    for _ in attempts():  # a new partition has no leader for a moment; such an error stores nothing
         answer = client.ask(request, PRODUCE_VERSION).responses[0].partition_responses[0]
         if answer.error_code not in (NotLeaderOrFollower.code, UnknownTopicOrPartition.code):
             break

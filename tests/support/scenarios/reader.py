@@ -1,30 +1,36 @@
-"""Scenarios in Markdown (tests/scenarios/*.md): read, and run against any broker over real sockets.
+"""Scenarios in Markdown (tests/scenarios/*.md), which run on any broker over real sockets.
 
-A scenario is an H2 with prose, header lines and one fenced block `scenario`. Header lines:
-`Rows:` behaviours it shows; `Versions: Fetch 4-12` run once for each of these versions that we offer
-(`Versions: Fetch`: all of them), every step of that API at that version, others at their newest;
-`Only: oncelog` and `Differs: KEY` where an entry of docs/differences.md says why; `Broker: own` where
-the broker is stopped and started.
+A scenario is an H2 with prose, header lines, and one fenced block `scenario` with a step per line. Indented
+lines continue the line before. Header lines:
 
-    topic T partitions=2 cleanup.policy=compact   $T its name, $T.id its id; again: created again
-    producer A                                    $A an id at epoch 0; $free, $spare: no topic's name
-    on B                                          the steps below use the connection B
-    produce T/1 a b by=A seq=0 -> 0               values; -> base offset or error; options as of !batch
-    fetch T/1 from=0 -> a b                       -> values or error; `-> nothing`
-    produce T a -> oncelog:0 apache:INVALID_RECORD       expected of each broker
-    > Fetch {topics: [...]}                       a request; `> Fetch 4 {...}` at a version
-    >> Fetch {topics: [...]}                      the same until the answer is as expected, at most 60 s
-    > frame {api_key: 99, api_version: 0, body: "00ff"}      raw bytes; tags: hex of the header's tag block
-    < {error_code: NONE}                          its answer; `< closed`: the connection ends; `< nothing`
-    < ApiVersions 0 {...}                         an answer read as another API's or version's
-    <oncelog {...}  <apache {...}                 expected of one broker only
-    eventually produce T a -> 0                   any step by name, repeated until it succeeds, at most 60 s
-    restart, kill                                 the broker is stopped (SIGTERM, SIGKILL) and started
-    wait 0.5                                      seconds
+    Rows: I7 I8              behaviours that the scenario shows
+    Versions: Fetch 4-12     run once for each of these versions that we offer (`Versions: Fetch`: for all);
+                             every step of that API uses that version, other steps the newest of their API
+    Only: oncelog            run on one broker only
+    Differs: KEY             the brokers differ on purpose; KEY is an entry of docs/differences.md
+    Broker: own              the scenario has its own broker, which it may restart
+
+Steps:
+
+    topic T partitions=2 cleanup.policy=compact   $T is its name, $T.id its id; a second time: created again
+    producer A                                    $A is a new producer id at epoch 0 on B
+    later steps use the connection B produce T/1 a b by=A seq=0 -> 0               values a and b: the base
+    offset or an error; options as !batch fetch T/1 from=0 -> a b                       values, `nothing`, or
+    an error produce T a -> oncelog:0 apache:INVALID_RECORD       a different result for each broker > Fetch
+    {topics: [...]}                       a request; `> Fetch 4 {...}` in a version >> Fetch {topics: [...]}
+    repeated until the response is as expected, for at most 60 s > frame {api_key: 99, api_version: 0, body:
+    "00ff"}      raw bytes; tags: hex of the header's tag block < {error_code: NONE}
+    the response; `< closed`: no response, and the connection ends;
+                                                  `< nothing`: no response
+    < ApiVersions 0 {...}                         the response, decoded as another API or version
+    <oncelog {...}  <apache {...}                 the response of one broker
+    eventually produce T a -> 0                   any step above, repeated until it succeeds, for at most 60 s
+    restart, kill                                 the broker is stopped by SIGTERM or SIGKILL, and started
+    wait 0.5                                      a pause in seconds
     init, add, end, write, read ...               transactions: see support.scenarios.transactions
-    join, sync, heartbeat, leave, commit ...      groups: see support.scenarios.groups
+    join, sync, heartbeat, leave, commit ...      groups: see support.scenarios.groups and consumer_groups
 
-Indented lines go on with the line before. Bodies: see support.scenarios.values.
+No topic has the names $free and $spare. `support.scenarios.values` describes the bodies in braces.
 """
 
 from __future__ import annotations
@@ -44,13 +50,13 @@ _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _HEADER = re.compile(r"^(Rows|Versions|Only|Differs|Broker|Transactions): *(.+)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```scenario\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 REQUEST = re.compile(r"(>>?) *(\w+) *(\d+)? *(\{.*\})")
-_APART = re.compile(r"^<\w|\b(oncelog|apache):")
+_BROKER_NAME = re.compile(r"^<\w|\b(oncelog|apache):")
 RESPONSE = re.compile(r"<(\w*) *(?:(\w+) +(\d+) +)?(\{.*\}|closed|nothing)")
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One scenario; `api` None: its steps run at their newest versions, once."""
+    """One scenario. With `api` None it runs once, each step in the newest version of its API."""
 
     file: str
     title: str
@@ -64,16 +70,18 @@ class Scenario:
     steps: tuple[str, ...]
 
     @property
-    def tells_brokers_apart(self) -> bool:
-        """Whether one broker is expected to answer otherwise than the other, or not asked."""
-        return self.only is not None or any(_APART.search(step) for step in self.steps)
+    def expects_different_responses(self) -> bool:
+        """Return True if the scenario expects different responses from the two brokers, or runs on one of
+        them only.
+        """
+        return self.only is not None or any(_BROKER_NAME.search(step) for step in self.steps)
 
     def cases(self) -> Iterator[int | None]:
         yield from self.versions or (None,)
 
 
 def read_scenarios(folder: Path = FOLDER) -> list[Scenario]:
-    return [each for path in sorted(folder.glob("*.md")) for each in _read_file(path)]
+    return [scenario for path in sorted(folder.glob("*.md")) for scenario in _read_file(path)]
 
 
 def _read_file(path: Path) -> Iterator[Scenario]:
@@ -97,7 +105,7 @@ def _read_file(path: Path) -> Iterator[Scenario]:
 
 
 def _versions(text: str | None) -> tuple[Api | None, tuple[int, ...]]:
-    """The API and those of the versions named that we offer."""
+    """Return the API, and those of the named versions that we offer."""
     if text is None:
         return None, ()
     name, *limits = re.findall(r"\w+", text)

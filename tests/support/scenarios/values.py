@@ -1,14 +1,32 @@
-"""What stands in a scenario's bodies: YAML flow mappings with tags for record batches and for matchers.
+"""YAML values in the bodies of scenarios, with tags that build record batches or match responses.
 
-Building (`>` lines): `!batch {...}`, `!batches [{...}, ...]` (several, one after the other), `!raw "hex"`,
-`!uuid 7`. A batch's options: values, keys, time (of its first record, default `$now`), step (ms between
-records) or times, pid, epoch, seq, codec, transactional, control; and damage: payload (hex in place of
-the records) and header {field: value}, both with a right checksum, crc: bad, cut: bytes taken from its
-end, tail: hex put after it.
-Matching (`<` lines): `_` anything, `$name` binds or must equal, `!records [...]` what a Fetch brought (a
-value, or a mapping of offset, timestamp_ms, key, value), `!batches [{...}]` its batches' headers, `!any`
-a list in any order, `!has` a list with more in it, `!size 9` records of 9 bytes, `!min 5` at least 5,
-`!re "text"` a text found. `$name+3` and `$name-3` count from a number. Errors go by their names, 0 is NONE.
+    Requests (`>` lines)
+    !batch {...}            a record batch, with the options below
+    !batches [{...}, ...]   several batches, one after the other
+    !raw "hex"              bytes
+    !uuid 7                 a UUID of that number
+
+    Options of a batch
+    values, keys            lists; a record for each value
+    time, step, times       timestamp of the first record (default `$now`) and ms between records, or a list
+    pid, epoch, seq         producer id, producer epoch, base sequence
+    codec, transactional, control
+    payload                 hex in place of the records; the checksum is right
+    header                  {field: value}; the checksum is right
+    crc: bad                a wrong checksum
+    cut, tail               number of bytes removed from the end; hex added at the end
+
+    Responses (`<` lines)
+    _                       anything
+    $name                   binds the variable, or must equal it
+    !records [...]          records of a Fetch: values, or mappings of offset, timestamp_ms, key, value
+    !batches [{...}]        headers of batches
+    !any [...], !has [...]  a list in any order; a list that has these elements
+    !size 9                 records of 9 bytes
+    !min 5                  a number of at least 5
+    !re "text"              a text in which the regular expression matches
+
+`$name+3` and `$name-3` add to a number. Error codes are written as names, also NONE.
 """
 
 from __future__ import annotations
@@ -65,14 +83,14 @@ def read_yaml(text: str) -> Any:
 
 
 class Mismatch(Exception):
-    """An answer is not the expected one; says where."""
+    """A response is not as expected. The text says where."""
 
 
 # --- building
 
 
 def resolve(value: Any, variables: Variables) -> Any:
-    """The value with its variables filled in and its building tags carried out."""
+    """Return the value with its variables replaced and its building tags carried out."""
     if isinstance(value, dict):
         return {key: resolve(each, variables) for key, each in value.items()}
     if isinstance(value, Tagged):
@@ -91,7 +109,7 @@ def _look_up(found: re.Match[str], variables: Variables) -> Any:
 
 
 def build(cls: type[Any], body: dict[str, Any]) -> Any:
-    """A message (or part of one) from a mapping; a key that is no field is an error."""
+    """Return a message, or a part of one, from a mapping. Raise KeyError for a key that is no field."""
     fields = {field.name: field for field in cls._struct.fields}
     values: dict[str, Any] = {}
     for key, value in body.items():
@@ -108,7 +126,7 @@ _BY_ID = ("Produce", "OffsetCommit", "OffsetFetch")
 
 
 def add_topic_ids(message: Any, variables: Variables) -> Any:
-    """Give the topics that a request names their ids, for the versions that name them by id only."""
+    """Set the topic ids in a request whose newer versions have no topic names."""
     if message.api.name in _BY_ID:
         ids = {variables[name[:-3]]: value for name, value in variables.items() if name.endswith(".id")}
         groups = getattr(message, "groups", [])
@@ -120,7 +138,7 @@ def add_topic_ids(message: Any, variables: Variables) -> Any:
 
 
 def batch_of(options: dict[str, Any], variables: Variables) -> bytes:
-    """The bytes of one batch, damaged if asked."""
+    """Return the bytes of one batch, with the damage that its options demand."""
     left = dict(options)
     values, step = left.pop("values"), left.pop("step", 1)
     keys = left.pop("keys", [None] * len(values))
@@ -177,7 +195,7 @@ _BUILDERS = {
 
 
 def match(expected: Any, actual: Any, version: int, variables: Variables, path: str = "") -> None:
-    """Raises Mismatch unless the answer is as expected; fields that the version lacks are passed over."""
+    """Raise Mismatch unless the response is as expected. Fields that the version lacks are skipped."""
     if expected == ANYTHING:
         return
     if isinstance(expected, Tagged):

@@ -1,4 +1,4 @@
-"""One request of every API that names something, to ask as many principals what they get."""
+"""One request of every API that names a resource, to compare what different users get."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MISSING = "secured-missing"
 
 
 def log_in(client: RawClient, user: str, password: str, mechanism: str = "SCRAM-SHA-256") -> None:
-    """SASL by hand on a raw connection."""
+    """Authenticate a raw connection by SASL/PLAIN requests."""
     exchange = begin(Credentials(mechanism, user, password, str))
     assert client.ask(m.SaslHandshakeRequest(mechanism=mechanism), 1).error_code == 0
     message: bytes | None = exchange.first()
@@ -27,7 +27,10 @@ def log_in(client: RawClient, user: str, password: str, mechanism: str = "SCRAM-
 
 
 def requests(with_id: bytes) -> Iterator[tuple[str, Message, int]]:
-    """(name, request, version). None changes what later ones are answered. `with_id`: the topic's."""
+    """Return (name, request, version) of each request. No request changes the responses to later ones.
+
+    `with_id`: the id of the topic.
+    """
     yield from _of_topics(with_id)
     yield from _of_groups(with_id)
     yield from _of_transactions()
@@ -323,27 +326,27 @@ def _no_acl() -> m.CreateAclsRequest.AclCreation:
     )
 
 
-def told(answer: Any) -> list[str]:
-    """What an answer says of rights: its error codes, names listed, and the bits of what one may do."""
-    found: set[str] = set()
-    _walk(answer, found)
-    return sorted(found)
+def rights_in(response: Any) -> list[str]:
+    """Return error codes, names and authorized operations of a response, as sorted `field=value` texts."""
+    rights: set[str] = set()
+    _walk(response, rights)
+    return sorted(rights)
 
 
 _NAMES = ("name", "topic", "group_id", "transactional_id")
 
 
-def _walk(value: Any, found: set[str]) -> None:
+def _walk(value: Any, rights: set[str]) -> None:
     if isinstance(value, list):
-        for each in value:
-            _walk(each, found)
+        for element in value:
+            _walk(element, rights)
     elif hasattr(value, "__slots__"):
         for slot in value.__slots__:
             part = getattr(value, slot)
             if slot.endswith(("error_code", "authorized_operations")) or slot in _NAMES:
-                found.add(f"{slot}={part}")
+                rights.add(f"{slot}={part}")
             elif slot != "configs" and not isinstance(part, (str, bytes, int)):
-                _walk(part, found)
+                _walk(part, rights)
 
 
 GRANTS: dict[str, tuple[ResourceType, str, Operation]] = {
@@ -356,4 +359,4 @@ GRANTS: dict[str, tuple[ResourceType, str, Operation]] = {
     )
     for operation in map(Operation, operations)
 }
-"""User -> the one thing it may do; topics and transactional ids by prefix, groups by *."""
+"""User -> the one operation it may do. Topics and transactional ids are granted by prefix, groups by `*`."""

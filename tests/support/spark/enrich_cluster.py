@@ -1,6 +1,7 @@
-"""examples/pipelines/enrich.py as a program of its own, the orders it is given, and what must come out.
+"""examples/pipelines/enrich.py in its own process, with the orders that it gets and the expected result.
 
-`python -m support.spark.enrich_cluster` runs it with a transaction per micro-batch instead of one per lane.
+`python -m support.spark.enrich_cluster` runs the example with a transaction per micro-batch instead of one
+per task.
 """
 
 from __future__ import annotations
@@ -42,29 +43,29 @@ def send_orders(producer: Producer, topic: str, numbers: range) -> None:
 
 
 def expected(count: int) -> Counter[bytes]:
-    """The values that must be in the target topic."""
-    enriched = (each | CUSTOMERS.get(each["customer"], {}) for each in map(order, range(count)))
-    return Counter(json.dumps(each, separators=(",", ":")).encode() for each in enriched)
+    """Return the values that the target topic must contain."""
+    enriched = (row | CUSTOMERS.get(row["customer"], {}) for row in map(order, range(count)))
+    return Counter(json.dumps(row, separators=(",", ":")).encode() for row in enriched)
 
 
 def read_values(servers: str, topic: str) -> Counter[bytes]:
-    """The committed values of a topic, and how often each is there."""
-    found: Counter[bytes] = Counter()
+    """Return the committed values of a topic, each with the number of its records."""
+    values: Counter[bytes] = Counter()
     with Consumer({"bootstrap.servers": servers}) as consumer:
-        places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
-        wait_for_markers(servers, places, consumer)
-        for at, end in consumer.end_offsets(places).items():
-            for batch in consumer.fetch_range(at, 0, end):
-                found.update(batch["value"].to_pylist())
-    return found
+        tps = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+        wait_for_markers(servers, tps, consumer)
+        for tp, end in consumer.end_offsets(tps).items():
+            for batch in consumer.fetch_range(tp, 0, end):
+                values.update(batch["value"].to_pylist())
+    return values
 
 
 def launch_forward(
     directory: Path, master: str, servers: str, source: str, target: str, *options: str
 ) -> subprocess.Popen[bytes]:
-    """The example, its checkpoint and its output (`log`) in `directory`.
+    """Start the example with its checkpoint and its output (`log`) in `directory`.
 
-    `options`: --follow (go on until stopped), --atomic (a transaction per micro-batch).
+    `options`: --follow (run until stopped), --atomic (a transaction per micro-batch).
     """
     customers = directory / "customers.csv"
     rows = (f"{key},{known['name']},{known['country']}\n" for key, known in CUSTOMERS.items())
@@ -89,7 +90,7 @@ def launch_forward(
 
 
 def enrich_atomically() -> None:
-    """The example's frame, and `write_atomic`."""
+    """Run the example's frame with `write_atomic`."""
     from pyspark.sql import SparkSession
 
     from oncelog.spark import write_atomic
@@ -98,10 +99,10 @@ def enrich_atomically() -> None:
     assert spec and spec.loader
     enrich = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(enrich)
-    told = {"kafka.bootstrap.servers": os.environ["BOOTSTRAP_SERVERS"], "topic": os.environ["TARGET"]}
+    options = {"kafka.bootstrap.servers": os.environ["BOOTSTRAP_SERVERS"], "topic": os.environ["TARGET"]}
 
     def write(batch: Any, batch_id: int) -> None:
-        write_atomic(batch, batch_id, told)
+        write_atomic(batch, batch_id, options)
 
     frame = enrich.enriched(SparkSession.builder.getOrCreate(), os.environ)
     writer = frame.writeStream.foreachBatch(write).option("checkpointLocation", os.environ["CHECKPOINT"])

@@ -1,7 +1,7 @@
-"""Streaming queries through faults, one per micro-batch, and what is lost and doubled in each.
+"""Streaming queries with one fault per micro-batch, and the rows that each fault loses and doubles.
 
-A query is run in legs: the program of sink_program is started, meets its faults, and the last one
-kills it. The rows of a micro-batch are known by their numbers, so what a fault lost or doubled is counted.
+A query runs in legs. Each leg starts the program `support.spark.sink_program`, which meets the leg's faults.
+The last fault of a leg kills the program. Rows are numbered, so each lost or doubled row belongs to a fault.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from support.wait import attempts
 
 SOURCE_PARTITIONS, TARGET_PARTITIONS = 2, 4
 LANE_ROWS = 60
-"""Of a micro-batch in one partition of the source; three Arrow batches."""
+"""Rows of a micro-batch in one partition of the source. They are three Arrow batches."""
 VALUE_BYTES = 200
 PATIENCE_S = 1200.0
 
@@ -57,7 +57,7 @@ FAULTS = {
 
 
 class Leg(NamedTuple):
-    """A start of the program. `master`: local, cluster, or speculating (a cluster that does)."""
+    """A start of the program. `master`: local, cluster, or speculating (a cluster with speculation)."""
 
     master: str
     faults: tuple[str, ...]
@@ -71,12 +71,14 @@ LEGS = (
     Leg("speculating", ("speculation", "driver after commit")),
     Leg("cluster", (CALM, "task raises", "worker", "executor", "query stopped", "broker", "answers lost")),
 )
-"""All faults; micro-batches count through them. Behind "driver after commit" is a calm one to be spoilt."""
+"""All faults; micro-batches are numbered through them. A calm one follows "driver after commit", which may
+harm it.
+"""
 
 
 @dataclass(frozen=True)
 class Query:
-    """What is run: names of SINKS and BROKERS."""
+    """A sink and a broker, by their keys in SINKS and BROKERS."""
 
     sink: str
     broker: str
@@ -84,7 +86,7 @@ class Query:
 
     @property
     def faults(self) -> list[str]:
-        """By micro-batch."""
+        """The fault of each micro-batch."""
         return [fault for leg in self.legs for fault in leg.faults]
 
     @property
@@ -92,7 +94,10 @@ class Query:
         return LANE_ROWS * len(self.faults)
 
     def fault_of(self, number: int) -> str:
-        """The fault of the micro-batch that row `number` is in; a calm one's is the fault before it."""
+        """Return the fault of row `number`'s micro-batch.
+
+        For a calm micro-batch, it is the fault before it.
+        """
         met = self.faults[: number % self.partition_rows // LANE_ROWS + 1]
         return next((fault for fault in reversed(met) if fault != CALM), CALM)
 
@@ -101,7 +106,7 @@ class Query:
 
 
 class Row(NamedTuple):
-    """A stored row. `number`: which of the source it is."""
+    """A stored row. `number` is its number in the source."""
 
     partition: int
     offset: int
@@ -110,7 +115,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a query left: committed rows, rows with those that are not, and the files its faults left."""
+    """The result of a query: committed rows, all rows, and the files that its faults left."""
 
     query: Query
     servers: str
@@ -121,7 +126,7 @@ class Outcome:
     cuts: int
 
     def lost_and_doubled(self, fault: str) -> tuple[int, int]:
-        """Rows of the fault's micro-batches that are not there, and that are there again."""
+        """Return how many rows of the fault's micro-batches are missing, and how many are stored again."""
         times = Counter(row.number for row in self.rows)
         wanted = [n for n in range(SOURCE_PARTITIONS * self.query.partition_rows)]
         mine = [times[n] for n in wanted if self.query.fault_of(n) == fault]
@@ -129,9 +134,9 @@ class Outcome:
 
     @property
     def has_order(self) -> bool:
-        """Whether rows of a partition of the source are in their order in each partition of the target.
+        """Return True if each target partition has the rows of each source partition in order.
 
-        A sink of lanes keeps it; a shuffle promises none.
+        The streaming sink keeps this order. A shuffle promises no order.
         """
         last: dict[tuple[int, int], int] = {}
         for row in sorted(self.rows):
@@ -143,14 +148,14 @@ class Outcome:
 
 
 class Killable(Protocol):
-    """A broker to be killed."""
+    """Start a broker that the test can kill."""
 
     @property
     def bootstrap_servers(self) -> str: ...
 
 
 def run(query: Query, broker: Killable, directory: Path) -> Outcome:
-    """Run the query to its end through all its faults. Raises AssertionError with the end of Spark's log."""
+    """Run the query through all its faults. Raise AssertionError with the end of Spark's log."""
     servers, topic = broker.bootstrap_servers, f"{query}.out"
     create_topic(servers, f"{query}.in", partitions=SOURCE_PARTITIONS)
     create_topic(servers, topic, partitions=TARGET_PARTITIONS)
@@ -159,7 +164,7 @@ def run(query: Query, broker: Killable, directory: Path) -> Outcome:
         fill(servers, f"{query}.in", partition * rows, rows, partition, size_bytes=VALUE_BYTES)
     faults = directory / "faults"
     faults.mkdir(parents=True)
-    told = {
+    options = {
         "sink": query.sink,
         "source": f"{query}.in",
         "topic": topic,
@@ -169,12 +174,12 @@ def run(query: Query, broker: Killable, directory: Path) -> Outcome:
     }
     first = 0
     with Proxy(servers) as proxy:
-        told["bootstrap"] = proxy.bootstrap_servers
+        options["bootstrap"] = proxy.bootstrap_servers
         for leg in query.legs:
             plan = {str(first + n): fault for n, fault in enumerate(leg.faults)}
             first += len(plan)
             with _master(leg.master, directory) as conf:
-                ended = _run_program({**told, "plan": plan, "conf": conf}, _on_broker(plan, broker, proxy))
+                ended = _run_program({**options, "plan": plan, "conf": conf}, _on_broker(plan, broker, proxy))
             is_killed = leg.faults[-1].startswith("driver")
             log = (directory / "spark.log").read_text(errors="replace")[-6000:]
             assert ended == (-signal.SIGKILL if is_killed else 0), f"{leg} ended with {ended}:\n{log}"
@@ -184,18 +189,21 @@ def run(query: Query, broker: Killable, directory: Path) -> Outcome:
     return Outcome(query, servers, topic, found, len(_read(servers, topic, "read_uncommitted")), files, cuts)
 
 
-def _run_program(told: Mapping[str, Any], on_broker: dict[str, Callable[[], None]]) -> int | None:
-    """Its exit code. `on_broker`: what is done when a micro-batch says that its fault has come."""
-    faults = Path(told["faults"])
+def _run_program(options: Mapping[str, Any], on_broker: dict[str, Callable[[], None]]) -> int | None:
+    """Run the program and return its exit code.
+
+    `on_broker`: micro-batch -> the function to call once the program reports that batch's fault.
+    """
+    faults = Path(options["faults"])
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYSPARK_PYTHON": spark_python()}
-    command = [sys.executable, "-m", "support.spark.sink_program", json.dumps(told)]
+    command = [sys.executable, "-m", "support.spark.sink_program", json.dumps(options)]
     with open(faults.parent / "spark.log", "ab") as log:
         program = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
         for _ in attempts(lambda: f"{command} has not ended", PATIENCE_S, step_s=0.05):
             if (ended := program.poll()) is not None:
                 return ended
-            for number in [each for each in on_broker if (faults / f"happened-{each}").exists()]:
+            for number in [n for n in on_broker if (faults / f"happened-{n}").exists()]:
                 on_broker.pop(number)()
                 (faults / f"answered-{number}").touch()
     finally:
@@ -240,10 +248,10 @@ def _read(servers: str, topic: str, isolation: str) -> list[Row]:
     return rows
 
 
-# Where Spark runs
+# Spark masters
 
 _LIGHT = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""These virtual machines live for seconds."""
+"""Options that let these short-lived JVMs start fast."""
 _CONF = {
     "spark.driver.extraJavaOptions": _LIGHT,
     "spark.executor.extraJavaOptions": _LIGHT,
@@ -254,7 +262,7 @@ _CONF = {
     "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20",
-    "spark.buffer.size": "1024",  # so that rows before the fault are on their way to the broker
+    "spark.buffer.size": "1024",  # so that rows before the fault are being sent
     "spark.python.task.killTimeout": "10s",
 }
 _SPECULATION = {
@@ -276,7 +284,9 @@ def _master(kind: str, directory: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _cluster(directory: Path) -> Iterator[str]:
-    """A master and two workers with a core each. Spark speculates on another host only, so they have two."""
+    """Start a master and two workers with a core each. Spark only speculates on another host, so there are
+    two hosts.
+    """
     home = Path(pyspark.__file__).parent
     port, *pages = free_ports(4)
     master = f"spark://127.0.0.1:{port}"
@@ -308,7 +318,7 @@ def _cluster(directory: Path) -> Iterator[str]:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """Lost/doubled of each fault and query, for docs/spark.md."""
+    """Return the table of docs/spark.md: lost and doubled rows of each fault and query."""
     names = [f"{SINKS[outcome.query.sink]}, {BROKERS[outcome.query.broker]}" for outcome in outcomes]
     lines = [f"| | {' | '.join(names)} |", "| --- |" + " ---: |" * len(names)]
     for fault, meaning in FAULTS.items():

@@ -1,12 +1,12 @@
 """A process that has imported PySpark and this project, and forks Spark's Python workers.
 
-Each Python that Spark starts imports for half a second of processor time: one for each stream, sink and task.
-The session of the quick tests has some hundred of them. `ForkServer` imports once. The program of
-worker_python.py sends it the arguments, environment and standard streams that Spark gave. The server
-forks a process that runs the same module with the same arguments.
+Spark starts a Python process for each stream, sink and task, and each needs half a second of processor time
+for its imports. The session of the quick tests has about a hundred of them. `ForkServer` imports once. The
+program of worker_python.py sends it the arguments, environment and standard streams that Spark gave. The
+server then forks a process that runs the same module with the same arguments.
 
-Only the session of tests/spark has such a server: there a worker's parent is the server, not the JVM. Tests
-that kill executors use real workers.
+Only the session of tests/spark uses the server. A worker's parent is then the server instead of the JVM, so
+tests that kill executors use real workers.
 
     python fork_server.py PATH    listen at PATH until standard input ends
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 
 ADDRESS = "ONCELOG_TEST_FORK_SERVER"
-"""The variable that tells the worker's program where the server listens."""
+"""The environment variable with the server's address, for the worker's program."""
 _PRELOADED = (
     "pandas",
     "pyarrow.compute",
@@ -37,17 +37,17 @@ _PRELOADED = (
     "oncelog.spark.sink.sink",
     "oncelog.spark.source.source",
 )
-# pyarrow's allocator must not start a thread before the fork; numpy's library neither.
+# Neither pyarrow's allocator nor numpy's library may start a thread before the fork.
 _ONE_THREAD = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",  # as Spark has it for its workers
+    "PYTHONHASHSEED": "0",  # as in Spark's workers
 }
 
 
 class ForkServer:
-    """The server as a process of its own, until the end of the block. It listens at `address`."""
+    """Run the server in its own process until the end of the block. It listens at `address`."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="oncelog-spark-fork-")
@@ -57,7 +57,7 @@ class ForkServer:
             env={**os.environ, **_ONE_THREAD},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for pytest
+            start_new_session=True,  # only pytest handles Ctrl-C
         )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n", "the server has ended"
@@ -101,7 +101,7 @@ def main(path: str) -> None:
 
 
 def _reap(_signal: int, _frame: object) -> None:
-    """Wait for the children that have ended, so that their processor time counts."""
+    """Wait for children that have ended, so that their processor time counts."""
     try:
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass
@@ -110,7 +110,9 @@ def _reap(_signal: int, _frame: object) -> None:
 
 
 def _run(connection: socket.socket) -> None:
-    """Become what was asked for. The other side reads our process id, and the end when we have ended."""
+    """Become the requested worker. The client reads the process id, and the end of the stream when the worker
+    ends.
+    """
     import runpy
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

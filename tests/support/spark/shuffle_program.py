@@ -1,8 +1,8 @@
-"""A batch write whose shuffle files are lost in the middle, as a program of its own.
+"""A batch write that loses shuffle files halfway, in its own process.
 
     python -m support.spark.shuffle_program MASTER SERVERS TOPIC DIRECTORY PLAN
 
-Files in DIRECTORY tell how far it is.
+Files in DIRECTORY report its progress.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ GO_ON = "go-on"
 
 
 def deal(batches: Iterable[pa.RecordBatch], *, directory: str, by_chance: bool) -> Iterator[pa.RecordBatch]:
-    """Choose a lane for each row: by its number, or by chance and so otherwise in a second execution."""
+    """Choose a task for each row: by its number, or at random and so differently in a second execution."""
     (Path(directory) / f"dealt-{uuid.uuid4()}").touch()
     for batch in batches:
         numbers = batch["id"].to_pylist()
@@ -34,7 +34,7 @@ def deal(batches: Iterable[pa.RecordBatch], *, directory: str, by_chance: bool) 
 
 
 def wait_for_word(batches: Iterable[pa.RecordBatch], *, directory: str) -> Iterator[pa.RecordBatch]:
-    """Hold all lanes but the first two back until the test says so."""
+    """Block all tasks but the first two until the test lets them continue."""
     from pyspark import TaskContext
 
     lane = TaskContext.get().partitionId()

@@ -1,10 +1,11 @@
-"""A streaming query into a sink that meets faults, as a program of its own so that it can be killed.
+"""A streaming query into a sink that meets faults, in its own process so that it can be killed.
 
-python -m support.spark.sink_program '{"sink": "lane", "plan": {"2": "driver in write"}, "faults": DIR, ...}'
+    python -m support.spark.sink_program '{"sink": "lane", "plan": {"2": "driver in write"}, "faults": DIR,
+    ...}'
 
-`plan` says which fault the micro-batch of a number meets, once; DIR tells what has happened. Sinks: lane,
-batch (write_atomic), and kafka (Spark's own, in foreachBatch so that the driver can be killed between
-its steps). support.spark.faults runs it and says what the faults are.
+`plan`: number of a micro-batch -> the fault that it meets once. Files in DIR report what has happened. Sinks:
+`lane` (the streaming sink), `batch` (write_atomic), and `kafka` (Spark's own, in foreachBatch so that the
+driver can be killed between its steps). `support.spark.faults` runs the program and describes the faults.
 """
 
 from __future__ import annotations
@@ -28,36 +29,39 @@ from oncelog.spark.sink.sink import OncelogFormat, StreamWriter
 
 PATIENCE_S = 240.0
 _FAILURES = 9
-"""How often a query that failed is started again, as whoever supervises it would."""
+"""Restarts of a failed query, as its supervisor would do them."""
 SELDOM_S = 0.02
 
 
 class Faults:
-    """What is to happen, and files that tell what has. `driver`: the processes that are the driver."""
+    """The planned faults, and files that report them. `driver`: the ids of the driver's processes."""
 
-    def __init__(self, told: dict[str, Any], driver: tuple[int, ...]) -> None:
-        self.told, self.driver = told, driver
+    def __init__(self, options: dict[str, Any], driver: tuple[int, ...]) -> None:
+        self.options, self.driver = options, driver
 
     def of(self, batch_id: object) -> str | None:
-        fault: str | None = self.told["plan"].get(str(batch_id))
+        fault: str | None = self.options["plan"].get(str(batch_id))
         return fault
 
     def tell(self, name: str, text: str = "") -> bool:
-        """Leave a file; False when it is there already."""
+        """Create a file. Return False if it exists."""
         try:
-            with open(Path(self.told["faults"]) / name, "x") as file:
+            with open(Path(self.options["faults"]) / name, "x") as file:
                 file.write(text)
         except FileExistsError:
             return False
         return True
 
     def wait_for(self, pattern: str) -> None:
-        wait(lambda: any(Path(self.told["faults"]).glob(pattern)), pattern)
+        wait(lambda: any(Path(self.options["faults"]).glob(pattern)), pattern)
 
     # In tasks
 
     def around(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """What a task is to write, with its fault before the first row, or amid rows that are stored."""
+        """Yield the batches of a task.
+
+        Its fault comes before the first row, or after some rows are stored.
+        """
         batch_id, first = here().getLocalProperty("streaming.sql.batchId"), None
         fault = self.of(batch_id)
         for number, batch in enumerate(batches):
@@ -72,19 +76,19 @@ class Faults:
             yield batch
 
     def ended(self, error: BaseException | None = None) -> None:
-        """A task's attempt is over; for those that wait for it, and for the test."""
+        """Report the end of a task's attempt, for the attempts and the test that wait for it."""
         task, batch_id = here(), here().getLocalProperty("streaming.sql.batchId")
         outcome = "failed" if error else "done"
         self.tell(f"{outcome}-{batch_id}-{task.partitionId()}-{task.attemptNumber()}", str(error or ""))
 
     def _is_stored(self, value: bytes) -> bool:
         settings = {
-            "bootstrap.servers": self.told["bootstrap"],
+            "bootstrap.servers": self.options["bootstrap"],
             "isolation.level": "read_uncommitted",
         }
         with Consumer(settings) as consumer:
-            parts = consumer.partitions_for(self.told["topic"])
-            ends = consumer.end_offsets([TopicPartition(self.told["topic"], p.partition) for p in parts])
+            parts = consumer.partitions_for(self.options["topic"])
+            ends = consumer.end_offsets([TopicPartition(self.options["topic"], p.partition) for p in parts])
             pieces = (piece for at, end in ends.items() for piece in consumer.fetch_range(at, 0, end))
             return any(value in piece.column("value").to_pylist() for piece in pieces)
 
@@ -99,18 +103,18 @@ class Faults:
         time.sleep(PATIENCE_S)
 
     def _kill_driver_in_write(self, _task: str, batch: str) -> None:
-        if self.told["sink"] != "batch":  # there one task may have all rows
-            self.wait_for(f"done-{batch}-*")  # one lane is committed, this one is not
+        if self.options["sink"] != "batch":  # `write_atomic` may give all rows to one task
+            self.wait_for(f"done-{batch}-*")  # another task is committed, this one is not
         self.kill_driver()
 
     def _be_overtaken(self, task: str, _batch: str) -> None:
-        self.wait_for(f"*-{task}-*")  # a speculated copy has ended; and on it writes
+        self.wait_for(f"*-{task}-*")  # the speculative copy has ended; this attempt continues to write
 
     def _be_killed(self, _task: str, _batch: str) -> None:
         time.sleep(PATIENCE_S)
 
     def _be_answered(self, _task: str, batch: str) -> None:
-        self.wait_for(f"answered-{batch}")  # by the test, which has done something to the broker
+        self.wait_for(f"answered-{batch}")  # the test creates the file once the broker's fault is over
 
     _AMID: dict[str, Callable[[Faults, str, str], None]] = {
         "task raises": _fail,
@@ -130,19 +134,22 @@ class Faults:
             self.kill_driver()
 
     def kill_driver(self) -> None:
-        """Also this process, which may be a worker of it."""
+        """Kill the driver and this process, which may be one of its workers."""
         for pid in (*self.driver, os.getpid()):
             os.kill(pid, signal.SIGKILL)
 
     def watch(self, query: Any) -> bool:
-        """Do what comes from outside of micro-batches; True: the query was stopped, and is to start again."""
-        for number, fault in self.told["plan"].items():
+        """Inject the faults that come from outside of micro-batches.
+
+        Return True if the query was stopped and must be started again.
+        """
+        for number, fault in self.options["plan"].items():
             if (
                 fault == "driver after commit"
-                and (Path(self.told["checkpoint"]) / "commits" / number).exists()
+                and (Path(self.options["checkpoint"]) / "commits" / number).exists()
             ):
                 self.in_driver(fault, int(number))
-            happened = Path(self.told["faults"]) / f"happened-{number}"
+            happened = Path(self.options["faults"]) / f"happened-{number}"
             if fault == "query stopped" and happened.exists() and self.tell(f"stopped-{number}"):
                 query.stop()
                 return True
@@ -226,7 +233,7 @@ def write_atomically(frame: Any, batch_id: int, faults: Faults) -> None:
 
     atomic.check_reports, check_reports = check_and_die, atomic.check_reports
     try:
-        write_atomic(frame, batch_id, options_of(faults.told))
+        write_atomic(frame, batch_id, options_of(faults.options))
     finally:
         atomic.check_reports = check_reports
     faults.in_driver("driver in commit", batch_id)
@@ -234,13 +241,13 @@ def write_atomically(frame: Any, batch_id: int, faults: Faults) -> None:
 
 def write_sparks_own(frame: Any, batch_id: int, faults: Faults) -> None:
     rows = frame.mapInArrow(partial(faulty_rows, faults=faults), frame.schema)
-    rows.write.format("kafka").options(**options_of(faults.told)).save()
+    rows.write.format("kafka").options(**options_of(faults.options)).save()
     faults.in_driver("driver before commit", batch_id)
     faults.in_driver("driver in commit", batch_id)
 
 
-def options_of(told: dict[str, Any]) -> dict[str, str]:
-    return {"kafka.bootstrap.servers": told["bootstrap"], "topic": told["topic"]}
+def options_of(options: dict[str, Any]) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": options["bootstrap"], "topic": options["topic"]}
 
 
 def writer_of(frame: Any, sink: str, faults: Faults) -> Any:
@@ -248,7 +255,7 @@ def writer_of(frame: Any, sink: str, faults: Faults) -> Any:
     match sink:
         case "lane":
             spark.dataSource.register(faulty_format(faults))
-            return frame.writeStream.format("oncelog-faulty").options(**options_of(faults.told))
+            return frame.writeStream.format("oncelog-faulty").options(**options_of(faults.options))
         case "batch":
             atomic.write_share = partial(faulty_share, faults=faults)
             return frame.writeStream.foreachBatch(partial(write_atomically, faults=faults))
@@ -259,23 +266,23 @@ def writer_of(frame: Any, sink: str, faults: Faults) -> Any:
             return frame.writeStream.foreachBatch(partial(write_sparks_own, faults=faults))
 
 
-def main(told: dict[str, Any]) -> None:
+def main(options: dict[str, Any]) -> None:
     from pyspark.errors import StreamingQueryException
     from pyspark.sql import SparkSession
 
     from support.spark.topics import read_stream
 
-    os.environ["SPARK_AUTH_SOCKET_TIMEOUT"] = "120"  # Spark's 15 s are short on a loaded machine
+    os.environ["SPARK_AUTH_SOCKET_TIMEOUT"] = "120"  # Spark's 15 s are too short on a busy machine
     builder = SparkSession.builder.config("spark.python.authenticate.socketTimeout", "120s")
-    for key, value in told["conf"].items():
+    for key, value in options["conf"].items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     java = spark._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
-    faults = Faults(told, (int(java), os.getpid()))
-    source = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": told["rows"]}
-    stream = read_stream(spark, told["bootstrap"], subscribe=told["source"], **source)
-    writer = writer_of(stream.select("key", "value"), told["sink"], faults)
-    writer = writer.option("checkpointLocation", told["checkpoint"]).trigger(availableNow=True)
+    faults = Faults(options, (int(java), os.getpid()))
+    source = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": options["rows"]}
+    stream = read_stream(spark, options["bootstrap"], subscribe=options["source"], **source)
+    writer = writer_of(stream.select("key", "value"), options["sink"], faults)
+    writer = writer.option("checkpointLocation", options["checkpoint"]).trigger(availableNow=True)
     for failure in range(_FAILURES + 1):
         query = writer.start()
         while query.isActive:

@@ -1,4 +1,4 @@
-"""Topics filled batch by batch, and what Spark then reads of them."""
+"""Topics filled batch by batch, and what Spark reads from them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from support.broker import RawClient, wait_until
 
 PRODUCE_VERSION = 9
 _NOT_YET = {UnknownTopicOrPartition.code, NotLeaderOrFollower.code}
-"""What Apache Kafka answers, storing nothing, until a new partition is ready."""
+"""Errors of Apache Kafka until a new partition is ready. They store nothing."""
 START_MS = 1_700_000_000_000
 
 
 def create_topic(bootstrap: str, name: str, partitions: int = 1, **configs: object) -> None:
-    """Keywords are topic settings with underscores. Nothing expires: the tests' records are years old."""
+    """Create a topic. Keywords are settings with underscores. No record expires, since their timestamps are
+    years old.
+    """
     configs = {"retention_ms": -1, **configs}
     with Admin({"bootstrap.servers": bootstrap}) as admin:
-        # The records' times are years ago: retention would take them from a broker that runs for minutes.
+        # The timestamps are years old: retention would delete the records within minutes.
         settings = {"retention.ms": -1} | {key.replace("_", "."): value for key, value in configs.items()}
         admin.create_topics([NewTopic(name, num_partitions=partitions, configs=settings)])
 
@@ -32,7 +34,7 @@ def create_topic(bootstrap: str, name: str, partitions: int = 1, **configs: obje
 def records(
     first: int, count: int, *, headers: Sequence[Header] = (), size_bytes: int = 0
 ) -> list[NewRecord]:
-    """Record n: key `k{n}`, value `v{n}` padded to `size_bytes`, n milliseconds after START_MS."""
+    """Return record n: key `k{n}`, value `v{n}` padded to `size_bytes`, timestamp START_MS + n."""
     return [
         NewRecord(START_MS + n, b"k%d" % n, (b"v%d" % n).ljust(size_bytes, b"."), tuple(headers))
         for n in range(first, first + count)
@@ -40,7 +42,7 @@ def records(
 
 
 def store(bootstrap: str, topic: str, batches: Sequence[bytes | bytearray], partition: int = 0) -> list[int]:
-    """Produce whole batches one after another; their base offsets."""
+    """Produce whole batches one after another and return their base offsets."""
     with RawClient(bootstrap) as client:
         return [_store_one(client, topic, partition, batch) for batch in batches]
 
@@ -63,7 +65,7 @@ def _store_one(client: RawClient, topic: str, partition: int, batch: bytes | byt
 
 
 def fill(bootstrap: str, topic: str, first: int, count: int, partition: int = 0, **options: Any) -> None:
-    """Records without a producer id, ten to a batch."""
+    """Produce records without a producer id, ten to a batch."""
     store(
         bootstrap,
         topic,
@@ -76,7 +78,7 @@ def fill(bootstrap: str, topic: str, first: int, count: int, partition: int = 0,
 
 
 def read(spark: Any, bootstrap: str, **options: object) -> Any:
-    """A batch DataFrame; underscored names for dotted ones under `kafka_`."""
+    """Return a batch DataFrame. Keywords that begin with `kafka_` are options with dots for underscores."""
     return _with_options(spark.read.format("oncelog"), bootstrap, options).load()
 
 
@@ -93,7 +95,7 @@ def _with_options(reader: Any, bootstrap: str, options: dict[str, object]) -> An
 
 
 class Collected:
-    """What a stream delivers, one list of rows per micro-batch, collected by `foreachBatch`."""
+    """The rows of a stream, one list per micro-batch, collected by `foreachBatch`."""
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
@@ -102,7 +104,7 @@ class Collected:
         self.batches.append(frame.collect())
 
     def run(self, frame: Any, checkpoint: str) -> Any:
-        """Run the stream until it has read what is there now; raises what the query raised."""
+        """Run the stream until it has read what is available now. Raise the query's exception."""
         query = (
             frame.writeStream.foreachBatch(self.take)
             .option("checkpointLocation", checkpoint)
@@ -121,7 +123,7 @@ class Collected:
 
 
 def take_back(checkpoint: str, *logs: str) -> None:
-    """The checkpoint forgets the newest entry of these logs (offsets, commits)."""
+    """Remove the newest entry of these logs (offsets, commits) from the checkpoint."""
     for log in logs:
         entries = (each for each in Path(checkpoint, log).iterdir() if each.name.isdigit())
         newest = max(entries, key=lambda each: int(each.name))

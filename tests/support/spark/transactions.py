@@ -1,4 +1,4 @@
-"""Transactions for Spark to read past: committed, aborted, open, and compacted to holes."""
+"""Topics with committed, aborted, open and compacted transactions, for Spark to read."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from support.broker import wait_until
 from support.spark.topics import START_MS, create_topic
 
 RECORDS = 10
-"""Records per transaction; its marker takes one more offset."""
+"""Records per transaction. Its marker takes one more offset."""
 
 
 def write_transactions(bootstrap: str, topic: str, outcomes: str, *, same_keys: bool = False) -> list[Any]:
-    """One transaction of ten records for each letter: c(ommitted), a(borted), o(pen).
+    """Write one transaction of ten records for each letter: c(ommitted), a(borted), o(pen).
 
-    Returns the producers of the open ones. With `same_keys` each overwrites the keys of the one before.
+    Return the producers of the open ones. With `same_keys`, each overwrites the keys of the one before.
     """
     from confluent_kafka import Producer
 
     still_open = []
     for number, outcome in enumerate(outcomes):
         settings = {"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{number}"}
-        # An open one stays open, however slow the machine.
+        # Open transactions must not time out on a slow machine.
         producer = Producer(settings | {"transaction.timeout.ms": 600_000})
         producer.init_transactions(60)
         producer.begin_transaction()
@@ -42,7 +42,7 @@ def write_transactions(bootstrap: str, topic: str, outcomes: str, *, same_keys: 
 
 
 def wait_for_stable_end(bootstrap: str, topic: str, offset: int) -> None:
-    """Until the markers are written: Apache Kafka answers a commit before that."""
+    """Wait until the markers are written. Apache Kafka may answer a commit earlier."""
     tp = TopicPartition(topic, 0)
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         wait_until(
@@ -51,7 +51,7 @@ def wait_for_stable_end(bootstrap: str, topic: str, offset: int) -> None:
 
 
 def committed_offsets(bootstrap: str, topic: str) -> list[int]:
-    """What a read_committed reader of partition 0 sees, by the project's own consumer."""
+    """Return what the project's own read_committed consumer gets from partition 0."""
     tp = TopicPartition(topic, 0)
     with Consumer({"bootstrap.servers": bootstrap, "isolation.level": "read_committed"}) as consumer:
         pieces = consumer.fetch_range(tp, 0, consumer.end_offsets([tp])[tp])
@@ -59,7 +59,9 @@ def committed_offsets(bootstrap: str, topic: str) -> list[int]:
 
 
 def create_compacted(bootstrap: str, topic: str, outcomes: str) -> list[int]:
-    """A topic whose transactions were compacted away but for their newest values; the offsets left to see."""
+    """Create a topic whose transactions are compacted down to their newest values. Return the visible
+    offsets.
+    """
     create_topic(
         bootstrap, topic, cleanup_policy="compact", segment_ms=RECORDS // 2, min_cleanable_dirty_ratio=0.001
     )

@@ -1,16 +1,16 @@
-"""A Python for Spark's workers that connects to the JVM before it imports anything.
+"""A Python program for Spark's workers that connects to the JVM before it imports anything.
 
-To plan a stream, Spark starts `python -m pyspark.sql.streaming.python_streaming_source_runner` and waits ten
-seconds for its connection, and ten more for its secret. No setting changes that
+To plan a stream, Spark starts `python -m pyspark.sql.streaming.python_streaming_source_runner`. It waits ten
+seconds for the worker's connection, and ten more for the secret. No setting changes that
 (PythonWorkerFactory.createSimpleWorker, SocketAuthHelper.authClient). The worker connects after its imports,
 which take half a second of processor time. On a busy machine the query therefore fails with "Python worker
 failed to connect back".
 
-The program made here connects, sends the secret, and then becomes the real interpreter. There the worker's
-own call of `connect` gets this connection, and its authentication only reads the answer. Beside 16 busy loops
-on two cores the connection comes after 0.4 s instead of 10.4 s (median).
+The program made here connects, sends the secret, and then becomes the real interpreter. The worker's own call
+of `connect` gets the open connection, and its authentication only reads the response. Beside 16 busy loops on
+two cores, the connection comes after 0.4 s instead of 10.4 s (median).
 
-Under a `ForkServer` (fork_server.py) the program asks the server for a process that has its imports.
+With a `ForkServer` (fork_server.py), the program asks the server for a process that has done the imports.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 @cache
 def spark_python() -> str:
-    """Return the path of the program, for PYSPARK_PYTHON; it is removed with this process."""
+    """Return the path of the program, for PYSPARK_PYTHON. The file is deleted when this process ends."""
     path = Path(_directory().name) / "python"
     path.write_text(_CONNECT_FIRST.format(python=sys.executable, hand_over=_HAND_OVER, address=ADDRESS))
     path.chmod(0o755)

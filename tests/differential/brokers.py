@@ -67,7 +67,7 @@ class SecuredBroker(BrokerProcess):
         return self.bootstrap_servers
 
 
-class OncelogBed:
+class OncelogUnderTest:
     """Our broker as a process of its own."""
 
     def __init__(self, broker: BrokerProcess) -> None:
@@ -86,7 +86,7 @@ class OncelogBed:
         self._broker.start()
 
 
-class ApacheBed:
+class ApacheUnderTest:
     """Apache Kafka, one node."""
 
     def __init__(self, kafka: ApacheKafka) -> None:
@@ -108,19 +108,19 @@ class ApacheBed:
 
 
 @contextmanager
-def oncelog_bed(directory: Path | None = None) -> Iterator[OncelogBed]:
+def oncelog_broker(directory: Path | None = None) -> Iterator[OncelogUnderTest]:
     """Our broker with both listeners, its data below `directory`."""
     with (
         tempfile.TemporaryDirectory(prefix="oncelog-differential-") as own,
         SecuredBroker((directory or Path(own)) / "data", settings=COMMON) as broker,
     ):
-        yield OncelogBed(broker)
+        yield OncelogUnderTest(broker)
 
 
 @contextmanager
-def apache_bed() -> Iterator[ApacheBed]:
+def apache_broker() -> Iterator[ApacheUnderTest]:
     """Apache Kafka with both listeners. Raises MissingDependency where its jars or Java are missing."""
     module = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
     properties = COMMON | PROMPT | {SASL_MODULE: module}
     with ApacheKafka(properties=properties, also_listen=[SASL]) as kafka:
-        yield ApacheBed(kafka)
+        yield ApacheUnderTest(kafka)

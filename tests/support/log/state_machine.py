@@ -1,11 +1,12 @@
-"""A data directory with one partition, every limit drawn small, through everything that can happen to it.
+"""A Hypothesis state machine: one partition under random operations and crashes, with every limit drawn
+small.
 
-Appends, transactions, retries, retention, DeleteRecords, compaction, deletion and recreation come in any
-order. So do kills, power losses and failed syncs, between two operations or within one. Background work waits
-until it is stepped, and the process may die while a job of it is under way. `LogModel` says what must be seen
-and remembered.
+Operations are appends, transactions, retries, retention, DeleteRecords, compaction, and deletion and
+recreation of the topic. Kills, power losses and failed syncs come between two operations or within one. The
+test runs background work step by step, and the process may die during a step. `LogModel` gives the expected
+records and producer states.
 
-Faults that were put back to see this file fail: docs/internals/limits.md.
+docs/internals/limits.md lists bugs that were planted to see this test fail.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ KEYS = (b"a", b"b", b"c", b"d", b"a key that is known by its digest")
 T = TypeVar("T")
 
 
-class Wanted(NamedTuple):
-    """A batch to be produced. `pid` 0: without a number. `hours` None: without a timestamp.
+class NewBatch(NamedTuple):
+    """A batch to produce. `pid` 0: not idempotent. `hours`: age, or None for no timestamp.
 
-    `how` "commit", "abort" and "fence" end the producer's transaction, if one is open.
+    `how` is "commit", "abort" or "fence" to end the producer's open transaction first, if there is one.
     """
 
     pid: int
@@ -77,7 +78,7 @@ class Wanted(NamedTuple):
     compression: Compression
 
 
-WANTED = (
+NEW_BATCHES = (
     st.integers(0, 3),
     st.lists(st.sampled_from(KEYS), min_size=1, max_size=MAX_BATCH_RECORDS),
     st.sampled_from((b"v", b"w" * 30, None)),
@@ -87,22 +88,22 @@ WANTED = (
 )
 
 
-class Ended(Exception):
-    """The process died within an operation; it was started again, and the model knows."""
+class ProcessEnded(Exception):
+    """The process died within an operation. It has been started again, and the model is up to date."""
 
 
-def has_news(machine: LogMachine) -> bool:
-    """Return whether enough happened since the last start for another one to be worth its time."""
+def has_run_long(machine: LogMachine) -> bool:
+    """Return True if the process has run operations enough for its end to be worth a test."""
     return machine.operations >= 4
 
 
-def survives(operation: Callable[..., None]) -> Callable[..., None]:
+def may_end_process(operation: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(operation)
     def wrapped(self: LogMachine, **drawn: Any) -> None:
         self.operations += 1
         try:
             operation(self, **drawn)
-        except Ended:
+        except ProcessEnded:
             pass
 
     return wrapped
@@ -111,8 +112,8 @@ def survives(operation: Callable[..., None]) -> Callable[..., None]:
 class LogMachine(RuleBasedStateMachine):
     """One partition and its model.
 
-    `durable_end`: what a power loss must leave. `start_after_kill`, `start_after_power_loss`: as far as log
-    starts are stored. `may_be_compacted`: below it compaction may have removed records.
+    `durable_end`: a power loss keeps all below it. `start_after_kill` and `start_after_power_loss`: the
+    lowest log start offset after each. `may_be_compacted`: compaction may have removed records below it.
     """
 
     @initialize(
@@ -166,15 +167,15 @@ class LogMachine(RuleBasedStateMachine):
         self.disk.sync_directory()  # as the creation of a topic does
 
     def do(self, call: Callable[[], T], pending: Written | None = None) -> T:
-        """Do what may be the last that the process does. `pending`: a batch that is being written."""
+        """Run an operation during which the process may die. `pending`: the batch that it writes."""
         try:
             return call()
         except SimulatedCrash:
             self.restart_after_crash(pending)
-            raise Ended from None
+            raise ProcessEnded from None
 
     def restart_after_crash(self, pending: Written | None, *, reports: bool = True) -> None:
-        """Start again, as often as it takes: a start may end in a crash as well."""
+        """Start again after a crash. The start itself may crash too, and is repeated."""
         rng, self.power_loss = self.power_loss, None
         old = self.disk
         old.release()
@@ -194,13 +195,14 @@ class LogMachine(RuleBasedStateMachine):
         assert reports or self.partition.recovery_warnings == []
 
     def settle(self, pending: Written | None, *, is_power_loss: bool) -> None:
-        """Check what the new process found, and take it over."""
+        """Check what the new process recovered, and update the model where a loss is allowed."""
         partition, model = self.partition, self.model
         end, start = partition.log_end_offset, partition.log_start_offset
         floor = self.start_after_power_loss if is_power_loss else self.start_after_kill
         assert floor <= start, "deleted records came back"
         if any(max(model.start, floor) <= batch.base_offset < start for batch in model.batches):
-            # The directory entry of a first segment that no flush has met may be lost, and later ones not.
+            # A power loss may take the directory entry of an unsynced first segment and keep those of later
+            # ones.
             assert is_power_loss and self.durable_end <= model.start, "records went"
             self.recreate()
             return
@@ -213,21 +215,21 @@ class LogMachine(RuleBasedStateMachine):
             assert end >= self.seen_end, "a reader saw what a power loss took"
         model.cut(end)
         if model.end < end or (is_power_loss and start == end > self.durable_end):
-            # Everything was deleted, and then the end of the log was lost: nothing is left to be compared.
+            # All records were deleted, and then the end of the log was lost: there is nothing to compare.
             assert is_power_loss and start == end
             self.recreate()
             return
         model.start = start
         is_unsure = any(self.durable_end <= batch.base_offset < start for batch in model.batches)
-        # Asked in any case: the model must forget what is lost in a hole.
+        # Call has_holes even if `is_unsure`: it removes from the model what is lost in a gap.
         if is_power_loss and ((self.is_compacted and self.has_holes()) or is_unsure):
-            # Records may be deleted before they are synced, or lost in a hole. Then the snapshots that are
-            # left decide what is remembered of their producers.
+            # Some records were deleted before they were synced, or lost in a gap. The remaining snapshots
+            # decide whose producer state is restored.
             self.check_views()
             self.recreate()
             return
         if partition.recovery_point > start:
-            # Else it is the log start: what was deleted before it was synced is not known to be durable.
+            # Else the end equals the log start, and records deleted before a sync are not durable.
             self.durable_end = max(self.durable_end, partition.recovery_point)
         self.seen_end = min(self.seen_end, end)
         self.may_be_compacted = min(self.may_be_compacted, end)
@@ -236,7 +238,7 @@ class LogMachine(RuleBasedStateMachine):
         self.check_views()
 
     def has_holes(self) -> bool:
-        """Take a segment's lost end for a gap, as recovery and Apache Kafka do on a compacted topic."""
+        """Treat a segment's lost end as a gap, as recovery and Apache Kafka do on a compacted topic."""
         stored = {batch.header.base_offset for batch in read_stored(self.partition)}
         sure, start = max(self.durable_end, self.may_be_compacted), self.partition.log_start_offset
         before = self.model.batches
@@ -261,13 +263,13 @@ class LogMachine(RuleBasedStateMachine):
         assert (appended.base_offset, appended.is_duplicate) == (self.model.end, False)
         self.model.add(batch)
 
-    @rule(wanted=st.lists(st.builds(Wanted, *WANTED), min_size=6, max_size=16))
-    @survives
-    def produce(self, wanted: list[Wanted]) -> None:
+    @rule(wanted=st.lists(st.builds(NewBatch, *NEW_BATCHES), min_size=6, max_size=16))
+    @may_end_process
+    def produce(self, wanted: list[NewBatch]) -> None:
         for one in wanted:
             self.produce_one(one)
 
-    def produce_one(self, wanted: Wanted) -> None:
+    def produce_one(self, wanted: NewBatch) -> None:
         pid, keys, value, hours, how, compression = wanted
         timestamp_ms = -1 if hours is None else self.now_ms + hours * HOUR_MS
         numbered: dict[str, Any] = {}
@@ -299,15 +301,15 @@ class LogMachine(RuleBasedStateMachine):
         self.append(marker, written, Origin.COORDINATOR)
 
     def must_know(self, pid: int) -> bool:
-        """Return whether the producer cannot have expired."""
+        """Return True if the producer cannot have expired."""
         known = self.model.producers()[pid]
         return known.open_offset is not None or self.now_ms - known.append_ms < EXPIRATION_MS
 
     @precondition(lambda self: self.model.producers())
     @rule(data=st.data(), back=st.integers(0, 7))
-    @survives
+    @may_end_process
     def retry(self, data: st.DataObject, back: int) -> None:
-        """A batch comes again: it is acknowledged with its first offset, or refused, and never stored."""
+        """Repeat a batch. It is a duplicate with its first offset or rejected, and never stored."""
         pid = data.draw(st.sampled_from(sorted(self.model.producers())))
         mine = [batch for batch in self.model.batches if batch.pid == pid and batch.is_commit is None]
         if len(mine) < back or self.partition.producer(pid) is None:
@@ -341,7 +343,7 @@ class LogMachine(RuleBasedStateMachine):
         assert self.partition.recovery_point == end
         self.durable_end = end
         if self.manager._is_compacting:
-            # The round under way looks at the recovery point when the partition comes next.
+            # The current round reads the recovery point when it reaches the partition.
             self.note_tombstones()
             self.may_be_compacted = max(self.may_be_compacted, end)
 
@@ -354,7 +356,7 @@ class LogMachine(RuleBasedStateMachine):
         is_rolled=st.booleans(),
         is_flushed=st.booleans(),
     )
-    @survives
+    @may_end_process
     def pass_time(self, ms: int, is_rolled: bool, is_flushed: bool) -> None:
         self.now_ms += ms
         if is_rolled:
@@ -362,10 +364,10 @@ class LogMachine(RuleBasedStateMachine):
         if is_flushed:
             self.flush()
 
-    # Forgetting
+    # Deletion and expiry
 
     @rule(back=st.integers(0, 12))
-    @survives
+    @may_end_process
     def delete_records(self, back: int) -> None:
         target = max(self.partition.high_watermark - back, 0)
         before = self.model.start
@@ -373,9 +375,11 @@ class LogMachine(RuleBasedStateMachine):
         assert self.do(lambda: self.partition.delete_records(target, self.now_ms)) == self.model.start
 
     @rule()
-    @survives
+    @may_end_process
     def retain(self) -> None:
-        """Retention deletes what is old or too much, and nothing else, on compacted topics, too."""
+        """Enforce retention: only segments that are too old or too many are deleted, also on compacted
+        topics.
+        """
         partition, now_ms = self.partition, self.now_ms
         expected, excess = self.model.start, partition.size_bytes - self.settings["retention_bytes"]
         for segment in partition.log.segments if partition.config.is_deleted else ():
@@ -390,11 +394,11 @@ class LogMachine(RuleBasedStateMachine):
         assert partition.log_start_offset == expected
 
     def largest_time(self, segment: Segment) -> int:
-        """Return the largest time that clients gave to what is left in a segment; without any, its file's.
+        """Return the largest record timestamp of a segment, or its file's time if no record has a timestamp.
 
-        The file tells only which batches compaction left.
+        The segment's file shows which batches compaction left.
         """
-        # While a swap waits for its end, the old segment's name is that of the new file.
+        # During an unfinished swap, the new file already has the old segment's name.
         data = memoryview(segment.file.pread(segment.size_bytes, 0))
         left = {header.base_offset for _, header in iter_batches(data)}
         timed = [batch.timestamp_ms for batch in self.model.batches if batch.base_offset in left]
@@ -403,7 +407,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.is_compacted)
     @rule(is_rolled=st.booleans(), is_finished=st.booleans())
-    @survives
+    @may_end_process
     def compact(self, is_rolled: bool, is_finished: bool) -> None:
         if is_rolled:
             self.roll()
@@ -430,13 +434,13 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.batches) > 20)
     @rule()
     def delete_and_create_the_topic(self) -> None:
-        """Make a topic of the same name, while deferred work of the old one is under way."""
+        """Recreate the topic while deferred work of the old one is in progress."""
         self.recreate()
 
     # Deferred work
 
     @rule(is_finished=st.booleans())
-    @survives
+    @may_end_process
     def checkpoint(self, is_finished: bool) -> None:
         partition = self.partition
         self.do(lambda: list(partition.expire_producers(self.now_ms)))
@@ -447,9 +451,9 @@ class LogMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.call is not None or self.manager.background)
     @rule(count=st.integers(0, 10))
-    @survives
+    @may_end_process
     def step_chores(self, count: int) -> None:
-        """Do some deferred work, in such a way that a job may be under way afterwards; 0: all of it."""
+        """Run `steps` steps of background work (0: all), and perhaps leave a blocking call running."""
         if not count:
             self.finish_chores()
         for _ in range(count):
@@ -458,7 +462,7 @@ class LogMachine(RuleBasedStateMachine):
                 self.call = self.do(self.manager.background.step)
 
     def run_job(self) -> None:
-        """End the job that a thread has begun."""
+        """End the blocking call that a thread has begun."""
         call, self.call = self.call, None
         if call is not None:
             self.do(lambda: self.attempt(call))
@@ -480,28 +484,28 @@ class LogMachine(RuleBasedStateMachine):
             elif background:
                 self.call = background.step()
 
-    # Ends of processes
+    # Kills and stops
 
-    @precondition(has_news)
+    @precondition(has_run_long)
     @rule(steps=st.integers(0, 1_500), seed=st.none() | st.integers(0, 1_000))
     def die_soon(self, steps: int, seed: int | None) -> None:
-        """A number of bytes later the process is killed, or (with a seed) the power goes."""
+        """Kill the process some written bytes later. With a seed, the power fails instead."""
         self.disk.crash_after = self.disk.steps + steps
         self.power_loss = None if seed is None else Random(seed)
 
-    @precondition(has_news)
+    @precondition(has_run_long)
     @rule(seed=st.none() | st.integers(0, 1_000))
-    @survives
+    @may_end_process
     def end_process(self, seed: int | None) -> None:
-        """Kill the process, or (with a seed) let the power go."""
+        """Kill the process at once. With a seed, the power fails instead."""
         self.power_loss = None if seed is None else Random(seed)
         self.restart_after_crash(None, reports=seed is not None)
 
-    @precondition(has_news)
+    @precondition(has_run_long)
     @rule(seed=st.integers(0, 1_000))
-    @survives
+    @may_end_process
     def fail_a_sync(self, seed: int) -> None:
-        """A sync fails, as Linux does it: what could not be written is readable, and called clean."""
+        """Let a sync fail as on Linux: pages that were not written stay readable and count as clean."""
         self.disk.crash_after = None
         self.disk.errors[("sync", ".log")] = errno.EIO
         try:
@@ -516,9 +520,9 @@ class LogMachine(RuleBasedStateMachine):
         self.power_loss = Random(seed)
         self.restart_after_crash(None)
 
-    @precondition(has_news)
+    @precondition(has_run_long)
     @rule(limits=small_limits())
-    @survives
+    @may_end_process
     def stop_and_start(self, limits: Limits) -> None:
         """Stop cleanly and start with other limits."""
         self.stop(limits)
@@ -526,7 +530,7 @@ class LogMachine(RuleBasedStateMachine):
         assert self.partition.recovery_warnings == []
 
     def stop(self, limits: Limits) -> None:
-        """Stop cleanly. `limits`: those of the next process; `disk` is the one that it finds."""
+        """Stop cleanly and start. `limits`: those of the next process; `disk`: the disk that it finds."""
         end = self.model.end
         if self.call is not None:
             self.run_job()
@@ -587,7 +591,7 @@ class LogMachine(RuleBasedStateMachine):
                 assert batches or not remembered
 
     def check_open(self, pid: int, found: int | None, expected: int | None) -> None:
-        """Allow a transaction whose first records were deleted to begin, after a restart, with the rest."""
+        """Allow a transaction without its first records, which were deleted, to begin at its next record."""
         if expected is None or found is None or expected >= self.model.start:
             assert found == expected
             return
@@ -611,7 +615,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(hours=st.integers(-25, 1), data=st.data())
     def look_up_a_time(self, hours: int, data: st.DataObject) -> None:
-        """Return the first record at or after a time, and the one with the largest."""
+        """Return the first record at or after a timestamp, and the record with the largest timestamp."""
         stored = read_stored(self.partition)
         times = [(at, ms) for batch in stored for at, ms, _, _ in batch.records if at >= self.model.start]
         known = sorted({ms for _, ms in times if ms >= 0})
@@ -647,7 +651,7 @@ class LogMachine(RuleBasedStateMachine):
         stable_offset = model.stable_offset(high_watermark)
         assert stable_offset <= partition.last_stable_offset
         if min([*model.unstable_offsets(high_watermark), model.end]) >= model.start:
-            # Else a restart may have let a transaction begin with those of its records that are left.
+            # After a restart, a transaction may begin at its first remaining record.
             assert partition.last_stable_offset == stable_offset
         assert partition.open_transaction_count == len(model.open_offsets())
 
@@ -657,5 +661,5 @@ class LogMachine(RuleBasedStateMachine):
 
 
 def with_offsets(limits: Limits, max_relative_offset: int) -> Limits:
-    """Return the limits with the offsets that a segment may hold, which never become fewer."""
+    """Return the limits with another maximum of relative offsets, which never decreases."""
     return replace(limits, max_relative_offset=max_relative_offset)

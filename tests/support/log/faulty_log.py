@@ -1,7 +1,8 @@
-"""A data directory under random operations, failing calls, kills, stops and power losses, beside a model.
+"""Random operations on a data directory while system calls fail, compared with a model.
 
-The model is a table of acknowledged records, written without a look at the log's own rules. `Mismatch` is an
-alarm: a record that is lost, doubled, changed or wrongly shown, or a producer whose sequence is not known.
+Kills, clean stops and power losses come between the operations. The model is a table of acknowledged records
+that shares no code with the log. `Mismatch` reports a lost, doubled, changed or wrongly visible record, or a
+producer with a wrong sequence.
 """
 
 from __future__ import annotations
@@ -52,11 +53,11 @@ IDEMPOTENT, TRANSACTIONAL = (1, 2), (11, 12, 13)
 
 
 class Mismatch(AssertionError):
-    """The log is not what the model says."""
+    """The log differs from the model."""
 
 
 class Record(NamedTuple):
-    """A record or a marker that was acknowledged. `is_commit` None: a record."""
+    """An acknowledged record or marker. `is_commit` is None for a record."""
 
     key: bytes | None
     value: bytes | None
@@ -67,7 +68,7 @@ class Record(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The outcomes of the transactions in a model's records, as offsets."""
+    """Offsets of records in aborted transactions, and of records in open ones by producer id."""
 
     aborted: set[int]
     open: dict[int, list[int]]
@@ -79,7 +80,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Model:
-    """The acknowledged records of one partition. All below `durable` survives a power loss."""
+    """The acknowledged records of one partition. A power loss keeps every offset below `durable`."""
 
     records: dict[int, Record] = field(default_factory=dict)
     end_offset: int = 0
@@ -105,18 +106,18 @@ class Model:
                 undecided.setdefault(record.pid or 0, []).append(offset)
         return Outcome(aborted, undecided)
 
-    def newest(self, found: dict[int, Record], outcome: Outcome) -> dict[bytes | None, bytes]:
-        """Return what a table of the keys has in the end."""
+    def newest(self, actual: dict[int, Record], outcome: Outcome) -> dict[bytes | None, bytes]:
+        """Return each key's newest visible value. Keys whose newest record is a tombstone are left out."""
         hidden = outcome.aborted | outcome.undecided
         table: dict[bytes | None, bytes | None] = {}
-        for offset, record in sorted(found.items()):
+        for offset, record in sorted(actual.items()):
             if record.is_commit is None and offset not in hidden:
                 table[record.key] = record.value
         return {key: value for key, value in table.items() if value is not None}
 
 
-class World:
-    """One data directory with a partition that deletes and one that compacts."""
+class LogUnderFaults:
+    """A data directory with two partitions: `DELETED` has retention, `COMPACTED` is compacted."""
 
     def __init__(self, root: Path, seed: int) -> None:
         self.rng = Random(seed)
@@ -133,7 +134,7 @@ class World:
         return self.manager.partitions
 
     def start(self) -> None:
-        """Raises StorageError."""
+        """Open the data directory and both partitions. Raises StorageError."""
         manager = LogManager.open(
             RealDisk(self.root), node_id=1, new_uuid=self._new_uuid, now_ms=self.now_ms, limits=LIMITS
         )
@@ -155,7 +156,7 @@ class World:
         return self._uuids.to_bytes(16, "big")
 
     def arm(self, within: int, counts: list[int]) -> None:
-        """Let calls of one kind of error fail, from one of the next `within` calls on."""
+        """Let calls fail with one kind of error, from one of the next `within` calls on."""
         error = self.rng.choice(list(CALLS_THAT_FAIL))
         names = CALLS_THAT_FAIL[error]
         if error == errno.EIO and self.rng.random() < 0.3:
@@ -163,23 +164,23 @@ class World:
         first, count = self.rng.randrange(1, within), self.rng.choice(counts)
         self.os.arm(error, names, first, count, self.rng.random())
 
-    def run_chores(self, steps: int) -> None:
+    def run_background(self, steps: int) -> None:
         background = self.manager.background
         for _ in range(steps):
             if not len(background):
                 return
-            with self._noting():
+            with self._recording_errors():
                 call = background.step()
                 if call is None:
                     continue
                 with suppress(Exception):  # the next step of its task gets the error
                     call()
 
-    def _noting(self) -> _Noting:
-        return _Noting(self.events)
+    def _recording_errors(self) -> _ErrorRecorder:
+        return _ErrorRecorder(self.events)
 
     def operate(self) -> None:
-        """Do one thing that clients or the broker's timers do."""
+        """Run one random operation of a client or of the broker's timers, and some background work."""
         rng, tp = self.rng, self.rng.choice(PARTITIONS)
         choices: list[tuple[float, Callable[[TopicPartition], None]]] = [
             (0.55, self._produce),
@@ -191,11 +192,11 @@ class World:
             (0.03, lambda _: self.manager.write_checkpoints()),
             (0.05, self._pass_time),
         ]
-        (operation,) = rng.choices([each for _, each in choices], [weight for weight, _ in choices])
-        with self._noting():
+        (operation,) = rng.choices([call for _, call in choices], [weight for weight, _ in choices])
+        with self._recording_errors():
             operation(tp)
         if rng.random() < 0.5:
-            self.run_chores(rng.choice([1, 2, 5, 50]))
+            self.run_background(rng.choice([1, 2, 5, 50]))
         self._note_durable()
 
     def _note_durable(self) -> None:
@@ -257,7 +258,7 @@ class World:
         self.partitions[tp].enforce_retention(self.now_ms)
 
     def _compact(self, tp: TopicPartition) -> None:
-        with self._noting():
+        with self._recording_errors():
             self.partitions[COMPACTED].flush()
         self.manager.compact(self.now_ms)
 
@@ -267,17 +268,17 @@ class World:
     def check(self, lost_power: bool = False) -> None:
         """Compare both partitions with their models. Raises Mismatch."""
         for tp in PARTITIONS:
-            _Check(self.partitions[tp], self.models[tp], tp is COMPACTED, lost_power).run(self.rng)
+            _Comparison(self.partitions[tp], self.models[tp], tp is COMPACTED, lost_power).run(self.rng)
 
-    def play(self, rounds: int = 3) -> None:
-        """Raises Mismatch."""
+    def run(self, rounds: int = 3) -> None:
+        """Start, and run some rounds of operations and restarts. Raises Mismatch."""
         with self.os.installed():
             self.start()
             for _ in range(rounds):
-                self._play_round()
+                self._run_round()
             self.manager.release()
 
-    def _play_round(self) -> None:
+    def _run_round(self) -> None:
         rng = self.rng
         self.os.failed.clear()
         self.arm(rng.choice([20, 100, 600]), [1, 1, 1, 2, 3, 8, 40])
@@ -293,7 +294,7 @@ class World:
             self.check()
         how = rng.choice(["kill", "power", "power", "stop"])
         if how == "stop":
-            with self._noting():
+            with self._recording_errors():
                 self.manager.close(self.now_ms)
         else:
             self.manager.release()
@@ -312,8 +313,8 @@ class World:
         self.check(how == "power")
 
 
-class _Noting:
-    """Keeps what a failing disk refuses as an event; everything else is raised."""
+class _ErrorRecorder:
+    """A context manager that records storage errors as events. All other exceptions pass."""
 
     def __init__(self, events: list[str]) -> None:
         self._events = events
@@ -328,7 +329,7 @@ class _Noting:
         return False
 
 
-class _Check:
+class _Comparison:
     """One comparison of a partition with its model."""
 
     def __init__(self, partition: Partition, model: Model, is_compacted: bool, lost_power: bool) -> None:
@@ -343,25 +344,24 @@ class _Check:
     def run(self, rng: Random) -> None:
         model = self._model
         self._compare_bounds()
-        found = self._read(rng)
+        actual = self._read(rng)
         if self._lost_power and self._is_compacted:
-            # The middle of a log may be gone.
-            for offset in [
-                record for record in model.records if record >= model.durable and record not in found
-            ]:
+            # On a compacted topic, a power loss may take records from the middle of the log.
+            lost = [offset for offset in model.records if offset >= model.durable and offset not in actual]
+            for offset in lost:
                 del model.records[offset]
         elif self._lost_power and self._start == self._end:
             self._settle_lost_below_start()
         if self._is_compacted:
-            # A first segment that lost all its records does not hold the log start.
-            first = min(found, default=self._end)
+            # If a power loss takes all records of the first segment, the log start moves to the next record.
+            first = min(actual, default=self._end)
             model.highest_start = max(model.highest_start, first if self._lost_power else 0)
-        self._compare_records(found)
-        self._compare_visibility(found, model.outcome())
+        self._compare_records(actual)
+        self._compare_visibility(actual, model.outcome())
         self._compare_producers()
 
     def _settle_lost_below_start(self) -> None:
-        """Take the partition's word for transactions whose unsynced records were deleted: any may be lost."""
+        """Copy the partition's state of transactions whose unsynced records were deleted. Any may be lost."""
         records = self._model.records
         for offset in range(self._model.durable, self._start):
             record = records[offset]
@@ -382,7 +382,7 @@ class _Check:
         model.end_offset = self._end
 
     def _read(self, rng: Random) -> dict[int, Record]:
-        found: dict[int, Record] = {}
+        actual: dict[int, Record] = {}
         offset = self._start
         while offset < self._end:
             piece = self._partition.read(offset, rng.choice([100, 1000, 1 << 20]))
@@ -391,24 +391,24 @@ class _Check:
             stop = 0
             for position, header in iter_batches(data):
                 stop = position + header.size_bytes
-                for at, record in _records_of(data[position:stop], header.is_control):
-                    self._expect(at > max(found, default=-1), f"offset {at} comes again")
-                    found[at] = record
+                for record_offset, record in _records_of(data[position:stop], header.is_control):
+                    self._expect(record_offset > max(actual, default=-1), f"offset {record_offset} again")
+                    actual[record_offset] = record
             self._expect(stop == len(data), f"half a batch before {offset}")
-        return found
+        return actual
 
-    def _compare_records(self, found: dict[int, Record]) -> None:
-        for offset, record in found.items():
+    def _compare_records(self, actual: dict[int, Record]) -> None:
+        for offset, record in actual.items():
             stored = self._model.records.get(offset)
             if offset >= self._start:
                 self._expect(stored is not None and _same(record, stored), f"{record} at {offset}: {stored}")
         if not self._is_compacted:
-            missing = [each for each in range(self._start, self._end) if each not in found]
+            missing = [offset for offset in range(self._start, self._end) if offset not in actual]
             self._expect(not missing, f"{missing} are missing")
 
-    def _compare_visibility(self, found: dict[int, Record], outcome: Outcome) -> None:
+    def _compare_visibility(self, actual: dict[int, Record], outcome: Outcome) -> None:
         aborted = self._partition.aborted_transactions(self._start, self._end)
-        for offset, record in found.items():
+        for offset, record in actual.items():
             if not record.is_transactional or offset in outcome.undecided or offset < self._start:
                 continue
             is_hidden = any(
@@ -417,43 +417,48 @@ class _Check:
             )
             self._expect(is_hidden == (offset in outcome.aborted), f"{offset} is hidden: {is_hidden}")
         stable = max(min([self._end, *outcome.undecided]), self._start)
-        # Of a transaction whose first records were deleted, a power loss leaves the others.
-        readable = min([self._end, *(each for each in outcome.undecided if each >= self._start)])
+        # After a power loss, a transaction without its deleted records begins at its next record.
+        readable = min([self._end, *(offset for offset in outcome.undecided if offset >= self._start)])
         self._expect(
             self._partition.last_stable_offset in (stable, readable),
             f"stable offset {self._partition.last_stable_offset}, not {stable}",
         )
         if self._is_compacted:
             newest = self._model.newest(self._model.records, outcome)
-            self._expect(self._model.newest(found, outcome) == newest, f"{newest} expected")
-            lost = [each for each in outcome.undecided if each not in found]
+            self._expect(self._model.newest(actual, outcome) == newest, f"{newest} expected")
+            lost = [offset for offset in outcome.undecided if offset not in actual]
             self._expect(not lost, f"undecided {lost} are gone")
 
     def _compare_producers(self) -> None:
         model = self._model
         for pid, expected in list(model.sequences.items()):
             entry = self._partition.producer(pid)
-            known = entry.batches[-1].last_sequence if entry is not None and entry.batches else -1
+            last_stored = entry.batches[-1].last_sequence if entry is not None and entry.batches else -1
             if not self._lost_power:
-                self._expect(known == expected, f"producer {pid} has sequence {known}, not {expected}")
+                self._expect(
+                    last_stored == expected, f"producer {pid} has sequence {last_stored}, not {expected}"
+                )
                 continue
             mine = {
-                at: each.sequence
-                for at, each in model.records.items()
-                if each.pid == pid and each.is_commit is None
+                offset: record.sequence
+                for offset, record in model.records.items()
+                if record.pid == pid and record.is_commit is None
             }
-            last = mine[max(mine)] if mine else known
+            last = mine[max(mine)] if mine else last_stored
             if self._is_compacted or self._start == self._end > model.durable:
-                # Of what was not synced a part may be known, as far as its records were there.
-                synced = [sequence for at, sequence in mine.items() if at < model.durable]
-                last = min(max(known, *synced, -1), last)
-            self._expect(known == last, f"producer {pid} has sequence {known}, not {last}, of {mine}")
-            for offset in [at for at, sequence in mine.items() if sequence > known]:
+                # The producer state may cover some of the unsynced records, but no record that was not
+                # stored.
+                synced = [sequence for offset, sequence in mine.items() if offset < model.durable]
+                last = min(max(last_stored, *synced, -1), last)
+            self._expect(
+                last_stored == last, f"producer {pid} has sequence {last_stored}, not {last}, of {mine}"
+            )
+            for offset in [offset for offset, sequence in mine.items() if sequence > last_stored]:
                 model.records[offset] = model.records[offset]._replace(pid=None, is_transactional=False)
-            if known < 0:
+            if last_stored < 0:
                 del model.sequences[pid]
             else:
-                model.sequences[pid] = known
+                model.sequences[pid] = last_stored
 
 
 def _records_of(data: memoryview, is_control: bool) -> list[tuple[int, Record]]:
@@ -471,5 +476,5 @@ def _records_of(data: memoryview, is_control: bool) -> list[tuple[int, Record]]:
     return [(header.base_offset, Record(None, None, pid, False, control.type is ControlType.COMMIT))]
 
 
-def _same(found: Record, stored: Record) -> bool:
-    return found == stored._replace(sequence=-1)
+def _same(actual: Record, stored: Record) -> bool:
+    return actual == stored._replace(sequence=-1)

@@ -1,8 +1,8 @@
-"""Concurrent transactional clients that note what they did, for `oncelog_simulator.history` to judge.
+"""Concurrent transactional clients that record their operations for `oncelog_simulator.history` to check.
 
-Writers send transactions to the topic `inward`, copiers (one consumer group) take it over to `outward` with
-their positions in the same transaction, readers read both. Each is a thread. A copied record is named
-`VALUE>PROCESS.TRANSACTION`, so that what two transactions copied has two names.
+Writers send transactions to the topic `inward`. Copiers, which are one consumer group, copy its records to
+`outward` and commit their offsets in the same transactions. Readers read both topics. Each client is a
+thread. A copied record has the value `VALUE>PROCESS.TRANSACTION`, so copies by two transactions differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _runs = itertools.count(time.time_ns())
 
 
 def lost_messages() -> list[Rule]:
-    """Connections that end with a request or an answer, of every API that a transaction needs."""
+    """Return rules that cut connections at a request or a response of each API that a transaction needs."""
     apis = ("Produce", "EndTxn", "TxnOffsetCommit", "InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn")
     lost = [
         Rule(action="cut", api=api, direction=direction, probability=0.03)
@@ -38,7 +38,9 @@ def lost_messages() -> list[Rule]:
 
 
 def network_faults() -> list[Rule]:
-    """And late ones, which survive their connection, and repeated ones."""
+    """Return the rules of `lost_messages`, and rules that delay messages beyond their connection or repeat
+    them.
+    """
     late = [
         Rule(action=action, api=api, probability=0.03, delay_ms=900)
         for api in ("Produce", "EndTxn", "TxnOffsetCommit")
@@ -49,8 +51,10 @@ def network_faults() -> list[Rule]:
 
 @dataclass(slots=True)
 class Load:
-    """Where the clients work, what they note, and when they stop. `shared`: writers share partitions.
-    `isolation`: of the readers.
+    """The topics, clients and stop signals of one run.
+
+    `shared`: all writers use all partitions; otherwise each has one. `isolation`: the readers' isolation
+    level.
     """
 
     servers: str
@@ -71,8 +75,10 @@ class Load:
         self.inward, self.outward = new_topic(direct, self.writers), new_topic(direct, self.copiers)
 
     def work(self, disturb: Callable[[float], None], seconds: float) -> None:
-        """All clients at once, disturbed for so long, or until it says something on a slow machine; then the
-        copiers catch up."""
+        """Run all clients while `disturb(seconds)` injects faults, then stop the writers.
+
+        On a slow machine, continue until enough transactions have ended for the history to be worth a check.
+        """
         self.clients = [
             *(Writer(self, f"w{number}", number) for number in range(self.writers)),
             *(Copier(self, f"c{number}", number) for number in range(self.copiers)),
@@ -82,20 +88,23 @@ class Load:
             client.start()
         try:
             disturb(seconds)
-            wait_until(lambda: says_something(self.noted()), PATIENCE_S)
+            wait_until(lambda: has_enough_outcomes(self.operations_so_far()), PATIENCE_S)
             self.stopped.set()
             self._wait_for("w")
         finally:
             self.stopped.set()
 
-    def noted(self) -> list[Operation]:
-        """What all clients noted so far."""
-        return [each for client in self.clients for each in list(client.noted)]
+    def operations_so_far(self) -> list[Operation]:
+        """Return the operations that all clients have recorded so far."""
+        return [operation for client in self.clients for operation in list(client.operations)]
 
     def finish(self, direct: str) -> list[Operation]:
-        """Undisturbed: until everything is copied. What all noted, and what a last reader reads."""
+        """Wait until everything is copied, stop the clients, and return all operations.
+
+        The last operations are those of a final reader. `direct` is the broker's address without the proxy.
+        """
         try:
-            self._until_copied(direct)
+            self._wait_until_copied(direct)
         finally:
             self.halted.set()
             self._wait_for("wcr")
@@ -104,7 +113,7 @@ class Load:
         failed = [client.error for client in self.clients if client.error is not None]
         if failed:
             raise failed[0]
-        return [*self.noted(), *last.noted]
+        return [*self.operations_so_far(), *last.operations]
 
     def _wait_for(self, kinds: str) -> None:
         for client in self.clients:
@@ -112,38 +121,40 @@ class Load:
                 client.join(PATIENCE_S)
                 assert not client.is_alive(), f"{client.name} does not end"
 
-    def _until_copied(self, direct: str) -> None:
+    def _wait_until_copied(self, direct: str) -> None:
         partitions = [TopicPartition(self.inward, index) for index in range(self.writers)]
-        at: dict[TopicPartition, int] = {}
+        committed: dict[TopicPartition, int] = {}
         with Consumer({"bootstrap.servers": direct, "group.id": f"{self.run}-copiers"}) as consumer:
             ends = consumer.end_offsets(partitions)
-            for _ in attempts(lambda: f"the copiers are at {at} of {ends}", PATIENCE_S):
-                found = consumer.committed(partitions)
-                at.update({each: position.offset if position else 0 for each, position in found.items()})
-                # The last record may be followed by markers, which nobody's position passes.
+            for _ in attempts(lambda: f"the copiers are at {committed} of {ends}", PATIENCE_S):
+                offsets = consumer.committed(partitions)
+                committed.update({tp: entry.offset if entry else 0 for tp, entry in offsets.items()})
+                # Markers after the last record have no effect on committed offsets.
                 if all(
-                    _nothing_between(consumer, partition, at[partition], ends[partition])
+                    _is_empty_range(consumer, partition, committed[partition], ends[partition])
                     for partition in partitions
                 ):
                     return
                 pause(0.1)
 
 
-def says_something(history: list[Operation]) -> bool:
-    """Whether enough was committed and aborted for a history without anomalies to mean something."""
-    ended = Counter((each.kind, each.outcome) for each in history)
+def has_enough_outcomes(history: list[Operation]) -> bool:
+    """Return True if the history has commits and aborts enough for the absence of anomalies to mean
+    something.
+    """
+    ended = Counter((operation.kind, operation.outcome) for operation in history)
     return ended[Kind.COMMIT, Outcome.OK] > 3 and ended[Kind.ABORT, Outcome.OK] > 0
 
 
-def _nothing_between(consumer: Consumer, at: TopicPartition, start: int, end: int) -> bool:
-    return start >= end or not any(piece.num_rows for piece in consumer.fetch_range(at, start, end))
+def _is_empty_range(consumer: Consumer, tp: TopicPartition, start: int, end: int) -> bool:
+    return start >= end or not any(piece.num_rows for piece in consumer.fetch_range(tp, start, end))
 
 
 def copied_once(load: Load, history: list[Operation]) -> int:
-    """Whether every record that is in the one topic is in the other, once; how many."""
-    last = [item for each in history if each.process == "last" for item in each.items]
-    there = [item.value for item in last if item.topic == load.inward]
+    """Check that each record of `inward` is once in `outward`. Return the number of records."""
+    last = [item for operation in history if operation.process == "last" for item in operation.items]
+    sources = [item.value for item in last if item.topic == load.inward]
     copied = [item.value.split(b">")[0] for item in last if item.topic == load.outward]
     assert len(set(copied)) == len(copied), "copied twice"
-    assert set(copied) == set(there)
-    return len(there)
+    assert set(copied) == set(sources)
+    return len(sources)
