@@ -61,7 +61,7 @@ QuotaChange = tuple[QuotaEntity, Collection[tuple[str, float | None]]]
 
 
 class QuotaManager:
-    """The quotas, and one token bucket for each group of clients that share a quota.
+    """The quotas, and one bucket of usage for each group of clients that share a quota.
 
     Rates are in units per second, such as bytes. If the rate of a quota changes, the quota's bucket starts
     empty. A bucket does not belong to a connection, so a throttled client stays throttled after reconnecting.
@@ -75,13 +75,13 @@ class QuotaManager:
         throttled: dict[str, int],
         max_shares: int = DEFAULT_LIMITS.max_quota_shares,
     ) -> None:
-        # Above this number of buckets, empty ones are removed. Clients choose their client ids, so the number
-        # of buckets would otherwise be unbounded.
+        # Above this number of buckets, those whose usage has drained completely are removed. Clients choose
+        # their client ids, so the number of buckets would otherwise be unbounded.
         self._max_shares = max_shares
         self._disk, self._throttled = disk, throttled
         self._burst_seconds: int = settings["quota.window.num"] * settings["quota.window.size.seconds"]
         self._buckets: dict[tuple[str, EffectiveQuota], Bucket] = {}
-        """The token bucket of each (quota name, effective quota). See
+        """The usage bucket of each (quota name, effective quota). See
         test_a_client_over_its_fetch_quota_is_throttled_on_a_new_connection_too.
         """
         self._swept_at = max_shares
@@ -204,7 +204,7 @@ class QuotaManager:
         return share
 
     def _sweep(self, now_ms: int) -> None:
-        """Remove empty buckets, at most once per doubling of their number."""
+        """Remove buckets without usage, at most once per doubling of their number."""
         self._buckets = {
             (key, share): bucket
             for (key, share), bucket in self._buckets.items()
@@ -235,7 +235,7 @@ class QuotaManager:
         self.charge(PRODUCER_BYTES, principal, size_bytes, now_ms)
 
     def charge_request_time(self, principal: QuotaPrincipal | None, seconds: float, now_ms: int) -> None:
-        """Count the time that the thread spent on reading and handling a request and on sending
+        """Count the time that the broker's thread spent on reading and handling a request and on sending
         its response.
         """
         self.charge(REQUEST_PERCENTAGE, principal, seconds * 100, now_ms)

@@ -20,7 +20,10 @@ MAX_TOPICS = 50_000
 MAX_NAMES = 20_000
 """Maximum elements of all other requests."""
 MAX_BYTES = 16 << 20
-"""Maximum bytes of a request without data. Otherwise, names of 32,767 bytes each would need gigabytes."""
+"""Maximum bytes of a request, except for the requests in `_WITH_DATA`.
+
+Without this limit, a request could need gigabytes: its names may have 32,767 bytes each.
+"""
 
 _OF_PARTITIONS = (
     "Produce", "Fetch", "ListOffsets", "OffsetCommit", "OffsetFetch", "TxnOffsetCommit", "OffsetDelete",

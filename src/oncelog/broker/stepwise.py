@@ -296,7 +296,7 @@ class _ResponseSteps:
 
 
 class _Done(Exception):
-    """The end of the work, with its response. The generator `_step` would change StopIteration (PEP 479)."""
+    """Raised by `_next_step` when the work has ended. It carries the response."""
 
     def __init__(self, response: Any) -> None:
         super().__init__()

@@ -91,7 +91,10 @@ class _Stretch:
 
 @dataclass(slots=True)
 class _Tally:
-    """The number and the offsets of sent and failed records. `on_delivery` runs on the producer's thread."""
+    """Counts of sent and failed records, and the offsets of the stored ones.
+
+    `on_delivery` runs on the producer's thread.
+    """
 
     partitions: dict[tuple[str, int], _Stretch] = field(default_factory=dict)
     sent: int = 0

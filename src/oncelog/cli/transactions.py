@@ -111,7 +111,7 @@ def describe(transactional_ids: tuple[str, ...], output: str, client_config: dic
 def find_hanging(
     topic: tuple[str, ...], older_than_s: int, output: str, client_config: dict[str, Any]
 ) -> None:
-    """Show which transactions hold back last stable offsets, since when, and if they hang.
+    """Show which transactions hold back last stable offsets, since when, and whether they hang.
 
     Exit code 3: a transaction hangs.
     """

@@ -88,10 +88,10 @@ class PartitionProducers:
         limits = snapshots.limits
         self.table = ProducerTable(limits.max_producers_at_work, limits.producer_shard_entries)
         self._max_verifying = limits.max_verifying_producers
-        self.open_transactions: OrderedDict[int, int] = OrderedDict()
-        # An OrderedDict, because a dict finds its first entry only after skipping the slots of deleted
-        # entries. With 80,000 open transactions that end in turn, each end would skip up to 80,000 slots. See
+        # Not a plain dict, which finds its first entry only after skipping the slots of deleted entries. With
+        # 80,000 open transactions that end in turn, each end would skip up to 80,000 slots. See
         # test_ending_one_of_many_open_transactions_examines_few_others.
+        self.open_transactions: OrderedDict[int, int] = OrderedDict()
         self.verifying: dict[int, Verification] = {}
         """Pending verifications by producer id, at most `limits.max_verifying_producers`. The oldest is
         dropped first.

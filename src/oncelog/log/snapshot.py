@@ -296,8 +296,9 @@ class Snapshots:
                 files.append(_SealedFile(self._disk, path + _UNFINISHED))
             yield from _write_files(files[0], files[1], image, self.limits)
             for file in files:
-                # `seal` does not run in the thread. `discard` may close the file during a blocking call, and
-                # another file may then get the same descriptor.
+                # Unlike `finish`, `seal` does not run in another thread. `discard` may close the file during
+                # a call in another thread, and `seal` could then write to another file that has got the same
+                # descriptor.
                 file.seal()
                 yield file.finish
             for path in paths:

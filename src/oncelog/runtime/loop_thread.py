@@ -173,8 +173,8 @@ class LoopThread:
         self._process_id = os.getpid()
         self._loop = loop or new_event_loop()
         self._stopped = False
-        # Used instead of Thread.is_alive: after a signal handler has raised inside it, is_alive returns False
-        # for a running thread.
+        # Set when `_run` ends. Thread.is_alive is not used, because it can be wrong: if a signal handler
+        # raises during is_alive() or join(), is_alive() later returns False although the thread is running.
         self._is_loop_closed = False
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

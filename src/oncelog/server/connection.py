@@ -422,9 +422,10 @@ class Connection(asyncio.BufferedProtocol):
             phase = Phase.HANDSHAKE
         else:
             phase = Phase.AUTHENTICATED if self.auth.is_authenticated else Phase.UNAUTHENTICATED
-        # A connection that waits for a response is never idle, with two exceptions. A muted connection is not
-        # read, so only the idle limit detects that its client is gone (KIP-219). The request of a client that
-        # is gone must not wait for its group longer than the idle limit.
+        # A connection that waits for a response is not idle while its client is there. If the client is gone,
+        # the idle limit applies, so that the abandoned request does not wait for its group longer. The limit
+        # also applies to a muted connection whose responses are sent. The broker does not read from it, so
+        # only the idle limit detects that the client is gone (KIP-219).
         is_waiting = bool(self._responses.slots) and not self._responses.is_abandoned
         return ConnectionActivity(
             phase, self.opened_ms, self.active_ms, self.reader.incomplete_since_ms, is_waiting

@@ -14,7 +14,7 @@ from oncelog.settings import Settings
 CONSUMER_OFFSETS, TRANSACTION_STATE = "__consumer_offsets", "__transaction_state"
 INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE})
 METADATA_LOG = "__cluster_metadata"
-"""Name of the metadata log in data directories of Apache Kafka. This broker has no topic with the name."""
+"""Name of the metadata log in data directories of Apache Kafka. This broker has no topic of that name."""
 
 _POLICY = "cleanup.policy"
 # Kafka's default is a day. Here it is shorter, because every transaction leaves a marker in the log, and a

@@ -42,7 +42,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> UpdateFeaturesR
 
 
 def _check(state: BrokerState, update: UpdateFeaturesRequest.FeatureUpdateKey, version: int) -> None:
-    """Raise InvalidUpdateVersion unless the feature has the requested level."""
+    """Raise InvalidUpdateVersion if the update is invalid, or would change the level of the feature."""
     feature, level = update.feature, update.max_version_level
     if feature not in state.features:
         raise InvalidUpdateVersion(

@@ -148,7 +148,7 @@ class Topics:
         self._settings = settings
         self._new_uuid = new_uuid
         self._entries: dict[str, Topic] = {}
-        """Name -> topic, for topics in every state except ABSENT. The file lists them."""
+        """Name -> topic, for topics in every state except ABSENT. oncelog-topics.json lists them."""
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[bytes, Topic] = {}
         """Topic id -> live topic. `_by_name` has the same topics.
@@ -528,7 +528,7 @@ class Topics:
     def grow_in_steps(
         self, changes: Sequence[tuple[Topic, int]], now_ms: int
     ) -> Steps[dict[str, BrokerError | StorageError]]:
-        """Increase partition counts with one write of the file, in bounded steps.
+        """Increase partition counts in bounded steps, with one write of oncelog-topics.json.
 
         A caller must take all steps. The file has the new counts before the first partition is created. After
         a crash, the next start creates the missing ones. A topic's new partitions become usable together.
@@ -662,7 +662,8 @@ class Topics:
         # On a full disk this fails. The next start does it.
         with suppress(OSError):
             self._logs.forget_missing_partitions()
-        # The file is written only if there are deleted topics, so that a broker can start on a full disk.
+        # A start writes oncelog-topics.json only if there are deleted topics, so that a broker can start on a
+        # full disk.
         run_work(self.remove_in_steps(going))
 
     def _parse(self, content: dict[str, Any]) -> tuple[dict[str, Topic], dict[str, OffsetsToDelete]]:
@@ -709,7 +710,7 @@ class Topics:
         self.revision += 1
 
     def _save(self) -> None:
-        """Write the file.
+        """Write oncelog-topics.json.
 
         Raises NotDurable if the file was written but not synced, StorageError if it was not written.
         """

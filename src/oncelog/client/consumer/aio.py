@@ -509,11 +509,11 @@ class AsyncConsumer:
         return self._now_ms() + timeout * 1000
 
     async def poll_step(self, deadline_ms: float, prepare: Prepare) -> Rebalance | bool:
-        """Return True if records are ready, False at the deadline, or a Rebalance to notify the application
-        of.
+        """Return True if records are ready, False at the deadline, or a Rebalance.
 
-        Each call returns the same Rebalance until `finish_rebalance`. Raises MisuseError while another poll
-        runs, and if the consumer is closed during the step.
+        The caller notifies the application of the Rebalance. Each call returns the same one until
+        `finish_rebalance`. Raises MisuseError while another poll runs, and if the consumer is closed during
+        the step.
         """
         await self._until_interrupted_poll_ends()
         if self._step_task is not None:

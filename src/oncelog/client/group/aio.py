@@ -121,11 +121,10 @@ class GroupSession:
         self.protocol.resubscribe()
 
     async def advance(self, deadline_ms: float) -> Rebalance | bool:
-        """Return True if partitions may be read, False at the deadline, or a Rebalance to notify the
-        application of.
+        """Return True if partitions may be read, False at the deadline, or a Rebalance.
 
-        After a Rebalance, call it again only when the application was notified. Raises the coordinator's
-        final errors.
+        The caller notifies the application of a Rebalance before it calls this method again. Raises the
+        coordinator's final errors.
         """
         while True:
             step = await self._step(deadline_ms)
@@ -163,8 +162,8 @@ class GroupSession:
     async def prepare_to_leave(self) -> Rebalance | None:
         """Commit if enable.auto.commit is set.
 
-        Return the Rebalance to notify the application of before the member leaves. Returns None if no
-        partitions are owned, so every further call returns None. Source: Kafka's
+        Return a Rebalance, of which the caller notifies the application before the member leaves. Returns
+        None if no partitions are owned, so every further call returns None. Source: Kafka's
         ConsumerCoordinator.onLeavePrepare and close.
         """
         membership = self._membership

@@ -359,7 +359,10 @@ class Producer:
             self._end()
 
     def _end(self) -> None:
-        """Close the connections and stop the thread. An interrupted close() may have started this already."""
+        """Close the connections and stop the producer's thread.
+
+        An interrupted close() may have started this already.
+        """
         if self._driver.is_own_thread():
             return
         if self._thread.is_running:

@@ -19,7 +19,7 @@ _AT_MOST_ONCE: dict[str, object] = {"enable.idempotence": "false", "acks": "0", 
 
 
 def faults() -> list[Rule]:
-    """Return rules that disconnect at one Produce request in ten, and at one acknowledgement in seven."""
+    """Return rules that cut the connection at 10 % of the Produce requests and 15 % of their responses."""
     return [
         Rule(action=Action.CUT, api="Produce", direction="request", probability=0.10),
         Rule(action=Action.CUT, api="Produce", direction="response", probability=0.15),

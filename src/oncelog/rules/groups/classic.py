@@ -342,7 +342,7 @@ class ClassicGroup:
         """
         self._replacement_count = 0
         self._replacements: dict[str, _Replacement] = {}
-        """New member id -> its replacement, until the id is stored."""
+        """New member id -> the replacement that introduced it, until the id is stored."""
 
     @property
     def is_unused(self) -> bool:

@@ -50,7 +50,7 @@ SERVER_ASSIGNORS: dict[str, Callable[[Sequence[Subscriber], Mapping[str, int]], 
 }
 FIRST_EPOCH_COMMIT_VERSION = 9
 FIRST_EPOCH = 1
-"""Epoch of a new group. The first member raises it."""
+"""Epoch of a new group. The first member that subscribes to topics raises it."""
 ASSIGNMENT_COST_PER_MS = 20
 """Cost that a group may use up per ms to compute targets, in members and partitions.
 
@@ -623,7 +623,8 @@ class ConsumerGroup:
                 self.targets[member_id] = target
                 self.unsaved[RecordKey(TARGET, member_id)] = None
         if self.assignment_epoch == 0:
-            # No change has raised the first epoch, so its record is not written yet.
+            # This is the group's first target. If its first members have no topics, `_raise_epoch` was never
+            # called, so the record of FIRST_EPOCH must be stored here.
             self.unsaved[RecordKey(EPOCH)] = None
         self.assignment_epoch = self.epoch
         self.unsaved[RecordKey(TARGET_EPOCH)] = None

@@ -131,7 +131,7 @@ def write_atomic(
 class _Call(NamedTuple):
     """A call for one batch in one run of a query.
 
-    Only one such call may succeed: another one would have other rows.
+    Only one such call may succeed: a second one could write different rows.
     """
 
     run_id: str | None
@@ -203,7 +203,7 @@ def _marker(sink: Sink, admin: Admin) -> TaskMarker | None:
 
 
 def _compare(df: DataFrame, batch_id: int, sink: Sink, there: RowSum, is_in_stream: bool) -> None:
-    """Raise SinkError if a committed batch has other rows than `df`.
+    """Raise SinkError if a committed batch has different rows than `df`.
 
     The caller does not compare a batch that a streaming query repeats as planned. Its rows may differ
     (`rand()`), and the committed rows stay.

@@ -423,9 +423,10 @@ def is_plan_repeated(committed: str, now: str) -> bool:
 
 
 def decide_same_content(expected: RowSum, now: RowSum, *, is_in_stream: bool = False) -> Refuse | None:
-    """Return a refusal if a second write_atomic for one batch has other rows, otherwise None.
+    """Return a refusal if a second write_atomic for the same batch has different rows, otherwise None.
 
-    A stored hash of 0 means that version 0.4.1 stored no hash. Then only the numbers of rows are compared.
+    The write_atomic of version 0.4.1 did not hash the rows, and stored the hash 0. Then only the numbers of
+    rows are compared.
     """
     if expected.rows == now.rows and expected.hash in (0, now.hash):
         return None
