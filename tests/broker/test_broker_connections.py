@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import socket
 import struct
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -15,6 +17,7 @@ from oncelog.broker.stepwise import MAX_LARGE
 from oncelog.rules.groups.committed_offsets import CommittedOffset
 from oncelog.server import server
 from oncelog.server.background import BackgroundRunner
+from oncelog.server.connection import Connection
 from oncelog.server.embedded import Broker
 from oncelog.types import TopicPartition
 from oncelog.wire.frames import encode_request
@@ -103,6 +106,52 @@ def test_requests_without_an_answer_are_carried_out_after_the_end(
         other.socket.sendall(request * 1_000)
     wait_until(lambda: client.offset(topic) == 1_000)
     wait_until(lambda: broker.metrics()["connections"] == 1)
+
+
+def answered(client: RawClient, topic: str) -> None:
+    client.ask(produce_request(topic, batch(b"sent")), 9)
+    client.ask(fetch_request([(topic, 0, 0)]), 12)
+
+
+def with_a_waiting_fetch(client: RawClient, topic: str) -> None:
+    client.send(fetch_request([(topic, 0, client.offset(topic))], max_wait_ms=2**31 - 1, min_bytes=1), 12)
+
+
+def with_requests_behind_its_end(client: RawClient, topic: str) -> None:
+    client.offset(topic)
+    client.socket.sendall(encode_request(produce_request(topic, batch(b"sent"), acks=0), 9, 1, "x") * 1_000)
+
+
+def closed_for_cause(client: RawClient, topic: str) -> None:
+    client.socket.sendall(struct.pack(">i", -1))
+    assert client.is_closed()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [answered, with_a_waiting_fetch, with_requests_behind_its_end, closed_for_cause],
+    ids=lambda use: use.__name__,
+)
+def test_a_closed_connection_is_freed_without_the_garbage_collector(
+    broker: Broker, topic: str, use: Callable[[RawClient, str], None]
+) -> None:
+    """GcTuner freezes what is alive in a long collection. Of connections that were open then, none was freed
+    after its end: each 10,000 took 40 MB.
+    """
+
+    def connection_count() -> int:
+        return sum(type(thing) is Connection for thing in gc.get_objects())
+
+    gc.collect()
+    before = connection_count()
+    gc.disable()
+    try:
+        for _ in range(3):
+            with RawClient(broker.bootstrap_servers) as other:
+                use(other, topic)
+        wait_until(lambda: connection_count() == before)
+    finally:
+        gc.enable()
 
 
 def test_a_request_that_waits_ends_what_a_client_that_is_gone_has_left(

@@ -95,6 +95,14 @@ def test_groups_expire_a_few_in_a_step_and_those_in_use_stay(node: SteppedNode) 
     assert not list(groups.group_ids())
 
 
+def test_groups_expire_in_the_order_in_which_they_were_created(node: SteppedNode) -> None:
+    """They expired in the order of a set, so that two runs of one simulator seed could differ."""
+    names = [f"{group}-{index}" for index in range(COUNT) for group in ("b", "a")]
+    for name in names:
+        node.ask(commit(name, 5, generation_id_or_member_epoch=-1), 7)
+    assert list(node.node.groups.group_ids()) == names
+
+
 def test_transactional_ids_expire_a_few_in_a_step_and_those_in_use_stay(node: SteppedNode) -> None:
     transactions = node.node.transactions
     for index in range(COUNT):

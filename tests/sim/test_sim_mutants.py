@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import re
 from itertools import chain
 from pathlib import Path
@@ -44,6 +45,27 @@ def test_what_no_seed_notices_has_a_guard_that_exists() -> None:
     for guard in chain.from_iterable(guards.values()):
         path, _, name = guard.partition("::")
         assert re.search(rf"\bdef {name}\(", (ROOT / "tests" / path).read_text()), guard
+
+
+def test_every_patch_replaces_something_and_takes_its_arguments() -> None:
+    """A patch of a name that is gone raises AttributeError. One with too few parameters raises TypeError,
+    which any seed "catches". Two patches were of the first kind, three of the second.
+    """
+    bad = []
+    for mutant in MUTANTS:
+        for owner, attribute, instead in (*mutant.patches, *getattr(mutant, "world", ())):
+            original = inspect.getattr_static(owner, attribute, None)
+            if original is None:
+                bad.append(f"{mutant.name}: there is no {attribute}")
+            elif inspect.isfunction(original) and inspect.isfunction(instead):
+                parameters = inspect.signature(original).parameters.values()
+                names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+                options = {p.name: None for p in parameters if p.kind is p.KEYWORD_ONLY}
+                try:
+                    inspect.signature(instead).bind(*names, **options)
+                except TypeError as error:
+                    bad.append(f"{mutant.name}: {attribute}: {error}")
+    assert bad == []
 
 
 @pytest.mark.full("starts pytest twice")

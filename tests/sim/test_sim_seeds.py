@@ -81,7 +81,8 @@ def test_a_seed_gives_the_same_world_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "count"), [("92..93", 2), pytest.param("0..7", 8, marks=pytest.mark.full("more seeds"))]
+    ("seeds", "count"),
+    [("92..93", 2), ("24..24", 1), pytest.param("0..7", 8, marks=pytest.mark.full("more seeds"))],
 )
 def test_a_seed_gives_the_same_bytes_in_every_process(seeds: str, count: int) -> None:
     """Whatever the order of sets is there."""

@@ -20,10 +20,10 @@ class ConnectionAuth:
     `on_authenticated` is called after the authentication and after each re-authentication.
     """
 
-    __slots__ = ("_node", "_on_authenticated", "access", "allows_any_request", "authenticator", "host")
+    __slots__ = ("_node", "access", "allows_any_request", "authenticator", "host", "on_authenticated")
 
     def __init__(self, node: BrokerState, listener: Listener, on_authenticated: Callable[[], None]) -> None:
-        self._node, self._on_authenticated = node, on_authenticated
+        self._node, self.on_authenticated = node, on_authenticated
         self.authenticator = node.new_authenticator(listener, needs_sasl=True)
         self.host = ""
         """IP address of the client."""
@@ -49,7 +49,7 @@ class ConnectionAuth:
         self.allows_any_request = self.authenticator.allows_any_request
         if self.authenticator.is_authenticated:
             self.access = None if self._node.authorizer is None else self.authenticator.access
-            self._on_authenticated()
+            self.on_authenticated()
 
     @property
     def is_authenticated(self) -> bool:

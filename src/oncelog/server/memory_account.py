@@ -22,7 +22,6 @@ class MemoryAccount:
     __slots__ = (
         "_evict",
         "_flushed_bytes",
-        "_is_closed",
         "_owner",
         "_requests",
         "_responses",
@@ -30,11 +29,10 @@ class MemoryAccount:
     )
 
     def __init__(
-        self, owner: object, requests: MemoryBudget[Any], responses: MemoryBudget[Any], evict: Evict
+        self, owner: object | None, requests: MemoryBudget[Any], responses: MemoryBudget[Any], evict: Evict
     ) -> None:
         self._owner, self._requests, self._responses, self._evict = owner, requests, responses, evict
         self._flushed_bytes = 0
-        self._is_closed = False
         self.is_holding_requests = False
         """True while the request budget contains an entry for this connection."""
 
@@ -52,20 +50,20 @@ class MemoryAccount:
 
         `flushed_bytes`: bytes sent since the connection opened.
         """
-        if self._is_closed or not (held_bytes or self._owner in self._responses):
+        if self._owner is None or not (held_bytes or self._owner in self._responses):
             return
         if self._responses.update(self._owner, held_bytes, flushed_bytes, now_ms):
             self._evict(self._responses, CloseReason.RESPONSE_BYTES, now_ms)
 
     def note_flushed(self, flushed_bytes: int) -> bool:
         """Return True if `flushed_bytes`, the bytes sent so far, has grown since the last call."""
-        has_grown = flushed_bytes > self._flushed_bytes and not self._is_closed
+        has_grown = flushed_bytes > self._flushed_bytes and self._owner is not None
         if has_grown:
             self._flushed_bytes = flushed_bytes
         return has_grown
 
     def close(self) -> None:
         """Remove the connection from both budgets. Called when the connection has ended."""
-        self._is_closed = True
         self._requests.release(self._owner)
         self._responses.release(self._owner)
+        self._owner = None

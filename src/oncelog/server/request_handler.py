@@ -63,7 +63,7 @@ class RequestHandler:
     ) -> None:
         self._node, self._clock, self._connection_id = node, clock, connection_id
         self._auth, self._throttle, self._responses = auth, throttle, responses
-        self._close, self._on_late_response = close, on_late_response
+        self.close, self.on_late_response = close, on_late_response
         self._quotas = node.quotas
         self._close_timer: asyncio.TimerHandle | None = None
 
@@ -79,7 +79,7 @@ class RequestHandler:
         if not self._auth.allows_any_request:
             reason = self._auth.check(int.from_bytes(frame[:2]), now_ms)
             if reason is not None:
-                self._close(reason)
+                self.close(reason)
                 return 1
         node, responses = self._node, self._responses
         payload = None if responses.slots else answer_produce(node, frame, now_ms, self._auth.access)
@@ -145,7 +145,7 @@ class RequestHandler:
     def _send_and_close(self, header: RequestHeader, closing: CloseAfterResponse, started: float) -> None:
         if not self._responses.slots:
             self._responses.send(self._encode(header, closing.response, started))
-        self._close(closing.reason)
+        self.close(closing.reason)
 
     def _measure_later(self, header: RequestHeader, work: Callable[[], T]) -> T:
         """Call `work`, which makes part of a pending response, and charge its time to the client's quota."""
@@ -159,14 +159,14 @@ class RequestHandler:
             payload = self._measure_later(header, lambda: self._encode(header, response, started))
             self._responses.complete(slot, payload)
         except Exception as error:
-            self._on_late_response(error)
+            self.on_late_response(error)
         else:
-            self._on_late_response(None)
+            self.on_late_response(None)
 
     def _encode(self, header: RequestHeader, response: Any, started: float) -> Payload | None:
         """Return the response frame; None if the client expects no response."""
         if isinstance(response, Disconnect):
-            self._close(response.reason)
+            self.close(response.reason)
             return None
         if self._quotas.is_any:
             self._throttle.charge_response(header, response, self._clock.now_ms())

@@ -63,7 +63,7 @@ class ResponseQueue:
         """True once a response was dropped because the transport had ended."""
         self.written_bytes = 0
         """Bytes given to the transport since the connection was opened."""
-        self._metrics, self._on_large = metrics, on_large
+        self._metrics, self.on_large = metrics, on_large
         self._batched: list[bytes] = []
         self._large: deque[tuple[int, int]] = deque()
         """Start and end of each large response that is not fully flushed, in the scale of `written_bytes`."""
@@ -114,7 +114,7 @@ class ResponseQueue:
         # calls connection_lost. Without this check, the broker would read the data of the round's remaining
         # fetches in vain. See test_an_answer_ends_what_a_client_that_is_gone_has_left.
         self.has_dropped = self.transport.is_closing()
-        self._on_large()
+        self.on_large()
 
     def flush(self) -> None:
         """Give this round's small responses to the transport, in one write."""

@@ -31,15 +31,15 @@ class Throttle:
         "_auth",
         "_charged_until",
         "_client_id",
-        "_on_mute",
         "_quotas",
         "_timer",
         "_until_ms",
         "is_muted",
+        "on_mute",
     )
 
     def __init__(self, quotas: QuotaManager, auth: ConnectionAuth, on_mute: Callable[[bool], None]) -> None:
-        self._quotas, self._auth, self._on_mute = quotas, auth, on_mute
+        self._quotas, self._auth, self.on_mute = quotas, auth, on_mute
         self.is_muted = False
         self._until_ms = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -120,11 +120,11 @@ class Throttle:
         self._timer = asyncio.get_running_loop().call_later(throttle_ms / 1000, then)
         self.is_muted = True
         if not was_muted:
-            self._on_mute(True)
+            self.on_mute(True)
 
     def _unmute(self) -> None:
         self._timer, self.is_muted = None, False
-        self._on_mute(False)
+        self.on_mute(False)
 
     def cancel(self) -> None:
         """Stop the timer that would unmute or close the connection."""

@@ -7,7 +7,7 @@ Source: KIP-848; kafka GroupMetadataManager.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from oncelog.broker.coordinators.consumer_group_log import (
     encode_record,
@@ -68,9 +68,9 @@ class ConsumerGroups:
         self._topic.check(group_id)
         return self._groups.get(group_id)
 
-    def ids(self) -> set[str]:
+    def ids(self) -> Collection[str]:
         """Return the ids of all groups."""
-        return set(self._groups)
+        return self._groups.keys()
 
     def heartbeat(
         self, group_id: str, request: Heartbeat, now_ms: int, first: Sequence[tuple[bytes, bytes | None]] = ()

@@ -171,7 +171,7 @@ class Offsets:
 
     def groups(self) -> Collection[str]:
         """Return the groups with committed or pending offsets."""
-        return self._committed.keys() | self._transactions.keys()
+        return [*self._committed, *(group for group in self._transactions if group not in self._committed)]
 
     def has(self, group: str) -> bool:
         """Return True if the group has committed or pending offsets."""
@@ -276,9 +276,8 @@ class Offsets:
         This examines the offsets of all groups, so it yields None at the end of each step. A step ends after
         `expire_step_entries` groups or 100 times as many offsets.
         """
-        groups = [*self._committed, *(group for group in self._transactions if group not in self._committed)]
         looked = 0
-        for group in groups:
+        for group in self.groups():
             places = self.partitions_of(group)
             for tp in sorted(tp for tp in places if tp.topic in topics):
                 yield group, tp

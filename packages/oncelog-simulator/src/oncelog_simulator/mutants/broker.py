@@ -64,8 +64,10 @@ def _same_epoch(entry: Any, fresh: Any, requested: Any) -> Any:
     return transactions_coordinator.Append(fresh._replace(producer_epoch=epoch))
 
 
-def _pending_at_once(self: Any, group: str, producer: Any, offsets: Any, now_ms: int) -> Any:
-    return self.commit(group, offsets, now_ms)
+def _pending_at_once(
+    self: Any, group: str, producer: Any, offsets: Any, now_ms: int, records: Any = None
+) -> Any:
+    return self.commit(group, offsets, now_ms, records)
 
 
 def _offsets_whatever(self: Any, index: int, producer_id: int, is_commit: bool) -> None:
@@ -115,7 +117,7 @@ def _sync_nothing(self: Any) -> None:
     self.recovery_point = self.end_offset
 
 
-def _trust_all(self: Any, trusted_offset: int, interval_bytes: int) -> Any:
+def _trust_all(self: Any, trusted_offset: int, interval_bytes: int, *_: Any, **__: Any) -> Any:
     self._load_trusted(trusted_offset)
     return self._walk_from_index(interval_bytes, verify=False)
 
@@ -196,9 +198,11 @@ def _own_producer(settings: Any) -> Any:
     return producer_blocking.Producer({**settings, "transactional.id": name})
 
 
-def _keep_files(self: Any, doomed: Any, topic_ids: Any) -> dict[str, Any]:
-    for tp in doomed:
-        self.partitions.pop(tp).abandon()
+def _keep_files(self: Any, deleted: Any, topic_ids: Any) -> Any:
+    for tp in deleted:
+        if tp in self.partitions:
+            self.partitions.pop(tp).abandon()
+    yield from ()
     return {}
 
 
@@ -223,8 +227,8 @@ def _forget_producers(self: Any, before_offset: int | None, now_ms: int) -> int:
     return _DELETE_RECORDS(self, before_offset, now_ms)
 
 
-def _decode_all(buffer: Any, position: int = 0, *, verify: bool = True) -> Any:
-    return records.decode_records(buffer, position, verify=False)
+def _decode_all(buffer: Any, position: int = 0, *, verify: bool = True, **how: Any) -> Any:
+    return records.decode_records(buffer, position, verify=False, **how)
 
 
 def _replay_plain(self: Any, index: int, producer_id: int | None, *record: Any) -> None:
@@ -366,7 +370,7 @@ MUTANTS = [
     Mutant("a lane's attempts do not fence each other", ((sink_task, "Producer", _own_producer),), "lanes"),
     Mutant(
         "a deleted topic's data is in the new one",
-        ((manager.LogManager, "delete_partitions", _keep_files), (partition, "_check_topic_id", _any_id)),
+        ((manager.LogManager, "delete_in_steps", _keep_files), (partition, "_check_topic_id", _any_id)),
         "remade",
     ),
     Mutant("a topic's id comes from its name", ((topics_topics.Topics, "_new_topic", _named_id),), "remade"),

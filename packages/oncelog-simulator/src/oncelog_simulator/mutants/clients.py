@@ -34,9 +34,11 @@ def _die(*_: Any) -> ErrorAction:
     return ErrorAction.FAIL_PRODUCER
 
 
-def _touched_by_time(marks: Any, sources: Any, *, in_part: bool = False) -> Any:
-    pairs = enumerate(zip(marks, sources, strict=False))
-    return tuple(index for index, (mark, source) in pairs if mark.modified_ns != source.modified_ns)
+def _changed_by_time(checkpoints: Any, sources: Any, *, in_part: bool = False) -> Any:
+    pairs = enumerate(zip(checkpoints, sources, strict=False))
+    return tuple(
+        index for index, (checkpoint, source) in pairs if checkpoint.modified_ns != source.modified_ns
+    )
 
 
 def _start_again(marks: Any, *rest: Any, **how: Any) -> Any:
@@ -109,7 +111,7 @@ MUTANTS = [
     ),
     Mutant(
         "a file is known by its size and time",
-        ((load_decisions, "_touched", _touched_by_time),),
+        ((load_decisions, "_possibly_changed", _changed_by_time),),
         "loaded",
         findings=("C12",),
     ),

@@ -163,10 +163,10 @@ async def _advance_behind_commits(self: Any, deadline_ms: float) -> Any:
     return following
 
 
-def _owe_older(self: Any, positions: Any, until_ms: float, **_: bool) -> None:
-    """Keep the older position where one is owed."""
-    self._owed_until_ms = until_ms
-    self._owed = {**positions, **self._owed}
+def _keep_older(self: Any, positions: Any, until_ms: float, **_: bool) -> None:
+    """Keep the older position of a partition that has one."""
+    self._automatic_until_ms = until_ms
+    self._automatic = {**positions, **self._automatic}
 
 
 def _make_condition_first(self: Any) -> None:
@@ -350,7 +350,7 @@ CLIENT_MUTANTS = [
         "an older commit is repeated in place of a revocation's",
         "asyncio",
         ("consumer",),
-        ((commit_queue.CommitQueue, "owe", _owe_older),),
+        ((commit_queue.CommitQueue, "add_automatic", _keep_older),),
         findings=("R59",),
         guards=(
             "client/test_client_leaving.py::"

@@ -83,7 +83,10 @@ def caught_by_clients(mutant: ClientMutant, seeds: Iterable[int]) -> tuple[int, 
         with ExitStack() as stack:
             for owner, attribute, instead in mutant.patches:
                 stack.enter_context(patch.object(owner, attribute, instead))
-            violations = run_seed(seed).violations
+            try:
+                violations = run_seed(seed).violations
+            except Exception as error:  # the broken product broke the simulation itself
+                violations = [f"{type(error).__name__}: {error}"]
         if violations:
             return seed, rule_of(violations[0])
     return None

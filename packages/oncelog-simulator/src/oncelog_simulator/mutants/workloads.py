@@ -178,9 +178,12 @@ def _alter_in_memory(self: Any, changes: Any) -> None:
         self._reconfigure_partitions(topic)
 
 
-def _add_in_memory(self: Any, changes: Any, now_ms: int) -> None:
+def _grow_in_memory(self: Any, changes: Any, now_ms: int) -> Any:
     for topic, count in changes:
-        self._open_partitions(topic, count, now_ms)
+        topic.partition_count = count
+    failures = yield from self._open_missing([topic for topic, _ in changes], now_ms)
+    self._changed()
+    return failures
 
 
 _SAVED = ClassicGroup.complete_save
@@ -312,7 +315,7 @@ MUTANTS = [
     ),
     Mutant(
         "added partitions are not stored",
-        ((topics_topics.Topics, "add_partitions", _add_in_memory),),
+        ((topics_topics.Topics, "grow_in_steps", _grow_in_memory),),
         "changed",
     ),
     Mutant(
