@@ -1,4 +1,4 @@
-"""Every broker measurement at a tiny size against our broker: what it keeps and renders, not the figures."""
+"""Every broker measurement at a tiny size on our broker: recorded fields and the page, not figures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIELDS = {
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
-    """The results of all measurements, taken one after the other on one broker."""
+    """Run all measurements, one after the other, on one broker."""
     taken = {}
     with kept():
         for name in FIELDS:

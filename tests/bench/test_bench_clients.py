@@ -1,4 +1,4 @@
-"""Clients, recovery, producer ids and partitions measured at a tiny size: what is kept, not the figures."""
+"""Measurements of clients, recovery, producer ids and partitions at a tiny size: fields, not figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs and their ratios, turns, the page's sections, targets met and missed."""
+"""The benchmark framework: pairs and ratios, the order of sides, sections of the page, and targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The raw generators: what they send is stored whole, by both brokers, and every refusal is seen."""
+"""The raw load generators: both brokers store everything they send, and they report every error."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_template_sets_sequences_and_checksums_of_its_batches() -> None:
 
 
 def test_a_refused_batch_among_acknowledged_ones_is_seen() -> None:
-    """A peer that refuses the second of two batches, after an opening that went well."""
+    """A server that rejects the second of two batches."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peer = threading.Thread(target=_refuse_second, args=(listener,), daemon=True)
         peer.start()

@@ -1,4 +1,4 @@
-"""The measurements on Spark at a tiny size, in one session: what is kept and rendered, not the figures."""
+"""The Spark measurements at a tiny size, in one session: recorded fields and the page, not figures."""
 
 from __future__ import annotations
 

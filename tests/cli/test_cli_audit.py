@@ -1,4 +1,4 @@
-"""The face of `oncelog audit`: how a result is shown, without Spark."""
+"""The output of `oncelog audit`, without Spark."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ SEEN = PartitionTotals(batches=30, records=150, producers=2)
 
 @pytest.fixture
 def audited(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the command asked for; put the answer into `result` first."""
+    """The arguments that the command passes to the audit. The test puts the audit's result into `result`
+    first.
+    """
     asked: dict[str, Any] = {"result": AuditResult((), {TopicPartition("payments", 2): SEEN}, None)}
 
     @contextlib.contextmanager

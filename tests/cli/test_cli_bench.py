@@ -1,4 +1,4 @@
-"""`oncelog bench`: what its commands write and print, on a small scale; the shape, not the figures."""
+"""The files and the output of `oncelog bench` at a tiny size, not the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cluster that a command goes to: the one that is named last in the order of `--help`, never another."""
+"""The cluster that a command uses, by the order of precedence in `--help`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def broker_config() -> Mapping[str, object]:
 
 @pytest.fixture(autouse=True)
 def _nothing_at_the_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that falls back to the default cannot connect, whatever runs on this machine."""
+    """Make the default address unreachable, whatever runs on this machine."""
     monkeypatch.setattr("oncelog.cli.common.DEFAULT_SERVERS", DEAD)
     monkeypatch.setenv("ONCELOG_OFFSETS_NAMED_NOWHERE", "x")
 
@@ -160,11 +160,11 @@ ARGUMENTS = {
     "audit": ["t"],
     "explain": ["lost-ack"],
 }
-"""Arguments with which a command gets as far as connecting; none for a command that needs none."""
+"""Arguments with which a command tries to connect. A command that needs none is not listed."""
 
 
 def connecting_commands() -> Iterator[str]:
-    """Names of all commands that have an option for the cluster."""
+    """Return the names of all commands with an option for the cluster."""
 
     def walk(command: click.Command, name: str) -> Iterator[str]:
         if isinstance(command, click.Group):
@@ -193,7 +193,7 @@ def test_every_command_uses_the_cluster_of_the_environment(
 
     monkeypatch.setenv("ONCELOG_BOOTSTRAP_SERVERS", "named.example:7")
     monkeypatch.setattr("sys.stdin", io.StringIO("password\n"))
-    # All are imported first: one that came later would keep the stand-in.
+    # Import all modules first: a module imported later would keep the replacement.
     names = (
         "client.connection.cluster",
         "client.admin.aio",

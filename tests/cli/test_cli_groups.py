@@ -32,7 +32,9 @@ def rows(*arguments: str, servers: str) -> list[dict[str, Any]]:
 
 
 def filled(servers: str) -> str:
-    """A topic of two partitions with five records each, a second apart from 2023-11-14T22:13:20Z."""
+    """Create a topic of two partitions with five records each, one second apart, from 2023-11-14T22:13:20Z
+    on.
+    """
     topic = new_topic(servers, 2)
     with producer_of(servers) as producer:
         for number in range(10):
@@ -87,7 +89,7 @@ def test_a_group_is_listed_described_and_deleted(servers: str) -> None:
 
 
 def stuck_group(servers: str, topic: str, offset: int = 0) -> str:
-    """A group that has committed one offset of partition 0."""
+    """Return a group that has committed one offset of partition 0."""
     group = f"stuck-{os.getpid()}-{next(_numbers)}"
     with Admin({"bootstrap.servers": servers}) as admin:
         admin.alter_group_offsets(group, {TopicPartition(topic, 0): OffsetAndMetadata(offset)})
@@ -108,7 +110,7 @@ def test_lag_counts_to_the_high_watermark_while_a_transaction_is_open(
             (row,) = rows("describe", group, servers=servers)
             told = run_tool(TOOL, "--bootstrap-server", servers, "--describe", "--group", group)
             described = oncelog("topics", "describe", topic, "-o", "json", servers=servers)
-    # Apache Kafka answers before its markers are written.
+    # Apache Kafka answers before the markers are written.
     wait_until(lambda: rows("describe", group, servers=servers)[0]["stable_end_offset"] == 3)
     (closed,) = rows("describe", group, servers=servers)
     assert (row["offset"], row["end_offset"], row["lag"], row["stable_end_offset"]) == (0, 2, 2, 0)

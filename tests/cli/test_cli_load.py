@@ -216,7 +216,7 @@ def test_the_part_that_was_read_is_checked(broker: Broker, topic: str, tmp_path:
     bad = load(broker, topic, "part", file, *options)
     assert (bad.code, "rows.jsonl, in the records from byte 890 on: " in bad.err) == (1, True)
     assert len(values(broker.bootstrap_servers, topic)) == 100
-    file.write_text(good.replace("55", "56") + '{"n":0}\n')  # repaired, but with another change too
+    file.write_text(good.replace("55", "56") + '{"n":0}\n')  # repaired, but with another change as well
     refused = load(broker, topic, "part", file, *options)
     assert refused.code == 1
     assert "rows.jsonl changed since it was read" in refused.err

@@ -1,4 +1,4 @@
-"""Names of a cluster on a terminal: whatever they hold, they are shown and not carried out."""
+"""Names on a terminal: control characters and markup in them are printed, not executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Commands in an install without the extra `spark`: one line that says what to install, and exit code 2."""
+"""Commands in an installation without the extra `spark`: one line with the package to install, and exit code
+2.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def broker_config() -> Mapping[str, object]:
 
 @pytest.fixture
 def topic(broker: Broker, request: pytest.FixtureRequest) -> str:
-    """A topic of two partitions for this test alone."""
+    """Create a topic of two partitions for this test."""
     name = re.sub(r"\W+", "-", request.node.name)[:80]
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
         admin.create_topics([NewTopic(name, 2)])
@@ -201,7 +201,7 @@ def test_an_interrupt_sends_what_was_read(broker: Broker, topic: str) -> None:
 
 
 def test_a_missing_topic_is_an_error_long_before_max_block_ms(broker: Broker) -> None:
-    """`send` waits for a topic that may be about to exist; a command's topic is mistyped."""
+    """`send` waits for a missing topic, which may be created soon. A command's topic is probably a typo."""
     got = produce(broker, "mistyped", "-X", "max.block.ms=86400000", stdin=b"x")
     assert got.code == 1
     assert "topic 'mistyped' does not exist" in got.err

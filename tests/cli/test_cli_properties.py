@@ -1,4 +1,4 @@
-"""Files of settings, read as `java.util.Properties.load` reads them."""
+"""Files of settings, read with the rules of `java.util.Properties.load`."""
 
 from __future__ import annotations
 

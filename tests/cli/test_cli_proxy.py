@@ -1,4 +1,4 @@
-"""`oncelog proxy` as a process: its ports, its lines, its exit codes."""
+"""`oncelog proxy` as a process: ports, output lines and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`oncelog users`, `oncelog acls` and `oncelog serve` with locked doors."""
+"""`oncelog users`, `oncelog acls`, and `oncelog serve` with authentication."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from oncelog.server.embedded import Broker
 
 
 def typed(line: str) -> io.TextIOWrapper:
-    """A standard input."""
+    """Return a standard input with this text."""
     return io.TextIOWrapper(io.BytesIO(f"{line}\n".encode()))
 
 
@@ -115,7 +115,9 @@ def test_serving_beyond_loopback_requires_authentication(tmp_path: Path) -> None
 
 
 def test_a_broker_serves_on_several_listeners(tmp_path: Path) -> None:
-    """One line each, in the order given, with the name; and every one must be locked or on loopback."""
+    """`serve` prints a line per listener, in order, with its name. Each needs authentication or a loopback
+    address.
+    """
     command = [sys.executable, "-m", "oncelog.cli.main", "serve", "--data-dir", str(tmp_path)]
     command += ["--listen", "PLAINTEXT://127.0.0.1:0", "--listen", "SASL_PLAINTEXT://127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as serving:

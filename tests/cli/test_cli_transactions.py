@@ -1,4 +1,4 @@
-"""`oncelog transactions` against our broker and Apache Kafka, and Kafka's own tool against ours (row T14)."""
+"""`oncelog transactions` on both brokers, and Kafka's own tool on our broker (behaviour T14)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def broker_config() -> Mapping[str, object]:
 
 @pytest.fixture(params=["ours", "apache"])
 def servers(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A broker that stores what no transaction vouches for, so that one can hang."""
+    """Run the test on brokers that do not verify transactions, so that a transaction can hang."""
     if request.param == "ours":
         yield request.getfixturevalue("ours")
         return
@@ -44,7 +44,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[str]:
         def is_verified() -> bool:
             return admin.describe_configs(broker)[broker].entries[UNVERIFIED].value == "true"
 
-        # The broker learns of it from the controller a moment later, and serves topics made after that later.
+        # The broker gets the change from the controller a moment later, before topics created after it.
         run_tool(config, *whole, "--alter", "--add-config", f"{UNVERIFIED}=false")
         wait_until(lambda: not is_verified())
         yield kafka.bootstrap_servers
@@ -60,7 +60,7 @@ def rows(*arguments: str, servers: str, code: int = 0) -> list[dict[str, Any]]:
 
 
 def hang(servers: str, producer_id: int) -> str:
-    """A topic where a record is followed by a transactional batch that no coordinator knows."""
+    """Create a topic with a record and a transactional batch that no coordinator knows."""
     topic = new_topic(servers)
     append(servers, TopicPartition(topic, 0), batch_of(b"before"))
     lost = batch_of(

@@ -1,4 +1,4 @@
-"""Apache Kafka as a part of the test bed: three nodes that replicate, and a cluster started for people."""
+"""`oncelog dev kafka`: clusters of Apache Kafka, also of three replicating nodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_node_starts_reports_its_status_and_stops(directory: str) -> None:
         rows = json.loads(oncelog("topics", "list", "-o", "json", servers=bootstrap_servers).out)
         return [(row["topic"], row["partitions"]) for row in rows]
 
-    # Apache Kafka's broker learns of a topic from the controller, a moment after it was created.
+    # Apache Kafka's broker gets a new topic from the controller a moment after its creation.
     wait_until(lambda: listed() == [("kept", 4)])
 
     (node,) = json.loads(oncelog("dev", "kafka", "status", "--directory", directory, "-o", "json").out)
@@ -79,7 +79,7 @@ def test_a_node_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path, kaf
 
 
 class Load:
-    """Numbered records in turns over three partitions; every one must end up there once, in order."""
+    """Numbered records, produced in turn to three partitions. Each must be stored once, in order."""
 
     def __init__(self, producer: Producer) -> None:
         self.producer, self.sent, self.futures = producer, 0, list[RecordFuture]()
@@ -122,7 +122,7 @@ def test_our_producer_loses_nothing_while_nodes_are_stopped_and_killed(kafka_cla
                 node.start()
             load.check(cluster.bootstrap_servers)
 
-            # Too few in sync: refused before anything is stored, and sent again until there are enough.
+            # With too few replicas in sync, batches are rejected unstored and retried until there are enough.
             admin.alter_configs({ConfigResource("topic", TOPIC): {"min.insync.replicas": 3}})
             cluster.nodes[2].stop()
             load.send(30)

@@ -1,7 +1,7 @@
-"""Writes tests/golden/batches: the record batches that real clients send, one file per client and codec.
+"""Write tests/golden/batches: the record batches that real clients send, one file per client and codec.
 
-`python tests/golden/capture.py` runs a stand-in broker of a few lines that answers what a producer
-asks and keeps the records of each Produce request. Run it when a client's new version matters.
+`python tests/golden/capture.py` runs a small stand-in broker that answers a producer and keeps the records of
+each Produce request. Run it for a new version of a client.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ RECORDS: list[Sent] = [
     (1_700_000_100_000, b"", None, []),
     (1_700_000_000_001, b"k" * 70, b"v" * 300, [("größe", b"12")]),
 ]
-"""What every client is asked to send in one batch."""
+"""The records that every client sends in one batch."""
 
 
 class StandIn:
-    """A broker for one producer: enough answers to be sent a batch."""
+    """A broker with the responses that one producer needs to send a batch."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0))

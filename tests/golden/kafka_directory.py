@@ -81,7 +81,7 @@ def new_producer_id(client: RawClient) -> int:
 
 
 def transact(servers: str) -> None:
-    """A committed, an aborted and an open transaction; what is committed with offsets."""
+    """Write a committed, an aborted and an open transaction. The committed one includes offsets."""
     for name, end in (("done", "commit"), ("undone", "abort"), ("open", "")):
         producer = producer_of(servers, transactional_id=name, transaction_timeout_ms=900_000)
         producer.init_transactions()
@@ -102,7 +102,7 @@ def transact(servers: str) -> None:
 
 
 HELD: list[object] = []
-"""Producers whose transaction stays open: closing one would abort it."""
+"""Return producers whose transactions stay open. Closing a producer would abort its transaction."""
 
 
 def commit(servers: str) -> None:

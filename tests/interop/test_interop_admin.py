@@ -1,4 +1,4 @@
-"""kafka-python's and librdkafka's admin clients ask our broker what every cluster is asked."""
+"""The admin clients of kafka-python and librdkafka, with our broker."""
 
 from __future__ import annotations
 

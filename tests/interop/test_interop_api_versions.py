@@ -1,4 +1,4 @@
-"""What Apache Kafka offers and we do not is named in docs/differences.md, and nothing else is."""
+"""docs/differences.md names exactly the APIs and versions that Apache Kafka offers and we do not."""
 
 from __future__ import annotations
 

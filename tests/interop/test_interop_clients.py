@@ -1,4 +1,4 @@
-"""Third-party clients write to our broker idempotently; everybody, we too, reads back the same records."""
+"""Third-party clients write to our broker idempotently. All clients, ours included, read the same records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def awkward_rows(writer: str) -> list[Row]:
-    """Every partition: nulls, empties, headers (null, empty, repeated, not ASCII), text and long runs."""
+    """Return records for every partition: nulls, empty values, odd headers, text and long runs."""
     # aiokafka and kafka-python refuse a record without key and value before anything is sent.
     wholly_null = [Row(0, None, None)] if writer in ("confluent", "oncelog") else []
     # kafka-python refuses a header without a value.
@@ -36,14 +36,14 @@ def awkward_rows(writer: str) -> list[Row]:
             Row(partition, "schlüssel".encode(), "wert ✈".encode(), (("überschrift", "ü".encode()),)),
         ]
         rows += [Row(partition, b"%d" % i, b"%d-" % partition * (i % 50)) for i in range(40)]
-    # 1 MiB twice: one that a codec makes small, one that it cannot.
+    # 1 MiB twice: one value compresses well, the other does not.
     rows.append(Row(3, b"long", b"oncelog " * (1_048_576 // 8)))
     rows.append(Row(7, b"noise", noise(1_048_576)))
     return rows
 
 
 def noise(size: int) -> bytes:
-    """The same incompressible bytes on every call."""
+    """Return the same incompressible bytes on every call."""
     import random
 
     return random.Random(13).randbytes(size)
@@ -68,7 +68,7 @@ def test_every_client_reads_what_each_client_wrote(oncelog_broker: Any, writer: 
 @pytest.mark.behaviour("I5")
 @pytest.mark.parametrize("writer", WRITERS)
 def test_sequences_on_disk_are_unbroken(oncelog_broker: Any, writer: str) -> None:
-    """Idempotence was really on: each stored batch has an id, and sequences count the records."""
+    """Check that idempotence was on: each stored batch has a producer id, and sequences count the records."""
     bootstrap = oncelog_broker.bootstrap_servers
     make_topic(bootstrap, "sequenced", 3)
     rows = [Row(i % 3, b"%d" % i, b"x" * 100) for i in range(3000)]
@@ -86,7 +86,7 @@ def test_sequences_on_disk_are_unbroken(oncelog_broker: Any, writer: str) -> Non
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_keys_go_to_the_same_partitions(oncelog_broker: Any, writer: str) -> None:
-    """murmur2 of the key, as the Java client's default: all four clients agree on every key."""
+    """All four clients partition by murmur2 of the key, as the Java client does by default."""
     from kafka.partitioner.default import murmur2
 
     bootstrap = oncelog_broker.bootstrap_servers
@@ -99,7 +99,7 @@ def test_keys_go_to_the_same_partitions(oncelog_broker: Any, writer: str) -> Non
 
 @pytest.mark.behaviour("I21")
 def test_librdkafka_lists_all_topics(oncelog_broker: Any) -> None:
-    """Its Metadata request for all topics has three bytes behind its body (librdkafka 2.0 to 2.16)."""
+    """librdkafka 2.0 to 2.16 sends three bytes behind the body of a Metadata request for all topics."""
     from confluent_kafka.admin import AdminClient
 
     bootstrap = oncelog_broker.bootstrap_servers
@@ -128,7 +128,7 @@ def test_librdkafka_subscribes_by_a_regex(oncelog_broker: Any) -> None:
 
 
 def test_librdkafka_sets_and_deletes_a_scram_user(oncelog_broker: Any) -> None:
-    """Its AlterUserScramCredentials request has one byte behind its body."""
+    """librdkafka sends one byte behind the body of an AlterUserScramCredentials request."""
     from confluent_kafka.admin import (
         AdminClient,
         ScramCredentialInfo,
@@ -150,7 +150,7 @@ def test_librdkafka_sets_and_deletes_a_scram_user(oncelog_broker: Any) -> None:
 @pytest.mark.behaviour("I21")
 @pytest.mark.parametrize("codec", CODECS)
 def test_our_clients_read_and_write_on_apache_kafka(apache_kafka: Any, codec: str) -> None:
-    """The same records through Apache Kafka: written by us for all, written by all for us."""
+    """On Apache Kafka, all clients read what we wrote, and we read what each client wrote."""
     bootstrap = apache_kafka.bootstrap_servers
     for writer in WRITERS:
         topic = f"interop-{writer}-{codec}"

@@ -1,4 +1,4 @@
-"""Row I26 where it is hardest: no majority left, readers and admin while leaders move, many kills."""
+"""Clients on a cluster that loses its majority, its leaders and many nodes (behaviour I26)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def cluster(kafka_class_path: str) -> Iterator[ApacheKafka]:
 
 
 class Load:
-    """Numbered records in turns over the partitions of a topic of its own."""
+    """Numbered records, produced in turn to the partitions of a new topic."""
 
     def __init__(self, cluster: ApacheKafka, topic: str, producer: Producer, admin: Admin) -> None:
         self.servers, self.topic, self.producer = cluster.bootstrap_servers, topic, producer
@@ -43,7 +43,7 @@ class Load:
         return [b"%d" % number for number in range(partition, len(self.futures), PARTITIONS)]
 
     def check(self) -> None:
-        """All acknowledged, each there once and in order, and no finding in the headers."""
+        """Check that acknowledged records are stored once and in order, and that the audit finds nothing."""
         self.producer.flush(60)
         assert [future.exception(0) for future in self.futures] == [None] * len(self.futures)
         with Consumer({"bootstrap.servers": self.servers}) as consumer:
@@ -56,7 +56,7 @@ class Load:
 
 
 def audit(servers: str, topic: str) -> list[Finding]:
-    """What our audit finds in the headers; the checksums were checked by whoever read the values."""
+    """Return the audit's findings in the batch headers. Reading the values verifies the checksums."""
     findings: list[Finding] = []
     for headers in stored_batches(servers, topic, PARTITIONS):
         judge = PartitionAudit()
@@ -70,7 +70,7 @@ def audit(servers: str, topic: str) -> list[Finding]:
 
 
 def is_whole(admin: Admin, topic: str) -> bool:
-    """Whether every replica is in sync again."""
+    """Return True if every replica is in sync."""
     described = admin.describe_topics([topic])[topic]
     return all(len(part.in_sync_replicas) == 3 for part in described.partitions)
 
@@ -82,7 +82,7 @@ def records_in_files(node: KafkaNode, topic: str) -> int:
 
 @pytest.mark.behaviour("I26")
 def test_without_a_majority_no_record_is_acknowledged(cluster: ApacheKafka) -> None:
-    """Without a majority nothing is acknowledged; what the last node stored is not stored again."""
+    """No record is acknowledged without a majority. One that the last node stored is not stored again."""
     servers = {"bootstrap.servers": cluster.bootstrap_servers}
     quick = {"request.timeout.ms": 2000, "linger.ms": 2}
     with Admin(servers) as admin, Producer({**servers, **quick}) as producer:
@@ -132,7 +132,7 @@ def test_consumer_and_admin_follow_leaders(cluster: ApacheKafka) -> None:
             end(node)
             load.send(90)
             wait_until(has_read_all, 200)
-            # The same clients, their knowledge of the leader outdated: offsets, settings, a new topic.
+            # The same clients still have the old leader in their metadata.
             # The third node may learn of the new leader later than a reader.
             wait_until(lambda before=leader: first_leader() not in (before, None))  # type: ignore[misc]
             assert sum(consumer.end_offsets(places).values()) == len(load.futures)

@@ -1,4 +1,6 @@
-"""What we compacted, under Apache Kafka's tools and broker, and other clients: holes, empty batches."""
+"""Logs that we compacted, with offset gaps and empty batches, in Apache Kafka's tools and broker and in
+clients.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ ROUNDS = 60
 
 @pytest.fixture(scope="module")
 def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, str, Path]]:
-    """A broker with a compacted topic: newest values, an emptied batch of a living producer, an abort."""
+    """Run a broker with a compacted topic: newest values, an active producer's empty batch, an abort."""
     directory = tmp_path_factory.mktemp("compacted")
     with Broker(directory, config=QUICK) as broker:
         servers = broker.bootstrap_servers
@@ -40,9 +42,9 @@ def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker
                     producer.send(topic, b"%d" % number, key=b"k%d" % key)
                 producer.flush()
         log = directory / f"{topic}-0"
-        first = log / f"{0:020d}.log"  # gone for a moment when the compacted one takes its place
+        first = log / f"{0:020d}.log"  # missing for a moment while the compacted file replaces it
         wait_until(lambda: first.exists() and first.stat().st_size < 1_000)
-        # Its file is there a moment before readers are given it.
+        # The file exists a moment before readers use it.
         wait_until(lambda: len(read_oncelog(servers, topic, 1)) < KEYS * ROUNDS)
         yield broker, topic, log
 

@@ -1,6 +1,6 @@
-"""Every scenario of tests/scenarios against our broker and Apache Kafka: both must answer as it says.
+"""Every scenario of tests/scenarios, on our broker and on Apache Kafka.
 
-Where they differ on purpose, docs/differences.md gives the reason.
+If the brokers differ on purpose, docs/differences.md gives the reason.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def shared_oncelog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oncelog
     directory = tmp_path_factory.mktemp("conformance") / "data"
     with BrokerProcess(directory, settings=QUICK_SCANS) as broker:
         yield Oncelog(broker)
-        broker.kill()  # a clean stop writes the state of a thousand topics down, for nobody
+        broker.kill()  # a clean stop would write the state of a thousand topics, which no test needs
 
 
 @pytest.fixture(scope="module")

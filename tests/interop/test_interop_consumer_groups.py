@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol on our broker: librdkafka and the Java client, also past a kill."""
+"""Groups of the consumer protocol on our broker, with librdkafka and the Java client, also after a kill."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def member(servers: str, **settings: Any) -> confluent_kafka.Consumer:
 
 
 def poll_until(members: list[confluent_kafka.Consumer], is_done: Callable[[], bool]) -> list[int]:
-    """Poll all in turns; the values they got."""
+    """Poll all members in turn, and return the values that they got."""
     got: list[int] = []
     for _ in attempts(lambda: [each.assignment() for each in members], SECONDS):
         if is_done():
@@ -62,7 +62,7 @@ def test_librdkafka_shares_and_takes_over() -> None:
 
 
 def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
-    """Members and epochs are read back: nobody is given anything anew, commits go on."""
+    """Members and epochs are restored: partitions stay assigned, and commits succeed."""
     with BrokerProcess(tmp_path / "data", settings=QUICK) as broker:
         servers = broker.bootstrap_servers
         topic = new_topic(servers, 4)
@@ -83,7 +83,7 @@ def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
         for _ in attempts(lambda got=got: got, SECONDS):
             if len(got) >= 40:
                 break
-            got += poll_until(members, iter([False, True]).__next__)  # each member once
+            got += poll_until(members, iter([False, True]).__next__)  # one for each member
         for each in members:
             each.commit(asynchronous=False)
         assert sorted(got) == list(range(40))

@@ -81,7 +81,7 @@ def test_a_planted_difference_is_found_and_shrunk_to_the_request_that_shows_it()
 
 
 def test_the_same_broker_twice_shows_no_difference() -> None:
-    """Whatever a broker assigns (producer ids, topic ids, times) is not taken for a difference."""
+    """Values that a broker assigns (producer ids, topic ids, timestamps) are no differences."""
     with oncelog.Broker(config=COMMON) as one, oncelog.Broker(config=COMMON) as other:
         pair = Pair(Fixed(one.bootstrap_servers), Fixed(other.bootstrap_servers))
         subjects = [subject for subject in SUBJECTS.values() if subject.weight and not subject.secured]

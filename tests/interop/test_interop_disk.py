@@ -1,6 +1,6 @@
-"""Our directory under Apache Kafka's kafka-dump-log, and Apache Kafka's directory under our log.
+"""Our directory in Apache Kafka's kafka-dump-log, and Apache Kafka's directory in our log.
 
-Source: Kafka's DumpLogSegments, which re-checks every index entry against the segment.
+Source: Kafka's DumpLogSegments, which checks every index entry against the segment.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCHES = 40
 
 
 def fill(client: RawClient) -> tuple[str, int]:
-    """A topic with sequences 0..2*BATCHES-1 of one producer id in batches of two."""
+    """Write sequences 0 to 2*BATCHES-1 of one producer id to a new topic, in batches of two."""
     topic = create_topic(client)
     producer_id = new_producer_id(client)
     for index in range(BATCHES):
@@ -106,7 +106,7 @@ def test_our_broker_continues_a_partition_of_apache_kafka(apache_kafka: ApacheKa
 @pytest.mark.behaviour("I17")
 def test_apache_kafka_continues_our_partition(kafka_class_path: str, tmp_path: Path) -> None:
     def send(client: RawClient, sequence: int, count: int = 2) -> tuple[int, int]:
-        # Of now: Kafka forgets a producer by its records' timestamps.
+        # Current timestamps: Kafka expires a producer by its records' timestamps.
         answer = client.produce(topic, batch(*[b"v"] * count, pid=7, sequence=sequence))
         return answer.error_code, answer.base_offset
 
@@ -131,7 +131,7 @@ def test_apache_kafka_continues_our_partition(kafka_class_path: str, tmp_path: P
 
 
 def place_files(source: Path, target: Path) -> None:
-    """A partition's files in another's place, which keeps its topic id."""
+    """Copy a partition's files over those of another partition, which keeps its topic id."""
     for each in target.iterdir():
         if each.name != "partition.metadata":
             each.unlink()

@@ -1,4 +1,4 @@
-"""franz-go against our broker: produce, consume by partition, admin calls, and through faults."""
+"""franz-go with our broker: producing, consuming by partition, admin calls, and faults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.timeout(400)  # the first run fetches and compiles
 
 @pytest.fixture(scope="module")
 def franz_go() -> Command:
-    """The program, built once per state of its sources."""
+    """Build the program, once per state of its sources."""
     if not shutil.which("go"):
         pytest.skip("franz-go needs Go, which is not installed")
     program = CACHE / f"franz-go-{state_of(*SOURCES.iterdir())}" / "check"

@@ -1,4 +1,4 @@
-"""Consumer groups of other clients on our broker: they share, rebalance, commit, and outlive the broker."""
+"""Consumer groups of other clients on our broker: sharing, rebalances, commits, and a killed broker."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def member(ours: str, group: str, **settings: object) -> confluent_kafka.Consume
 
 
 def poll_until(members: list[confluent_kafka.Consumer], is_done: Callable[[], bool]) -> list[list[int]]:
-    """Poll all in turns; what each got."""
+    """Poll all members in turn, and return what each got."""
     got: list[list[int]] = [[] for _ in members]
     for _ in attempts(lambda: [consumer.assignment() for consumer in members], SECONDS):
         if is_done():
@@ -79,7 +79,7 @@ def test_librdkafka_shares_and_takes_over(ours: str, topic: str, strategy: str) 
 
 
 def test_commits_carry_a_group_over_its_members(ours: str, topic: str) -> None:
-    """What one member committed the next does not read again."""
+    """A member does not read again what another one has committed."""
     fill(ours, topic, 0, 40)
     group = f"group-{topic}"
     seen: list[int] = []
@@ -99,7 +99,7 @@ def test_commits_carry_a_group_over_its_members(ours: str, topic: str) -> None:
 
 
 def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
-    """Members go on in their generation; nobody reads again what was committed."""
+    """Members continue in their generation, and no member reads committed records again."""
     with BrokerProcess(tmp_path / "data") as broker:
         make_topic(broker.bootstrap_servers, "topic", PARTITIONS)
         fill(broker.bootstrap_servers, "topic", 0, 40)

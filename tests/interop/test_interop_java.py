@@ -1,4 +1,4 @@
-"""The Java client (kafka-clients) against our broker: producer, consumer and admin, and through faults."""
+"""The Java client (kafka-clients) with our broker: producer, consumer, admin, and faults."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_transactions(transactions: Command, transaction_version: int) -> None:
 
 
 def test_transactions_on_apache_kafka(transactions: Command, apache_kafka: ApacheKafka) -> None:
-    """What is asked of our broker holds on Kafka itself."""
+    """The expectations for our broker also hold for Apache Kafka."""
     assert run(transactions(apache_kafka.bootstrap_servers, "everything")) == TRANSACTIONS
 
 

@@ -1,4 +1,4 @@
-"""Loads into Apache Kafka: killed, continued, repeated, refused."""
+"""Loads into Apache Kafka that are killed, continued, repeated or refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_killed_load_continues_without_loss_or_duplicate(apache_kafka: ApacheK
     assert (done.code, done.err) == (0, "")
     again = oncelog(*command, servers=servers)
     assert (again.code, "is complete" in again.err) == (0, True)
-    # Apache Kafka answers a commit before its markers are written, and a new producer when they are.
+    # Apache Kafka may answer a commit before its markers are written. InitProducerId waits for them.
     assert content(servers, topic) == expected(ROWS)
     write_csv(file, 1, ROWS)
     refused = oncelog(*command, servers=servers)

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(400)  # the first run fetches
 
 @pytest.fixture(scope="module")
 def kafkajs() -> Command:
-    """The program beside its package, installed once per state of the sources."""
+    """Install the program beside its package, once per state of the sources."""
     for tool in ("node", "npm"):
         if not shutil.which(tool):
             pytest.skip(f"KafkaJS needs {tool}, which is not installed")

@@ -1,4 +1,4 @@
-"""Quotas: librdkafka and Java slow down, Kafka's tool sets them, our calls work on Apache Kafka."""
+"""Quotas: librdkafka and Java slow down, Kafka's tool sets quotas, and our clients obey Apache Kafka's."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_librdkafka_gets_its_throttle_time(broker: Broker, admin: Admin) -> None
 
 @pytest.mark.soak
 def test_our_throttled_clients_slow_down_and_stay_connected(broker: Broker, admin: Admin) -> None:
-    """Silent for longer than request.timeout.ms: the broker said that it would be."""
+    """A throttled connection may be silent for longer than request.timeout.ms."""
     admin.alter_client_quotas({QuotaEntity(client_id="slow"): {"producer_byte_rate": 10_000}})
     config = {"bootstrap.servers": broker.bootstrap_servers, "client.id": "slow"}
     opened = broker.metrics()["connections_opened"]
@@ -126,7 +126,9 @@ def test_our_admin_obeys_apache_kafkas_controller_quota(apache_kafka: ApacheKafk
 def test_a_java_producer_obeys_quotas_set_by_kafka_configs(
     broker: Broker, admin: Admin, kafka_class_path: str
 ) -> None:
-    """kafka-configs sets them; a producer without an id at first, and throttled later, sends it all."""
+    """kafka-configs sets quotas. A Java producer waits for its producer id, and sends all records when
+    throttled.
+    """
     server = ["--bootstrap-server", broker.bootstrap_servers]
     configs, default = "kafka.admin.ConfigCommand", ["--entity-type", "users", "--entity-default"]
     run_tool(configs, *server, *default, "--alter", "--add-config", "producer_byte_rate=10000")

@@ -1,4 +1,4 @@
-"""The broker dies by SIGKILL while a client produces, and comes back: each record is there once."""
+"""A broker is killed while a client produces, and is started again: each record is stored once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of the conformance scenarios itself: a wrong expectation fails and says where."""
+"""The scenario engine: a wrong expectation fails with the place of the difference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def embedded() -> Iterator[Embedded]:
 
 
 def run(embedded: Embedded, folder: Path, steps: str, header: str = "") -> None:
-    """Write the steps as a scenario of a file, and run it."""
+    """Write the steps as a scenario file and run the scenario."""
     (folder / "file.md").write_text(f"# File\n\n## Title\n\n{header}\n\n```scenario\ntopic T\n{steps}\n```\n")
     (scenario,) = read_scenarios(folder)
     for version in scenario.cases():

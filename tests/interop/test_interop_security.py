@@ -1,4 +1,4 @@
-"""Clients of the world over TLS and SASL against our broker, and ours against Apache Kafka."""
+"""Other clients over TLS and SASL with our broker, and our clients with Apache Kafka."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_the_java_client_authenticates(
         files[-1].write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     found = run(compiled_java("Secured", kafka_class_path)(*map(str, files)))
     assert found == ["denied", "acls", "users", "transaction", "group", "expiry"]
-    # What Java's clients read is what our own read, and so Spark's options kafka.*.
+    # Our clients, and so Spark's options kafka.*, read the same settings as Java's clients.
     with Admin(_properties(files[0])) as admin:
         assert "secured" in [topic.name for topic in admin.list_topics()]
 
@@ -176,7 +176,7 @@ def apache(
     write_keys(keys, TOKEN_KEY)
     properties = apache_properties(certificates, keys)
     with pytest.MonkeyPatch.context() as patch:
-        # Kafka reads key sets only from where its JVM is told that it may.
+        # Kafka reads key sets only from the locations that a JVM property allows.
         allowed = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
         patch.setenv("JAVA_TOOL_OPTIONS", f"-D{allowed}=file://{keys}")
         yield from _apache(properties)
@@ -236,7 +236,7 @@ def test_our_clients_authenticate_on_apache_kafka(apache: ApacheKafka, certifica
 def test_our_clients_authenticate_on_apache_kafka_with_a_token(
     apache: ApacheKafka, certificates: Certificates, tmp_path: Path
 ) -> None:
-    """Kafka ends sessions after two seconds: each time the token is read anew."""
+    """Apache Kafka ends sessions after two seconds. The client reads the token file before each session."""
     token = tmp_path / "token"
     config = {
         "bootstrap.servers": f"127.0.0.1:{apache.nodes[0].ports['SASL_SSL']}",
@@ -244,7 +244,7 @@ def test_our_clients_authenticate_on_apache_kafka_with_a_token(
         "ssl.ca.location": str(certificates.authority),
         "sasl.mechanism": "OAUTHBEARER",
         "sasl.oauthbearer.token.endpoint.url": f"file://{token}",
-        "socket.connection.setup.timeout.ms": "60000",  # the JVM's first token takes long on a loaded machine
+        "socket.connection.setup.timeout.ms": "60000",  # the JVM's first token takes long on a busy machine
     }
     token.write_text(signed_token(TOKEN_KEY))
     _use(config)
@@ -262,7 +262,7 @@ def test_our_clients_authenticate_on_apache_kafka_with_a_token(
 
 
 def _use(config: dict[str, str]) -> None:
-    """As alice, who may all of topics sec..., for longer than a session lasts."""
+    """Use topics `sec...` as alice, who has all rights on them, for longer than a session lasts."""
     with oncelog.Producer(config) as producer:
         offsets = []
         for _ in range(150):

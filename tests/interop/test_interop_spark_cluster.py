@@ -1,4 +1,4 @@
-"""Row P3 whole: the example on a Spark cluster and three Apache Kafka brokers, which are killed in turn."""
+"""The example on a Spark cluster and three Apache Kafka brokers that are killed in turn (behaviour P3)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ PROPERTIES = {
     "offsets.topic.num.partitions": 6,
     "transaction.state.log.num.partitions": 6,
 }
-"""A death is noticed soon, and a broker that comes back has little to open."""
+"""Settings with which a death is noticed soon, and a restarted broker has few files to open."""
 ROUNDS = 6
 PATIENCE_S = 900
 MOST_STARTS = 20
 
 
 class Feed:
-    """Orders, all the time, from our producer; `sent` of them so far."""
+    """A producer that sends orders all the time. `sent` counts them."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self.servers, self.topic, self.sent = servers, topic, 0
@@ -49,20 +49,20 @@ class Feed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What was handed over is stored."""
+        """Stop, and wait until all sent orders are stored."""
         self._ends.set()
         self._thread.join()
 
 
 def is_whole(admin: Admin) -> bool:
-    """Whether every replica of every topic, the internal ones too, is in sync."""
+    """Return True if every replica of every topic, internal ones included, is in sync."""
     names = [topic.name for topic in admin.list_topics(include_internal=True)]
     described = admin.describe_topics(names)
     return all(len(part.in_sync_replicas) == 3 for each in described.values() for part in each.partitions)
 
 
 class Run:
-    """The example as it runs, and what is killed under it. A failed run is started again."""
+    """One run of the example, which is started again after a failure, and the kills during it."""
 
     def __init__(self, kafka: ApacheKafka, spark: SparkCluster, directory: Path, *told: str) -> None:
         self.kafka, self.spark, self.directory = kafka, spark, directory
@@ -91,7 +91,7 @@ class Run:
         return sum(path.name.isdecimal() for path in commits.glob("*"))
 
     def until(self, is_done: Callable[[], bool]) -> None:
-        """The condition comes true while the example runs."""
+        """Wait until the condition is true while the example runs."""
         for _ in attempts(lambda: self.log[-6000:], PATIENCE_S):
             if is_done():
                 return
@@ -103,12 +103,14 @@ class Run:
             pause(0.5)
 
     def advance(self) -> None:
-        """Two more micro-batches."""
+        """Wait for two more micro-batches."""
         wanted = self.batches_done + 2
         self.until(lambda: self.batches_done >= wanted)
 
     def kill_in_turn(self, chance: random.Random) -> None:
-        """One broker after another, with a worker in every third round; back before the next goes."""
+        """Kill one broker after another, and a worker in every third round. Each is back before the next
+        kill.
+        """
         with Admin({"bootstrap.servers": self.kafka.bootstrap_servers}) as admin:
             for number in range(ROUNDS):
                 broker = self.kafka.nodes[number % 3]
@@ -149,7 +151,7 @@ def test_the_example_is_exactly_once_while_brokers_and_workers_are_killed(
             run.advance()
             run.kill_in_turn(random.Random(3))
         run.until(lambda: read_values(servers, target).total() >= feed.sent)
-    # What the last micro-batch left unfinished, and nothing else, is done by the next run.
+    # The next run completes the last micro-batch, and does nothing else.
     with launch_forward(tmp_path, "local[2]", *told) as program:
         assert program.wait(PATIENCE_S) == 0, run.log[-6000:]
     assert read_values(servers, target) == expected(feed.sent)
@@ -159,7 +161,7 @@ def test_the_example_is_exactly_once_while_brokers_and_workers_are_killed(
 
 
 def report(run: Run, target: str, sent: int) -> None:
-    """What happened, as docs/clusters.md tells it; seen with pytest -s."""
+    """Print the figures for docs/clusters.md (visible with pytest -s)."""
     servers = {"bootstrap.servers": run.kafka.bootstrap_servers}
     with Consumer(servers, isolation_level="read_uncommitted") as consumer:
         ends = consumer.end_offsets([TopicPartition(target, number) for number in range(3)])

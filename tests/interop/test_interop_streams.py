@@ -1,4 +1,4 @@
-"""Kafka Streams, exactly_once_v2, on our broker: exact although both are killed while records come."""
+"""Kafka Streams with exactly_once_v2 on our broker: results are exact although both are killed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(400)  # the first run fetches 73 MB
 
 @pytest.fixture(scope="module")
 def streams(kafka_class_path: str, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """The application; what Streams needs beside Kafka's own jars is fetched once."""
+    """Fetch what Streams needs beside Kafka's own jars, and compile the application, once."""
     home = CACHE / f"kafka-streams-{VERSION}"
     if not (home / "complete").exists():
         home.mkdir(parents=True, exist_ok=True)
@@ -39,13 +39,13 @@ def streams(kafka_class_path: str, tmp_path_factory: pytest.TempPathFactory) -> 
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"]
         prepare([*command, "-DincludeArtifactIds=kafka-streams,rocksdbjni"], "Kafka Streams", home)
         (home / "complete").touch()
-    # RocksDB unpacks its library there at each start, and a killed process leaves it behind.
+    # RocksDB unpacks its library into this directory at each start, and a killed process leaves it.
     temporary = f"-Djava.io.tmpdir={tmp_path_factory.mktemp('rocksdb')}"
     return compiled_java("Streams", f"{kafka_class_path}:{home}/jars/*", temporary)
 
 
 class Numbers:
-    """Sends 0, 1, 2 ... to the topic until told to stop, five hundred a second."""
+    """Send 0, 1, 2 ... to the topic until stopped, five hundred a second."""
 
     def __init__(self, servers: str) -> None:
         self.count = 0
@@ -70,7 +70,7 @@ class Numbers:
 
 @contextmanager
 def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The application; killed if it still runs in the end."""
+    """Run the application. Kill it at the end if it still runs."""
     with log.open("ab") as out:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out)
     try:

@@ -1,9 +1,9 @@
-"""Copies a topic in transactions of a fixed size until its group has all of it; a process to be killed.
+"""A process that copies a topic in transactions of a fixed size, until its group has consumed all of it.
 
-Its argument is a JSON object: servers, source, target, partitions (of either), group, name (its transactional
-id), size (records a transaction), pause (seconds before a commit), and share: its partitions, or null to read
-as a member of the group. Prints how many records each transaction had that it committed. SIGTERM ends it
-cleanly, in the middle of a transaction if need be.
+Its argument is a JSON object: servers, source, target, partitions (of either topic), group, and name (the
+transactional id). `size` is records per transaction, `pause` seconds before a commit, and `share` its
+partitions, or null to consume as a member of the group. It prints the record count of each transaction that
+it committed. SIGTERM ends it cleanly, even within a transaction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUICK = {"retry_backoff_ms": 10, "retry_backoff_max_ms": 100}
 
 
 class Stopped(BaseException):
-    """SIGTERM came."""
+    """SIGTERM arrived."""
 
 
 def stop(*_: object) -> None:
@@ -31,8 +31,10 @@ def stop(*_: object) -> None:
 
 
 class Gathered:
-    """Records for one transaction. A rebalance takes them away: the metadata that is sent with a transaction
-    vouches for the generation after it, in which they may be another member's.
+    """Records for one transaction. A rebalance removes them.
+
+    The group metadata sent with a transaction is that of the new generation, in which the records may belong
+    to another member's partitions.
     """
 
     def __init__(self) -> None:
@@ -42,7 +44,7 @@ class Gathered:
         self.records.clear()
 
     def take(self, consumer: Consumer, size: int) -> list[Record]:
-        """So many records, or those there are."""
+        """Return `size` records, or fewer if there are no more."""
         self.records.clear()
         while len(self.records) < size:
             more = consumer.poll(0.2, max_records=size - len(self.records))
@@ -53,7 +55,7 @@ class Gathered:
 
 
 def copy(told: Any, consumer: Consumer, producer: Producer, records: list[Record]) -> None:
-    """One transaction. One in six fails on purpose, half-way."""
+    """Copy records in one transaction. One transaction in six fails halfway on purpose."""
     fails_at = random.randrange(6 * len(records))
     with producer.transaction():
         for number, record in enumerate(records):
@@ -84,7 +86,9 @@ def go_back(consumer: Consumer) -> None:
 
 
 def work(told: Any, consumer: Consumer, producer: Producer) -> None:
-    """Until all is copied. What a producer cannot survive ends the process: another one follows."""
+    """Copy until everything is copied. A fatal error of the producer ends the process, and the test starts
+    another.
+    """
     gathered = Gathered()
     producer.init_transactions()
     if told.share:

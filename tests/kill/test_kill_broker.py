@@ -1,4 +1,4 @@
-"""`oncelog serve` as a process: kill -9, SIGTERM, a second one, the restart after each."""
+"""`oncelog serve` as a process: kill -9, SIGTERM, a second broker on the directory, and restarts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVE = (sys.executable, "-m", "oncelog.cli.main", "serve", "--data-dir")
 
 
 def refused(data_dir: Path, *options: str) -> tuple[int, str]:
-    """Exit code and standard error of a serve that must not start."""
+    """Run a serve command that must fail. Return its exit code and standard error."""
     done = subprocess.run(
         [*SERVE, str(data_dir), *options], capture_output=True, text=True, timeout=READY_SECONDS
     )
@@ -47,7 +47,7 @@ class Served:
         self.end(signal.SIGKILL)
 
     def end(self, number: signal.Signals) -> int:
-        """Send the signal and wait; the exit code."""
+        """Send the signal, wait, and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         code = self.process.wait(READY_SECONDS)
@@ -101,7 +101,7 @@ def test_a_second_broker_on_the_directory_is_refused(served: Served, tmp_path: P
     assert "in use by another process" in second.stderr
     assert str(tmp_path) in second.stderr
     with RawClient(served.address) as client:
-        assert client.new_producer_id() >= 0  # the first one still serves
+        assert client.new_producer_id() >= 0  # the first broker still works
 
 
 def test_a_taken_port_is_refused(served: Served, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_retry_that_straddles_a_restart_is_recognised(tmp_path: Path, number: 
         sent = [batch(b"%d" % n, pid=pid, sequence=n) for n in range(7)]
         for one in sent[:6]:
             assert client.produce("straddle", one).error_code == 0
-        # The last one's acknowledgement is lost: stored, but its sender never learns.
+        # The last response is lost: the batch is stored, but the producer gets no acknowledgement.
         client.send(produce_request("straddle", sent[6]), 9)
         with RawClient(first.address) as observer:
             wait_until(lambda: observer.offset("straddle") == 7)

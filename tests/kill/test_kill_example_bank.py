@@ -1,4 +1,4 @@
-"""examples/bank.py, run as a person would."""
+"""examples/bank.py, run from the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BANK = Path(__file__).parents[2] / "examples" / "bank.py"
 
 
 def run(*arguments: str) -> list[str]:
-    """The lines it prints."""
+    """Return the lines that the example prints."""
     command = [sys.executable, str(BANK), "--kills", "3", "--transfers-per-kill", "100", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=350)
     assert done.returncode == 0, done.stdout + done.stderr

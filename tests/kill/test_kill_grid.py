@@ -1,7 +1,8 @@
-"""Consume, transform, produce while brokers or clients are killed or stopped: what goes in comes out once.
+"""Consume-transform-produce while brokers or clients are killed or stopped: every record is copied once.
 
-The grid is that of Apache Kafka's own system test of transactions: both ways of ending, both ends, ordered
-(one partition) and not (several), positions committed with the member's metadata and by the group's name.
+The grid is that of Apache Kafka's system test of transactions. It combines kills and clean stops, of brokers
+or clients, ordered (one partition) or unordered (several), with offsets committed by a member or by the
+group's name.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.process import end_process
 
 SIZE, COPIERS, BOUNCES = 750, 2, 2
-SETTINGS = {"group.min.session.timeout.ms": 500}  # so that a killed member is missed soon
+SETTINGS = {"group.min.session.timeout.ms": 500}  # so that a killed member is removed soon
 
 
 class Copier:
-    """tests/kill/copier.py as a process; `copied`: the records of the transactions it said it committed."""
+    """A process of tests/kill/copier.py. `copied` counts the records in transactions that it reported as
+    committed.
+    """
 
     def __init__(self, folder: Path, **told: object) -> None:
         self._command = [sys.executable, str(Path(__file__).with_name("copier.py")), json.dumps(told)]
@@ -51,7 +54,9 @@ class Copier:
         self.start()
 
     def is_done(self) -> bool:
-        """Started again if it ended before all was copied: its producer could not go on."""
+        """Start the process again if it ended before everything was copied, after a fatal error of its
+        producer.
+        """
         code = self.process.poll()
         if code:
             self.start()
@@ -59,7 +64,7 @@ class Copier:
 
 
 class Watcher(threading.Thread):
-    """A read_committed reader that is there all the time."""
+    """A read_committed reader that runs all the time."""
 
     def __init__(self, servers: str, topic: str, partitions: int, count: int) -> None:
         super().__init__(daemon=True)
@@ -75,13 +80,13 @@ class Watcher(threading.Thread):
                 try:
                     records = self._consumer.poll(0.1)
                 except OncelogError:
-                    continue  # the broker is away
+                    continue  # the broker does not run
                 self.seen += [(record.partition, int(record.value or b"")) for record in records]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What happens to whom, and how is copied."""
+    """One cell of the grid: what is killed or stopped, and how records are copied."""
 
     how: signal.Signals
     target: str
@@ -93,7 +98,7 @@ class Cell:
         return 1 if self.order == "ordered" else 4
 
     def start_copiers(self, folder: Path, **told: object) -> list[Copier]:
-        """Two members of the group; or as many as have partitions when these are shared out beforehand."""
+        """Start two members of the group, or one process per partition if they are assigned beforehand."""
         shares = [list(range(number, self.partitions, COPIERS)) for number in range(COPIERS)]
         by_name = self.group == "by name"
         return [
@@ -103,7 +108,7 @@ class Cell:
         ]
 
     def bounce(self, broker: BrokerProcess, copiers: list[Copier]) -> None:
-        """End them, and start them again."""
+        """End the processes and start them again."""
         if self.target == "broker":
             broker.kill() if self.how is signal.SIGKILL else broker.stop()
             broker.start()
@@ -113,7 +118,7 @@ class Cell:
 
 
 def copy_and_bounce(broker: BrokerProcess, folder: Path, cell: Cell, count: int, pause_s: float) -> None:
-    """Copy so many records, disturbed twice on the way."""
+    """Copy `count` records, with two disturbances on the way."""
     servers, patience_s, chance = broker.bootstrap_servers, 60 + count / 1000, random.Random(str(cell))
     source, target = new_topic(servers, cell.partitions), new_topic(servers, cell.partitions)
     fill(servers, source, cell.partitions, count)
@@ -159,7 +164,7 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """One for the whole grid: what it survived in one cell it carries into the next."""
+    """Run one broker for the whole grid, so that the state of each cell reaches the next."""
     with BrokerProcess(tmp_path_factory.mktemp("grid") / "data", settings=SETTINGS) as served:
         yield served
 

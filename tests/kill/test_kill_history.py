@@ -1,4 +1,4 @@
-"""Histories of concurrent transactional clients under faults hold none of the known anomalies."""
+"""Histories of concurrent transactional clients under faults contain no known anomaly."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ SEED = 4
 
 
 def judge(load: Load, history: list[Operation]) -> None:
-    """Nothing is wrong, and enough happened for that to mean something."""
+    """Check that the history has no anomaly, and operations enough for that to mean something."""
     found = check(history, dependencies=["wr"] if load.shared else ["wr", "ww"])
     assert not found, "\n".join(map(str, found[:20]))
-    # On a quiet machine hundreds; a busy one must not fail for being slow.
+    # On a quiet machine there are hundreds. A slow machine must not fail.
     assert copied_once(load, history) > 0
     assert has_enough_outcomes(history)
 
 
 def disturbing(proxy: Proxy, broker: BrokerProcess | None) -> Callable[[float], None]:
-    """Cut connections and, of our own broker, kills, at random times for so many seconds."""
+    """Cut connections at random times for `seconds`, and kill our own broker."""
     chance = random.Random(SEED)
 
     def disturb(seconds: float) -> None:
@@ -87,7 +87,7 @@ LATE_ENDS = Rule(action="duplicate", api="EndTxn", probability=0.5, delay_ms=40)
 @pytest.mark.behaviour("T13")
 @pytest.mark.parametrize("version", [2, 1])
 def test_late_end_txn_requests_are_an_anomaly_only_without_epoch_bumps(version: int) -> None:
-    """KAFKA-17754 for real: an epoch per transaction refuses them, an epoch that stays does not."""
+    """Late EndTxn requests (KAFKA-17754) are rejected with an epoch per transaction, and not without."""
     found: list[Anomaly] = []
     for seed in range(20 if version == 1 else 1):
         with (
@@ -98,7 +98,7 @@ def test_late_end_txn_requests_are_an_anomaly_only_without_epoch_bumps(version: 
             load.create_topics(broker.bootstrap_servers)
             load.work(pause, 2)
             found += check(load.finish(broker.bootstrap_servers), dependencies=["wr"])
-        # A seed may meet nothing but anomalies of another kind.
+        # A seed may find only anomalies of another kind.
         if any(isinstance(each, AbortedRead) for each in found):
             break
     assert any(isinstance(each, AbortedRead) for each in found) == (version == 1)

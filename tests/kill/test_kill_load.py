@@ -1,4 +1,4 @@
-"""A loader or broker killed with SIGKILL: in the end the topic has each record once, in order."""
+"""A loader or broker killed by SIGKILL: at the end, the topic has each record once, in order."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ MOMENTS = [
 def test_a_loader_killed_at_any_message_loses_and_doubles_nothing(
     broker: Broker, tmp_path: Path, api: str, direction: str, nth: int, before: int | None
 ) -> None:
-    """The message is the last one of the loader: lost if a request, handled if a response."""
+    """Drop one message and kill the loader. If it is a response, the broker has handled the request."""
     servers = broker.bootstrap_servers
     topic = new_topic(servers, PARTITIONS)
     files = [write_csv(tmp_path / "rows.csv", 0, FEW)]

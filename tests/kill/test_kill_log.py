@@ -1,4 +1,4 @@
-"""kill -9 of a process that appends to a real directory, again and again, and what the next one finds."""
+"""Kills by SIGKILL of a process that appends to a real directory, and what the next process finds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ while True:
 
 
 def _run_and_kill(directory: Path, acknowledgements: int) -> list[list[int]]:
-    """Let a child append until that many acknowledgements were read, kill it; every line it got out."""
+    """Start a child that appends, read that many acknowledgements, and kill it. Return all lines that it
+    printed.
+    """
     helpers = str(Path(__file__).parents[1])
     arguments = [str(directory), helpers, str(SEGMENT_BYTES), str(PRODUCERS)]
     child = subprocess.Popen(
@@ -66,7 +68,7 @@ def _run_and_kill(directory: Path, acknowledgements: int) -> list[list[int]]:
         child.wait(timeout=200)
         child.stdout.close()
     assert child.returncode == -signal.SIGKILL
-    # The last line may be cut; it was not acknowledged then.
+    # The last line may be cut. Then its batch was not acknowledged.
     lines += [line for line in rest.splitlines(keepends=True) if line.endswith("\n")]
     return [[int(word) for word in line.split()] for line in lines]
 
@@ -87,7 +89,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_by_kill_9(tmp_path: Path) -> No
 
 
 def _check_log(partition: Partition, acknowledged: list[list[int]]) -> None:
-    """Every acknowledged batch at its offset, every sequence once and in order, checksums right."""
+    """Check offsets of acknowledged batches, the sequences (each once, in order) and the checksums."""
     stored, ends, offset = {}, {}, 0
     while offset < partition.log_end_offset:
         found = partition.read(offset, 1 << 20)
@@ -105,9 +107,9 @@ def _check_log(partition: Partition, acknowledged: list[list[int]]) -> None:
 
 
 def _check_retries(partition: Partition, acknowledged: list[list[int]]) -> None:
-    """A retry of any of a producer's last five acknowledged batches gets its first offset again.
+    """Check that retries of a producer's last acknowledged batches get their first offsets.
 
-    One batch more may be stored than was acknowledged, so the oldest of the five is left out.
+    A broker remembers five batches. One more may be stored than was acknowledged, so the oldest is left out.
     """
     end = partition.log_end_offset
     for pid in range(PRODUCERS):

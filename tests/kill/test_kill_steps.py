@@ -1,8 +1,8 @@
-"""Consume, transform, produce as transactions, killed with SIGKILL at every step of a transaction (row T5).
+"""A consume-transform-produce program, killed by SIGKILL at every step of its transactions (behaviour T5).
 
-Who dies: the broker, the program that copies (consumer and producer in one), a reader of what it writes.
-When: a request of the step reaches the broker, or its answer leaves it. What must be: the output of a run
-without faults, record for record.
+The victims are the broker, the copier (consumer and producer in one) and a reader of the output. A step is a
+request that reaches the broker or a response that leaves it. The output must equal that of a run without
+faults.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ VERSIONS = pytest.mark.parametrize(
 )
 RANDOM_KILLS = 300
 _SOAK = pytest.mark.soak
-pytestmark = pytest.mark.timeout(400)  # dozens of processes are started, on a machine that may be busy
+pytestmark = pytest.mark.timeout(400)  # the tests start dozens of processes, perhaps on a busy machine
 
 
 def reach(run: CopyUnderKills, api: str, side: str) -> None:
-    """Until a message of the step is held in the network."""
+    """Let transactions run until a message of the step is held in the proxy."""
     mark = run.hold(api, side)
     if api in _STARTING:
         run.copier.restart()
@@ -63,7 +63,7 @@ def reach(run: CopyUnderKills, api: str, side: str) -> None:
 def test_a_copier_killed_at_every_step_copies_every_record_once(
     tmp_path: Path, version: int, side: str, victims: str
 ) -> None:
-    """What is held when they die never arrives."""
+    """The message that is held when the processes die never arrives."""
     with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
         for api in STEPS[version]:
             reach(run, api, side)
@@ -76,7 +76,7 @@ def test_a_copier_killed_at_every_step_copies_every_record_once(
 @pytest.mark.behaviour("T3", "T6", "T11")
 @VERSIONS
 def test_a_late_request_of_a_killed_copier_changes_nothing(tmp_path: Path, version: int) -> None:
-    """The copier is killed; when its successor has gone on, the broker gets what the network had kept."""
+    """Kill the copier, and deliver the held message after its successor has continued."""
     with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
         for api in STEPS[version]:
             reach(run, api, "request")
@@ -91,7 +91,7 @@ def test_a_late_request_of_a_killed_copier_changes_nothing(tmp_path: Path, versi
 @pytest.mark.behaviour("T6", "T11")
 @VERSIONS
 def test_a_decided_transaction_completes_after_the_broker_is_killed(tmp_path: Path, version: int) -> None:
-    """At every marker, and once more while it makes up for that."""
+    """Kill the broker at every marker, and once more while it writes the missing markers."""
     with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
         run.feed()
         run.wait_copied()
@@ -109,7 +109,7 @@ def test_a_decided_transaction_completes_after_the_broker_is_killed(tmp_path: Pa
 @pytest.mark.behaviour("T6", "T11")
 @VERSIONS
 def test_copiers_killed_at_random_copy_every_record_once(tmp_path: Path, version: int) -> None:
-    """Who dies and when is left to chance; connections are cut, and requests arrive late, by chance too."""
+    """Choose victims and times at random. Connections are cut and requests delayed at random, too."""
     chance = random.Random(version)
     with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
         run.proxy.add(Rule(action=Action.CUT, probability=0.01))
@@ -117,7 +117,7 @@ def test_copiers_killed_at_random_copy_every_record_once(tmp_path: Path, version
             run.proxy.add(Rule(action=Action.HOLD, api=api, probability=0.02, delay_ms=700))
         kills = 0
         while kills < RANDOM_KILLS:
-            if chance.random() < 0.8:  # otherwise they die on their way up
+            if chance.random() < 0.8:  # otherwise the processes die during startup
                 run.feed(100)
                 run.wait_ended(chance.randrange(10))
             pause(chance.uniform(0, 0.1))

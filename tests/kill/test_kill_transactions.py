@@ -1,4 +1,6 @@
-"""Transactions while the broker or the producer is killed with SIGKILL: each one whole or absent."""
+"""Transactions while the broker or the producer is killed by SIGKILL: each is visible as a whole or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ while True:
 
 
 def whole(servers: str, topic: str) -> list[int]:
-    """The transactions that are to be seen, in order; each is in every partition, once."""
+    """Return the visible transactions in order, after a check that each is in every partition, once."""
     seen = Counter((record.partition, int(record.value or b"")) for record in read(servers, topic))
     assert set(seen.values()) <= {1}, "a record twice"
     numbers = {number for _, number in seen}
@@ -69,7 +71,7 @@ def test_transactions_stay_whole_over_repeated_kills_of_the_broker(tmp_path: Pat
                 pause(chance.uniform(0.05, 0.3))
                 broker.kill()
                 broker.start()
-            try:  # a slow machine needs longer for that
+            try:  # a slow machine needs longer
                 wait_until(lambda: len(acknowledged) > KILLS, 200)
             finally:
                 stopped.set()
@@ -80,13 +82,15 @@ def test_transactions_stay_whole_over_repeated_kills_of_the_broker(tmp_path: Pat
 
 @pytest.mark.behaviour("T3", "T6")
 def test_transactions_stay_whole_over_repeated_kills_of_the_producer(tmp_path: Path) -> None:
-    """Its successor aborts what it left open; what it was told to be committed is there."""
+    """Check that the successor aborts the open transaction, and that all acknowledged commits are visible."""
     with BrokerProcess(tmp_path / "data") as broker:
         topic = new_topic(broker.bootstrap_servers, PARTITIONS)
         told: list[int] = []
         chance = random.Random(11)
         for _ in range(5):
-            first = told[-1] + 2 if told else 0  # the one after the last told may be committed, too
+            first = (
+                told[-1] + 2 if told else 0
+            )  # the transaction after the last acknowledged one may be committed, too
             child = subprocess.Popen(
                 [sys.executable, "-c", _CHILD, broker.bootstrap_servers, topic, str(first)],
                 stdout=subprocess.PIPE,

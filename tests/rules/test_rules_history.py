@@ -1,4 +1,4 @@
-"""The history checker: each anomaly in a smallest history, near-misses, histories of a correct log."""
+"""The history checker: the smallest history of each anomaly, near-misses, and histories of a correct log."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def test_components_of_a_long_path_need_no_recursion() -> None:
 
 
 class Model:
-    """A correct log: processes take steps in any order; transactions write, read and end. Time is a count."""
+    """A correct log whose processes take steps in any order. Transactions write, read and end; time is a
+    counter.
+    """
 
     def __init__(self, chance: random.Random, *, one_at_a_time: bool) -> None:
         self.chance, self.one_at_a_time = chance, one_at_a_time
@@ -180,7 +182,7 @@ def changed(history: list[Operation], index: int, items: list[Item]) -> list[Ope
 
 
 def lose(history: list[Operation], index: int, place: int) -> list[Operation]:
-    """A record that readers saw is seen by nobody."""
+    """Remove from all polls a record that a reader got."""
     value = history[index].items[place].value
     return [
         replace(each, items=tuple(item for item in each.items if item.value != value))
@@ -210,7 +212,7 @@ def swap_values(history: list[Operation], index: int, place: int) -> list[Operat
 
 
 def abort(history: list[Operation], index: int, place: int) -> list[Operation]:
-    """The transaction behind a record that was read says that it aborted."""
+    """Record an abort for a transaction whose record was read."""
     value = history[index].items[place].value
     send = next(
         each for each in history for item in each.items if each.kind is Kind.SEND and item.value == value
@@ -224,7 +226,7 @@ def abort(history: list[Operation], index: int, place: int) -> list[Operation]:
 
 
 def read_early(history: list[Operation], index: int, place: int) -> list[Operation]:
-    """The poll was over before anything was sent."""
+    """Move a poll before the first send."""
     return changed(
         [replace(history[index], begin=-2, end=-1), *history[:index]], 0, list(history[index].items)
     )
@@ -248,7 +250,10 @@ def test_a_corrupted_history_is_found(chance: random.Random, steps: int, corrupt
 
 
 def _is_due(history: list[Operation], lost: Item) -> bool:
-    """Whether a lost record is missed: known to be committed, and below one that was read."""
+    """Return True if the checker must report a lost record.
+
+    That is so if its commit is recorded and a later offset was read.
+    """
     send = next(
         each for each in history for item in each.items if each.kind is Kind.SEND and item.value == lost.value
     )

@@ -1,7 +1,7 @@
 """A model of the sink: runs of one batch whose tasks, zombies and drivers take steps in any order.
 
-The cluster of the model knows transactional ids, epochs and offsets. What may be done is decided by
-spark/sink/decisions.py; what came of it is judged by counting rows against the source.
+The model's cluster has transactional ids, epochs and offsets. `oncelog.spark.sink.decisions` decides each
+step. At the end, stored rows are counted against the source.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Steps = Generator[None, None, None]
 
 
 class Refused(Exception):
-    """The rules said no, or an epoch was fenced."""
+    """A rule rejected the step, or the epoch is fenced."""
 
 
 def sum_of(rows: Rows) -> RowSum:
@@ -47,7 +47,7 @@ def sum_of(rows: Rows) -> RowSum:
 
 @dataclass
 class Transaction:
-    """What a transactional id holds. `rows` None: no transaction is open."""
+    """The state of a transactional id. `rows` is None without an open transaction."""
 
     epoch: int = 0
     rows: Rows | None = None
@@ -55,7 +55,7 @@ class Transaction:
 
 @dataclass
 class Cluster:
-    """Offsets and transactions; every method is one step that nothing interrupts."""
+    """The cluster's offsets and transactions. Every method is one atomic step."""
 
     plan: PlanNote | None = None
     finished: BatchCommit | None = None
@@ -65,7 +65,7 @@ class Cluster:
     last_writer: Run | None = None
 
     def init(self, name: int | str) -> int:
-        """Fence earlier users of a transactional id, and abort what they left."""
+        """Fence the transactional id's earlier producers, and abort their transaction."""
         transaction = self.transactions.setdefault(name, Transaction())
         transaction.epoch, transaction.rows = transaction.epoch + 1, None
         return transaction.epoch
@@ -203,7 +203,7 @@ class Run:
 
 
 def placed(chance: Random) -> list[Rows]:
-    """The source's rows in one to four tasks."""
+    """Return the source's rows in one to four tasks."""
     count = chance.randint(1, 4)
     tasks: list[set[int]] = [set() for _ in range(count)]
     for row in SOURCE:
@@ -212,7 +212,7 @@ def placed(chance: Random) -> list[Rows]:
 
 
 class Live:
-    """Processes that take steps; some are slow, so that others overtake them."""
+    """Processes that take steps. Some are slow, so that others overtake them."""
 
     def __init__(self, chance: Random) -> None:
         self._chance = chance
@@ -227,12 +227,12 @@ class Live:
                 del self._weights[process]
 
     def step(self) -> bool:
-        """Let one of them take a step; False when there is none."""
+        """Let one process take a step. Return False when no process is left."""
         if not self._weights:
             return False
         (process,) = self._chance.choices(list(self._weights), list(self._weights.values()))
         if self._chance.random() < 0.1:
-            self.add(process)  # it stops for a while, or wakes
+            self.add(process)  # the process pauses, or continues
         try:
             next(process)
         except (StopIteration, Refused):
@@ -241,7 +241,9 @@ class Live:
 
 
 def play(chance: Random, *, moves_rows: bool = True) -> Cluster:
-    """Up to six runs, some at the same time; tasks are tried again, and go on as zombies."""
+    """Run the batch up to six times, some runs at once. Tasks are retried, and old attempts continue as
+    zombies.
+    """
     cluster, live = Cluster(), Live(chance)
     first = placed(chance)
     for number in range(chance.randint(1, 6)):
@@ -281,12 +283,12 @@ def test_no_row_is_doubled_whatever_runs_and_wherever_rows_move(seed: int) -> No
     chance = Random(seed)
     cluster = play(chance)
     assert max(cluster.committed.values(), default=0) <= 1
-    # The plan that last committed something goes on, and then each row is there once.
+    # The plan that committed last continues, and then each row is stored once.
     writer = cluster.last_writer
     placement = writer.placement if writer else placed(chance)
     assert run_alone(cluster, "last", placement).is_done
     assert cluster.committed == Counter(SOURCE)
-    # A finished batch is known wherever its rows are now.
+    # A finished batch is recognized even if its rows have moved to other tasks.
     assert run_alone(cluster, "again", placed(chance)).is_done
     assert cluster.committed == Counter(SOURCE)
 
@@ -304,7 +306,9 @@ def test_a_plan_that_gives_the_same_rows_is_never_stuck(seed: int) -> None:
 @pytest.mark.behaviour("P6")
 @pytest.mark.parametrize("head_start", range(12))
 def test_a_task_that_pauses_anywhere_commits_nothing_of_another_plan(head_start: int) -> None:
-    """Rare in random runs: a zombie wakes between two steps, when a later run has prepared its task."""
+    """A zombie continues between two steps of a later run that has prepared its task. Random runs rarely
+    reach this.
+    """
     cluster = Cluster()
     first = Run("first", [frozenset({0, 1, 2}), frozenset({3, 4, 5})])
     zombie = first.task(cluster, 0)

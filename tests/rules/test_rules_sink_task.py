@@ -1,4 +1,4 @@
-"""The sink's verdicts: a table of every case."""
+"""The sink's decisions, each case in a table."""
 
 from __future__ import annotations
 

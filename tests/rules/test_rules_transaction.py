@@ -84,12 +84,12 @@ def test_a_client_with_a_producer_id_that_nobody_knows_gets_a_new_one() -> None:
 @pytest.mark.parametrize(
     ("given", "last", "expected"),
     [
-        (None, -1, (7, 6, -1)),  # a new instance fences all others
-        (ProducerIdAndEpoch(7, 5), -1, (7, 6, 5)),  # the same instance continues
-        (ProducerIdAndEpoch(7, 4), 4, (7, 5, 4)),  # the response was lost: the same epoch again
-        (ProducerIdAndEpoch(7, 4), -1, ProducerFenced),  # an older instance
-        (ProducerIdAndEpoch(7, 6), -1, ProducerFenced),  # an epoch that was never handed out
-        (ProducerIdAndEpoch(8, 5), -1, ProducerFenced),  # another producer id
+        (None, -1, (7, 6, -1)),  # A new instance fences all others.
+        (ProducerIdAndEpoch(7, 5), -1, (7, 6, 5)),  # The same instance continues.
+        (ProducerIdAndEpoch(7, 4), 4, (7, 5, 4)),  # The response was lost: the same epoch again.
+        (ProducerIdAndEpoch(7, 4), -1, ProducerFenced),  # An older instance.
+        (ProducerIdAndEpoch(7, 6), -1, ProducerFenced),  # An epoch that was never handed out.
+        (ProducerIdAndEpoch(8, 5), -1, ProducerFenced),  # Another producer id.
     ],
 )
 def test_at_rest_the_epoch_is_raised(
@@ -218,7 +218,7 @@ CLASSIC = {
     S.PREPARE_ABORT: (ConcurrentTransactions, ConcurrentTransactions),
     S.EMPTY: (InvalidTxnState, InvalidTxnState),
 }
-"""State -> what COMMIT and ABORT get."""
+"""Coordinator state -> results of COMMIT and ABORT."""
 
 WITH_EPOCH = {
     S.ONGOING: (ProducerFenced, S.PREPARE_COMMIT, ProducerFenced, S.PREPARE_ABORT),
@@ -238,7 +238,10 @@ WITH_EPOCH = {
     ),
     S.EMPTY: (ProducerFenced, InvalidTxnState, ProducerFenced, S.PREPARE_ABORT),
 }
-"""State -> what COMMIT again, COMMIT, ABORT again and ABORT get; again: with the epoch before."""
+"""State -> results of a repeated COMMIT, COMMIT, a repeated ABORT and ABORT.
+
+A repeated request has the epoch before.
+"""
 
 
 def end(
@@ -395,7 +398,7 @@ def test_fencing_never_passes_the_highest_epoch(version: int) -> None:
 @pytest.mark.behaviour("T8")
 @pytest.mark.parametrize("epoch", [32_766, 32_767])
 def test_a_producer_at_the_last_epoch_that_times_out_goes_on_with_a_new_producer_id(epoch: int) -> None:
-    """Older versions left it at epoch 32767, at which nothing could fence it any more."""
+    """Older versions left the entry at epoch 32767, where no higher epoch could fence the producer."""
     known = entry(S.ONGOING, epoch=epoch, client_version=2)
     assert fence(known, server_version=2, new_producer_id=None, now_ms=NOW_MS) == NeedsProducerId()
     aborted = fenced(known, 2, new=9)
@@ -437,7 +440,7 @@ def test_no_client_gets_the_highest_epoch() -> None:
 def test_a_fenced_producer_is_not_given_the_identity_of_the_one_that_fenced_it(
     known: ProducerIdAndEpoch, is_commit: bool
 ) -> None:
-    """The new instance ends its transactions classically; the old one raises the epoch."""
+    """The new instance ends its transactions with the classic protocol; the old one raises the epoch."""
     old = ProducerIdAndEpoch(7, known.producer_epoch - 1 if known.producer_epoch else 32_766)
     verdict = init(entry(S.EMPTY, epoch=old.producer_epoch), None, new=9)
     assert isinstance(verdict, Append)

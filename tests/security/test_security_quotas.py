@@ -1,4 +1,4 @@
-"""Quotas of users who have said who they are, and who may set them."""
+"""Quotas of authenticated users, and the rights to change quotas."""
 
 from __future__ import annotations
 

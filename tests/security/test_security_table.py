@@ -1,4 +1,4 @@
-"""API x principal x resource: the same answers from our broker and from Apache Kafka's authorizer."""
+"""Responses by API, user and resource: our broker's equal those of Apache Kafka's authorizer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ from oncelog.rules.security.scram import Mechanism
 Rights = dict[tuple[str, str], list[str]]
 
 RECORDING = Path(__file__).parents[1] / "golden" / "authorization.json"
-"""Apache Kafka's answers:
-
-request -> what is rights_in -> to whom; the soak test writes it (ONCELOG_RECORD=1).
-"""
+"""Apache Kafka's results: request -> rights -> users. The soak test writes the file (ONCELOG_RECORD=1)."""
 
 SETTINGS = {
     "authorizer.class.name": AUTHORIZER,
@@ -38,7 +35,7 @@ DENIED, NOTHING = "denied", "nothing"
 
 
 def acls() -> Iterator[Acl]:
-    """GRANTS, and a user who may do all but to what is denied."""
+    """Set up GRANTS, and a user who may do everything that is not denied."""
     for user, (kind, name, operation) in GRANTS.items():
         is_prefix = kind in (ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID)
         pattern = PatternType.PREFIXED if is_prefix else PatternType.LITERAL
@@ -58,7 +55,7 @@ def acls() -> Iterator[Acl]:
 
 
 def prepare(config: dict[str, str]) -> bytes:
-    """Topic, offsets, coordinators, users and ACLs; the topic's id."""
+    """Create the topic, offsets, coordinators, users and ACLs. Return the topic's id."""
     with Admin(config) as admin:
         admin.create_topics([NewTopic(TOPIC, num_partitions=1)])
         admin.alter_group_offsets(GROUP, {oncelog.TopicPartition(TOPIC, 0): oncelog.OffsetAndMetadata(0)})

@@ -1,4 +1,4 @@
-"""All rows' bytes in step, and what is computed with them: partitions by key, checksums of rows."""
+"""Vectorized work on the bytes of all rows of a column: partitions by key, and checksums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHERWISE, COUNT = 99, 7
 
 
 def sliced(rows: list[bytes | None], first: int) -> pa.Array:
-    """The rows as a part of a longer column, whose own bytes must not be read."""
+    """Return the rows as a slice of a longer column, whose other rows must not be read."""
     return pa.array([b"before"] * first + rows + [b"after"], pa.binary()).slice(first, len(rows))
 
 

@@ -1,4 +1,4 @@
-"""Record batches: headers, stamping, records as rows; against other codecs and captured bytes."""
+"""Record batches: headers, stamping and records, compared with other codecs and with captured bytes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_we_read_and_reproduce_batches_of_other_libraries(builder_cls: Any, code
 @pytest.mark.behaviour("I21")
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.hex")), ids=lambda path: path.stem)
 def test_captured_batches_of_real_clients_are_read(path: Path) -> None:
-    """Captured bytes: bare snappy (librdkafka) and xerial, lz4 with and without content size, ..."""
+    """Captured bytes include bare Snappy (librdkafka) and Xerial, and LZ4 with and without content size."""
     batch = bytes.fromhex(path.read_text())
     header = read_header(batch)
     assert header.compression.name.lower() == path.stem.rpartition("-")[2]
@@ -117,14 +117,14 @@ def test_every_client_and_codec_is_captured() -> None:
 
 
 def test_a_negative_timestamp_delta_is_not_read_from_the_table() -> None:
-    """The table of short varints would silently answer from its end."""
+    """A negative index would read the table of short varints from its end, without an error."""
     for delta in (-1, -2, -8191, -8192, -8193, 8191, 8192):
         batch = build_batch([NewRecord(NOW_MS, None, b""), NewRecord(NOW_MS + delta, None, b"")])
         assert decode_records(batch)[1].timestamp_ms == NOW_MS + delta
 
 
 def test_long_sizes_keep_null_and_empty_apart() -> None:
-    """Past the table a slow path takes over; it must tell null from empty as the fast one does."""
+    """Sizes beyond the table use a slow path, which must distinguish null from empty, too."""
     records = [NewRecord(0, None, b"v" * 10_000), NewRecord(0, b"", b"v" * 10_000), NewRecord(0, None, None)]
     records += [NewRecord(0, b"k" * 10_000, None), NewRecord(0, b"k" * 10_000, b"")]
     assert rows(build_batch(records)) == [tuple(record) for record in records]
@@ -250,16 +250,16 @@ def test_a_wrong_record_count_is_refused(count: int) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        b"\x0e\x00\x00\x00\x01\x01\x00\x00",  # one byte longer than its fields
-        b"\x0c\x00\x00\x00\x03\x01\x00",  # a key of length -2
-        b"\x0c\x00\x00\x00\x01\x03\x00",  # a value of length -2
-        b"\x0c\x00\x00\x00\x01\x01\x01",  # -1 headers
-        b"\x0c\x00\x00\x00\x01\x01\x7e",  # 63 headers in no bytes
-        b"\x0c\x00\x00\x00\x7e\x01\x00",  # a key beyond the record
-        b"\x0d\x00\x00\x00\x01\x01\x00",  # a negative length
-        b"\x10\x00\x00\x00\x01\x01\x02\x01\x01",  # a header whose name is null
-        b"\x12\x00\x00\x00\x01\x01\x02\x02\xff\x01",  # a header name that is not UTF-8
-        b"\x26\x00" + b"\xff" * 11 + b"\x01" + b"\x00" * 6,  # a delta of more than 10 bytes
+        b"\x0e\x00\x00\x00\x01\x01\x00\x00",  # One byte longer than its fields.
+        b"\x0c\x00\x00\x00\x03\x01\x00",  # A key of length -2.
+        b"\x0c\x00\x00\x00\x01\x03\x00",  # A value of length -2.
+        b"\x0c\x00\x00\x00\x01\x01\x01",  # -1 headers.
+        b"\x0c\x00\x00\x00\x01\x01\x7e",  # 63 headers in no bytes.
+        b"\x0c\x00\x00\x00\x7e\x01\x00",  # A key beyond the record.
+        b"\x0d\x00\x00\x00\x01\x01\x00",  # A negative length.
+        b"\x10\x00\x00\x00\x01\x01\x02\x01\x01",  # A header whose name is null.
+        b"\x12\x00\x00\x00\x01\x01\x02\x02\xff\x01",  # A header name that is not UTF-8.
+        b"\x26\x00" + b"\xff" * 11 + b"\x01" + b"\x00" * 6,  # A delta of more than 10 bytes.
     ],
 )
 def test_records_that_do_not_parse_are_refused(record: bytes) -> None:
@@ -311,7 +311,7 @@ def test_an_empty_control_batch_means_nothing() -> None:
 
 
 def test_a_delete_horizon_leaves_timestamps_right() -> None:
-    """The cleaner puts the horizon where the base timestamp was and rewrites the deltas against it."""
+    """The cleaner replaces the base timestamp by the delete horizon, and rewrites the timestamp deltas."""
     horizon = NOW_MS + 5
     batch = build_batch([NewRecord(horizon, None, b"a"), NewRecord(NOW_MS, None, b"b")])
     batch[22] |= 0x40

@@ -1,4 +1,4 @@
-"""Arrow columns: they agree with the row decoder, and what they encode the row decoder reads."""
+"""Arrow columns: decoding agrees with the row decoder, and the row decoder reads encoded columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def columns(buffer: Any, **options: Any) -> pa.RecordBatch:
 
 
 def as_rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-    """The columns as the row decoder gives them."""
+    """Return the rows of the columns in the row decoder's form."""
     times = batch.column("timestamp").cast(pa.int64()).to_pylist()
     headers = [
         tuple((h["key"], h["value"]) for h in row or ()) for row in batch.column("headers").to_pylist()
@@ -197,7 +197,7 @@ def test_columns_are_encoded_as_batches(
 
 
 def test_columns_and_rows_build_the_same_bytes() -> None:
-    """Negative deltas, nulls, empties and sizes past the varint table included."""
+    """The records include negative deltas, nulls, empty values, and sizes beyond the varint table."""
     keys, values, times, headers = table(RECORDS)
     ((batch, count),) = arrow_to_batches(keys, values, times, headers=headers, max_batch_bytes=1 << 20)
     assert count == len(RECORDS)

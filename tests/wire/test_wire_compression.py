@@ -1,4 +1,4 @@
-"""The codecs: every framing in the wild, bounded output, damage, and missing libraries."""
+"""The codecs: all framings that clients use, bounded output, damage, and missing libraries."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_zstd_contexts_are_not_shared_by_threads() -> None:
 
 
 def test_zstd_contexts_are_reused() -> None:
-    """A new one for each small batch costs two to three times the compression itself."""
+    """A new context for each small batch costs two to three times the compression itself."""
     decompress(Compression.ZSTD, compress(Compression.ZSTD, DATA, 5))
     made = (list(compression._zstd_compressors[5]), list(compression._zstd_decompressors))
     decompress(Compression.ZSTD, compress(Compression.ZSTD, DATA, 5))

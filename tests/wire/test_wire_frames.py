@@ -1,4 +1,4 @@
-"""Frames and headers, and cutting a stream however it arrives."""
+"""Frames and headers, and splitting a stream however its bytes arrive."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Bytes gone wrong: cut and mutated frames, batches and compressed data end in typed errors, in bounded
-memory. Seeds are fixed; a failing one is reproduced by its number."""
+"""Damaged frames, batches and compressed data: each gives a typed error within bounded memory.
+
+Seeds are fixed; the number of a failing seed reproduces it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ APIS = list(API_BY_KEY.values())
 
 
 def mutated(rng: random.Random, data: bytes) -> bytes:
-    """The data cut, extended, with bytes changed, or with a length made huge."""
+    """Return the data cut, extended, with changed bytes, or with a huge length."""
     raw = bytearray(data)
     kind = rng.randrange(5)
     if kind == 0:
@@ -46,7 +48,7 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
 
 
 def ends_well(action: Callable[[], Any], errors: tuple[type[Exception], ...]) -> bool:
-    """Whether it worked; a typed error is a good end as well, any other comes through."""
+    """Return True if the call succeeds, and False if it raises one of the typed errors. Other errors pass."""
     try:
         action()
     except errors:
@@ -84,7 +86,7 @@ def test_broken_frames_raise_typed_errors(api: Api) -> None:
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
 def test_every_truncation_is_an_error(api: Api) -> None:
-    """No message is a prefix of itself: each byte less is an error."""
+    """No message is a prefix of itself, so every truncation is an error."""
     rng = random.Random(api.key)
     for version in (api.first_version, api.last_version):
         request = random_part(rng, api.request._struct, api.request, version)
@@ -96,7 +98,7 @@ def test_every_truncation_is_an_error(api: Api) -> None:
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
 def test_garbage_allocates_little_memory(api: Api) -> None:
-    """Claims of 2^31-1 elements, at whatever place, cost no more than the bytes that came with them."""
+    """A claim of 2^31-1 elements allocates no more than the bytes that arrived, wherever it is."""
     rng = random.Random(api.key)
     claims = b"\x7f\xff\xff\xff\x0f\xff\xff\xff\x07\x00\x00\x00\x02"
     garbage = [bytes(rng.choice(claims) for _ in range(300)) for _ in range(20)]
@@ -122,7 +124,9 @@ def test_a_frame_reader_holds_only_what_arrived() -> None:
 
 @pytest.mark.parametrize("codec", Compression)
 def test_broken_batches_raise_typed_errors(codec: Compression) -> None:
-    """With a right checksum too, so that the damage reaches the parsers; rows and columns agree on it."""
+    """Some damaged batches have a right checksum, so that damage reaches the parsers. Rows and columns must
+    agree.
+    """
     rng = random.Random(int(codec))
     original = build_batch(RECORDS[:4], compression=codec, producer_id=1, producer_epoch=0, base_sequence=0)
     refused = 0

@@ -1,4 +1,4 @@
-"""Reading and writing messages must not cost the import of what only columns and codecs need."""
+"""Reading and writing messages does not import what only columns and codecs need."""
 
 from __future__ import annotations
 

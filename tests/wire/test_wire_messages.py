@@ -1,4 +1,4 @@
-"""Every API and version we can read and write, against two independent codecs."""
+"""Every API and version that we read and write, compared with two independent codecs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CASES = [
 
 
 def kafka_python_class(name: str) -> Any:
-    """kafka-python's codec for a message, made from its schema, without the package's own patches."""
+    """Return kafka-python's codec for a message, made from its schema without the package's patches."""
     struct = StructField(load_json(name))
     cls = type(name, (DataContainer,), {"_struct": struct})
     struct.set_data_class(cls)
@@ -50,7 +50,7 @@ def kafka_python_class(name: str) -> Any:
 
 
 def same_values(message: Any) -> Any:
-    """The message with its records as bytes, to compare and print."""
+    """Return the message with its records as bytes, to compare and print."""
     for struct in [message, *parts_of(message)]:
         for field in struct._struct.fields:
             value = getattr(struct, field.name)
@@ -114,7 +114,9 @@ def test_every_api_of_this_broker_has_messages() -> None:
 
 
 def test_produce_offers_what_it_does_not_serve() -> None:
-    """librdkafka before 2.11.1 drops compression unless version 0 is advertised; the codec starts at 3."""
+    """librdkafka before 2.11.1 does not compress unless Produce version 0 is advertised; our codec starts at
+    3.
+    """
     api = ProduceRequest.api
     assert (api.min_version, api.max_version) == (0, 13)
     assert (api.first_version, api.last_version) == (3, 13)
@@ -245,7 +247,7 @@ def test_generated_types_are_up_to_date() -> None:
 
 
 def test_no_codec_calls_another() -> None:
-    """Straight-line code: structs are inlined, so one message is one function."""
+    """The generated code has no calls: structs are inlined, so one message is one function."""
     for api in APIS:
         for cls in (api.request, api.response):
             version, flexible = api.last_version, api.is_flexible(api.last_version)
