@@ -40,7 +40,7 @@ def franz_go() -> Command:
         pytest.skip("franz-go needs Go, which is not installed")
     program = CACHE / f"franz-go-{state_of(*SOURCES.iterdir())}" / "check"
     if not program.exists():
-        # A Go of 1.21 or later fetches the one that franz-go asks for.
+        # From version 1.21 on, Go downloads the toolchain version that franz-go requires.
         command = ["go", "build", "-buildvcs=false", "-o", str(program), "."]
         prepare(command, "franz-go", SOURCES, GOTOOLCHAIN="auto")
     return lambda *arguments: [str(program), *arguments]

@@ -1,4 +1,4 @@
-"""SASL of the listener and of the clients, over real sockets; the broker's side also byte by byte."""
+"""SASL of the listener and of the clients over real sockets, and single SASL messages to the broker."""
 
 from __future__ import annotations
 

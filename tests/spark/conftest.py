@@ -17,14 +17,16 @@ import oncelog
 from oncelog.spark.session import SHORT_LIVED
 
 CHEAP = f"{SHORT_LIVED} -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-"""A JVM of two minutes on two cores: one compiler, no threads of a collector, Spark's classes unverified."""
+"""Options of a JVM that lives for two minutes on two cores: one compiler, one collector thread, no
+verification.
+"""
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer | None]:
-    """The process that forks the Python workers of `spark`. None where libraries start threads (macOS)."""
+    """The process that forks the Python workers of `spark`, or None where libraries start threads (macOS)."""
     if sys.platform != "linux":
         yield None
         return
@@ -53,17 +55,18 @@ def spark(fork_server: ForkServer | None) -> Iterator[Any]:
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.session.timeZone", "UTC")
             .config("spark.sql.warehouse.dir", f"{work_dir}/warehouse")
-            # Plans here run over some hundred rows: compiling one costs more than interpreting it.
+            # Plans in these tests run over a few hundred rows, so compiling one costs more than interpreting
+            # it.
             .config("spark.sql.codegen.wholeStage", "false")
             .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         )
-        with pytest.MonkeyPatch.context() as patch:  # the JVM keeps the environment it starts with
+        with pytest.MonkeyPatch.context() as patch:  # the JVM keeps the environment of its start
             if fork_server is not None:
                 patch.setenv(ADDRESS, fork_server.address)
             session = builder.getOrCreate()
         yield session
         session.stop()
-        # The JVM would otherwise end after this process, and be killed before it has removed its files.
+        # Otherwise the JVM would end after this process, and be killed before it has removed its files.
         gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
         gateway.shutdown()
         gateway.proc.stdin.close()
@@ -72,7 +75,7 @@ def spark(fork_server: ForkServer | None) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def shared_broker() -> Iterator[oncelog.Broker]:
-    """For tests that only add topics; topic names are the tests' own. It compacts without a pause."""
+    """Run a broker for tests that only add topics, each under its own name. It compacts without a pause."""
     with oncelog.Broker(config={"log.cleaner.backoff.ms": 20}) as broker:
         yield broker
 

@@ -57,7 +57,7 @@ def test_a_stream_in_transactions(
 
     def take(frame: Any, batch_id: int) -> None:
         for _ in range(2):
-            atomic._returned.clear()  # as if the driver had died behind the commit
+            atomic._returned.clear()  # as if the driver had died after the commit
             outcomes.append(write_atomic(frame, batch_id, options_of(bootstrap, topic)))
 
     query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
@@ -87,7 +87,7 @@ def test_a_stream_in_transactions(
 def test_two_writes_of_one_micro_batch_need_two_names(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
-    """C5: the rows of the second call were dropped without a word."""
+    """C5: the rows of the second call were dropped without an error."""
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, f"{topic}.in")
     create_topic(bootstrap, topic)
@@ -110,7 +110,7 @@ def test_two_writes_of_one_micro_batch_need_two_names(
     assert values(spark, bootstrap, topic) == list(range(6))
     assert len(names) == 3
 
-    # Outside of a query the rows are compared: the same call may be repeated, another one may not.
+    # Outside of a query, rows are compared: the same call may be repeated, a call with other rows may not.
     again = {"name": f"{topic}-batch", "batch_id": 0, "options": options}
     assert [write_atomic(numbers(spark, 6, 9), **again).already_committed for _ in range(2)] == [False, True]
     for other in (numbers(spark, 6, 10), numbers(spark, 7, 10)):
@@ -123,7 +123,7 @@ def test_two_writes_of_one_micro_batch_need_two_names(
 def test_a_checkpoint_restored_to_one_micro_batch_earlier_loses_no_rows(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
-    """Batch 1 is planned a second time, with more rows. It was taken for the one that is committed."""
+    """Batch 1 is planned a second time with more rows, and must not pass for the committed batch."""
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, f"{topic}.in")
     create_topic(bootstrap, topic)
@@ -142,7 +142,7 @@ def test_a_checkpoint_restored_to_one_micro_batch_earlier_loses_no_rows(
         fill(bootstrap, f"{topic}.in", first, 10)
         run()
     take_back(checkpoint, "commits")
-    run()  # repeated as it was planned
+    run()  # repeated with the same plan
     take_back(checkpoint, "commits", "offsets")
     run()  # planned a second time, with the same rows
     assert [each[:3] for each in written] == [(0, 10, False), (1, 10, False), (1, 10, True), (1, 10, True)]
@@ -197,14 +197,14 @@ def test_unsafe_atomic_writes_are_refused(spark: Any, shared_broker: oncelog.Bro
     finally:
         spark.conf.unset(FULL_RETRY)
     assert values(spark, bootstrap, topic) == list(range(10))
-    # A name that is called without rows first is known from then on.
+    # A name whose first call has no rows is recorded by that call.
     assert write_atomic(numbers(spark, 0, 0), 0, options, name=f"{topic}-late").rows == 0
     assert write_atomic(numbers(spark, 10, 12), 4, options, name=f"{topic}-late").rows == 2
 
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_one_attempt_of_a_task_writes(version: int) -> None:
-    """With partitions added by AddPartitionsToTxn (0) and by Produce itself (2)."""
+    """Run the test with partitions added by AddPartitionsToTxn (0) and by Produce itself (2)."""
     rows = pa.RecordBatch.from_pydict({"key": [b"a", b"b", None], "value": ["v0", "v1", "v2"]})
     with oncelog.Broker(config={"oncelog.transaction.version": version}) as broker:
         create_topic(broker.bootstrap_servers, "t")

@@ -1,4 +1,4 @@
-"""The audit on Spark: proves what is exactly once, and finds every planted fault by its offset."""
+"""The audit on Spark: a clean topic is proven clean, and every planted fault is found with its offset."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COUNTS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def numbered(producer_id: int, counts: list[int] = COUNTS, epoch: int = 0) -> list[bytearray]:
-    """Batches of one producer, in order from sequence 0; keys are its records' numbers."""
+    """Return batches of one producer in order, from sequence 0. The keys are the numbers of its records."""
     batches, sequence = [], 0
     for count in counts:
         batches.append(
@@ -106,7 +106,7 @@ def test_without_producer_ids_nothing_is_proven(
     assert audit_topic(spark, shared_broker.bootstrap_servers, topic, key_check=True).verdict == "clean"
 
 
-# Faults planted in the segment files of a stopped broker
+# Faults planted in the segment files of a stopped broker.
 
 
 def repeat(batches: list[bytearray]) -> list[bytearray]:
@@ -137,7 +137,7 @@ def damage(batches: list[bytearray]) -> list[bytearray]:
 
 
 def in_transaction(*ends: bytearray) -> Callable[[list[bytearray]], list[bytearray]]:
-    """Three records of a transaction instead, and its marker."""
+    """Return a transaction of three records and its marker, to replace the batches."""
     batch = build_batch(
         records(0, 3), producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True
     )
@@ -159,11 +159,12 @@ PLANTED: dict[str, tuple[Callable[[list[bytearray]], list[bytearray]], tuple[Any
     "shown": (in_transaction(marker(True)), ("visible_though_aborted", 0, 2, None, None, 3)),
     "hidden": (in_transaction(marker(False)), ("hidden_though_committed", 0, 2, None, None, 3)),
 }
-"""Fault -> (how, the finding: kind, first and last offset, first and last sequence, the other's offset)."""
+"""Fault -> (change, finding: kind, first and last offset, first and last sequence, the other batch's offset).
+"""
 
 
 def rewrite(directory: Path, change: Callable[[list[bytearray]], list[bytearray]]) -> None:
-    """Change the batches of a partition's only segment; they stand at consecutive offsets again."""
+    """Change the batches of a partition's only segment, and give them consecutive offsets again."""
     (segment,) = directory.glob("*.log")
     data = segment.read_bytes()
     batches = [bytearray(data[at : at + h.size_bytes]) for at, h in iter_batches(data)]
@@ -172,15 +173,16 @@ def rewrite(directory: Path, change: Callable[[list[bytearray]], list[bytearray]
         stamp(batch, 0, offset, partition_leader_epoch=0)
         offset += int.from_bytes(batch[23:27], "big") + 1  # the last offset's delta
     segment.write_bytes(b"".join(changed))
+    # As long as the indexes fit, the broker does not read the damaged batch. It would cut the log there.
     if [len(batch) for batch in changed] == [len(batch) for batch in batches]:
-        return  # the indexes still fit; without them the broker would read, and cut, the damaged batch
+        return
     for derived in [*directory.glob("*index"), *directory.glob("*.snapshot*")]:
         derived.unlink()
 
 
 @pytest.fixture(scope="module")
 def faulty_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oncelog.Broker]:
-    """One topic per planted fault, served by our broker from the changed files."""
+    """Run our broker with one topic per planted fault, on the changed files."""
     data_dir = tmp_path_factory.mktemp("faulty")
     broker = oncelog.Broker(data_dir)
     with broker:
@@ -190,7 +192,7 @@ def faulty_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oncelog.
     for name, (change, _) in PLANTED.items():
         rewrite(data_dir / f"{name}-0", change)
     with oncelog.Broker(data_dir):
-        pass  # makes indexes that fit the files
+        pass  # creates indexes that fit the files
     for name, is_commit in (("shown", False), ("hidden", True)):
         flipped = marker(is_commit)
         rewrite(data_dir / f"{name}-0", lambda batches, now=flipped: [*batches[:-1], now])  # type: ignore[misc]
@@ -219,7 +221,7 @@ def test_bytes_that_are_no_batch_are_found_at_their_first_offset(
 ) -> None:
     create_topic(shared_broker.bootstrap_servers, topic)
     store(shared_broker.bootstrap_servers, topic, numbered(7))
-    # Under the running broker's feet: when it starts, it would cut the log here.
+    # Damage the file while the broker runs. A broker that starts would cut the log here.
     (segment,) = (shared_broker.data_dir / f"{topic}-0").glob("*.log")
     data = bytearray(segment.read_bytes())
     bad = [at for at, _ in iter_batches(data)][6]
@@ -228,7 +230,7 @@ def test_bytes_that_are_no_batch_are_found_at_their_first_offset(
         file.write(data)
     (finding,) = audit_topic(spark, shared_broker.bootstrap_servers, topic).findings
     assert (finding.kind, finding.base_offset, finding.last_offset) == ("unreadable", 23, 30)
-    # The reader of keys stops there; what was found is told all the same.
+    # The reader of keys stops there, and earlier findings are still reported.
     result = audit_topic(spark, shared_broker.bootstrap_servers, topic, key_check=True)
     assert (result.findings, result.keys) == ((finding,), None)
     assert result.keys_problem == f"keys were not checked: {topic}-0 cannot be read at offset 23"
@@ -236,9 +238,9 @@ def test_bytes_that_are_no_batch_are_found_at_their_first_offset(
 
 @pytest.mark.parametrize("offsets_per_task", [1, 4, 5_000_000])
 def test_batches_in_the_wrong_order_are_found(spark: Any, tmp_path: Path, offsets_per_task: int) -> None:
-    """Ordered by their offsets they look sound, and readers get them in the order of the file.
+    """Batches that look sound in offset order are read in file order.
 
-    So they did where each of two tasks gave one of them: a batch belongs to the range in which it is stored.
+    A batch counts for the range in which it is stored, also if two tasks read one batch each.
     """
     with oncelog.Broker(tmp_path) as broker:
         create_topic(broker.bootstrap_servers, "moved")
@@ -287,7 +289,9 @@ def test_findings_can_be_read_as_rows_and_as_a_frame(spark: Any, faulty_broker: 
 
 
 def write_through_lost_acknowledgements(bootstrap: str, topic: str, idempotence: bool) -> None:
-    """Thirty records, one request each; the answers to two requests are lost, and the client tries again."""
+    """Produce thirty records, one request each. Two responses are lost, and the client sends the records
+    again.
+    """
     from confluent_kafka import Producer
 
     with Proxy(bootstrap, rules=[Rule(action="cut", api="Produce", nth=4, count=2)]) as proxy:
@@ -331,7 +335,7 @@ def test_keys_doubled_by_retries_without_idempotence_are_named_with_their_offset
 def test_a_key_of_many_records_is_shown_with_a_few_places(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row with all places of a key ended the audit where a key had some million records."""
+    """The list of a key's offsets is limited. A key with some million records once ended the audit."""
     from pyspark.sql import functions
 
     def places_in_a_row(*_: object) -> None:
@@ -350,7 +354,7 @@ def test_a_key_of_many_records_is_shown_with_a_few_places(
     assert "20 times, at partition:offset 0:0, 0:6, 0:12, 0:18, 0:24, 0:30, 0:36, 1:4, 1:10, 1:16, ..." in (
         finding.explanation
     )
-    monkeypatch.setattr(audit_keys, "_places", lambda *_: defaultdict(list))  # removed meanwhile
+    monkeypatch.setattr(audit_keys, "_places", lambda *_: defaultdict(list))  # removed during the audit
     (finding,), _ = check_keys(records, True, 10)
     assert "20 times, at partition:offset 0:0, 2:38, ..." in finding.explanation
 
@@ -363,8 +367,9 @@ def test_a_comparison_names_lost_and_doubled_records(
     for name in (source, sink):
         create_topic(bootstrap, name)
     fill(bootstrap, source, 0, 8)  # k0 to k7
-    fill(bootstrap, source, 0, 2)  # k0 and k1 are there twice, and shall be
-    for first, count in ((0, 2), (0, 6), (4, 1), (9, 1)):  # without k6 and k7, k4 doubled, k9 from nowhere
+    fill(bootstrap, source, 0, 2)  # k0 and k1 again, as in the target
+    # In the target, k6 and k7 are missing, k4 is doubled, and k9 has no source.
+    for first, count in ((0, 2), (0, 6), (4, 1), (9, 1)):
         fill(bootstrap, sink, first, count)
     store(bootstrap, sink, [build_batch([NewRecord(START_MS, None, b"no key")])])
     result = audit_topic(spark, bootstrap, sink, against=source)
@@ -392,7 +397,7 @@ def test_a_topic_is_not_compared_with_itself(spark: Any) -> None:
 def test_only_the_planned_offsets_are_read(
     spark: Any, shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a broker removes or adds between the look-up and the reading is no violation."""
+    """Records that a broker removes or adds between the look-up and the read are no violation."""
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     store(bootstrap, topic, numbered(7))
@@ -413,7 +418,7 @@ def test_only_the_planned_offsets_are_read(
 
 
 def change_before(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[], object]) -> None:
-    """Change something in the moment in which the audit calls a function of its own."""
+    """Change something at the moment when the audit calls one of its functions."""
     call = getattr(audit_audit, name)
 
     def change_and_call(*args: Any) -> Any:
@@ -436,7 +441,7 @@ def test_records_removed_during_the_audit_are_reported(
     assert (result.verdict, result.findings) == ("clean", ())
     (note,) = result.notes
     assert (note.kind, note.tp, note.base_offset, note.last_offset) == ("log_start_moved", tp, 0, 7)
-    # Removed before it was read, or after it was judged.
+    # Removed before the read, or after the checks.
     assert result.totals.records == (31 - 8 if step == "judge" else 31)
 
 

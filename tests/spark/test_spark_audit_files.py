@@ -1,4 +1,4 @@
-"""The audit of segment files: every planted fault is found with its offsets, and sound logs have none."""
+"""The audit of segment files: planted faults are found with offsets, and sound logs have no findings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P5"), pytest.mark.timeou
 Batches = list[bytearray]
 LAST = 2**31 - 1
 SIZE = len(build_batch(records(0, 1))) - HEADER_BYTES
-"""Of one record."""
+"""Size in bytes of a batch with one record."""
 
 
 def data(
@@ -68,7 +68,7 @@ def cut(batch: bytearray, by: int = 20) -> bytearray:
 
 
 def holder(sequence: int) -> bytearray:
-    """A batch whose only record has a whole batch as its value, of offset 500."""
+    """Return a batch whose only record has a whole batch of offset 500 as its value."""
     value = build_batch(records(0, 3))
     stamp(value, 0, 500, partition_leader_epoch=0)
     record = NewRecord(START_MS, b"k", b"z" * 40 + value + b"z" * 40)
@@ -76,7 +76,7 @@ def holder(sequence: int) -> bytearray:
 
 
 def counts(batch: bytearray, records_count: int) -> bytearray:
-    """With another count of records in its header."""
+    """Return the batch with another record count in its header."""
     batch[57:61] = records_count.to_bytes(4, "big")
     return seal(batch)
 
@@ -87,20 +87,20 @@ def no_epoch(batch: bytearray) -> bytearray:
 
 
 def inside(batch: bytearray, payload: bytes) -> bytearray:
-    """With other records, and the length that fits them."""
+    """Return the batch with other records and the right length."""
     batch[HEADER_BYTES:] = payload
     batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
     return seal(batch)
 
 
 def seal(batch: bytearray) -> bytearray:
-    """With the checksum that its bytes have."""
+    """Return the batch with the right checksum."""
     batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")
     return batch
 
 
 def claims_more(batch: bytearray) -> bytearray:
-    """With one flipped bit: its length ends behind the file."""
+    """Return the batch with one flipped bit, after which its length ends behind the file."""
     batch[9] ^= 1
     return batch
 
@@ -139,8 +139,8 @@ SOUND: dict[str, tuple[int, list[Batches]]] = {
     "retention": (90, [[end(7, 3, "ABORT"), data(7, 3, 40, 2), end(7, 3, "COMMIT"), end(9, 1, "COMMIT")]]),
     "empty": (0, [[]]),
 }
-"""Name -> first offset, and the batches of each segment. Where epochs are raised, each topic has its own
-producer id: outcomes are compared over all partitions."""
+"""Name -> first offset, and the batches of each segment. A topic that raises epochs has its own
+producer id, because outcomes are compared over all partitions."""
 
 PLANTED: dict[str, tuple[Batches, tuple[Any, ...]]] = {
     "repeated": ([plain(7, 0, 0, 3), plain(7, 0, 3, 2), plain(7, 0, 0, 3)], ("duplicate_batch", 5, 7, 0)),
@@ -176,13 +176,15 @@ PLANTED: dict[str, tuple[Batches, tuple[Any, ...]]] = {
     "shown": ([data(7, 0, 0, 3), data(7, 0, 3, 2), end(7, 0, "ABORT")], ("visible_though_aborted", 0, 4, 5)),
     "hidden": ([data(7, 0, 0, 3), end(7, 0, "COMMIT")], ("hidden_though_committed", 0, 2, 3)),
 }
-"""Name -> batches of the only segment, and the finding: kind, first and last offset, the other's offset."""
+"""Name -> batches of the only segment, and the finding: kind, first and last offset, the other batch's
+offset.
+"""
 
 
 def write_partition(
     directory: Path, segments: Sequence[Sequence[bytearray]], first_offset: int = 0, *, has_index: bool = True
 ) -> None:
-    """Segments as a broker leaves them: batches at consecutive offsets, what was aborted in `.txnindex`."""
+    """Write segments as a broker does: consecutive offsets, and aborted transactions in `.txnindex`."""
     directory.mkdir(parents=True)
     offset, opened = first_offset, {}
     for batches in segments:
@@ -207,7 +209,7 @@ def write_partition(
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data directory with a topic per sound log and per planted fault, flushed to its end."""
+    """Create a data directory with a topic per sound log and per planted fault, flushed to its end."""
     root = tmp_path_factory.mktemp("files")
     for name, (first_offset, segments) in SOUND.items():
         write_partition(root / f"{name}-0", segments, first_offset)
@@ -215,7 +217,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_partition(root / f"{name}-0", [batches], has_index=name != "shown")
     (root / "hidden-0" / f"{0:020}.txnindex").write_bytes(struct.pack(">hqqqq", 0, 7, 0, 3, 4))
 
-    # What is no violation, and what is told by more than one partition.
+    # Notes, and findings that need more than one partition.
     write_partition(root / "torn-0", [[plain(7, 0, 0, 3)], [plain(7, 0, 3, 2), cut(plain(7, 0, 5, 4))]])
     write_partition(root / "zeros-0", [[plain(7, 0, 0, 3), bytearray(4096)]])
     write_partition(root / "open-0", [[data(7, 0, 0, 3), end(7, 0, "COMMIT"), data(7, 0, 3, 2)]])
@@ -249,7 +251,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "deleted-0.5b3e-delete").mkdir()
     names = [path.name.rsplit("-", 1) for path in root.glob("*-[0-9]")]
     flushed = {TopicPartition(topic, int(number)): 10**6 for topic, number in names}
-    # A tail that was synced is not torn by a stop.
+    # A crash cannot tear a tail that was synced.
     flushed |= {
         TopicPartition("torn", 0): 5,
         TopicPartition("torn-holder", 0): 3,
@@ -291,13 +293,13 @@ def test_a_torn_tail_and_an_open_transaction_are_no_violations(audited: AuditRes
     assert {note.kind for note in audited.notes} == {"torn_tail", "open_transaction", "unreadable_index"}
     (torn,) = [note for note in audited.notes if note.topic == "torn"]
     assert "00000000000000000003.log at position" in torn.explanation
-    # In the middle of the log nothing may be torn, and the segments behind are audited all the same.
+    # In the middle of the log a torn batch is a violation, and the segments behind are still audited.
     kinds = [kind for kind, *_ in found_in(audited, "middle")]
     assert kinds == ["unreadable", "sequence_gap"]
 
 
 def test_a_damaged_index_of_aborted_transactions_does_not_end_the_audit(audited: AuditResult) -> None:
-    """A broker makes it again, so it is no violation; the log beside it is audited all the same."""
+    """A damaged index is no violation, because a broker rebuilds it. The log is audited as usual."""
     assert found_in(audited, "bad-index") == [("unreadable_index", 3, 3, None)]
     (note,) = [note for note in audited.notes if note.topic == "bad-index"]
     assert f"{3:020}.txnindex: entry 0 is" in note.explanation
@@ -307,13 +309,15 @@ def test_a_damaged_index_of_aborted_transactions_does_not_end_the_audit(audited:
 
 @pytest.mark.parametrize("name", ["claims", "no-magic"])
 def test_batches_behind_a_damage_in_the_last_segment_are_audited(audited: AuditResult, name: str) -> None:
-    """One flipped bit of a length makes a batch end behind the file; that is no torn tail."""
+    """A flipped bit of a length may let a batch end behind the file, which is no torn tail."""
     assert found_in(audited, name) == [("unreadable", 3, 4, None), ("sequence_gap", 5, 5, None)]
     assert audited.partitions[TopicPartition(name, 0)].batches == 3
 
 
 def test_a_batch_that_is_the_value_of_a_record_is_not_taken_for_one_of_the_log(audited: AuditResult) -> None:
-    """Not where the batch around it is cut short, nor where its length is wrong."""
+    """The audit finds no batch in a record's value, even if the outer batch is cut short or has a wrong
+    length.
+    """
     assert found_in(audited, "torn-holder") == [("torn_tail", 3, 3, None)]
     assert found_in(audited, "holder") == [("unreadable", 3, 3, None), ("sequence_gap", 4, 4, None)]
     seen = [audited.partitions[TopicPartition(name, 0)].batches for name in ("torn-holder", "holder")]
@@ -327,7 +331,7 @@ def test_a_tail_that_was_synced_is_damaged_and_not_torn(audited: AuditResult) ->
 
 
 def test_a_compacted_batch_has_fewer_records_than_offsets_and_never_more(audited: AuditResult) -> None:
-    """Our broker's list of topics tells of compacted ones, before the cleaner's first round, too."""
+    """Our broker's topic list names compacted topics, even before the cleaner's first round."""
     assert found_in(audited, "overfull") == [("record_count", 0, 2, None)]
 
 
@@ -380,12 +384,12 @@ def test_totals_count_transactions_and_leave_out_internal_topics(audited: AuditR
         "bad_records",
         "unknown_marker",
     }
-    untold |= {"log_start_moved"}  # files do not tell of it
+    untold |= {"log_start_moved"}  # the files do not show this fault
     assert kinds == {kind.value for kind in FindingKind} - untold
 
 
 def test_a_path_may_be_one_partition_or_a_uri(spark: Any, data_dir: Path, tmp_path: Path) -> None:
-    # A copy of the directory alone has no checkpoint beside it: the newest segment's index is not trusted.
+    # A copy of one directory has no checkpoint, so the newest segment's index is not trusted.
     copied = shutil.copytree(data_dir / "shown-0", tmp_path / "shown-0")
     compacted = shutil.copytree(data_dir / "compacted-0", tmp_path / "cleaned-0")
     result = audit_files(spark, [copied.as_uri(), str(compacted)], compacted_topics=["cleaned"])
@@ -394,7 +398,7 @@ def test_a_path_may_be_one_partition_or_a_uri(spark: Any, data_dir: Path, tmp_pa
 
 
 def test_only_keys_of_committed_records_are_checked(spark: Any, tmp_path: Path) -> None:
-    """Keys k0 to k4 are committed, k0 and k1 aborted as well (told by a later segment), k5 is open."""
+    """Keys k0 to k4 are committed, k0 and k1 also aborted (as a later segment shows), and k5 is open."""
     segments = [
         [plain(7, 0, 0, 3), data(8, 0, 0, 2), damaged(plain(9, 0, 0, 1))],
         [end(8, 0, "ABORT"), data(17, 0, 3, 2), end(17, 0, "COMMIT"), data(17, 0, 5, 1)],
@@ -416,7 +420,9 @@ def test_only_keys_of_committed_records_are_checked(spark: Any, tmp_path: Path) 
 
 @pytest.mark.soak
 def test_files_in_object_storage_are_audited(spark: Any, data_dir: Path) -> None:
-    """S3 as moto has it. All is told by the address: Spark's workers may be older than this test."""
+    """S3 is simulated by moto. The address has all settings, since Spark's workers may be older than this
+    test.
+    """
     server = pytest.importorskip(
         "moto.server", reason="S3 on this machine needs moto: pip install 'moto[s3]'"
     )
@@ -456,7 +462,7 @@ def test_paths_without_segments_are_refused(spark: Any, data_dir: Path, tmp_path
 @pytest.mark.parametrize("name", [CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS])
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"0\n1\n", b"0\n1\nfound 0 x\n"])
 def test_an_unreadable_checkpoint_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
-    """Taken for empty, it would accuse a compacted topic of gaps."""
+    """If the checkpoint counted as empty, the audit would report gaps in a compacted topic."""
     write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3), plain(7, 0, 8, 1)]])
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=rf"{name}: the checkpoint .* Move it away to audit without it"):
@@ -464,7 +470,7 @@ def test_an_unreadable_checkpoint_is_refused(tmp_path: Path, name: str, content:
 
 
 def test_an_empty_checkpoint_names_no_partition(tmp_path: Path) -> None:
-    """Apache Kafka makes the files before it has entries for them."""
+    """Apache Kafka creates checkpoint files before they have entries."""
     write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3)]])
     for name in (CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS):
         (tmp_path / name).write_bytes(b"")
@@ -480,7 +486,7 @@ def test_directories_named_like_segments_are_not_read(tmp_path: Path) -> None:
 
 
 def test_records_below_the_log_start_are_not_judged(spark: Any, tmp_path: Path) -> None:
-    """DeleteRecords leaves them in the segment that holds the log start; no reader gets them any more."""
+    """DeleteRecords leaves records in the segment that contains the log start. No reader gets them."""
     removed = [damaged(plain(7, 0, 0, 2)), plain(7, 0, 2, 2), plain(9, 0, 0, 3)]
     write_partition(tmp_path / "found-0", [[*removed, plain(8, 0, 0, 4), plain(8, 0, 4, 1)]])
     write_partition(tmp_path / "wanted-0", [[plain(7, 0, 2, 3)]], first_offset=5)
@@ -509,7 +515,7 @@ def test_files_written_by_our_broker_are_clean(spark: Any, tmp_path: Path) -> No
         producers = write_transactions(broker.bootstrap_servers, "ours", "cacao")
         create_compacted(broker.bootstrap_servers, "cleaned", "cacc")
         assert len(producers) == 1
-    del producers  # else it goes on looking for its broker
+    del producers  # otherwise it would continue to look for its broker
     result = audit_files(spark, str(tmp_path))
     assert result.findings == ()
     assert [(note.kind, note.topic) for note in result.notes] == [("open_transaction", "ours")]

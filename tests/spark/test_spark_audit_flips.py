@@ -1,4 +1,6 @@
-"""Each bit of each header field flipped, with the checksum made to fit: what the audit finds, and cannot."""
+"""Each bit of each header field is flipped under a right checksum: the audit finds it, or a table says why
+not.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class Bytes:
 
 
 def sound_log() -> list[bytearray]:
-    """A plain producer and one with two transactions, interleaved."""
+    """Return batches of a plain producer and of one with two transactions, interleaved."""
 
     def data(producer_id: int, epoch: int, sequence: int, count: int) -> bytearray:
         return build_batch(
@@ -78,7 +80,7 @@ def is_clean(batches: list[bytearray]) -> bool:
 
 
 def missed(field: str) -> set[tuple[int, int]]:
-    """Batches and bits (of the field, from its lowest) whose flip nobody notices."""
+    """Batches and bits (of the field, from its lowest) whose flip the audit does not find."""
     start, size = FIELDS[field]
     found = set()
     for number in range(len(sound_log())):
@@ -103,7 +105,7 @@ def test_a_flipped_bit_of_a_header_is_found_or_documented(field: str) -> None:
     elif field == "attributes":
         assert {bit for _, bit in unnoticed}.isdisjoint(CODEC_BITS)
         assert {TIMESTAMP_TYPE, DELETE_HORIZON} <= {bit for _, bit in unnoticed}
-        # What is left of a transaction without one of its batches is a sound transaction.
+        # A transaction without one of its batches is still sound.
         assert {number for number, bit in unnoticed if bit == TRANSACTIONAL} <= {1, 6, *MARKERS}
     elif field in ("producer id", "producer epoch", "base sequence"):
         # A marker has no sequence, and may end a transaction that wrote nothing here.

@@ -1,4 +1,4 @@
-"""What a read_committed source sees, on our broker and on Apache Kafka: past aborts, markers and holes."""
+"""The read_committed source on our broker and on Apache Kafka, with aborts, markers and offset gaps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.spark.transactions import (
 
 pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1"), pytest.mark.timeout(300)]
 COMMITTED = [*range(10), *range(22, 32)]
-"""Of transactions "cacaao": each is ten records and a marker, and the last is open at offset 55."""
+"""Offsets of the transactions "cacaao": each is ten records and a marker, and the last is open from 55 on."""
 
 
 @pytest.fixture(params=["shared_broker", "apache_kafka"], ids=["ours", "apache"])
@@ -54,14 +54,14 @@ def test_offset_gaps_left_by_compaction_are_no_loss(
     spark: Any, bootstrap: str, topic: str, checkpoint: str
 ) -> None:
     before = create_compacted(bootstrap, topic, "ccaccaccac")
-    # Micro-batches and tasks smaller than the holes, and a start inside one.
+    # Micro-batches and tasks are smaller than the offset gaps, and one starts inside a gap.
     options = {"subscribe": topic, "maxRecordsPerPartition": 4}
     whole = read(spark, bootstrap, **options).collect()
     inside = read(spark, bootstrap, **options, startingOffsets=f'{{"{topic}": {{"0": 3}}}}').count()
     stream = Collected()
     options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 30}
     stream.run(read_stream(spark, bootstrap, **options), checkpoint)
-    # The cleaner may still be at it, so what is read lies between two readings by another reader.
+    # The cleaner may still run, so the result lies between those of two other reads.
     after = committed_offsets(bootstrap, topic)
     assert set(after) <= {row.offset for row in whole} <= set(before)
     assert set(after) <= set(stream.offsets()) <= set(before)

@@ -1,4 +1,4 @@
-"""Beside Spark's own Kafka connector: same rows, same columns, and its checkpoint taken over."""
+"""Comparison with Spark's own Kafka connector: the same rows and columns, and its checkpoint continued."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bootstrap(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def spark_connector(spark: Any) -> Any:
-    """The session, with `format("kafka")` beside `format("oncelog")`."""
+    """Return the session, with `format("kafka")` beside `format("oncelog")`."""
     try:
         add_connector(spark)
     except MissingDependency as error:

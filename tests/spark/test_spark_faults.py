@@ -1,4 +1,4 @@
-"""What was killed, and what was lost or doubled: our sink's two modes, and Spark's own as the control."""
+"""Rows lost and doubled under faults by our sink's two modes, and by Spark's own sink for comparison."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ DOUBLING = {
     "speculation",
     "query stopped",
 }
-"""Spark's own sink has stored rows when these come, and writes them again."""
+"""Faults at which Spark's own sink has stored rows that it then writes again."""
 
 SECOND = {"lane": "another attempt took over", "batch": "had begun to write"}
-"""What ends the second of two attempts that write at the same time: the first one, and the copy."""
+"""Sink -> error text of the second of two attempts that write at the same time."""
 
 Runner = Callable[[Query], Outcome]
 
 
 @pytest.fixture(scope="module")
 def outcome_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    """Runs a query when it is first asked for; what failed fails for each that asks."""
+    """Runs each query at its first request. A failed query fails all tests that request it."""
     done: dict[str, Outcome | BaseException] = {}
     directory = tmp_path_factory.mktemp("faults")
 
@@ -90,7 +90,7 @@ def test_the_audit_finds_the_same_doubled_rows(spark: Any, outcome_of: Runner, q
         return
     assert result.verdict == "clean" and doubled == 0, result.findings[:5]
     assert query.sink != "lane" or outcome.has_order
-    # The faults were real: attempts have failed half-way, and nobody who reads committed sees it.
+    # The faults took effect: attempts failed halfway, and read_committed readers see none of their rows.
     happened = {name.partition("-")[2] for name in outcome.files if name.startswith("happened")}
     assert happened == {str(n) for n, fault in enumerate(query.faults) if fault != CALM}
     assert outcome.all_rows > len(outcome.rows)
@@ -112,7 +112,7 @@ def test_the_faults_include_two_attempts_that_wrote_and_lost_responses(
 def test_the_table_of_lost_and_doubled_rows_is_printed(
     outcome_of: Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """For docs/spark.md, by hand: figures of Spark's own sink differ from run to run."""
+    """The table is for docs/spark.md. Figures of Spark's own sink differ from run to run."""
     outcomes = [outcome_of(query) for query in MATRIX]
     with capsys.disabled():
         print("", "Rows lost/doubled, of 120 in each micro-batch:", table(outcomes), sep="\n")

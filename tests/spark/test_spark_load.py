@@ -1,4 +1,4 @@
-"""`oncelog load --spark`: the records of the plain loader, each once, whoever is killed."""
+"""`oncelog load --spark` stores the records of the plain loader, each once, whatever is killed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILES, ROWS, KILLS = 4, 600, 4
 PATIENCE_S = 500.0
 SUBMIT = "--driver-memory 512m --conf spark.executor.memory=512m pyspark-shell"
 QUICK = ("-X", "transaction.timeout.ms=5000")
-"""What a kill leaves open is soon over."""
+"""Settings under which an open transaction of a killed loader ends soon."""
 
 
 @pytest.fixture
@@ -56,14 +56,14 @@ def load(servers: str, topic: str, load_id: str, *arguments: str | Path) -> Outc
 
 
 def row(outcome: Outcome) -> tuple[int, int]:
-    """Records of this run, and before."""
+    """Return the counts of records that this run loaded and that earlier runs did."""
     assert outcome.code == 0, outcome.err
     (found,) = json.loads(outcome.out)
     return found["records"], found["records_before"]
 
 
 def write_all(directory: Path) -> list[Path]:
-    """A file of every format and compression, two rows in one of them on two lines."""
+    """Write a file of each format and compression, and an empty one. Each CSV row spans two lines."""
     rows = [{"k": f"k{n}", "n": n, "s": f'"{n}"' * (n % 5)} for n in range(300)]
     table = pa.table({name: [row[name] for row in rows] for name in ("k", "n", "s")})
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -78,7 +78,7 @@ def write_all(directory: Path) -> list[Path]:
 
 
 def load_both_ways(servers: str, topic: str, directory: Path) -> str:
-    """Into `topic` on Spark; the other topic."""
+    """Load the files into `topic` on Spark, and into another topic without. Return the other topic."""
     plain, files = new_topic(servers, PARTITIONS), write_all(directory)
     options = ("--key", "k", "--batch-records", "100", "-o", "json")
     assert row(load(servers, plain, f"{topic}-plain", *files, *options)) == (1500, 0)
@@ -93,7 +93,8 @@ def test_spark_stores_the_same_records_as_the_plain_loader(
     servers = shared_broker.bootstrap_servers
     plain = load_both_ways(servers, topic, tmp_path)
     assert sorted_content(servers, topic) == sorted_content(servers, plain)
-    with Admin({"bootstrap.servers": servers}) as admin:  # nothing that a cluster forgets after a week
+    # The load keeps no state in a group, whose offsets a cluster would expire after a week.
+    with Admin({"bootstrap.servers": servers}) as admin:
         assert not [group for group in admin.list_groups() if topic in group.group_id]
 
 
@@ -124,7 +125,7 @@ def test_repeated_loads_store_every_row_once(
     assert row(load(servers, topic, topic, *files, *options)) == (ROWS, 2 * ROWS)
     was = sorted_content(servers, topic)
     assert was == sorted_expected(3 * ROWS)
-    # What was changed is refused, what was touched is read again.
+    # A changed file is refused; a touched one is read again.
     os.utime(files[0])
     assert row(load(servers, topic, topic, *files, *options)) == (0, 3 * ROWS)
     files[0].write_text(files[0].read_text().replace(",77\n", ",78\n"))
@@ -140,7 +141,7 @@ def test_repeated_loads_store_every_row_once(
 def test_a_file_in_the_place_of_another_stops_the_load_before_anything_is_stored(
     spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """The fresh file would be the one that was read: in its new place nothing is known of it."""
+    """A new file at the old path must not pass for the file that was read."""
     servers = shared_broker.bootstrap_servers
     for name, prefix in (("2.txt", "feb"), ("1.txt", "jan")):
         (tmp_path / name).write_text("".join(f"{prefix}-{n:03}\n" for n in range(ROWS)))
@@ -189,7 +190,7 @@ def test_a_task_that_lives_on_is_fenced_and_a_bad_file_keeps_none_back(
 def test_a_new_transactional_id_does_not_vouch_for_a_file_that_was_begun(
     shared_broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """Its epochs begin anew when they are used up, and ids are forgotten: another task may have read on."""
+    """A transactional id expires, or its epochs run out. Another task may have continued the file since."""
     config = {"bootstrap.servers": shared_broker.bootstrap_servers}
     files = [write_csv(tmp_path / "a.csv", 0, ROWS)]
     asked = Load(files, topic, topic, Options(key="k"), max_records=100)
@@ -211,7 +212,7 @@ def sorted_expected(count: int) -> dict[int, list[Any]]:
 
 
 class Loading:
-    """`oncelog load --spark` as a process of its own, with its JVM."""
+    """`oncelog load --spark` in its own process, with its JVM."""
 
     def __init__(self, servers: str, master: str, *arguments: str) -> None:
         environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": SUBMIT}
@@ -224,13 +225,13 @@ class Loading:
         )
 
     def wait_for(self, is_due: Callable[[], bool]) -> None:
-        """Until it is due, or the process is over."""
+        """Wait until the condition is true or the process has ended."""
         for _ in attempts(lambda: "it is not due", PATIENCE_S, step_s=0.25):
             if self.process.poll() is not None or is_due():
                 return
 
     def kill(self) -> bool:
-        """SIGKILL to the driver and its JVM, of which local tasks are children. False: it was over."""
+        """Kill the driver and its JVM, whose children are local tasks. Return False if they had ended."""
         is_over = self.process.poll() is not None
         if not is_over:
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -239,7 +240,7 @@ class Loading:
 
 
 def done_of(servers: str, topic: str, load_id: str) -> int:
-    """Records that the marks tell of."""
+    """Return the number of records that the file checkpoints cover."""
     marks, _ = read_checkpoints({"bootstrap.servers": servers}, load_id, topic)
     return sum(mark.records for mark in marks)
 
@@ -253,7 +254,7 @@ def is_done(servers: str, topic: str, count: int) -> bool:
 def test_a_load_continues_after_its_driver_is_killed(
     spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """Two tasks are at work, and of one the commit is done but not answered."""
+    """Wait until two tasks run, and one has committed without a response."""
     servers = shared_broker.bootstrap_servers
     files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(FILES)]
     arguments = command(topic, topic, *files, "--key", "k", "--spark", "--batch-records", "20", *QUICK)
@@ -263,7 +264,7 @@ def test_a_load_continues_after_its_driver_is_killed(
         if event.fate == "dropped":
             is_struck.set()
 
-    rule = Rule(action="drop", direction="response", api="EndTxn", nth=10)  # the first is the driver's
+    rule = Rule(action="drop", direction="response", api="EndTxn", nth=10)  # the first commit is the driver's
     with Proxy(servers, rules=[rule], on_event=strike) as proxy:
         loading = Loading(proxy.bootstrap_servers, "local[2]", *arguments)
         loading.wait_for(is_struck.is_set)
@@ -287,7 +288,7 @@ def cluster() -> Iterator[SparkCluster]:
 def test_a_load_on_a_cluster_survives_repeated_kills(
     kind: str, shared_broker: Broker, cluster: SparkCluster, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Driver alone (executors go on for a while), and workers with their executors."""
+    """Kill the driver alone, whose executors continue for a while, or workers with their executors."""
     broker: Broker | ApacheKafka = shared_broker
     if kind == "apache":
         broker = request.getfixturevalue("apache_kafka")

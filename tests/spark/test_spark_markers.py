@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1")]
 
 
 def write_transactions(bootstrap: str, topic: str, outcomes: str) -> None:
-    """One transaction of ten records for each letter: c(ommitted), a(borted), o(pen)."""
+    """Write one transaction of ten records for each letter: c(ommitted), a(borted), o(pen)."""
     from confluent_kafka import Producer
 
     for number, outcome in enumerate(outcomes):
         settings = {"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{number}"}
-        # An open one stays open, however slow the machine.
+        # Open transactions must not time out on a slow machine.
         producer = Producer(settings | {"transaction.timeout.ms": 600_000})
         producer.init_transactions(120)
         producer.begin_transaction()
@@ -51,14 +51,14 @@ def test_offsets_of_markers_and_aborted_records_are_no_loss(
     stream = Collected()
     options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 11}
     stream.run(read_stream(spark, bootstrap, **options), checkpoint)
-    assert stream.offsets() == committed  # also batches that hold nothing but aborted records
+    assert stream.offsets() == committed  # also batches that contain only aborted records
 
     result = audit_topic(spark, bootstrap, topic, key_check=True)
     assert result.findings == () and result.verdict == "clean"
     assert (result.totals.records, result.totals.control_batches, result.totals.producers) == (60, 5, 6)
     assert result.keys is not None and result.keys.records == 20
 
-    # What is really gone is a loss here as well.
+    # Deleted records are a loss here as well.
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_records({TopicPartition(topic, 0): 15})
     begin = {"subscribe": topic, "startingOffsets": f'{{"{topic}": {{"0": 3}}}}'}

@@ -1,4 +1,4 @@
-"""Text tables of the source's decisions: the next micro-batch, what conditions leave, when to begin."""
+"""Text tables of the source's decisions: the next micro-batch, pushed conditions, and when a batch begins."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_next_micro_batch_follows_the_table(
     assert {loss.tp for loss in losses} == wanted.keys()
     assert all(wanted[loss.tp] in loss.explanation for loss in losses)
     assert (end is before) == (not ranges and not losses)
-    # What was skipped once is no loss any more, and the count is that of a micro-batch without a limit.
+    # Skipped offsets are not reported again, also without a limit.
     assert next_position(end, there, limit=None)[1] == []
     if limit is None and target is None:
         assert count_waiting(before, there) == sum(r.size for r in ranges)
@@ -128,7 +128,7 @@ _LAST_OF_PYTHON = 253_402_300_799_999_999
     st.sampled_from([">=", ">", "="]),
 )
 def test_a_timestamp_condition_of_spark_leaves_out_no_matching_record(micros: int, operator: str) -> None:
-    """As Spark's planning process reads it, however far from the years that Python's datetimes have."""
+    """The condition is decoded as in Spark's planning process, also for years beyond Python's datetimes."""
     stored = VariantVal(bytes([VariantUtils.TIMESTAMP << 2]) + struct.pack("<q", micros), b"\x01\0\0")
     with times_beyond_python():
         condition = OPERATORS[operator](("timestamp",), stored.toPython())

@@ -1,4 +1,4 @@
-"""The Python of Spark's workers in these tests: it connects before it imports anything."""
+"""The Python program of Spark's workers in these tests, which connects before it imports anything."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCE_RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 def test_the_worker_authenticates_on_the_connection_that_was_made_first() -> None:
-    """Exactly one connection comes, with the worker's secret once and then its process id."""
+    """Accept exactly one connection. It must carry the worker's secret once, and then its process id."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(120)
         environment = {
@@ -48,7 +48,9 @@ def test_the_worker_authenticates_on_the_connection_that_was_made_first() -> Non
 
 
 def test_the_worker_connects_although_the_module_cannot_be_imported() -> None:
-    """Otherwise it would connect after the imports, which a busy machine may not finish in ten seconds."""
+    """Otherwise the worker would connect after its imports, which may take over ten seconds on a busy
+    machine.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(120)
         environment = {

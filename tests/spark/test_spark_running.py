@@ -1,4 +1,4 @@
-"""Running queries of the source: what is added or made anew under them, and how long they wait for more."""
+"""Running queries of the source: partitions and topics added or recreated, and the wait for more records."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CREATED_AGAIN = "the topic was deleted and re-created since they were planned"
 
 @contextmanager
 def running(frame: Any, checkpoint: str) -> Iterator[tuple[Collected, Callable[[Callable[[], bool]], None]]]:
-    """A query, with a function that waits for a condition and raises what the query raised."""
+    """Start a query. Yield a function that waits for a condition and raises the query's exception."""
     collected = Collected()
     query = frame.writeStream.foreachBatch(collected.take).option("checkpointLocation", checkpoint).start()
 
@@ -85,14 +85,14 @@ def test_a_micro_batch_waits_for_more_records_up_to_its_maximum_delay(
         until(lambda: len(collected.rows) >= 25)
     assert [len(batch) for batch in collected.batches] in ([5, 20], [5, 25])
 
-    # Which micro-batch comes first depends on whether the last one was written down as done.
+    # The first micro-batch depends on whether the last one is recorded as done.
     hasty = read_stream(spark, bootstrap, **options, maxTriggerDelay="200ms")
     with running(hasty, checkpoint) as (collected, until):
         until(lambda: 34 in collected.offsets())
         fill(bootstrap, topic, 35, 2)
         until(lambda: 36 in collected.offsets())
 
-    # A bound that was never reached: AvailableNow reads what is there and stops.
+    # The minimum is never reached: AvailableNow reads the available records and stops.
     fill(bootstrap, topic, 37, 1)
     rest = Collected()
     rest.run(read_stream(spark, bootstrap, **options, maxTriggerDelay="1h"), checkpoint)
@@ -123,7 +123,7 @@ def test_a_topic_recreated_between_planning_and_reading_is_an_error(
 def test_rows_of_two_topics_are_never_one_range(
     shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With failOnDataLoss=false rows of the new topic were given, and again by the next micro-batch."""
+    """With failOnDataLoss=false, rows of the new topic were read, and read again by the next micro-batch."""
     monkeypatch.setattr(source_reader, "SMALL_BATCH_BYTES", 1)
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
@@ -181,7 +181,9 @@ def test_an_unreachable_broker_is_not_taken_for_a_deleted_topic(tmp_path: Path) 
 def test_partitions_of_the_checkpoint_are_waited_for(
     shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker that is behind knows fewer; without a wait the first trigger of a run would call them lost."""
+    """A broker that is behind knows fewer partitions. Without a wait, the first trigger would report them as
+    lost.
+    """
     create_topic(shared_broker.bootstrap_servers, topic)
     given = {"kafka.bootstrap.servers": shared_broker.bootstrap_servers, "subscribe": topic}
     first = TopicPartition(topic, 0)
@@ -218,7 +220,7 @@ def test_planning_a_micro_batch_reads_no_record(shared_broker: oncelog.Broker, t
 def test_a_starting_timestamp_may_lie_behind_an_open_transaction(
     shared_broker: oncelog.Broker, topic: str, which: str
 ) -> None:
-    """R811: the start went back to the transaction's first offset, and older records came once it ended."""
+    """R811: the source began at the transaction's first offset, and returned older records once it ended."""
     create_topic(shared_broker.bootstrap_servers, topic)
     (still_open,) = write_transactions(shared_broker.bootstrap_servers, topic, "oc")
     time_ms = START_MS + 15
@@ -250,7 +252,7 @@ TIMES = [
 def test_conditions_with_extreme_timestamps_give_the_right_rows(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
-    """Python's datetimes end before Spark's timestamps do, and records may have no time (-1)."""
+    """Python's datetimes end before Spark's timestamps, and records may have no timestamp (-1)."""
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     times = [-1, 0, 1, START_MS + 3, START_MS, -1]
@@ -260,7 +262,7 @@ def test_conditions_with_extreme_timestamps_give_the_right_rows(
     try:
         for zone in ("UTC", "Pacific/Kiritimati", "America/Los_Angeles"):
             spark.conf.set("spark.sql.session.timeZone", zone)
-            # A zone moves a time over the first or last day of Python's datetimes, and no other of these.
+            # Only for the first and the last day of Python's datetimes does a time zone cross the limit.
             chosen = TIMES if zone == "UTC" else [TIMES[0], TIMES[1], TIMES[-2]]
             conditions = [f"timestamp {sign} TIMESTAMP '{time}'" for time in chosen for sign in (">=", "=")]
             conditions.append("timestamp < TIMESTAMP '0001-01-01 00:00:00'")
@@ -289,7 +291,7 @@ def test_conditions_of_a_query_reduce_the_offsets_that_are_read(
         "timestamp >= timestamp_millis(1700000000000 + 30)": 4,
         "timestamp < timestamp_millis(1700000000000 + 5) AND partition = 0": 5,
         f"topic = '{topic}' AND key = 'k7'": 10,
-        "topic = 'another'": 1,  # Spark runs a task though there is nothing to read
+        "topic = 'another'": 1,  # Spark runs a task even without offsets to read
     }
     plain = {text: sorted(map(tuple, frame.where(text).collect())) for text in conditions}
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

@@ -1,4 +1,4 @@
-"""Spark, the audit and the loader over TLS with SCRAM and with certificates; with the ACLs that docs name."""
+"""Spark, the audit and the loader over TLS, with SCRAM or certificates and only the documented ACLs."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from oncelog.spark.source.source_options import parse_options
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 USERS = {"Spark source": "reader", "Spark sink": "writer", "audit": "auditor", "load": "loader"}
-"""Who docs/security.md speaks of -> the user of the tests."""
+"""User in docs/security.md -> user of the tests."""
 WRONG = "a wr0ng password"
 
 
 @dataclass(frozen=True)
 class Locked:
-    """A cluster: where it listens with which doors, and its authority. ANONYMOUS on `plain` may do all."""
+    """A secured cluster: its listeners, protocols and authority. ANONYMOUS on `plain` may do everything."""
 
     plain: str
     scram: str
@@ -58,7 +58,7 @@ class Locked:
     certificates: Certificates
 
     def config(self, user: str, password: str = PASSWORD) -> dict[str, str]:
-        """As Kafka's Java clients write it."""
+        """Return the settings of Kafka's Java clients."""
         module = "org.apache.kafka.common.security.scram.ScramLoginModule"
         return {
             "bootstrap.servers": self.scram,
@@ -70,7 +70,7 @@ class Locked:
         }
 
     def certified_config(self) -> dict[str, str]:
-        """As librdkafka's clients write it; the certificate is of alice."""
+        """Return the settings of librdkafka's clients. The certificate is that of alice."""
         return {
             "bootstrap.servers": self.certified,
             "security.protocol": "SSL",
@@ -128,7 +128,7 @@ def load(locked: Locked, tmp_path: Path, load_id: str, rows: int = 40) -> int:
 def stream(
     spark: Any, locked: Locked, checkpoint: Path, reader: dict[str, str], writer: dict[str, str]
 ) -> Any:
-    """All of flights into enriched."""
+    """Stream all of `flights` into `enriched`."""
     frame = spark.readStream.format("oncelog").options(**options(reader), subscribe="flights")
     frame = frame.option("startingOffsets", "earliest").load().selectExpr("value AS key", "value")
     query = frame.writeStream.format("oncelog").options(**options(writer), topic="enriched")
@@ -145,7 +145,7 @@ def count(spark: Any, config: dict[str, str], topic: str) -> int:
 def test_loading_and_streaming_need_only_the_documented_acls(
     spark: Any, locked: Locked, tmp_path: Path
 ) -> None:
-    """Loaded with SCRAM, read with a certificate, written with SCRAM."""
+    """Load with SCRAM, read with a certificate, and write with SCRAM."""
     load(locked, tmp_path, "first")
     stream(spark, locked, tmp_path / "checkpoint", locked.certified_config(), locked.config("writer"))
     assert count(spark, locked.config("writer"), "enriched") >= 40
@@ -184,10 +184,11 @@ def test_a_wrong_password_is_an_error_on_the_driver(spark: Any, locked: Locked, 
         lambda: count(spark, wrong, "enriched"),
         lambda: stream(spark, locked, tmp_path / "checkpoint", reader, wrong),
     ):
-        said = refused(act)
-        assert "SCRAM-SHA-512" in said and locked.scram in said
-        assert "wrong user or password" in said or "invalid credentials" in said  # as ours, as Kafka says it
-        assert WRONG not in said
+        text = refused(act)
+        assert "SCRAM-SHA-512" in text and locked.scram in text
+        # The first text is ours, the second one Kafka's.
+        assert "wrong user or password" in text or "invalid credentials" in text
+        assert WRONG not in text
 
 
 @pytest.mark.soak
@@ -217,7 +218,7 @@ def test_secrets_appear_in_no_log_plan_or_checkpoint(
 
 
 def refused(act: Callable[[], object]) -> str:
-    """What is said of a failed authentication, all of it."""
+    """Return the text of the exception that a failed authentication raises."""
     with pytest.raises(Exception, match="SASL_AUTHENTICATION_FAILED") as caught:
         act()
     return str(caught.value)
@@ -245,7 +246,7 @@ def _write_lane(locked: Locked, number: int) -> None:
 
 
 def _look_at_open_transaction(locked: Locked, number: int) -> None:
-    """What the audit asks besides the records."""
+    """Make the requests that the audit makes besides Fetch."""
     config = locked.config("auditor")
     with oncelog.Consumer({**config, "auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([oncelog.TopicPartition("enriched", 0)])
@@ -272,7 +273,7 @@ def _load(locked: Locked, number: int) -> None:
             admin.delete_topics([CHECKPOINT_TOPIC])
         try:
             load(locked, Path(directory), f"load-{number}", rows=1)
-            load(locked, Path(directory), f"load-{number}", rows=1)  # reads the marks that are there now
+            load(locked, Path(directory), f"load-{number}", rows=1)  # reads the existing checkpoints
         finally:
             marks = NewTopic(CHECKPOINT_TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})
             admin.create_topics([marks], raise_errors=False)
@@ -284,7 +285,7 @@ USES |= {"audit": _look_at_open_transaction, "load": _load}
 
 @pytest.mark.parametrize("who", USES)
 def test_every_documented_acl_is_needed(locked: Locked, who: str) -> None:
-    """Each right of the table is taken away alone, and what needed it fails and says so."""
+    """Each right of the table is removed alone, and the operation that needs it fails with a named error."""
     numbers = itertools.count()
     USES[who](locked, next(numbers))
     with Admin({"bootstrap.servers": locked.plain}) as admin:

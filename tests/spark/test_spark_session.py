@@ -1,4 +1,4 @@
-"""The session that commands use: what is missing is said plainly, and a session that is there is kept."""
+"""The Spark session of commands: missing parts are named, and an existing session is used."""
 
 from __future__ import annotations
 

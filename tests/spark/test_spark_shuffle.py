@@ -1,4 +1,4 @@
-"""Shuffle files are lost amid a write on a real cluster: what Spark computes again must not double a row."""
+"""Shuffle files are lost during a write on a real cluster. Rows that Spark computes again are not doubled."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ def named(directory: Path, begin: str) -> int:
 def test_rows_are_stored_once_when_an_executor_is_killed_after_the_shuffle(
     cluster: SparkCluster, tmp_path: Path, plan: str
 ) -> None:
-    """Two lanes are committed, the others must read shuffle files of which half are gone.
+    """Two tasks are committed. The others read shuffle files, half of which are lost.
 
-    Spark computes those again. Where the rows are dealt out by chance, checksums differ and it ends the job.
+    Spark computes those again. If rows are distributed at random, the checksums differ and Spark ends the
+    job.
     """
     log = tmp_path / "log"
     with Broker() as broker:

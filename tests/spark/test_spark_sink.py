@@ -44,7 +44,9 @@ def numbers(spark: Any, count: int, partitions: int = 2) -> Any:
 
 
 def pairs(spark: Any, bootstrap: str, topic: str, **options: object) -> list[tuple[bytes, bytes]]:
-    """Keys and values, sorted by number; read_committed unless an option says otherwise."""
+    """Return keys and values, sorted by number. The isolation is read_committed unless an option overrides
+    it.
+    """
     rows = read(spark, bootstrap, subscribe=topic, **options).select("key", "value").collect()
     return sorted((tuple(row) for row in rows), key=lambda row: int(row[0][1:]))
 
@@ -56,7 +58,7 @@ def expected(*ranges: range) -> list[tuple[bytes, bytes]]:
 
 
 def noted(bootstrap: str, checkpoint: str, topic: str) -> BatchCommit:
-    """The sink's note of the last batch it finished."""
+    """Return the sink's record of the last batch that it finished."""
     query_id = json.loads(Path(checkpoint, "metadata").read_text())["id"]
     sink = Sink(
         query_id, parse_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": topic}, "stream")
@@ -132,7 +134,7 @@ def test_a_restored_checkpoint_reads_again_and_stores_rows_once(
     write_stream(frame, bootstrap, checkpoint, topic=topic)
     first = noted(bootstrap, checkpoint, topic)
     take_back(checkpoint, "commits")
-    write_stream(frame, bootstrap, checkpoint, topic=topic)  # batch 2 is read again, and found written
+    write_stream(frame, bootstrap, checkpoint, topic=topic)  # batch 2 is read again, and found to be written
     again = noted(bootstrap, checkpoint, topic)
     assert first == again and (again.batch_id, again.lanes) == (2, 1)
     assert pairs(spark, bootstrap, topic) == expected(range(60))
@@ -148,7 +150,7 @@ def test_a_restored_checkpoint_reads_again_and_stores_rows_once(
 def dies_in_lane_1(
     bootstrap: str, name: str
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For mapInArrow: task 1 fails once task 0 has committed its rows."""
+    """A function for mapInArrow: task 1 fails once task 0 has committed its rows."""
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -170,7 +172,7 @@ def dies_in_lane_1(
 def test_a_half_written_micro_batch_is_completed_or_refused_under_another_plan(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str, first: str
 ) -> None:
-    """P2: rows were in the topic twice, and neither the new nor the old plan was accepted any more."""
+    """P2: rows were stored twice, and then neither plan was accepted."""
     bootstrap, topic = shared_broker.bootstrap_servers, topic.translate(str.maketrans("()", "--"))
     create_topic(bootstrap, f"{topic}.in")
     create_topic(bootstrap, topic)
@@ -199,7 +201,9 @@ def test_a_half_written_micro_batch_is_completed_or_refused_under_another_plan(
 def test_modes_that_spark_refuses_are_documented(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
-    """G4, G10, P5: Spark's Python API decides these, so words are the cure."""
+    """G4, G10, P5: Spark's Python API refuses these modes without a call to the sink, so the guide explains
+    them.
+    """
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     batch = numbers(spark, 1).write.format("oncelog").option("kafka.bootstrap.servers", bootstrap)
@@ -243,7 +247,7 @@ def test_repeated_writes_are_stored_once_on_apache_kafka(
     source = {"subscribe": f"{topic}.in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 60}
     frame = read_stream(spark, bootstrap, **source).select("key", "value")
     write_stream(frame, bootstrap, checkpoint, topic=topic)
-    take_back(checkpoint, "commits")  # the last micro-batch is asked for again
+    take_back(checkpoint, "commits")  # the last micro-batch is requested again
     write_stream(frame, bootstrap, checkpoint, topic=topic)
     options = {"kafka.bootstrap.servers": bootstrap, "topic": topic}
     for _ in range(2):

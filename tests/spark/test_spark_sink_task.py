@@ -1,4 +1,4 @@
-"""A task on a real broker, without Spark: zombies, repetitions and refusals at every step."""
+"""A sink task on a real broker, without Spark: zombies, repetitions and errors at every step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def batch(*values: str | None, **columns: list[Any]) -> pa.RecordBatch:
 
 
 def committed(bootstrap: str, topic: str) -> list[str]:
-    """Values as a read_committed reader gets them, sorted."""
+    """Return the values that a read_committed reader gets, sorted."""
     found: list[str] = []
     with oncelog.Consumer({"bootstrap.servers": bootstrap}) as consumer:
         partitions = [TopicPartition(topic, n) for n in range(len(consumer.partitions_for(topic)))]
@@ -55,7 +55,7 @@ def committed(bootstrap: str, topic: str) -> list[str]:
 
 @pytest.fixture(params=["shared_broker", "apache_kafka"])
 def bootstrap(request: pytest.FixtureRequest, topic: str) -> str:
-    """Our broker, and Apache Kafka."""
+    """Run the test on our broker and on Apache Kafka."""
     found: str = request.getfixturevalue(request.param).bootstrap_servers
     create_topic(found, topic, partitions=3)
     return found
@@ -86,7 +86,7 @@ def test_a_repeated_batch_is_compared_and_not_written(bootstrap: str, topic: str
 
 
 def interrupted(*parts: pa.RecordBatch, by: Callable[[], object]) -> Iterator[pa.RecordBatch]:
-    """The parts, with something that happens before the last."""
+    """Yield the batches, and call `by` before the last one."""
     yield from parts[:-1]
     by()
     yield parts[-1]
@@ -158,7 +158,7 @@ def test_a_finished_batch_is_known_without_the_markers_of_its_tasks(bootstrap: s
 
 @pytest.mark.behaviour("P6")
 def test_a_query_without_rows_for_a_week_can_continue(bootstrap: str, topic: str) -> None:
-    """G2: what expires meanwhile is what was committed in transactions, and nothing else."""
+    """G2: only offsets that were committed in transactions expire."""
     sink = sink_of(bootstrap, topic)
     finish(sink, 0, [write_task(sink, 0, 0, [batch("a")])])
     with Admin({"bootstrap.servers": bootstrap}) as admin:
@@ -171,7 +171,7 @@ def test_a_query_without_rows_for_a_week_can_continue(bootstrap: str, topic: str
 
 @pytest.mark.behaviour("P6")
 def test_a_half_written_batch_that_is_forgotten_is_refused(bootstrap: str, topic: str) -> None:
-    """C11: what the tasks committed is not known any more."""
+    """C11: the offsets that the tasks committed have expired."""
     sink = sink_of(bootstrap, topic)
     write_task(sink, 0, 0, [batch("a")])
     with Admin({"bootstrap.servers": bootstrap}) as admin:
@@ -197,7 +197,7 @@ def test_an_offset_is_kept_as_long_as_its_commit_says() -> None:
 
 
 class _AskedAdmin:
-    """An admin that only notes for which partitions it was to wait."""
+    """An admin client that only records the partitions it should wait for."""
 
     def __init__(self) -> None:
         self.stable: list[object] = []
@@ -208,7 +208,7 @@ class _AskedAdmin:
 
 
 def test_markers_are_awaited_where_their_transaction_is_complete() -> None:
-    """Brokers with the classic group coordinator show offsets a moment after the transaction's end."""
+    """Brokers with the classic group coordinator return offsets a moment after the transaction's end."""
     sink, admin = sink_of("127.0.0.1:1", "name"), _AskedAdmin()
     sink.marker(cast(Admin, admin))
     sink.task_marker(cast(Admin, admin), 0, is_fenced=True)
@@ -217,7 +217,7 @@ def test_markers_are_awaited_where_their_transaction_is_complete() -> None:
 
 
 def again_of(sink: Sink) -> Sink:
-    """The sink as another run of its query or write has it."""
+    """Return the sink as another run of its query or write creates it."""
     return replace(sink, run_id=new_run_id())
 
 
@@ -232,7 +232,7 @@ def test_rows_that_moved_to_another_task_are_not_doubled(bootstrap: str, topic: 
         write_task(second, 0, 0, [batch("a", "c")])
     assert committed(bootstrap, topic) == ["a", "b"]
     abandon(second, [moved])
-    third = again_of(sink)  # without the abort it would be the same
+    third = again_of(sink)  # the result would be the same without the abort
     finish(third, 0, [write_task(third, 0, n, [batch(*rows)]) for n, rows in enumerate(("ba", "cd"))])
     assert committed(bootstrap, topic) == ["a", "b", "c", "d"]
 
@@ -302,7 +302,7 @@ def test_a_zombie_of_an_earlier_run_writes_nothing_more(bootstrap: str, topic: s
     write_task(sink, 0, 0, [batch("a")])
     second = again_of(sink)
     reports = [write_task(second, 0, n, [batch(value)]) for n, value in enumerate("ab")]
-    for task in (1, 2):  # one that the later run has prepared, and one that it does not have
+    for task in (1, 2):  # a task that the later run has prepared, and one that it does not have
         with pytest.raises(SinkError, match="another run of this query or write has taken over batch 0"):
             write_task(sink, 0, task, [batch("late")])
     finish(second, 0, reports)
@@ -314,7 +314,7 @@ def test_a_zombie_of_an_earlier_run_writes_nothing_more(bootstrap: str, topic: s
 def test_a_commit_record_left_open_by_a_dead_writer_is_resolved(
     bootstrap: str, topic: str, task: int
 ) -> None:
-    """R812: every attempt waited in vain for that transaction, until its timeout of five minutes."""
+    """R812: every attempt waited for that transaction until its timeout of five minutes."""
     sink = sink_of(bootstrap, topic, **FAST)
     note = PlanNote(0, sink.run_id).encode()
     dead = Producer({"bootstrap.servers": bootstrap, "transactional.id": sink.plan_id})
@@ -359,7 +359,7 @@ def test_tasks_of_an_earlier_run_above_those_of_now_stop_the_driver(bootstrap: s
 
 
 def write_as_0_4_1(sink: Sink, batch_id: int, task: int, *values: str) -> None:
-    """A task as that version wrote it; its hash was the one of today."""
+    """Write a task as that version did. Its hash is the current one."""
     rows = TaskRows(sink.settings.topic, 1000)
     rows.take(batch(*values))
     name = f"{sink.settings.prefix}-{sink.name}-{task}"
@@ -422,7 +422,7 @@ def test_a_batch_finished_by_version_0_4_1_is_not_written_again(bootstrap: str, 
 def test_no_two_names_share_a_marker(
     shared_broker: oncelog.Broker, topic: str, first: str, second: str
 ) -> None:
-    """G5: `b` with three tasks and `b-1` were in each other's way."""
+    """G5: the markers of `b` with three tasks and of `b-1` had the same names."""
     bootstrap, name = shared_broker.bootstrap_servers, topic.translate(str.maketrans("/%", "__"))
     create_topic(bootstrap, name)
     wanted = []
@@ -437,7 +437,7 @@ def test_no_two_names_share_a_marker(
 
 
 def test_a_write_without_a_name_leaves_no_group_per_task(bootstrap: str, topic: str) -> None:
-    """G6: nobody can ask for it again, so its markers are of use to its own tasks only."""
+    """G6: nobody can repeat the write, so only its own tasks use its markers."""
     settings = sink_of(bootstrap, topic).settings
     for is_finished in (True, False):
         sink = Sink(f"a-uuid-{is_finished}-{topic}", settings, is_named=False)
@@ -471,7 +471,7 @@ def test_a_group_of_another_application_is_left_alone(bootstrap: str, topic: str
 def test_a_header_that_is_null_is_refused_with_its_row(
     bootstrap: str, topic: str, headers: list[Any], said: str
 ) -> None:
-    """G9: a TypeError, which a supervisor tried again in vain."""
+    """G9: it was a TypeError, which a supervisor retried without effect."""
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     good = batch("a", "b", headers=pa.array([None, []], kind))
     bad = batch("c", "d", headers=pa.array([None, *headers], kind)[1:])
@@ -551,7 +551,7 @@ def test_topic_and_partition_columns_decide_where_rows_are_stored(bootstrap: str
 def test_batches_are_split_to_the_topics_maximum_message_size(
     shared_broker: oncelog.Broker, topic: str
 ) -> None:
-    """Batches are cut to what the topic takes; a row that is larger is told with its number."""
+    """Batches are split to the topic's maximum size. The error for a larger row has its number."""
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic, max_message_bytes=10_000)
     sink = sink_of(bootstrap, topic)
@@ -577,7 +577,7 @@ def test_a_missing_topic_and_too_long_a_timeout_are_errors() -> None:
 
 @pytest.fixture(scope="module")
 def quick_broker() -> Iterator[oncelog.Broker]:
-    """It looks often for transactions that are open for too long."""
+    """Run a broker that often checks for transactions past their timeout."""
     quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 50}
     with oncelog.Broker(config=quick) as broker:
         yield broker
@@ -698,7 +698,7 @@ def test_every_option_is_documented() -> None:
 def test_an_attempt_that_begins_after_a_write_without_a_name_writes_nothing(
     bootstrap: str, topic: str, is_finished: bool
 ) -> None:
-    """R77: a speculated copy, or a task of a lost executor, found the task's marker deleted."""
+    """R77: a speculative copy, or a task of a lost executor, found the task's marker deleted."""
     sink = Sink(f"late-{topic}", sink_of(bootstrap, topic).settings, is_named=False)
     reports = [write_task(sink, 0, n, [batch(f"v{n}")]) for n in range(2)]
     finish(sink, 0, reports) if is_finished else abandon(sink, reports)
@@ -708,7 +708,9 @@ def test_an_attempt_that_begins_after_a_write_without_a_name_writes_nothing(
 
 
 def test_brokers_before_kafka_3_0_take_a_write_and_its_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R78: they neither describe nor list transactional ids, which the first batch and a repeat asked for."""
+    """R78: such brokers neither describe nor list transactional ids, which the first batch and a repeat
+    requested.
+    """
     known = {number: api for number, api in broker_state.OFFERED.items() if api.name not in _SINCE_3_0}
     assert len(known) == len(broker_state.OFFERED) - len(_SINCE_3_0)
     monkeypatch.setattr(broker_state, "OFFERED", known)

@@ -112,8 +112,8 @@ def read_confluent(bootstrap: str, topic: str, partitions: int) -> list[ReadRow]
                     ended.add(m.partition())
                 elif m.topic() is not None:
                     raise RuntimeError(str(m.error()))
-                # Without a topic it is the look-up of the group's coordinator: librdkafka insists on a
-                # group.id and looks it up although nothing here joins or commits.
+                # An error without a topic comes from the look-up of the group's coordinator. librdkafka
+                # requires a group.id and looks for the coordinator, although this reader is in no group.
     finally:
         consumer.close()
     return rows

@@ -96,7 +96,7 @@ class Query:
     def fault_of(self, number: int) -> str:
         """Return the fault of row `number`'s micro-batch.
 
-        For a calm micro-batch, it is the fault before it.
+        A calm micro-batch counts for the last fault before it, whose damage it would show.
         """
         met = self.faults[: number % self.partition_rows // LANE_ROWS + 1]
         return next((fault for fault in reversed(met) if fault != CALM), CALM)

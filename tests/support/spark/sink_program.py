@@ -55,7 +55,7 @@ class Faults:
     def wait_for(self, pattern: str) -> None:
         wait(lambda: any(Path(self.options["faults"]).glob(pattern)), pattern)
 
-    # In tasks
+    # Faults in tasks
 
     def around(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a task.
@@ -127,7 +127,7 @@ class Faults:
         "answers lost": _be_answered,
     }
 
-    # In the driver
+    # Faults in the driver
 
     def in_driver(self, fault: str, batch_id: int) -> None:
         if self.of(batch_id) == fault and self.tell(f"happened-{batch_id}"):
