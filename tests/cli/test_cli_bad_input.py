@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
+import click.shell_completion
 import pytest
 import yaml
 from support.cli import oncelog
 
 from oncelog import Broker
+from oncelog.cli.main import cli
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +83,33 @@ def test_a_data_directory_that_cannot_be_created_is_an_error_with_the_remedy(tmp
         got = oncelog("serve", "--data-dir", str(path), "--listen", "127.0.0.1:0")
         assert got.code == 1 and f"data directory {path} cannot be used" in got.err
         assert "name another directory with --data-dir" in got.err
+
+
+def test_an_added_command_that_cannot_be_imported_does_not_break_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = EntryPoint("broken", "no_such_package.cli:command", "oncelog.commands")
+    monkeypatch.setattr("oncelog.cli.main._added", lambda: {"broken": entry})
+    shown = oncelog("--help")
+    assert (shown.code, shown.err) == (0, "")
+    assert "serve " in shown.out and "No module named 'no_such_package'" in " ".join(shown.out.split())
+    used = oncelog("broken", "--help")
+    assert used.code == 1
+    assert used.err == (
+        "Error: the command broken cannot be loaded: ModuleNotFoundError: No module named 'no_such_package'\n"
+    )
+    completion = click.shell_completion.ShellComplete(cli, {}, "oncelog", "_ONCELOG_COMPLETE")
+    names = [item.value for item in completion.get_completions([], "")]
+    assert "serve" in names and "broken" not in names
+
+
+def test_a_command_that_moved_to_a_package_of_its_own_names_the_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("oncelog.cli.main._added", dict)
+    missing = oncelog("demo", "--seed", "1")
+    assert missing.code == 2
+    assert "No such command 'demo'. It is in the package oncelog-demo, which is not installed." in missing.err
 
 
 def test_a_misspelt_command_gets_a_suggestion() -> None:

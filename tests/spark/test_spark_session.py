@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import shutil
 import sys
@@ -14,6 +15,7 @@ import pytest
 import oncelog.spark.session
 from oncelog.errors import ConfigError
 from oncelog.spark.session import check_spark, local_session
+from oncelog.spark.sink.sink_metrics import SinkMetrics
 
 
 def test_missing_java_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -51,3 +53,16 @@ def test_an_existing_session_is_used_and_left_running(spark: Any) -> None:
     with local_session("other") as session:
         assert session is spark
     assert spark.range(3).count() == 3
+
+
+def test_the_audit_package_exports_its_result_types() -> None:
+    audit = importlib.import_module("oncelog.spark.audit")
+    for name in ("AuditFinding", "AuditResult", "Difference", "KeyTotals", "audit_files", "audit_topic"):
+        assert name in audit.__all__ and getattr(audit, name).__name__ == name
+
+
+def test_the_old_module_of_the_sink_metrics_still_works_and_warns() -> None:
+    sys.modules.pop("oncelog.spark.metrics", None)
+    with pytest.warns(DeprecationWarning, match=r"oncelog\.spark\.sink\.sink_metrics"):
+        old = importlib.import_module("oncelog.spark.metrics")
+    assert old.SinkMetrics is SinkMetrics

@@ -34,6 +34,14 @@ COMMANDS = {
     "audit": "Check that topics or segment files contain each record once.",
 }
 
+MOVED = {
+    "bench": "oncelog-bench",
+    "demo": "oncelog-demo",
+    "dev": "oncelog-devtools",
+    "simulate": "oncelog-simulator",
+}
+"""Commands that were part of this package up to 0.5, and the package of each."""
+
 EXIT_ERROR, EXIT_USAGE, EXIT_VIOLATIONS, EXIT_TIMEOUT = 1, 2, 3, 4
 
 
@@ -41,9 +49,24 @@ def _added() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in sorted(entry_points(group="oncelog.commands"))}
 
 
+def _load(entry: EntryPoint) -> click.Command:
+    """Return an added command. Raise ClickException if its package cannot be imported."""
+    try:
+        command: click.Command = entry.load()
+    except Exception as error:
+        package = f" of the package {entry.dist.name}" if entry.dist is not None else ""
+        reason = f"{type(error).__name__}: {error}"
+        raise click.ClickException(f"the command {entry.name}{package} cannot be loaded: {reason}") from error
+    return command
+
+
 def _help_line(entry: EntryPoint) -> str:
-    command: click.Command = entry.load()
-    return command.get_short_help_str(200)
+    # A broken package must not hide the help of all other commands. See
+    # test_an_added_command_that_cannot_be_imported_does_not_break_the_others.
+    try:
+        return _load(entry).get_short_help_str(200)
+    except click.ClickException as error:
+        return f"({error.message})"
 
 
 class _LazyGroup(click.Group):
@@ -54,23 +77,29 @@ class _LazyGroup(click.Group):
         is_known = name in COMMANDS or name.startswith("-") or ctx.resilient_parsing or name in _added()
         if not is_known:
             near = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
-            raise click.UsageError(
-                f"No such command {name!r}." + (f" Did you mean {near[0]!r}?" if near else ""), ctx
-            )
+            if name in MOVED:
+                hint = f" It is in the package {MOVED[name]}, which is not installed."
+            else:
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS, *_added()]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        command: click.Command
         if name in COMMANDS:
-            command = importlib.import_module(f"oncelog.cli.{name}").command
-        elif (entry := _added().get(name)) is not None:
-            command = entry.load()
-        else:
+            command: click.Command = importlib.import_module(f"oncelog.cli.{name}").command
+            return command
+        entry = _added().get(name)
+        if entry is None:
             return None
-        return command
+        try:
+            return _load(entry)
+        except click.ClickException:
+            if ctx.resilient_parsing:  # Shell completion leaves the command out.
+                return None
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -40,6 +40,7 @@ class AuditFinding:
 
     @property
     def tp(self) -> TopicPartition:
+        """Return the partition of the finding."""
         return TopicPartition(self.topic, self.partition)
 
 
