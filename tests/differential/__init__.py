@@ -1,6 +1,8 @@
-"""Differential fuzzing: random sequences of requests to our broker and to Apache Kafka, answers compared.
+"""Differential fuzzing: random sequences of requests to our broker and to Apache Kafka, whose responses are
+compared.
 
-A subject of `operations/` draws a `Sequence` of steps from a seed. `runner` plays it on both brokers,
-`compare` normalises the answers and finds the first difference, `shrink` drops the steps that it does not
-need, and `transcript` prints what is left. How to run it: docs/internals/differential-fuzzing.md.
+A subject of `operations/` draws a `Sequence` of steps from a seed. `runner` runs it on both brokers.
+`compare` normalises the responses and finds the first difference. `shrink` drops the steps that the
+difference does not need, and `transcript` prints the rest. How to run it:
+docs/internals/differential-fuzzing.md.
 """

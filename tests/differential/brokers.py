@@ -1,4 +1,4 @@
-"""The two brokers of a run, started here."""
+"""The two brokers of a run, started by this module."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT = {
     "group.consumer.min.heartbeat.interval.ms": 300,
     "group.consumer.heartbeat.interval.ms": 300,
 }
-"""So that members may ask for time-outs that run out while a sequence is played."""
+"""Settings with which members may request time-outs short enough to run out during a sequence."""
 PROMPT = {
     "group.consumer.assignment.interval.ms": 0,
     "group.consumer.assignor.offload.enable": "false",
@@ -36,11 +36,13 @@ SECURITY = {
     "super.users": "User:ANONYMOUS",
     "sasl.enabled.mechanisms": "SCRAM-SHA-256",
 }
-"""Everybody on the plain listener may do everything."""
+"""Anonymous users of the plain listener may do everything."""
 ONE_COORDINATOR = {"offsets.topic.num.partitions": 1}
-"""All groups have one coordinator: a topic known to one is known to all (see support/groups/topics.py)."""
+"""All groups have one coordinator, so a topic that one group knows is known to all
+(support/groups/topics.py).
+"""
 COMMON = SETTINGS | SHORT | SMALL | SECURITY | ONE_COORDINATOR
-"""All settings that both brokers have."""
+"""The settings of both brokers."""
 SASL = "SASL_PLAINTEXT"
 SASL_MODULE = "listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config"
 
@@ -68,7 +70,7 @@ class SecuredBroker(BrokerProcess):
 
 
 class OncelogUnderTest:
-    """Our broker as a process of its own."""
+    """Our broker in its own process."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
@@ -109,7 +111,7 @@ class ApacheUnderTest:
 
 @contextmanager
 def oncelog_broker(directory: Path | None = None) -> Iterator[OncelogUnderTest]:
-    """Our broker with both listeners, its data below `directory`."""
+    """Run our broker with both listeners and its data below `directory`."""
     with (
         tempfile.TemporaryDirectory(prefix="oncelog-differential-") as own,
         SecuredBroker((directory or Path(own)) / "data", settings=COMMON) as broker,
@@ -119,7 +121,7 @@ def oncelog_broker(directory: Path | None = None) -> Iterator[OncelogUnderTest]:
 
 @contextmanager
 def apache_broker() -> Iterator[ApacheUnderTest]:
-    """Apache Kafka with both listeners. Raises MissingDependency where its jars or Java are missing."""
+    """Run Apache Kafka with both listeners. Raises MissingDependency if its jars or Java are missing."""
     module = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
     properties = COMMON | PROMPT | {SASL_MODULE: module}
     with ApacheKafka(properties=properties, also_listen=[SASL]) as kafka:

@@ -1,4 +1,4 @@
-"""Answers in a comparable form, and the first difference between two runs."""
+"""Responses in a comparable form, and the first difference between two runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ASSIGNED = {
     "member_id": "member",
     "leader": "member",
 }
-"""Fields whose values each broker assigns by itself -> the kind of thing that they name."""
+"""Fields whose values each broker assigns -> the kind of thing that they name."""
 NOT_COMPARED = {
     "throttle_time_ms",
     "error_message",
@@ -53,22 +53,22 @@ NOT_COMPARED = {
     "usable_bytes",
     "client_host",
 }
-"""Times, wordings, and addresses of nodes."""
+"""Fields that are not compared: timestamps, texts, and addresses of nodes."""
 IDENTIFYING = (
     "name", "topic", "topic_id", "partition_index", "index", "partition", "transactional_id", "group_id",
     "member_id", "group_instance_id", "producer_id", "resource_type", "resource_name", "pattern_type",
     "principal", "operation", "user", "key", "entity_type", "entity_name", "source",
 )  # fmt: skip
-"""Fields by which elements of a list are told apart."""
+"""Fields that identify the elements of a list."""
 ONLY_THE_SIGN = {"transaction_start_time_ms", "last_timestamp", "offset_metadata_timestamp"}
-"""Times of which only matters whether there is one."""
+"""Timestamps of which only the presence is compared."""
 
 
 MARKERS_TIME = "the broker's time"
 
 
 class Symbols:
-    """Names for what one broker assigned, in the order in which a run met them."""
+    """Symbols for values that one broker assigned, in the order in which a run got them."""
 
     def __init__(self, prefix: str, topic_ids: dict[str, bytes], now_ms: int) -> None:
         self.prefix = prefix
@@ -78,7 +78,7 @@ class Symbols:
         self._counts: dict[str, int] = {}
 
     def bind(self, variable: str, value: Any) -> None:
-        """Call a member id, or a topic's, by the variable that it was bound to first."""
+        """Bind a member id or topic id to the first variable that has it."""
         owner, _, what = variable.partition(".")
         if what == "member":
             self._known.setdefault(("member", value), f"member {owner}")
@@ -86,11 +86,11 @@ class Symbols:
             self._topics.setdefault(value, f"id of {owner}")
 
     def of(self, kind: str, value: Any) -> Any:
-        """The symbol of a value; -1, 0 and the empty text mean that there is none."""
+        """Return the symbol of a value. -1, 0 and the empty text mean that there is no value."""
         if value in (-1, 0, "", None):
             return value
         if kind == "member" and (kind, value) not in self._known:
-            # Numbers would depend on the order of ids, which are random.
+            # Numbered symbols would depend on the order of ids, which are random.
             return value.replace(self.prefix, "~") if self.prefix in value else "an unbound member"
         if (kind, value) not in self._known:
             self._counts[kind] = number = self._counts.get(kind, 0) + 1
@@ -98,10 +98,10 @@ class Symbols:
         return self._known[kind, value]
 
     def plain(self, value: Any, version: int, field: str = "") -> Any:
-        """The value as JSON, with symbols for what is assigned, lists in an order of their own."""
+        """Return the value as JSON, with symbols for assigned values and with sorted lists."""
         if isinstance(value, Part):
             text, topic_id = getattr(value, "name", None), getattr(value, "topic_id", NO_ID)
-            # A refused row may name a topic beside an id that is not its own.
+            # A rejected row may have a topic's name and another topic's id.
             if text and topic_id != NO_ID and not getattr(value, "error_code", 0):
                 self._topics.setdefault(topic_id, f"id of {text.replace(self.prefix, '~')}")
             fields = [f.name for f in value._struct.fields if f.is_in(version) and f.name not in NOT_COMPARED]
@@ -109,13 +109,11 @@ class Symbols:
             if type(value).__name__ == "PartitionProduceResponse" and value.error_code:
                 plain.pop(
                     "log_start_offset", None
-                )  # differences.md: a refused Produce tells it by another rule
+                )  # docs/differences.md has another rule for a rejected Produce
             if type(value).__name__ == "PartitionData":
                 plain["aborted_transactions"] = _aborted_in(plain)
             if plain.get("timestamp") == MARKERS_TIME:
-                plain["offset"] = (
-                    "of the youngest marker"  # two of one millisecond share it, and the first counts
-                )
+                plain["offset"] = "of the youngest marker"  # the first record of a millisecond counts
             return plain
         if field == "records":
             return None if value is None else [self._batch(data) for data in split_batches(value)]
@@ -125,7 +123,7 @@ class Symbols:
         return self._scalar(value, field)
 
     def _is_foreign(self, part: Any) -> bool:
-        """Return True for a group or an entity of a quota that another sequence made."""
+        """Return True for a group or quota entity that another sequence created."""
         kind = type(part).__name__
         if kind == "ListedGroup":
             return not part.group_id.startswith(f"{self.prefix}-")
@@ -151,7 +149,7 @@ class Symbols:
         return value.replace(self.prefix, "~") if isinstance(value, str) else value
 
     def _time(self, value: int) -> Any:
-        """A record's time as it is; one that a broker stamped only as such."""
+        """Return a record's timestamp, or a symbol if the broker stamped the record."""
         return MARKERS_TIME if value > self._youngest_ms else value
 
     def _batch(self, data: bytes) -> dict[str, Any]:
@@ -171,9 +169,9 @@ class Symbols:
 
 
 def _aborted_in(fetched: dict[str, Any]) -> list[Any]:
-    """Aborted transactions that concern records of the answer.
+    """Return the aborted transactions that have records in the response.
 
-    Kafka also lists those that begin behind it, and null for none.
+    Kafka also lists later ones, and sends null for none.
     """
     records = fetched["records"]
     end = records[-1]["base_offset"] + records[-1]["last_offset_delta"] if records else -1
@@ -186,7 +184,7 @@ def _is_fetched(row: dict[str, Any]) -> bool:
 
 
 def _merge_rows(rows: list[Any]) -> list[Any]:
-    """Put partitions of one topic into one row: in a Fetch, Kafka gives what fails a row of its own."""
+    """Merge the rows of one topic. In a Fetch response, Kafka sends a row for each failed partition."""
     if not any(isinstance(row, dict) and _is_fetched(row) for row in rows):
         return rows
     merged: dict[str, Any] = {}
@@ -198,13 +196,15 @@ def _merge_rows(rows: list[Any]) -> list[Any]:
 
 
 def _place_in_list(element: Any) -> tuple[list[str], str]:
-    """A key that puts the same elements of both brokers' lists beside each other."""
+    """Return a sort key that puts equal elements of both brokers' lists side by side."""
     names = [str(element[key]) for key in IDENTIFYING if key in element] if isinstance(element, dict) else []
     return names, json.dumps(element, sort_keys=True, default=str)
 
 
 class Difference(NamedTuple):
-    """Where the brokers differ: the step's number (observations go on counting), and a path in its answer."""
+    """A difference: the step's number (observations are numbered after the steps), and a path in the
+    response.
+    """
 
     number: int
     step: Step
@@ -214,7 +214,7 @@ class Difference(NamedTuple):
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """What two differences of one cause have in common."""
+        """Return a value that is equal for two differences with the same cause."""
         path = ".".join(part for part in self.path.split(".") if not part.isdigit())
         values = [value if _is_error(value) else type(value).__name__ for value in (self.ours, self.theirs)]
         return self.step.api, path, *values
@@ -234,7 +234,7 @@ class Explained(NamedTuple):
 def compare(
     sequence: Sequence, rules: tuple[Rule, ...], ours: list[Any], theirs: list[Any]
 ) -> tuple[Difference | None, list[Explained]]:
-    """The first difference that no rule explains, and those explained before it."""
+    """Return the first difference that no rule explains, and the explained ones before it."""
     explained: list[Explained] = []
     for number, step in enumerate((*sequence.steps, *sequence.observations)):
         ends = False
@@ -250,7 +250,7 @@ def compare(
 
 
 def differing(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Every place at which two plain values differ, with both values there."""
+    """Yield every path at which two plain values differ, with both values."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for key in sorted({*ours, *theirs}):
             yield from differing(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)

@@ -1,4 +1,4 @@
-"""Variables of one run on one broker, and bodies with their references filled in."""
+"""Variables of one run on one broker, and the replacement of references in bodies."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ MAX_INT = {"epoch": 2**15, "generation": 2**31}
 
 
 class Names:
-    """What a run knows: its prefix, its topics' ids, its variables, and the time at which it began."""
+    """The prefix, topic ids, variables and start time of a run."""
 
     def __init__(self, prefix: str, topic_ids: dict[str, bytes], now_ms: int) -> None:
         self.prefix = prefix
         self.now_ms = now_ms - AGE_MS
-        """The time of records; markers, which the brokers stamp, are younger by far."""
+        """The timestamp of records. Markers, which the brokers stamp, have much later ones."""
         self.topic_ids = topic_ids
-        """By the name that the sequence uses."""
+        """Topic ids by the topics' names in the sequence."""
         self.variables: dict[str, Any] = {}
 
     def topic(self, text: str) -> str:
         return f"{self.prefix}-{text}"
 
     def resolve(self, value: Any) -> Any:
-        """The value with its references filled in."""
+        """Return the value with its references replaced."""
         if isinstance(value, list):
             return [self.resolve(element) for element in value]
         if not isinstance(value, dict):
@@ -48,7 +48,7 @@ class Names:
         value = self.variables[reference["$"]]
         if not (plus := reference.get("plus", 0)):
             return value
-        # An epoch next to the largest stays what the field can hold.
+        # A sum that is too large for the field wraps around to a value that fits.
         limit = MAX_INT.get(reference["$"].rpartition(".")[2], 2**63)
         return max((value + plus + limit) % (2 * limit) - limit, reference.get("floor", -limit))
 
@@ -56,7 +56,7 @@ class Names:
         return batch_of(self.resolve(options), {"now": self.now_ms})
 
     def subscription(self, topics: list[str]) -> bytes:
-        """Version 0 of what a consumer tells the other members."""
+        """Return version 0 of the metadata that a consumer sends to its group."""
         texts = [self.topic(text).encode() for text in topics]
         parts = [struct.pack(">h", len(text)) + text for text in texts]
         return struct.pack(">hi", 0, len(parts)) + b"".join(parts) + struct.pack(">i", -1)
@@ -77,7 +77,7 @@ _BUILDERS: dict[str, Any] = {
 
 
 def value_at(message: Any, path: str) -> Any:
-    """The value at a path of field names and indexes; None where it leads nowhere."""
+    """Return the value at a path of field names and indexes, or None if the path does not exist."""
     for part in path.split("."):
         if isinstance(message, list):
             if not part.isdigit() or int(part) >= len(message):
@@ -89,7 +89,7 @@ def value_at(message: Any, path: str) -> Any:
 
 
 def as_body(value: Any) -> Any:
-    """A value of an answer as one for a request."""
+    """Convert a value of a response to one for a request."""
     if isinstance(value, list):
         return [as_body(element) for element in value]
     if isinstance(value, Part):

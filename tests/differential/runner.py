@@ -1,4 +1,4 @@
-"""Playing sequences on both brokers over real sockets."""
+"""Sequences run on both brokers over real sockets."""
 
 from __future__ import annotations
 
@@ -30,35 +30,37 @@ from oncelog.wire.message import Part
 from oncelog.wire.messages import API_BY_NAME, NO_ID
 
 ANSWER_S = 20.0
-"""Longest wait for one answer."""
+"""Maximum wait for one response, in seconds."""
 PATIENCE_S = 8.0
-"""Longest time for which a request is repeated while it is answered by an error that passes."""
+"""Maximum time in seconds for which a request is repeated after errors that pass by themselves."""
 READY_S = 120.0
-"""Longest wait for a broker that has been started to serve."""
+"""Maximum wait for a started broker to answer, in seconds."""
 CONFIRMATIONS = 3
-"""How often a sequence with a difference is played again before the difference counts as passing."""
+"""Repetitions of a sequence with a difference, before the difference is given up as not reproducible."""
 CHUNK = 32
-"""Sequences whose topics are made, and deleted, in one request."""
+"""Sequences whose topics are created, and deleted, in one request."""
 PASSING = (
     "CONCURRENT_TRANSACTIONS", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR",
     "NOT_LEADER_OR_FOLLOWER",
 )  # fmt: skip
 ENDING = ("EndTxn", "InitProducerId")
-"""APIs after which a transaction may go on ending in the background."""
+"""APIs after which a transaction may still be completing in the background."""
 SETTLING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 AT_ONCE = (*ENDING, "AddPartitionsToTxn", "AddOffsetsToTxn")
-"""APIs that answer CONCURRENT_TRANSACTIONS until a transaction has ended; others wait for it before."""
+"""APIs that answer CONCURRENT_TRANSACTIONS while a transaction is completing. Before others, the run waits.
+"""
 CHANGING = (
     "CreateTopics", "DeleteTopics", "CreatePartitions", "IncrementalAlterConfigs", "AlterConfigs",
     "CreateAcls", "DeleteAcls", "AlterClientQuotas", "AlterUserScramCredentials",
 )  # fmt: skip
-"""APIs that Kafka's controller answers before its broker knows of the change."""
+"""APIs that Kafka's controller answers before its broker has the change."""
 PARKED = "no answer while others were asked"
 LOGIN_REFUSED, LOGIN_PAUSE_S = "login refused", 0.3
 PARK_S, LATE_S = 0.012, 8.0
-"""Longest wait for an answer that may come later, and for one that the other broker has given."""
+"""Maximum waits in seconds: for a response that may come later, and for one that the other broker has sent.
+"""
 JAVA_BUCKETS = 16
-"""Of a java.util.HashMap with at most 12 keys."""
+"""Number of buckets of a java.util.HashMap with at most 12 keys."""
 _numbers = itertools.count()
 _values = itertools.count(1_000_000)
 
@@ -74,7 +76,7 @@ class BrokerUnderTest(Protocol):
 
 
 class Connection:
-    """One connection of a run: requests in order, of which some are not awaited."""
+    """One connection of a run. Its requests are in order, and some responses are read later."""
 
     def __init__(self, address: str, user: str = "") -> None:
         self._raw = RawClient(address)
@@ -83,7 +85,7 @@ class Connection:
         self._raw.socket.settimeout(ANSWER_S)
         self._correlation_id = 0
         self.sent: list[tuple[int, Step]] = []
-        """Places of steps whose answers are outstanding, in order."""
+        """Numbers of the steps whose responses have not been read, in order."""
 
     def send(self, step: Step, message: Any) -> None:
         """Write a request. Raises OSError."""
@@ -91,7 +93,7 @@ class Connection:
         self._raw.socket.sendall(encode_request(message, step.version, self._correlation_id, step.client_id))
 
     def read(self, step: Step) -> Any:
-        """The next answer, CLOSED or NO_ANSWER. Raises OSError, PeerError."""
+        """Return the next response, CLOSED or NO_ANSWER. Raises OSError or PeerError."""
         try:
             frame = self._raw.read_frame()
         except TimeoutError:
@@ -101,7 +103,7 @@ class Connection:
         return decode_response(API_BY_NAME[step.api].response, step.version, frame)[1]
 
     def is_ready(self, seconds: float) -> bool:
-        """Return True once an answer, or the connection's end, is there to read."""
+        """Return True if a response, or the connection's end, can be read."""
         return bool(select.select([self._raw.socket], [], [], seconds)[0])
 
     def close(self) -> None:
@@ -109,7 +111,7 @@ class Connection:
 
 
 class Run:
-    """A sequence under way on one broker."""
+    """A sequence that runs on one broker."""
 
     def __init__(self, broker: BrokerUnderTest, names: Names) -> None:
         self._bed, self._names = broker, names
@@ -118,22 +120,22 @@ class Run:
         self._unsettled: set[str] = set()
         self._is_behind = False
         self.answers: list[Any] = []
-        """The answers to all steps so far, in a comparable form."""
+        """The responses to all steps so far, in a comparable form."""
         self.parked: dict[int, tuple[Connection, Step]] = {}
-        """Requests that may be answered later, by the places of their steps."""
+        """Requests that may be answered later, by the numbers of their steps."""
 
     def take(self, step: Step) -> None:
-        """Play the next step. A step that parks is only sent."""
+        """Run the next step. A step that parks is only sent."""
         self.answers.append(None)
         self.answers[-1] = self._step(step)
 
     def finish(self) -> None:
-        """Read what is still outstanding."""
+        """Read the responses that have not been read."""
         for connection in self._connections.values():
             self._read_outstanding(connection)
 
     def close(self) -> None:
-        """Close all connections. Parked requests stay without an answer."""
+        """Close all connections. Parked requests get no response."""
         for connection, _ in self.parked.values():
             connection.close()
         self.parked.clear()
@@ -141,7 +143,7 @@ class Run:
             self._drop(name)
 
     def unpark(self, place: int, is_answered: bool) -> None:
-        """Read the answer to a request that was parked, or give it up."""
+        """Read the response to a parked request, or give it up."""
         connection, step = self.parked.pop(place)
         if is_answered:
             connection.sent.append((place, step))
@@ -189,9 +191,9 @@ class Run:
         return PARKED
 
     def _catch_up(self) -> None:
-        """Wait until the broker knows of all changes so far.
+        """Wait until the broker has all changes so far.
 
-        They are carried out in order, so it does when a later one is seen: that of a setting of a topic.
+        Kafka applies changes in order, so they are done when a later change of a topic's setting is visible.
         """
         self._is_behind = False
         if SENTINEL not in self._names.topic_ids:
@@ -259,7 +261,7 @@ class Run:
         return self._symbols.plain(answer, step.version)
 
     def _barrier(self, step: Step, connection: Connection) -> str:
-        """Wait until a request without a response was handled."""
+        """Wait until the broker has handled a request without a response."""
         question = Step("ListTransactions", 0)
         connection.send(question, API_BY_NAME[question.api].request(producer_id_filters=[1]))
         if isinstance(connection.read(question), str):
@@ -288,7 +290,7 @@ class Run:
                     self._symbols.bind(variable, value)
 
     def _settle(self) -> None:
-        """Wait until no transaction of this run is still ending."""
+        """Wait until no transaction of this run is still completing."""
         if not self._unsettled:
             return
         question = Step("DescribeTransactions", 0)
@@ -320,7 +322,7 @@ def deals_to_a_first(prefix: str) -> bool:
 
 
 def error_codes(answer: Any) -> Iterator[int]:
-    """Every error code in an answer."""
+    """Yield every error code in a response."""
     for field in answer._struct.fields if isinstance(answer, Part) else ():
         value = getattr(answer, field.name)
         if field.name.endswith("error_code"):
@@ -364,7 +366,7 @@ def _unpark(runs: SequenceOf[Run]) -> None:
 
 
 class Outcome(NamedTuple):
-    """What one sequence brought."""
+    """The result of one sequence."""
 
     sequence: Sequence
     ours: list[Any]
@@ -374,7 +376,7 @@ class Outcome(NamedTuple):
 
 
 class Pair:
-    """Our broker and Apache Kafka. `rules` hold for every subject, beside the subject's own."""
+    """Our broker and Apache Kafka. `rules` apply to every subject, besides the subject's own."""
 
     def __init__(self, ours: BrokerUnderTest, theirs: BrokerUnderTest, rules: tuple[Rule, ...] = ()) -> None:
         self._brokers, self._rules = (ours, theirs), rules
@@ -407,13 +409,13 @@ class Pair:
         again = None
         for _ in range(CONFIRMATIONS):
             again = self.run_sequence(outcome.sequence, rules)
-            # On a busy machine a time-out may run out early, once; then all trials must show the difference.
+            # On a busy machine one time-out may expire early, so every repetition must show the difference.
             if (again.difference is not None) != is_timed:
                 break
         return again if again is not None and again.difference is not None else None
 
     def run_sequence(self, sequence: Sequence, rules: tuple[Rule, ...]) -> Outcome:
-        """One sequence."""
+        """Run one sequence."""
         with ThreadPoolExecutor(2) as pool:
             (outcome,) = self._play_chunk([(sequence, rules)], pool)
             return outcome
@@ -439,9 +441,9 @@ class Pair:
 
         runs = [runs_of(prefix, sequence) for prefix, (sequence, _) in zip(prefixes, chunk, strict=True)]
         playing = [run_together(both, sequence) for both, (sequence, _) in zip(runs, chunk, strict=True)]
-        # All sequences of a chunk have the same restarts, so all are there when one is.
+        # All sequences of a chunk have the same restarts, so all reach a restart when one does.
         while kinds := {*pool.map(lambda sequence: next(sequence, ""), playing)} - {""}:
-            # In this thread: Kafka's process ends with the thread that started it, which the pool's do first.
+            # Not in the pool, whose threads end first: Kafka's process ends with the thread that started it.
             for broker, known in zip(self._brokers, ids, strict=True):
                 _restart(broker, topics, known, is_kill=kinds == {"kill"})
         list(pool.map(lambda broker: delete_topics(broker, list(topics)), self._brokers))
@@ -468,7 +470,7 @@ def _chunks(
 def _restart(
     broker: BrokerUnderTest, topics: dict[str, Any], ids: dict[str, bytes], *, is_kill: bool
 ) -> None:
-    """Start a broker again, and return when it serves these topics and both kinds of coordinator."""
+    """Start a broker again, and return when it has these topics and both kinds of coordinator."""
     broker.restart(kill=is_kill)
     find_coordinators(broker)
     _find_controller(broker)
@@ -488,9 +490,9 @@ def _wait_until_groups_know(client: RawClient, partition_counts: dict[str, int])
 
 
 def _find_controller(broker: BrokerUnderTest) -> None:
-    """Return when changes are carried out.
+    """Return when the broker's controller accepts changes.
 
-    Until Kafka has found its controller after a start, it ends the connections of clients that ask for one.
+    After a start, Kafka closes the connections of clients that need the controller until it has found one.
     """
     nothing = build(API_BY_NAME["CreateTopics"].request, {"topics": [], "timeout_ms": 30_000})
     deadline = time.monotonic() + READY_S
@@ -525,7 +527,9 @@ def find_coordinators(broker: BrokerUnderTest) -> None:
 
 
 def create_topics(broker: BrokerUnderTest, topics: dict[str, Any]) -> dict[str, bytes]:
-    """Make topics that are served at once; return their ids. Options: partitions, settings by their keys."""
+    """Create topics, wait for their leaders, and return their ids. Options: partitions, and settings by their
+    names.
+    """
     rows = []
     for text, options in topics.items():
         configs = [
@@ -547,7 +551,7 @@ def create_topics(broker: BrokerUnderTest, topics: dict[str, Any]) -> dict[str, 
 
 
 def delete_topics(broker: BrokerUnderTest, topics: list[str]) -> None:
-    """Delete what is still there."""
+    """Delete those of the topics that exist."""
     if not topics:
         return
     with RawClient(broker.bootstrap_servers) as client:
@@ -556,7 +560,7 @@ def delete_topics(broker: BrokerUnderTest, topics: list[str]) -> None:
 
 
 class Fixed:
-    """A broker that runs already, at this address; it cannot be restarted."""
+    """A broker that is already running at this address. It cannot be restarted."""
 
     def __init__(self, bootstrap_servers: str, sasl_servers: str = "") -> None:
         self.bootstrap_servers, self.sasl_servers = bootstrap_servers, sasl_servers
@@ -566,7 +570,7 @@ class Fixed:
 
 
 def names_of(answers: Iterable[Any]) -> dict[str, int]:
-    """How often each error name stands in the answers."""
+    """Return how often each error name occurs in the responses."""
     counts: dict[str, int] = defaultdict(int)
     stack = list(answers)
     while stack:

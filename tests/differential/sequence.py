@@ -1,4 +1,4 @@
-"""What a subject draws: steps, and the references in them to values that a broker assigns.
+"""The steps that a subject draws, and references in them to values that a broker assigns.
 
 Bodies are plain JSON. A mapping with a `$` key stands for a value that is known when the step is played:
 
@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 Body = dict[str, Any]
 RESTARTS = ("restart", "kill")
-"""Kinds of steps that start both brokers again: after a clean stop, and after SIGKILL."""
+"""Kinds of steps that restart both brokers: after a clean stop, and after SIGKILL."""
 SENTINEL = "sentinel"
-"""A topic of sequences that change settings, rights or users: see `Run._catch_up`."""
+"""A topic of sequences that change settings, ACLs or users: see `Run._catch_up`."""
 PASSWORD, SALT = "secret", b"sixteen bytes!!!"
 
 
@@ -52,7 +52,7 @@ class Step(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """Steps, and the observations made when they are done. `topics`: name -> partitions and settings."""
+    """Steps, and the observations made after them. `topics`: name -> partitions and settings."""
 
     subject: str
     seed: int
@@ -100,40 +100,40 @@ class Subject(NamedTuple):
 
 
 def ref(variable: str, default: Any, plus: int = 0) -> Body:
-    """A reference to a variable."""
+    """Return a reference to a variable."""
     return {"$": variable, "plus": plus, "else": default}
 
 
 def name(text: str) -> Body:
-    """A name that no other sequence has."""
+    """Return a name that no other sequence has."""
     return {"$name": text}
 
 
 def topic(text: str) -> Body:
-    """The name of a topic."""
+    """Return a reference to the name of a topic."""
     return {"$topic": text}
 
 
 def topic_id(text: str) -> Body:
-    """The id of a topic."""
+    """Return a reference to the id of a topic."""
     return {"$topic_id": text}
 
 
 def batch(**options: Any) -> Body:
-    """One record batch."""
+    """Return a record batch."""
     return {"$batch": options}
 
 
 def text(value: str) -> Body:
-    """Bytes of a text."""
+    """Return the bytes of a text."""
     return {"$text": value}
 
 
 def principal(user: str) -> Body:
-    """The principal of a user that no other sequence has."""
+    """Return the principal of a user that no other sequence has."""
     return {"$principal": user}
 
 
 def subscription(topics: list[str]) -> Body:
-    """The metadata of a consumer that subscribes to topics."""
+    """Return the metadata of a consumer that subscribes to topics."""
     return {"$subscription": topics}

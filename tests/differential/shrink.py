@@ -1,4 +1,4 @@
-"""Dropping the steps that a difference does not need."""
+"""Removal of the steps that a difference does not need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_TRIALS, MAX_RESTARTS = 150, 25
 
 
 def keep(sequence: Sequence, numbers: list[int]) -> Sequence:
-    """The sequence with these of its steps."""
+    """Return the sequence with only these steps."""
     return sequence._replace(steps=tuple(sequence.steps[number] for number in numbers))
 
 
@@ -54,5 +54,5 @@ def shrink(outcome: Outcome, run_sequence: Callable[[Sequence], Outcome]) -> tup
 
 
 def steps_of(sequence: Sequence) -> list[Step]:
-    """Steps and observations in the order in which they are played."""
+    """Return steps and observations in the order in which they run."""
     return [*sequence.steps, *sequence.observations]

@@ -1,4 +1,4 @@
-"""An outcome as text: the requests, and both answers where they differ."""
+"""An outcome as text: the requests, and both responses where they differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_CHARACTERS = 1500
 
 
 def transcript(outcome: Outcome, kept: list[int] | None = None) -> str:
-    """Everything up to the first difference, and that difference."""
+    """Return everything up to the first difference, and that difference."""
     sequence, difference = outcome.sequence, outcome.difference
     title = f"subject {sequence.subject}, seed {sequence.seed}"
     if kept is not None:

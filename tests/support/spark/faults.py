@@ -71,9 +71,7 @@ LEGS = (
     Leg("speculating", ("speculation", "driver after commit")),
     Leg("cluster", (CALM, "task raises", "worker", "executor", "query stopped", "broker", "answers lost")),
 )
-"""All faults; micro-batches are numbered through them. A calm one follows "driver after commit", which may
-harm it.
-"""
+"""All faults, numbered as micro-batches. The one after "driver after commit" is calm and shows its damage."""
 
 
 @dataclass(frozen=True)
