@@ -99,6 +99,10 @@ def test_a_seed_gives_the_same_bytes_in_every_process(seeds: str, count: int) ->
     assert len(told) == 1 and len(told.pop().splitlines()) == count
 
 
+def test_a_log_start_that_a_full_disk_did_not_store_may_take_the_last_stable_offset_back() -> None:
+    assert run_scenario(scenario_for(333583)).violations == []
+
+
 @pytest.mark.parametrize("name", NOTED)
 def test_a_broken_rule_is_noticed(name: str) -> None:
     assert search(ALL[name], NOTED[name]) is not None

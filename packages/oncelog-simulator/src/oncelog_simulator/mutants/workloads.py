@@ -156,7 +156,7 @@ def _append_in_time(self: Any, index: int, records: Any, now_ms: int) -> Any:
 def _delete_forgetting_earlier(self: Any, deleted: Any) -> None:
     for topic in deleted:
         self.offsets_to_delete.pop(topic.name, None)
-    _DELETE(self, deleted)
+    _BEGIN_DELETION(self, deleted)
 
 
 def _few_keys(seed: int) -> Limits:
@@ -189,7 +189,7 @@ def _grow_in_memory(self: Any, changes: Any, now_ms: int) -> Any:
 _SAVED = ClassicGroup.complete_save
 _APPEND = internal_topic.InternalTopic.append
 _DELETE_TOPICS = coordinators_offsets.Offsets.delete_topics
-_DELETE = topics_topics.Topics.delete
+_BEGIN_DELETION = topics_topics.Topics.begin_deletion
 _TAKE = cleaner.Compaction._take
 _SUPERSEDED = compaction.LatestOffsets.is_superseded
 _OFFSETS = coordinators_offsets.Offsets
@@ -276,7 +276,7 @@ MUTANTS = [
     ),
     Mutant(
         "a second deletion takes the place of the first",
-        ((topics_topics.Topics, "delete", _delete_forgetting_earlier),),
+        ((topics_topics.Topics, "begin_deletion", _delete_forgetting_earlier),),
         "deletions",
         REFUSED,
         findings=("R10",),
