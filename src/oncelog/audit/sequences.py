@@ -151,7 +151,8 @@ class SequenceAudit:
 
     def _check_sequence(self, batch: StoredBatch, state: _Epoch, sequence: int) -> None:
         if state.starts_anywhere:
-            # The start is decided at the first data batch, because the remaining log may begin with a marker.
+            # The first data batch has the first sequence. A marker, with which the remaining log may begin,
+            # has no sequence.
             state.starts_anywhere = False
             state.next = sequence
             self.unknown_starts += sequence != 0
@@ -172,7 +173,8 @@ class SequenceAudit:
             text = f"stored after the later batch at offset {hole.offset}"
             self._findings.report(FindingKind.OUT_OF_ORDER, batch, text, other_offset=hole.offset)
         elif state.touching(start, end) is None:
-            # This happens only below the first batch of a log whose beginning was deleted.
+            # The sequences are below those of the producer's first remaining batch, because the beginning of
+            # the log was deleted.
             self._findings.report(
                 FindingKind.OUT_OF_ORDER, batch, "stored after later batches of its producer"
             )

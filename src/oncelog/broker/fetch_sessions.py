@@ -105,7 +105,8 @@ class FetchSessions:
     """The fetch sessions of a broker.
 
     There are at most `slots` sessions, with at most `limits.max_session_partitions` partitions in total. If a
-    new session would exceed a limit, the client gets session id 0 and continues with full fetches. Only the
+    new session would exceed a limit, sessions that were not used for `limits.session_eviction_ms` are closed
+    first. If that is not enough, the client gets session id 0 and continues with full fetches. Only the
     principal that opened a session can use it. For other principals, the session id is unknown. `new_id` must
     return random ids that cannot be guessed.
     """

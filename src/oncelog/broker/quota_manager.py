@@ -1,8 +1,8 @@
 """The client quotas of this broker, and their current usage.
 
 `rules.limits.quotas` decides about throttling. All quotas are stored in one file, which every change replaces
-durably. While no quota is set, `is_any` is False and usage is not counted. Source: KIP-13, KIP-124, KIP-599;
-Kafka's ClientQuotaManager.
+durably. While no quota except connection_creation_rate is set, `is_any` is False, and the server does not
+count the usage of requests. Source: KIP-13, KIP-124, KIP-599; Kafka's ClientQuotaManager.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ QuotaChange = tuple[QuotaEntity, Collection[tuple[str, float | None]]]
 class QuotaManager:
     """The quotas, and one bucket of usage for each group of clients that share a quota.
 
-    Rates are in units per second, such as bytes. If the rate of a quota changes, the quota's bucket starts
-    empty. A bucket does not belong to a connection, so a throttled client stays throttled after reconnecting.
-    `throttled` counts throttled responses by quota, for the metrics.
+    Rates are in units per second, such as bytes. If the rate of a quota changes, its new bucket starts
+    without usage. A bucket does not belong to a connection, so a throttled client stays throttled after
+    reconnecting. `throttled` counts throttled responses by quota, for the metrics.
     """
 
     def __init__(

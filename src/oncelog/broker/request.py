@@ -25,7 +25,7 @@ class Request:
     - `message`: the decoded body. Its `records` fields are views of the receive buffer, and are valid only
       until `handle` returns.
     - `client_host`: the client's address in Kafka's notation: /127.0.0.1.
-    - `authenticator`: that of the connection. Without one, every operation is allowed and no quota applies.
+    - `authenticator`: the connection's authenticator. If None, everything is allowed and no quota applies.
     """
 
     connection_id: int

@@ -22,7 +22,7 @@ MAX_NAMES = 20_000
 MAX_BYTES = 16 << 20
 """Maximum bytes of a request, except for the requests in `_WITH_DATA`.
 
-Without this limit, a request could need gigabytes: its names may have 32,767 bytes each.
+Without this limit, a request with 100,000 names of 32,767 bytes each would need 3 GB.
 """
 
 _OF_PARTITIONS = (

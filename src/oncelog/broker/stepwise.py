@@ -162,10 +162,11 @@ def respond_in_steps(
     Raises the error of the first step. The work may itself return a PendingResponse, if its response waits
     for a flush, for example.
 
-    - `is_cancellable`: the work stops if its client disconnects. Otherwise it runs to its end without a slot,
-      because it may block other requests until then.
+    - `is_cancellable`: the work stops if its client disconnects. If false, the work runs to its end, and
+      needs no slot, because other requests may be waiting for its end.
     - `keep_request`: called before the second step, to copy what the work needs of the request and to set
-      `request_bytes`. Work with this callback needs no slot, because the connection limits that memory.
+      `request_bytes`. Work with this callback needs no slot, because the connection counts
+      `request_bytes` against its memory limit.
     """
     try:
         call = next(work)

@@ -30,7 +30,7 @@ class Kind(IntEnum):
     change.
     """
     REQUEST = 1
-    """A client's request that needs no blocking call."""
+    """A client's request that has made no blocking call yet."""
     REQUEST_WITH_CALLS = 2
     """A client's request, from its first blocking call on. Only one such call runs at a time. That bounds the
     memory, because a compressed batch of 10 KB may become 256 MB.

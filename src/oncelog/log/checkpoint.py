@@ -55,7 +55,8 @@ def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
 def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
     """Return the offsets in a checkpoint file.
 
-    A missing or unreadable file gives an empty result, because every checkpoint has safe defaults.
+    A missing or unreadable file gives an empty result. A partition without an entry gets a safe default, such
+    as recovery point 0.
     """
     try:
         data = disk.read(path)

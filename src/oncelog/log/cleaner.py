@@ -146,7 +146,7 @@ class LogCleaner:
             # test_partitions_that_cannot_be_compacted_keep_none_of_what_they_read.
             _clear_frames(error)
             if not log.is_closed:
-                # After an error of the data, another attempt would fail at the same batch, so the partition
+                # If the data cause the error, another attempt would fail at the same batch, so the partition
                 # is not compacted again until a restart. KafkaStorageError lets `LogManager` continue with
                 # the next partition. See test_a_partition_that_cannot_be_compacted_keeps_no_other.
                 self._is_uncleanable = not isinstance(error, OSError | StorageError)
@@ -230,7 +230,7 @@ class SegmentSwapper:
             yield from self.swap_in(self.unfinished)
 
     def _end(self, segments: list[Segment], error: Exception | None) -> list[Segment]:
-        """Replace `segments` in the list by the new segment, and return the segments to close.
+        """Replace `segments` by the new segment in the log's segment list, and return the segments to close.
 
         `error` is the error of the renames, None if they succeeded. After a temporary failure, such as too
         many open files, readers use the old segments until `finish` succeeds. See
@@ -292,11 +292,12 @@ class Compaction:
         self._now_ms = now_ms
 
     def run(self) -> BackgroundTask:
-        """Compact the range group by group. Groups that were swapped in before an error stay compacted.
+        """Compact the closed segments, one group of `_groups` at a time. Groups that were swapped in before
+        an error stay compacted.
 
         Raises OSError, and KafkaStorageError for an unreadable batch.
         """
-        # A key takes about 100 bytes.
+        # Each key in `latest` takes about 100 bytes of memory.
         latest = LatestOffsets(self._config.limits.max_compaction_keys)
         end_offset = yield from self._learn_keys(latest)
         cleaner = Cleaner(
@@ -349,7 +350,9 @@ class Compaction:
     def _clean(
         self, group: list[Segment], cleaner: Cleaner, end_offset: int
     ) -> Generator[BlockingCall | None, None, bool]:
-        """Compact a group of segments into one and swap it in; return False if the group has changed."""
+        """Compact a group of segments into one and swap it in; return False if a segment of the group was
+        deleted.
+        """
         log, swapper, base_offset = self._log, self._swapper, group[0].base_offset
         output = Segment.create(
             log.disk, log.directory, base_offset, self._now_ms, CLEANED, self._config.limits

@@ -37,8 +37,9 @@ _FULL_CRC_POSITION = 6
 def dump_file(disk: Disk, path: str, *, print_records: bool = False, verify: bool = True) -> Iterator[Row]:
     """Yield the rows of one file, whose suffix determines its format.
 
-    `verify` also compares index entries with the log file beside the index. Raises StorageError for invalid
-    bytes and for an unknown suffix.
+    `verify` also compares the entries of an offset or time index with the log file beside it, and the
+    checksum in a `.producers` file with its snapshot. Raises StorageError for invalid bytes and for an
+    unknown suffix.
     """
     if path.endswith(LOG_SUFFIX):
         yield from dump_log(disk, path, print_records=print_records)

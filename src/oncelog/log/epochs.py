@@ -37,9 +37,10 @@ class LeaderEpochs:
     ) -> LeaderEpochs:
         """Return the epochs of the checkpoint file, corrected by the log; write the file if they changed.
 
-        `found` are the (epoch, first offset) pairs of the batches that recovery read. They replace a missing
-        or unreadable file. `leader_epoch` is the current one, and begins at the log end if no batch has it
-        yet. The file is not synced: the partition's first flush syncs it.
+        `found` are the (epoch, first offset) pairs of the batches that recovery read. Those above the file's
+        latest epoch are added, and all of them if the file is missing or unreadable. `leader_epoch` is the
+        partition's current epoch. It begins at the log end if no batch has it yet. The file is not synced:
+        the partition's first flush syncs it.
         """
         stored = read_epochs(disk, directory)
         entries = stored or []

@@ -1,13 +1,15 @@
 """The three index files of a segment, in Kafka's formats. All can be rebuilt from the log.
 
     .index      i32 offset - base | i32 position           one entry every index.interval.bytes
-    .timeindex  i64 timestamp_ms | i32 offset - base       the largest timestamp so far, and its batch's end
+    .timeindex  i64 timestamp_ms | i32 offset - base       the largest timestamp so far, and the last offset
+                                                           of its batch
     .txnindex   i16 0 | i64 producer id | i64 first | i64 last | i64 last stable    aborted transactions
 
-Entries are kept in memory and written in runs of `limits.index_run_entries`. If the last entries are missing
-in a file, look-ups scan more of the log, but stay correct. Every write goes to the position of its entries,
-so a repeated write after a failure is harmless. Source: Kafka's OffsetIndex, TimeIndex, TransactionIndex,
-AbortedTxn.
+All entries are also kept in memory. New entries of the first two files are written in runs of
+`limits.index_run_entries`. If their last entries are missing in a file, look-ups scan more of the log, but
+stay correct. A missing entry of a `.txnindex` would show aborted records to readers, so every sync of a
+segment also writes and syncs its `.txnindex`. Every write goes to the position of its entries, so a repeated
+write after a failure is harmless. Source: Kafka's OffsetIndex, TimeIndex, TransactionIndex, AbortedTxn.
 """
 
 from __future__ import annotations

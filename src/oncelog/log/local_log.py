@@ -133,7 +133,8 @@ class LocalLog:
     def is_flush_due(self) -> bool:
         """Return True if a flush would shorten recovery, free deleted segments or let compaction proceed.
 
-        Without traffic, no append causes a flush. See test_compaction_does_not_wait_for_a_marker_without_end.
+        Periodic work then requests the flush, because without traffic no append does so. See
+        test_compaction_does_not_wait_for_a_marker_without_end.
         """
         active_base = self.segments.active.base_offset
         if self.recovery_point < max(active_base, self._sync_needed_to):
@@ -381,7 +382,7 @@ class LocalLog:
         self.check_online()
         self._check_open()
         end_offset = self.end_offset
-        # The other thread may have written a marker, but not yet its transaction index entry. See
+        # The appending thread may have written a marker, but not yet noted its transaction index entry. See
         # test_a_flush_beside_an_abort_vouches_for_no_marker_without_its_index_entry.
         if (marker_offset := self.unindexed_marker_offset) is not None:
             end_offset = min(end_offset, marker_offset)
@@ -482,7 +483,7 @@ class LocalLog:
 
     def close_unchanged(self) -> None:
         """Close the files of a log that has had no append since it was opened."""
-        with suppress(OSError):  # a rejected write may have left bytes after the end
+        with suppress(OSError):  # a failed write may have left bytes after the end
             self.segments.active.cut_failed_write()
             self.segments.active.transactions.truncate_reserved()
         self.abandon()

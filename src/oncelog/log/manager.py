@@ -188,7 +188,8 @@ class LogManager:
     def lacks_recovery_point(self, tp: TopicPartition) -> bool:
         """Return True if the last stop was clean but stored no recovery point of this partition.
 
-        Some of its files are then missing.
+        A clean stop stores one for every partition. So the checkpoint file was replaced, for example by that
+        of another one of Apache Kafka's log.dirs.
         """
         return self.was_clean and tp not in self._recovery_points
 
@@ -287,7 +288,8 @@ class LogManager:
             self._written_points = dict(self._recovery_points)
 
     def forget_index_starts(self) -> None:
-        """Forget which segments have transaction index files, because Apache Kafka has run since.
+        """Forget which segments have transaction index files, because Apache Kafka has used the directory
+        since Oncelog's last stop.
 
         Kafka creates such a file only with its first entry. Recovery would take missing files for lost and
         read the segments, at 4 to 18 seconds per gigabyte. See
@@ -366,8 +368,8 @@ class LogManager:
         self._deletion_count += 1  # a checkpoint file that is being written may contain this partition
         for table in (self._recovery_points, self._log_starts, self._cleaned, self._indexed):
             self._is_forgetting |= table.pop(tp, None) is not None
-        # `_is_forgetting` ignores this checkpoint. A new partition may inherit its entry, because all
-        # segments of a new partition have an index file.
+        # A removed index start does not set `_is_forgetting`. A recreated partition may inherit the old index
+        # start from the file, because all segments of a new partition have an index file.
         self._index_starts.pop(tp, None)
         self._written_points.pop(tp, None)
         self._unindexed.discard(tp)

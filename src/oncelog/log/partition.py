@@ -105,8 +105,8 @@ class Partition:
         self._epochs = epochs
         self._producers = recovered.producers
         self._unchanged: tuple[int, int] | None = None
-        """The (log end, log start) for which the files are complete, so that `close` writes nothing. None if
-        `close` must always write.
+        """The (log end, log start) after opening, if all files were complete then. While both offsets are
+        unchanged, `close` writes nothing. None if `close` must always write.
         """
 
     @classmethod
@@ -356,8 +356,8 @@ class Partition:
             origin,
             base_offset=log.end_offset,
             now_ms=now_ms,
-            # As in Kafka: until a batch of the producer is stored, the first request that asked the
-            # coordinator decides whether each transaction has its own epoch.
+            # As in Kafka, the producer's pending verification decides whether each transaction has its own
+            # epoch. Later requests do not change that until a batch is stored.
             begins_epoch=begins_epoch and (verification is None or verification.raises_epoch),
             verification=verification,
         )
@@ -447,7 +447,9 @@ class Partition:
                 raise KafkaStorageError(f"{self.topic_partition} was closed meanwhile")
 
     def offset_for_timestamp(self, timestamp_ms: int) -> FoundTime | None:
-        """Return the first record whose timestamp is at least `timestamp_ms`, in one step."""
+        """Return the first record whose timestamp is at least `timestamp_ms`, None without one. Runs in one
+        step.
+        """
         return _finish(self.search_timestamp(timestamp_ms, StepCost()))
 
     def max_timestamp_offset(self) -> FoundTime | None:

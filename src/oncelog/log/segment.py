@@ -45,7 +45,7 @@ class Segment:
     - `max_timestamp_ms`: the largest timestamp, -1 if there is none.
     - `max_timestamp_offset`: the last offset of the batch that has this timestamp, -1 if there is none.
     - `first_timestamp_ms`: the largest timestamp of the first batch, None if there is none.
-    - `transactions_from`: set by `rebuild`; index entries of markers from there on must be added again.
+    - `transactions_from`: set by `rebuild`. Index entries of markers at or above it must be added again.
     """
 
     def __init__(

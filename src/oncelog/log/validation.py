@@ -34,7 +34,7 @@ _CODEC_BITS, _LOG_APPEND_TIME_BIT, _CONTROL_BIT = 0x07, 0x08, 0x20
 _NO_TIMESTAMP = -1
 _MAX_RECORD_ERRORS = 10
 MAX_GROWTH = 4
-"""A batch may decompress to at most this factor times max.message.bytes."""
+"""A batch that the broker must decompress may become at most this factor times max.message.bytes."""
 _BYTES_AS_RECORD = 64
 """The number of bytes whose decompression or compression costs as much as checking one record."""
 _CREATE_TIME, _LAST_CODEC = TimestampType.CREATE_TIME, int(Compression.ZSTD)
@@ -128,7 +128,8 @@ def prepare_batch(
     payload. It is decompressed only up to a maximum size, because this runs in the one thread that serves all
     clients. `count_cost` is called with the cost of decompressing, in records, even if an error follows.
     Raises MESSAGE_TOO_LARGE if the payload or the number of records is above its maximum, and INVALID_RECORD
-    if a record cannot be parsed or lacks a key.
+    if a record cannot be parsed or lacks a key. Raises CORRUPT_MESSAGE or UNSUPPORTED_COMPRESSION_TYPE if the
+    payload cannot be decompressed.
     """
     if header.attributes & _LOG_APPEND_TIME_BIT:
         restamp_time(records, 0, _CREATE_TIME, header.max_timestamp_ms)

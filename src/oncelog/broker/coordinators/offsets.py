@@ -343,8 +343,8 @@ class Offsets:
     ) -> None:
         """Delete a group's offsets that are older than offsets.retention.minutes.
 
-        Offsets of `subscribed` topics stay. `empty_since_ms` is None if the group never had members. Raises
-        NotCoordinator.
+        Offsets of `subscribed` topics stay. `empty_since_ms` is None if the group has members now, or never
+        had any. Raises NotCoordinator.
         """
         retention_ms = self._settings["offsets.retention.minutes"] * 60_000
         committed = self.of(group)

@@ -124,8 +124,8 @@ def assign_cooperative(members: Sequence[Subscriber], partition_counts: Mapping[
 def _owners(members: Iterable[Subscriber]) -> dict[TopicPartition, str]:
     """Return the owner of each partition.
 
-    If several members claim a partition, the latest generation owns it. If several of the latest generation
-    claim a partition, it has no owner.
+    If several members claim a partition, the member with the latest generation owns it. If several members of
+    the latest generation claim it, it has no owner.
     """
     claims: dict[TopicPartition, dict[int, list[str]]] = {}
     for member in members:

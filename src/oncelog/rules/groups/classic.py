@@ -118,7 +118,7 @@ class Member:
 
     `join_callback` and `sync_callback` are set while a JoinGroup or SyncGroup request waits for other
     members. If no request waits, the member is removed at `deadline_ms`. `is_new` is true until the member's
-    first generation.
+    first generation. A new member is removed at `deadline_ms` even while its JoinGroup request waits.
     """
 
     member_id: str

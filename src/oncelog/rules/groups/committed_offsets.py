@@ -49,8 +49,8 @@ def is_expired(
 
     An offset does not expire while `is_pending`, because a transaction is about to commit another one. The
     retention starts at the commit, or when the group became empty (`empty_since_ms`) if that is later.
-    `empty_since_ms` is None for a group that never had members. The caller must exclude topics to which
-    members of the group subscribe.
+    `empty_since_ms` is None for a group that has members now, or never had any. The caller must exclude
+    topics to which members of the group subscribe.
     """
     if is_pending:
         return False

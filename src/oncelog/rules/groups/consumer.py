@@ -54,8 +54,8 @@ FIRST_EPOCH = 1
 ASSIGNMENT_COST_PER_MS = 20
 """Cost that a group may use up per ms to compute targets, in members and partitions.
 
-It takes a fifth of the broker's thread. Source: KIP-1263 for the idea. Kafka computes at most one target a
-second.
+At this rate, computing targets takes a fifth of the time of the broker's thread. Source: KIP-1263 for the
+idea. Kafka computes at most one target a second.
 """
 
 
@@ -548,7 +548,7 @@ class ConsumerGroup:
     ) -> None:
         """Raise the epoch if the group or its topics changed.
 
-        Compute a target if the epoch has none and cost allows it.
+        Compute a target if the epoch has none and `_assignment_cost` is below its limit.
         """
         regexes = self._subscriptions.regexes
         topics = resolve_topics(self._subscriptions.names, regexes)

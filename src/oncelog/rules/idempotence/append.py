@@ -106,11 +106,13 @@ class ProducerEntry(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """The lowest batch of a producer for which a partition has asked the transaction coordinator.
+    """The pending verification of a producer's batches by the transaction coordinator.
 
-    The verification is kept until a transactional batch is stored or the transaction ends here. If the
-    coordinator rejects a batch temporarily, the producer will send that batch again. Until it is stored, no
-    batch with a higher sequence may be. Source: Kafka's VerificationStateEntry.
+    `lowest_sequence` is the lowest sequence of a batch that the partition has asked the coordinator about.
+    `raises_epoch` is true if each transaction of the producer has its own epoch. The verification is kept
+    until a transactional batch is stored or the transaction ends here. If the coordinator rejects a batch
+    temporarily, the producer will send that batch again. Until it is stored, no batch with a higher sequence
+    may be. Source: Kafka's VerificationStateEntry.
     """
 
     producer_epoch: int

@@ -19,8 +19,8 @@ def last_stable_offset(
     """Return the offset below which every transaction has its outcome.
 
     `open_first_offset` is the first offset of the oldest open transaction; None if none is open.
-    `unreplicated_first_offset` is that of the oldest transaction whose marker is at or above the high
-    watermark; None if there is none.
+    `unreplicated_first_offset` is the first offset of the oldest transaction whose marker is at or above the
+    high watermark; None if there is none.
     """
     stable = high_watermark
     if open_first_offset is not None:

@@ -13,7 +13,8 @@ Packed, little-endian:  flags u8 | epoch i16 | last_timestamp_ms i64 | last_appe
     | if TIGHT: newest last_offset i64, then per batch, newest first: offset_delta u32,
       how far its last_offset is behind u32, its timestamp less last_timestamp_ms i32, last_sequence i32
     | else per batch: last_offset i64, offset_delta u32, timestamp_ms i64, last_sequence i32
-A last_sequence of -1 stands for None.
+The flags are NO_EPOCH, COORDINATOR, TXN and TIGHT. An entry is TIGHT if the differences of offsets and of
+timestamps between its batches fit into 32 bits. A last_sequence of -1 stands for None.
 Source: behaviours I6, I19 and I20 (docs/behaviours.md); Kafka's ProducerStateManager.
 """
 
@@ -28,7 +29,8 @@ from oncelog.rules.idempotence.append import REMEMBERED_BATCHES, ProducerEntry, 
 
 _NO_EPOCH, _COORDINATOR, _TXN, _TIGHT = 1, 2, 4, 8
 PLAIN = _TIGHT
-"""First byte of a plain packed entry: it has an epoch, is TIGHT, and has no open transaction.
+"""First byte of a plain packed entry: it has an epoch, is TIGHT, and has neither a coordinator epoch nor an
+open transaction.
 
 In the first PLAIN_BYTES bytes, the head, the newest offset and the newest batch are at fixed positions, so
 that NumPy can read many entries at once.
@@ -157,9 +159,9 @@ class ProducerImage(NamedTuple):
 class ProducerTable:
     """The entry of each producer id of one partition.
 
-    At most `max_active` entries are kept as objects. If there are more, the oldest one is packed.
-    `shard_entries` is the average number of packed entries in a shard. If all ids are even, some shards have
-    twice as many. The default is chosen so that the dict of such a shard does not have to grow.
+    At most `max_active` entries are kept as objects. If there are more, the entry that became active first is
+    packed. `shard_entries` is the average number of packed entries in a shard. If all ids are even, some
+    shards have twice as many. The default is chosen so that the dict of such a shard does not have to grow.
     """
 
     def __init__(
@@ -198,7 +200,7 @@ class ProducerTable:
     def put(self, producer_id: int, entry: ProducerEntry) -> None:
         """Store the entry of a producer id as active.
 
-        If there are too many active entries, pack the oldest.
+        If there are too many active entries, pack the one that became active first.
         """
         active = self._active
         if producer_id not in active:

@@ -3,16 +3,17 @@
 A batch gets its producer id, epoch and base sequence when it is first sent, and keeps them until its outcome
 is known. Each partition has a list of the batches that have sequences and no outcome, ordered by sequence:
 
-    nothing acknowledged yet under this id         only one batch may be in flight
-    all of them in flight, and at most four        the next new batch may get a sequence
-        have sequences after the first one's
-    an attempt of one ended without an outcome     only the first batch is sent, until it has an outcome
+    no batch of this producer id acknowledged yet  only one batch may be in flight
+    all batches of the list are in flight, and     the next new batch may get a sequence
+        at most four batches got sequences after
+        the first batch of the list
+    a batch lost its connection or timed out       only the first batch is sent, until it has an outcome
     OUT_OF_ORDER for a batch, sent while an        a reordering: the batch is sent again unchanged
         earlier one was in flight
     OUT_OF_ORDER for a batch that was sent as      a gap that nothing fills: the sequences must restart
         the first in flight
-    a batch fails that is surely not stored        a gap, because its sequences will never be sent
-    a batch fails that may be stored               unresolved: if a later batch is acknowledged, the failed
+    a batch failed and is surely not stored        a gap, because its sequences will never be sent
+    a batch failed and may be stored               unresolved: if a later batch is acknowledged, the failed
                                                    one is stored; if the next one gets OUT_OF_ORDER, there
                                                    is a gap
 
@@ -142,9 +143,9 @@ class PartitionSequencer(Generic[B]):
         self.in_flight: list[B] = []
         self.has_gap = False
         self.unresolved: int | None = None
-        """The index that the last failed batch that may be stored had in `in_flight`; None if there is none.
+        """The index in `in_flight` at which the last failed batch that may be stored was removed.
 
-        It decreases when an earlier batch is removed.
+        None without such a batch.         The index decreases when an earlier batch is removed.
         """
 
     # Sending
@@ -272,7 +273,7 @@ class PartitionSequencer(Generic[B]):
     # New sequences
 
     def resume(self, producer: ProducerIdAndEpoch, next_sequence: int, acked_producer_id: int | None) -> None:
-        """Restore the state of a partition. It had no batches in flight when it was forgotten."""
+        """Restore the state of a partition that the producer forgot while no batches were in flight."""
         self.identity, self.next_sequence = producer, next_sequence
         self.acked_producer_id = acked_producer_id
 

@@ -1,8 +1,8 @@
 """Limits of connections: how many are accepted, their deadlines, and which are closed to free memory.
 
 Accepting: the limits are max.connections, then max.connections.per.ip or its override, then the file
-descriptors. Some descriptors are reserved for the log. A connection counts from its first packet on, so
-during the TLS handshake, too.
+descriptors. Some descriptors are reserved for the log. A connection counts from the moment at which it is
+accepted, so during the TLS handshake, too.
 
 Deadlines: the TLS handshake, authentication, each request, and the last responses of a connection that is
 being closed have a deadline each. A connection that neither sends nor receives bytes and waits for no

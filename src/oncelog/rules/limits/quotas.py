@@ -13,10 +13,11 @@ this list that has a quota decides. All clients in the last column share the quo
     -        named       clients with that id
     -        default     clients with one id
 
-The usage of these clients is added to a bucket, which drains at the quota's rate. A bucket may contain the
-amount that drains in `burst_seconds`. If it contains more, the clients are throttled until it has drained to
-that amount.
-Source: KIP-13, KIP-55, KIP-124, KIP-546, KIP-599, KIP-612, KIP-936; kafka ClientQuotaManager.
+The usage of these clients is added to a bucket, which drains at the quota's rate. (Kafka's TokenBucket is the
+opposite: it contains unused tokens.) A bucket may contain the usage that drains in `burst_seconds`, which is
+quota.window.num times quota.window.size.seconds. If it contains more, the clients are throttled until it has
+drained to that amount. Source: KIP-13, KIP-55, KIP-124, KIP-546, KIP-599, KIP-612, KIP-936; kafka
+ClientQuotaManager.
 """
 
 from __future__ import annotations

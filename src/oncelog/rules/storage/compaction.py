@@ -8,6 +8,7 @@ the dirty range (`LatestOffsets`). Then it examines every batch from the log sta
     data of an aborted transaction                      dropped
     a record with a newer one of its key in the range   dropped
     a tombstone, past the batch's delete horizon        dropped
+    a record without a key                              dropped
     a COMMIT or ABORT whose data is all gone,           dropped
         past the batch's delete horizon
     the rest                                            kept

@@ -12,9 +12,9 @@
 
 Clients can use a topic that is LIVE. In every state but ABSENT the name is taken, and the list names the
 topic. Directories are removed only in BEING_DELETED, so a crash at any step leaves either the whole topic or
-its deletion. A start creates the missing partitions of a BEING_MADE or LIVE topic, and continues a deletion.
-Clients cannot use a DOOMED topic. The list may have it as live or as deleted, because a write that failed
-late may have reached the disk.
+its deletion. At its start, the broker creates the missing partitions of a BEING_MADE or LIVE topic, and
+continues a deletion. Clients cannot use a DOOMED topic. The list may have it as live or as deleted, because a
+write that failed late may have reached the disk.
 
 A topic that gets more partitions stays LIVE. The list names the new partitions first, and clients see them
 when all are created. If the topic is deleted before that, the new partitions are deleted, too.

@@ -266,8 +266,8 @@ _UNDECIDED = (
 )
 """Errors that do not rule out success.
 
-A coordinator also sends these errors if its record is not durable in time. The record may become durable
-later.
+A coordinator also sends these errors if the record with the request's change is not durable in time. The
+record may become durable later.
 """
 
 INIT = RequestKind(
@@ -285,7 +285,8 @@ END_IF_BEGUN = RequestKind(
     "EndTxn",
     {UnknownTopicOrPartition.code: ErrorAction.FAIL_PRODUCER, InvalidTxnState.code: ErrorAction.ABORT},
 )
-"""The abort of a transaction that the coordinator may not know. Then it answers INVALID_TXN_STATE."""
+"""The abort of a transaction that the coordinator may not know. If it does not, it answers INVALID_TXN_STATE.
+"""
 
 ABORT_OWN_EPOCH = RequestKind(
     "EndTxn",
@@ -360,9 +361,11 @@ def fenced_abort_action(
 
         entry                                    reaction
         ours, in PrepareCommit or PrepareAbort   RETRY: the previous transaction is being completed
-        another, after the first such error      RETRY: the entry may have changed between the responses, by
+        any other, after the first error         RETRY: the entry may have changed between the responses, by
                                                    its completion, or by our EndTxn whose response was lost
-        another, after a second error in a row   FAIL_PRODUCER: the producer is fenced
+        any other, after a second error, if      RETRY: the previous transaction has just been completed
+          the first row applied to the error before
+        any other, after a second error else     FAIL_PRODUCER: the producer is fenced
         unknown                                  FAIL_PRODUCER
 
     The retry must send EndTxn, and not skip it: a delayed Produce request may still begin the transaction.
@@ -372,8 +375,7 @@ def fenced_abort_action(
     INVALID_TXN_STATE.
 
     `entry` was read after this error, and `previous` after the error before. `previous` is None after the
-    first error.
-    Source: kafka TransactionCoordinator.endTransaction.
+    first error. Source: kafka TransactionCoordinator.endTransaction.
     """
     if entry is None:
         return ErrorAction.FAIL_PRODUCER

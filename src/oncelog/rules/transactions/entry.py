@@ -52,10 +52,10 @@ class TransactionEntry(NamedTuple):
     """The state of a transactional id, its producer and its transaction.
 
     `producer_epoch` is -1 before the first epoch. `last_producer_epoch` is the previous epoch if the client
-    may repeat a request whose response was lost, else -1. The log does not store this field.
+    may repeat a request whose response was lost, else -1. The log does not store `last_producer_epoch`.
     `next_producer_id` replaces `producer_id` when all markers are written; -1 if the producer id stays.
-    `start_ms` is the time at which the first partition was added; -1 without a transaction. `client_version`
-    is the `transaction.version` of the last end.
+    `start_ms` is the time at which the last transaction began; -1 if none has begun since InitProducerId.
+    `client_version` is the level of `transaction.version` at which the last transaction was ended.
     """
 
     transactional_id: str

@@ -1,14 +1,14 @@
 """Detection of hanging transactions, which are open on a partition and which nobody will ever end.
 
     no coordinator knows a transaction of the producer id           hanging
-    the coordinator's entry has another epoch                       hanging
+    the coordinator's entry has another epoch, and its state is
+    neither PrepareCommit nor PrepareAbort                      hanging
     the coordinator's transaction is not open                       hanging
     the coordinator's transaction does not name the partition       hanging
     otherwise                                                       not: the producer or a timeout ends it
 
 A hanging transaction keeps the partition's last stable offset from advancing, so read_committed consumers get
-no new records.
-Source: behaviour T14 (docs/behaviours.md); KIP-664.
+no new records. Source: behaviour T14 (docs/behaviours.md); KIP-664.
 """
 
 from __future__ import annotations
