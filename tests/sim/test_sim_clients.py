@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
@@ -143,6 +145,18 @@ def test_a_seed_gives_the_same_run_again(run_seed: RunSeed, seeds: Collection[in
     for seed in seeds:
         one, other = played(run_seed, seed), run_seed(seed)
         assert (one.digest, one.timeline) == (other.digest, other.timeline)
+
+
+def test_a_seed_of_threads_gives_the_same_bytes_in_every_process() -> None:
+    """R975: the addresses of futures decided in which order `concurrent.futures.wait` locked them."""
+    arguments = ["-m", "oncelog.cli.main", "simulate", "--clients", "blocking", "--seeds", "7..7", "--digest"]
+    outputs = {
+        subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, check=True
+        ).stdout.splitlines()[0]
+        for _ in range(4)
+    }
+    assert len(outputs) == 1
 
 
 @pytest.mark.timeout(600)

@@ -17,7 +17,8 @@ import queue
 import sys
 import threading
 from asyncio import events
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, MutableSet
+from concurrent.futures import _base as futures
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
 from random import Random
@@ -168,6 +169,8 @@ class Scheduler:
             return self.loop.now_us / 1e6
 
         replaced = [
+            (futures, "set", _OrderedSet),
+            (futures, "id", _Numbers().number_of),
             (threading, "Lock", new_lock),
             (threading, "_allocate_lock", new_lock),
             (threading, "RLock", threading._PyRLock),  # type: ignore[attr-defined]
@@ -179,7 +182,7 @@ class Scheduler:
         ]
         with ExitStack() as stack:
             for owner, name, instead in replaced:
-                stack.enter_context(patch.object(owner, name, instead))
+                stack.enter_context(patch.object(owner, name, instead, create=owner is futures))
             try:
                 yield
             finally:
@@ -402,6 +405,45 @@ def _locks_of_modules() -> list[tuple[ModuleType, str]]:
         for name, value in vars(module).items()
         if isinstance(value, type(_LOCK))
     ]
+
+
+class _OrderedSet(MutableSet[Any]):
+    """A set in the order of insertion, in place of `set` in concurrent.futures.
+
+    The built-in set has futures in the order of their addresses in memory, which no seed determines.
+    """
+
+    def __init__(self, items: Iterable[Any] = ()) -> None:
+        self._items = dict.fromkeys(items)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._items
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, value: Any) -> None:
+        self._items[value] = None
+
+    def discard(self, value: Any) -> None:
+        self._items.pop(value, None)
+
+
+class _Numbers:
+    """Numbers objects in the order of their first use, in place of `id` in concurrent.futures.
+
+    `wait` locks futures in the order of their ids. Addresses in memory differ from process to process.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, tuple[object, int]] = {}
+
+    def number_of(self, item: object) -> int:
+        """Return the same number for the same object. The reference keeps the object's address in use."""
+        return self._numbers.setdefault(id(item), (item, len(self._numbers)))[1]
 
 
 def _nothing() -> None:
