@@ -70,7 +70,7 @@ def test_every_patch_replaces_something_and_takes_its_arguments() -> None:
 
 @pytest.mark.full("starts pytest twice")
 def test_a_guard_fails_with_its_mutant_and_else_passes(tool: ModuleType) -> None:
-    sound = ALL["older markers are let in"]
+    sound = ALL["older markers are accepted"]
     assert tool.run_guards([sound]) == 0
     assert tool.run_guards([sound._replace(guards=("sim/test_sim_mutants.py::test_nothing",))]) == 1
 

@@ -115,18 +115,18 @@ def test_a_cut_connection_ends_at_both_sides_after_some_of_the_bytes(two: World2
     for number in range(50):
         two.transport.write(b"%d," % number)
     two.until(0.002)
-    two.world.network.cut(two.transport)
+    two.world.network.disconnect(two.transport)
     two.until(3.0)
     assert sent.startswith(two.noting.got) and two.noting.got != sent
     assert [type(each) for each in two.noting.ended] == [ConnectionResetError]
 
 
 def test_what_waits_in_a_parted_network_arrives_later(two: World2) -> None:
-    two.world.network.part("server", "client")
+    two.world.network.partition("server", "client")
     two.transport.write(b"late")
     two.until(10.0)
     assert two.noting.got == b""
-    two.world.network.join("server", "client")
+    two.world.network.heal("server", "client")
     two.until(1.0)
     assert two.noting.got == b"late"
 
@@ -163,7 +163,7 @@ def test_a_paused_process_goes_on_where_it_was(two: World2) -> None:
 
 
 def test_shrinking_keeps_the_faults_that_are_needed() -> None:
-    faults = tuple(Fault(number, "cut", "broker", 0, 0) for number in range(10))
+    faults = tuple(Fault(number, "disconnect", "broker", 0, 0) for number in range(10))
     scenario = replace(scenario_for(0), faults=faults)
 
     def played(given: Scenario) -> Result:

@@ -24,7 +24,7 @@ def test_a_lost_connection_does_not_turn_the_protocol_of_transactions_back() -> 
         producer = AsyncProducer({**SHORT_TIMEOUTS, "transactional.id": "t"})
         await producer.init_transactions()
         for transport in world.network.connections():
-            world.network.cut(transport)
+            world.network.disconnect(transport)
         await asyncio.sleep(0.5)  # the connection is lost, and nobody has asked for another
         for _ in range(2):
             await producer.begin_transaction()

@@ -98,17 +98,17 @@ async def pause(simulation: FaultTarget, fault: Fault) -> None:
     await _span(fault)
 
 
-async def part(simulation: FaultTarget, fault: Fault) -> None:
+async def partition_client(simulation: FaultTarget, fault: Fault) -> None:
     """Partition a client from the broker. Bytes are not lost; they arrive after the fault."""
-    simulation.world.network.part(BROKER_HOST, fault.target)
+    simulation.world.network.partition(BROKER_HOST, fault.target)
     await _span(fault)
-    simulation.world.network.join(BROKER_HOST, fault.target)
+    simulation.world.network.heal(BROKER_HOST, fault.target)
 
 
-async def cut_connections(simulation: FaultTarget, fault: Fault) -> None:
+async def disconnect_clients(simulation: FaultTarget, fault: Fault) -> None:
     for transport in simulation.world.network.connections():
         if fault.target in (BROKER_HOST, transport.process.name):
-            simulation.world.network.cut(transport)
+            simulation.world.network.disconnect(transport)
 
 
 async def repeat_connection(simulation: FaultTarget, fault: Fault) -> None:
@@ -167,7 +167,9 @@ def harm_batches(data: bytes, *, rng: Random, percent: int) -> bytes:
 async def bad_network(simulation: FaultTarget, fault: Fault) -> None:
     """Let `amount` of 1,000 writes end their connection, and slow down others."""
     network = simulation.world.network
-    conditions = network.conditions = NetworkConditions(slow_chance=0.2, cut_chance=fault.amount / 1000)
+    conditions = network.conditions = NetworkConditions(
+        slow_chance=0.2, disconnect_chance=fault.amount / 1000
+    )
     await _span(fault)
     # Otherwise a later fault of this kind still lasts.
     if network.conditions is conditions:
@@ -257,8 +259,8 @@ KINDS: dict[str, _Kind] = {
     "stop": _Kind(stop_broker, 1, (0, 2_000)),
     "kill-client": _Kind(kill_client, 4, (0, 3_000), targets="clients"),
     "pause": _Kind(pause, 4, (100, 15_000), targets="all"),
-    "part": _Kind(part, 4, (50, 20_000), targets="clients"),
-    "cut": _Kind(cut_connections, 6, (0, 0), targets="all"),
+    "partition": _Kind(partition_client, 4, (50, 20_000), targets="clients"),
+    "disconnect": _Kind(disconnect_clients, 6, (0, 0), targets="all"),
     "repeat": _Kind(repeat_connection, 5, (0, 8_000), (0, 9), targets="clients"),
     "bad-network": _Kind(bad_network, 4, (500, 15_000), (5, 150)),
     "full-disk": _Kind(full_disk, 1, (500, 5_000), (0, 3_000)),

@@ -33,7 +33,7 @@ class NetworkConditions:
     delay: tuple[float, float] = (0.0002, 0.002)
     slow_chance: float = 0.01
     slow_delay: tuple[float, float] = (0.01, 0.3)
-    cut_chance: float = 0.0
+    disconnect_chance: float = 0.0
 
 
 class _Parcel(NamedTuple):
@@ -127,7 +127,7 @@ class SimTransport(asyncio.Transport):
         partitioned.
         """
         if self._timer is None and self._inbox and self._is_reading and not self._is_lost:
-            if self.network.are_parted(self, self.peer):
+            if self.network.are_partitioned(self, self.peer):
                 return
             due_s = self._inbox[0].arrival_us / 1e6
             self._timer = self.loop.call_at(due_s, self._deliver, context=self.context)
@@ -153,7 +153,7 @@ class SimTransport(asyncio.Transport):
         self._timer = None
         if not self._inbox or not self._is_reading or self._is_lost:
             return
-        if self.network.are_parted(self, self.peer):
+        if self.network.are_partitioned(self, self.peer):
             # `heal` sets the timer again.
             return
         # A paused process is about to accept the connection.
@@ -235,7 +235,7 @@ class Network:
         that arrive.
         """
         self._open: dict[int, SimTransport] = {}
-        self._parted: dict[frozenset[str], int] = {}
+        self._partitioned: dict[frozenset[str], int] = {}
         self._silent: set[str] = set()
         self._numbers = 0
 
@@ -308,8 +308,8 @@ class Network:
         for name in (sender.process.name, sender.peer.process.name) if self.harmed else ():
             if name in self.harmed:
                 data = self.harmed[name](data)
-        if self.rng.random() < self.conditions.cut_chance:
-            self.cut(sender)
+        if self.rng.random() < self.conditions.disconnect_chance:
+            self.disconnect(sender)
             return
         if len(data) > 1 and self.rng.random() < 0.05:
             split = self.rng.randrange(1, len(data))
@@ -340,7 +340,7 @@ class Network:
             if transport.number < transport.peer.number
         ]
 
-    def cut(self, transport: SimTransport) -> None:
+    def disconnect(self, transport: SimTransport) -> None:
         """End a connection. In both directions some of the bytes in flight are lost."""
         for end in (transport, transport.peer):
             end.drop_from(self.rng.randint(0, end.under_way()))
@@ -366,20 +366,22 @@ class Network:
     def power_restored(self, name: str) -> None:
         self._silent.discard(name)
 
-    def part(self, first: str, second: str) -> None:
+    def partition(self, first: str, second: str) -> None:
         pair = frozenset((first, second))
-        self._parted[pair] = self._parted.get(pair, 0) + 1
+        self._partitioned[pair] = self._partitioned.get(pair, 0) + 1
 
-    def join(self, first: str, second: str) -> None:
+    def heal(self, first: str, second: str) -> None:
         pair = frozenset((first, second))
-        self._parted[pair] -= 1
-        if not self._parted[pair]:
-            del self._parted[pair]
+        self._partitioned[pair] -= 1
+        if not self._partitioned[pair]:
+            del self._partitioned[pair]
         for _, transport in sorted(self._open.items()):
             transport.arm()
 
-    def are_parted(self, one: SimTransport, other: SimTransport) -> bool:
-        return bool(self._parted) and frozenset((one.process.name, other.process.name)) in self._parted
+    def are_partitioned(self, one: SimTransport, other: SimTransport) -> bool:
+        return (
+            bool(self._partitioned) and frozenset((one.process.name, other.process.name)) in self._partitioned
+        )
 
     def _has_no_way(self, source: str, target: str) -> bool:
-        return target in self._silent or frozenset((source, target)) in self._parted
+        return target in self._silent or frozenset((source, target)) in self._partitioned

@@ -1,4 +1,4 @@
-"""Every mutant, in the order in which the table of docs/internals/mutants.md has them."""
+"""All mutants, in the order of the table in docs/internals/mutants.md."""
 
 from oncelog_simulator.mutants import (
     broker,
@@ -42,4 +42,4 @@ NOT_CAUGHT: dict[str, str] = {
     )
     for name, reason in module.NOT_CAUGHT.items()
 }
-"""By the mutant's name, why no seed notices it. Its guards do."""
+"""Why no seed catches a mutant, by the mutant's name. Its guard tests catch it."""

@@ -1,4 +1,4 @@
-"""Mutants of the broker, of the log and of producers, noticed by seeds with faults."""
+"""Mutants of the broker, the log and producers, which seeds with faults catch."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ _PACK = producer_table.pack_entry
 _VIOLATE = World.violate
 _COORDINATOR, _SEQUENCES = transactions.TransactionCoordinator, sequencer.PartitionSequencer
 
-_STOPS = {name: faults.KINDS[name]._replace(weight=1) for name in ("stop", "slow-disk", "part")}
+_STOPS = {name: faults.KINDS[name]._replace(weight=1) for name in ("stop", "slow-disk", "partition")}
 FORGETFUL: tuple[Patch, ...] = (
     (faults, "KINDS", _STOPS),
     (simulation, "draw_faults", _draw_many),
@@ -255,12 +255,13 @@ FORGETFUL: tuple[Patch, ...] = (
     (checks.InvariantMonitor, "_compare", nothing),
     (World, "violate", _violate_all_but_memory),
 )
-"""A broker that remembers one batch instead of five over a restart, as Apache Kafka's does, and is stopped
-while several wait for its disk.
+"""A broker that remembers one batch of a producer after a restart instead of five, as Apache Kafka does.
+
+It is stopped while several batches wait for its disk.
 """
 
 SLOW_SYNCS = ((simulation, "draw_faults", _draw_slow_syncs),)
-"""A broker that loses its power while a sync takes its time, again and again."""
+"""A broker that repeatedly loses its power during a slow sync."""
 
 MUTANTS = [
     Mutant("no sequence check", ((append, "_check_sequence", nothing),)),
@@ -270,7 +271,7 @@ MUTANTS = [
         ((append, "_find_remembered", nothing), (append, "_check_sequence", nothing)),
     ),
     Mutant("a duplicate is answered with another offset", ((append, "_find_remembered", _wrong_duplicate),)),
-    Mutant("older epochs are let in", ((append, "_check_epoch", nothing),)),
+    Mutant("older producer epochs are accepted", ((append, "_check_epoch", nothing),)),
     Mutant("acknowledged though the write failed", ((partition.Partition, "append", _acknowledge_always),)),
     Mutant(
         "acknowledged before it is flushed",
@@ -283,25 +284,25 @@ MUTANTS = [
     Mutant("a snapshot forgets the epoch", ((producer_table, "pack_entry", _pack_without_epoch),)),
     Mutant("a snapshot is dropped", ((snapshot.Snapshots, "load_newest", _load_empty),)),
     Mutant("the log behind the snapshot is not replayed", ((recovery, "_replay", nothing),)),
-    Mutant("checksums are not looked at in recovery", ((segment.Segment, "rebuild", _trust_all),)),
+    Mutant("recovery does not check checksums", ((segment.Segment, "rebuild", _trust_all),)),
     Mutant("aborted transactions are not synced", ((index.TransactionIndex, "append", _append_unsynced),)),
     Mutant(
-        "older markers are let in",
+        "older markers are accepted",
         ((markers, "_check_marker", nothing),),
         guards=("rules/test_rules_markers.py::test_row",),
     ),
     Mutant("a marker goes to one partition only", ((_COORDINATOR, "_write_markers", _one_marker),)),
     Mutant("an abort is written as a commit", ((_COORDINATOR, "_write_markers", _always_commit),)),
     Mutant(
-        "data before the transaction is durable",
+        "records are stored before their transaction is durable",
         ((transaction_verification.TransactionVerification, "awaits_durability", property(false)),),
     ),
     Mutant(
-        "markers before the decision is durable",
+        "markers are written before the decision is durable",
         ((transactions, "when_durable", _at_once),),
         guards=("broker/test_broker_transactions.py::test_answers_and_markers_wait_for_the_disk",),
     ),
-    Mutant("what was decided is not resumed", ((_COORDINATOR, "resume", nothing),)),
+    Mutant("decided transactions are not resumed", ((_COORDINATOR, "resume", nothing),)),
     Mutant("the coordinator's log is not loaded", ((_COORDINATOR, "load", nothing),)),
     Mutant("a new instance keeps the epoch", ((transactions_coordinator, "_raise_epoch", _same_epoch),)),
     Mutant(
@@ -309,19 +310,25 @@ MUTANTS = [
         ((local_log.LocalLog, "last_stable_offset", property(lambda self: self.end_offset)),),
     ),
     Mutant(
-        "readers see what is not synced",
+        "readers see unsynced records",
         ((local_log.LocalLog, "high_watermark", property(lambda self: self.end_offset)),),
         world=SLOW_SYNCS,
         findings=("C7",),
     ),
-    Mutant("aborted transactions are not told", ((segments.SegmentList, "aborted_transactions", _no_list),)),
+    Mutant(
+        "Fetch answers have no aborted transactions",
+        ((segments.SegmentList, "aborted_transactions", _no_list),),
+    ),
     Mutant("a reader does not filter", ((VisibilityFilter, "decide", _deliver_all),)),
     Mutant(
-        "offsets hold before the commit",
+        "offsets take effect before the commit",
         ((coordinators_offsets.Offsets, "commit_pending", _pending_at_once),),
     ),
-    Mutant("offsets hold after an abort", ((coordinators_offsets.Offsets, "on_marker", _offsets_whatever),)),
-    Mutant("offsets never hold", ((coordinators_offsets.Offsets, "on_marker", _offsets_never),)),
+    Mutant(
+        "offsets take effect after an abort",
+        ((coordinators_offsets.Offsets, "on_marker", _offsets_whatever),),
+    ),
+    Mutant("offsets never take effect", ((coordinators_offsets.Offsets, "on_marker", _offsets_never),)),
     Mutant(
         "offsets are read before their transaction ends",
         ((coordinators_offsets.Offsets, "pending_of", _no_set),),
@@ -330,13 +337,13 @@ MUTANTS = [
         ),
     ),
     Mutant("members of old generations commit", ((groups.GroupCoordinator, "check_commit", nothing),)),
-    Mutant("producer ids are given twice", ((producer_ids.ProducerIds, "take", _take_again),)),
+    Mutant("producer ids are assigned twice", ((producer_ids.ProducerIds, "take", _take_again),)),
     Mutant(
-        "producer ids begin again after a restart",
+        "producer ids start over after a restart",
         ((producer_ids, "first_producer_id", _begin_at_zero),),
         findings=("C2b",),
     ),
-    Mutant("a retry gets new numbers", ((_SEQUENCES, "send", _number_again),)),
+    Mutant("a retry gets a new sequence", ((_SEQUENCES, "send", _number_again),)),
     Mutant(
         "a lost attempt counts as a refusal",
         ((_SEQUENCES, "on_no_outcome", _surely_not_stored),),
@@ -345,7 +352,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "the first batch of an id is not alone",
+        "the first batch of a producer id is not sent alone",
         ((_SEQUENCES, "_window", property(lambda self: self.limit)),),
         guards=("rules/test_rules_sequencer.py::test_the_first_batch_of_an_id_goes_alone",),
     ),
@@ -356,18 +363,24 @@ MUTANTS = [
             "rules/test_rules_sequencer.py::test_acknowledged_batches_count_as_long_as_one_before_them_is_not",
         ),
     ),
-    Mutant("what may be stored is numbered again", ((_SEQUENCES, "_is_unsettled", false),), world=FORGETFUL),
     Mutant(
-        "a lane's marker is not in its transaction",
+        "a batch that may be stored gets a new sequence",
+        ((_SEQUENCES, "_is_unsettled", false),),
+        world=FORGETFUL,
+    ),
+    Mutant(
+        "a sink task's marker is not in its transaction",
         ((producer_blocking.Producer, "send_offsets_to_transaction", _marker_apart),),
         "lanes",
     ),
     Mutant(
-        "a lane is written without a look at its marker",
+        "a sink task writes without reading its marker",
         ((sink_task, "decide_task", _write_always),),
         "lanes",
     ),
-    Mutant("a lane's attempts do not fence each other", ((sink_task, "Producer", _own_producer),), "lanes"),
+    Mutant(
+        "attempts of a sink task do not fence each other", ((sink_task, "Producer", _own_producer),), "lanes"
+    ),
     Mutant(
         "a deleted topic's data is in the new one",
         ((manager.LogManager, "delete_in_steps", _keep_files), (partition, "_check_topic_id", _any_id)),
@@ -376,12 +389,12 @@ MUTANTS = [
     Mutant("a topic's id comes from its name", ((topics_topics.Topics, "_new_topic", _named_id),), "remade"),
     Mutant("log starts are forgotten at a restart", ((manager, "read_offsets", _no_log_starts),), "trimmed"),
     Mutant(
-        "more is deleted than was asked for",
+        "DeleteRecords deletes more than requested",
         ((partition.Partition, "delete_records", _delete_all),),
         "trimmed",
     ),
     Mutant(
-        "deleted records take their producers along",
+        "DeleteRecords forgets the producers of deleted records",
         ((partition.Partition, "delete_records", _forget_producers),),
         "trimmed",
     ),
@@ -389,20 +402,26 @@ MUTANTS = [
         "pending offsets are not replayed", ((coordinators_offsets.Offsets, "_replay_record", _replay_plain),)
     ),
     Mutant("damage is taken for a torn tail", ((segment.Segment, "behind", nothing),), "flip"),
-    Mutant("a reader does not look at checksums", ((fetch_messages, "decode_records", _decode_all),), "flip"),
+    Mutant("a reader does not check checksums", ((fetch_messages, "decode_records", _decode_all),), "flip"),
 ]
-"""In the order of a record's way."""
+"""In the order in which a record passes through the product."""
 NOT_CAUGHT = {
-    "older markers are let in": "one coordinator writes them in order; an older one needs a second node",
-    "offsets are read before their transaction ends": "needs a copier that is cut off, and its group"
-    " rebalanced, between its offsets and its commit: no seed of the first 19",
-    "markers before the decision is durable": "needs a power loss between a decision and its sync: no seed"
-    " of the first 375",
-    "a lost attempt counts as a refusal": "seed 26 noticed it before the draws changed: no"
-    " seed of the first 19 since",
-    "the first batch of an id is not alone": "needs the first refused and the second stored: no"
-    " seed of the first 30",
-    "acknowledged batches do not count among the five": "needs answers out of order;"
-    " one node's come in order",
+    "older markers are accepted": "one coordinator writes them in order; an older one needs a second node",
+    "offsets are read before their transaction ends": (
+        "needs a copier that is cut off, and its group rebalanced, between its offsets and its commit: no"
+        " seed of the first 19"
+    ),
+    "markers are written before the decision is durable": (
+        "needs a power loss between a decision and its sync: no seed of the first 375"
+    ),
+    "a lost attempt counts as a refusal": (
+        "seed 26 noticed it before the draws changed: no seed of the first 19 since"
+    ),
+    "the first batch of a producer id is not sent alone": (
+        "needs the first refused and the second stored: no seed of the first 30"
+    ),
+    "acknowledged batches do not count among the five": (
+        "needs answers out of order; one node's come in order"
+    ),
 }
-"""And why not."""
+"""Mutants that no seed catches, with the reason."""

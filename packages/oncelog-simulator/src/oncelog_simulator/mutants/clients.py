@@ -1,4 +1,4 @@
-"""Mutants that hostile clients, other clients' ways, the sink, `write_atomic` and the loader notice."""
+"""Mutants that hostile and pipelining clients, the sink, `write_atomic` and the loader catch."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def _keep_for_the_default(self: Any, admin: Any, group: str, kept: Any, *, reten
 
 
 def _quoted_by_parity(column: Any, quotes: Any, delimiter: int) -> tuple[Any, Any]:
-    """Return every quote, and whether the number of those before is odd."""
+    """Return the quotes, and for each position whether the number of quotes before it is odd."""
     return quotes, np.arange(len(quotes) + 1) % 2 == 1
 
 
 async def _hand_over_committing(self: Any, timeout_s: float | None = None) -> Any:
-    """Hand over as a commit begins, which close() then repeats."""
+    """Start a commit before the transaction is handed over. close() then repeats the commit."""
     share = self.share()
     await self._flush_records(self._deadline_ms(timeout_s))
     with self._driver.lock:
@@ -71,13 +71,13 @@ MUTANTS = [
         findings=("C5",),
     ),
     Mutant(
-        "aborted batches are passed over unchecked",
+        "aborted batches are skipped unchecked",
         ((fetch_messages, "verify_crc", _always),),
         findings=("R740",),
         guards=("client/test_client_consumer_core.py::test_a_damaged_aborted_batch_is_an_error",),
     ),
     Mutant(
-        "a refused abort is taken for one of a fenced producer",
+        "a refused abort counts as the abort of a fenced producer",
         ((transaction_manager, "fenced_abort_action", _die),),
         findings=("R687",),
         guards=(
@@ -98,26 +98,26 @@ MUTANTS = [
         findings=("C10", "P2"),
     ),
     Mutant(
-        "what a sink noted expires with offsets.retention",
+        "a sink's notes expire with offsets.retention.minutes",
         ((sink_state.Sink, "keep", _keep_for_the_default),),
         "lanes",
         findings=("C11", "G2"),
     ),
     Mutant(
-        "an attempt that begins after a write without a name writes",
+        "an attempt writes after a write without a writeId has ended",
         ((sink_state.Sink, "has_ended", nothing),),
         "lanes",
         findings=("R77",),
     ),
     Mutant(
-        "a file is known by its size and time",
+        "a file is identified by its size and time",
         ((load_decisions, "_possibly_changed", _changed_by_time),),
         "loaded",
         findings=("C12",),
     ),
-    Mutant("a load reads no marks", ((loader, "decide_start", _start_again),), "loaded"),
+    Mutant("a load ignores its marks", ((loader, "decide_start", _start_again),), "loaded"),
     Mutant(
-        "a transaction with an epoch of its own begins with any sequence",
+        "a transaction with its own epoch begins with any sequence",
         ((partition, "decide_append", _any_first_sequence),),
         "pipelined",
         findings=("C14", "F1"),
@@ -126,7 +126,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "quotes are counted in CSV files",
+        "CSV files are split by counting quotes",
         ((record_boundaries, "_quoted_behind_runs", _quoted_by_parity),),
         "loaded",
         findings=("C13",),
@@ -141,15 +141,20 @@ MUTANTS = [
         ),
     ),
 ]
-"""In the order of findings C5 to C20, and of those of clients, sink and loader."""
+"""In the order of findings C5 to C20, then of the findings of clients, sink and loader."""
 NOT_CAUGHT = {
-    "a transaction with an epoch of its own begins with any sequence": "what repaired F39 guards the same, at"
-    " least in the first 115 seeds",
-    "a refused abort is taken for one of a fenced producer": "simulated transactions have few partitions, so"
-    " their markers are soon written: no seed in 50 s",
-    "every attempt of a task writes into the transaction": "its records are numbered from 0 again, so the"
-    " broker refuses most of them as out of order: no seed of the first 12",
-    "a task hands its transaction over as a commit begins": "needs a task of a repeated micro-batch that"
-    " cannot store its rows in time: no seed of the first 10",
+    "a transaction with its own epoch begins with any sequence": (
+        "what repaired F39 guards the same, at least in the first 115 seeds"
+    ),
+    "a refused abort counts as the abort of a fenced producer": (
+        "simulated transactions have few partitions, so their markers are soon written: no seed in 50 s"
+    ),
+    "every attempt of a task writes into the transaction": (
+        "its records are numbered from 0 again, so the broker refuses most of them as out of order: no seed"
+        " of the first 12"
+    ),
+    "a task hands its transaction over as a commit begins": (
+        "needs a task of a repeated micro-batch that cannot store its rows in time: no seed of the first 10"
+    ),
 }
-"""And why not."""
+"""Mutants that no seed catches, with the reason."""

@@ -1,4 +1,4 @@
-"""Mutants of what the product asks of a disk, and of work in threads."""
+"""Mutants of disk operations and of background threads."""
 
 from __future__ import annotations
 
@@ -79,18 +79,18 @@ ROTTEN: tuple[Patch, ...] = (
     (simulation, "draw_state", _always_stopped),
     (simulation, "draw_rot", _draw_a_batch),
 )
-"""A coordinator's batch is damaged in each seed."""
+"""A coordinator's batch is damaged in every seed."""
 SLOW_JOBS: tuple[Patch, ...] = ((simulation, "draw_jobs", _slow_jobs), (topic_changes, "LATE_SECONDS", 0.2))
-"""Jobs that are put off for seconds, and topics that are created again soon."""
+"""Background jobs that are suspended for seconds, and topics that are created again soon after a deletion."""
 EARLY_LOSSES: tuple[Patch, ...] = ((simulation, "draw_faults", _lose_power_early),)
-"""A broker that loses its power again and again while it is new."""
+"""A broker that loses its power repeatedly in its first 12 s."""
 PREEMPTED: tuple[Patch, ...] = ((simulation, "draw_jobs", _preempt_often),)
 FAILING: tuple[Patch, ...] = ((simulation, "draw_failed_syncs", _fail_then_lose_power),)
-"""Syncs that fail, a restart, and a power loss soon after."""
+"""Syncs that fail, a restart, and a power loss soon after the restart."""
 
 MUTANTS = [
     Mutant(
-        "after a failed sync nothing is written again",
+        "data of a failed sync is not written again",
         ((segment.Segment, "rewrite_on_sync", nothing),),
         world=FAILING,
         findings=("C15",),
@@ -110,21 +110,22 @@ MUTANTS = [
         world=EARLY_LOSSES,
     ),
     Mutant(
-        "a partition's names are not synced", ((memory_disk.MemoryDisk, "sync_directory", _sync_only_parent),)
+        "names in a partition's directory are not synced",
+        ((memory_disk.MemoryDisk, "sync_directory", _sync_only_parent),),
     ),
     Mutant(
-        "a damaged coordinator's partition stops the start",
+        "a damaged partition of a coordinator fails the start",
         ((internal_topic.InternalTopic, "load", _load_or_raise),),
         world=ROTTEN,
         findings=("C16",),
     ),
     Mutant(
-        "a damaged coordinator's partition is read up to there",
+        "a damaged partition of a coordinator is read up to the damage",
         ((internal_topic.InternalTopic, "load", _load_in_part),),
         world=ROTTEN,
     ),
     Mutant(
-        "deferred work goes by path",
+        "deferred work identifies files by path",
         (
             (partition_disk.PartitionDisk, "_check", nothing),
             (partition_disk.PartitionDisk, "drop", _drop_by_path),
@@ -139,9 +140,11 @@ MUTANTS = [
     ),
 ]
 NOT_CAUGHT = {
-    "a failed sync is tried again": "seed 5 noticed it before the product changed: no seed of the first 64"
-    " since",
-    "deferred work goes by path": "needs a topic that is created again while work on the deleted one waits:"
-    " no seed of the first 3",
+    "a failed sync is tried again": (
+        "seed 5 noticed it before the product changed: no seed of the first 64 since"
+    ),
+    "deferred work identifies files by path": (
+        "needs a topic that is created again while work on the deleted one waits: no seed of the first 3"
+    ),
 }
-"""And why not."""
+"""Mutants that no seed catches, with the reason."""

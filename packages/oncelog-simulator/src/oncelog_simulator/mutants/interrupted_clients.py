@@ -1,4 +1,4 @@
-"""Mutants of the clients, noticed by seeds with threads, signals and cancellations."""
+"""Mutants of the clients, which seeds with threads, signals and cancellations catch."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from oncelog_simulator.mutants.mutant import ClientMutant, nothing
 
 
 class _NoLock:
-    """Lets everybody in."""
+    """A lock that never blocks."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         return blocking
 
     def release(self) -> None:
-        """Nobody waits."""
+        """Do nothing."""
 
     def __enter__(self) -> bool:
         return True
 
     def __exit__(self, *_: object) -> None:
-        """As `release`."""
+        """Do nothing."""
 
 
 _ORIGINAL_ASK = transaction_manager.TransactionManager._send_until_done
@@ -99,7 +99,7 @@ def _completed_to_the_last(self: Any, mark: int) -> bool:
 
 
 async def _leave_open(self: Any, timeout_s: float | None = None) -> None:
-    """A close that knows nothing of transactions."""
+    """Close without aborting the open transaction."""
 
 
 def _make_twice(self: Any, name: str) -> Any:
@@ -129,7 +129,7 @@ def _leave_silently(self: Any) -> None:
 
 
 def _notify_of_exceptions(self: Any) -> Any:
-    """Run callbacks; what is no Exception goes through."""
+    """Run callbacks. A BaseException that is no Exception propagates."""
     callbacks, self.callbacks = self.callbacks, {}
     for index, callback in callbacks.items():
         try:
@@ -141,7 +141,7 @@ def _notify_of_exceptions(self: Any) -> Any:
 
 
 async def _look_up_alone(self: Any, topic: str) -> None:
-    """Look a topic up, and forget it when that fails, though others look it up as well."""
+    """Look a topic up, and forget it after a failure even if other callers are looking it up."""
     try:
         count = await self._partition_count(topic)
         with self.lock:
@@ -156,7 +156,7 @@ def _result_as_it_is(self: Any, call: Any) -> Any:
 
 
 async def _advance_behind_commits(self: Any, deadline_ms: float) -> Any:
-    """Wait for automatic commits within the poll, as long as they take."""
+    """Wait for automatic commits within the poll, without a limit."""
     following = await _ORIGINAL_ADVANCE(self, deadline_ms)
     if self._commits._task is not None:
         await asyncio.wait([self._commits._task])
@@ -176,7 +176,7 @@ def _make_condition_first(self: Any) -> None:
 
 
 async def _forget_on_cancellation(self: Any, *how: Any) -> Any:
-    """Send a request; one that is cancelled was not heard of."""
+    """Send a request. A cancelled request counts as not sent."""
     before = self._may_be_committed
     try:
         return await _ORIGINAL_ASK(self, *how)
@@ -190,7 +190,7 @@ async def _start_once(self: Any) -> None:
 
 
 async def _poll_on(self: Any) -> None:
-    """Let a poll of another thread be."""
+    """Do not wake a poll of another thread."""
 
 
 CLIENT_MUTANTS = [
@@ -202,21 +202,21 @@ CLIENT_MUTANTS = [
         findings=("L1", "L2"),
     ),
     ClientMutant(
-        "an interrupted poll loses what it took",
+        "an interrupted poll loses its records",
         "blocking",
         ("consumer",),
         ((consumer_blocking.Consumer, "poll", _take_on_the_loop),),
         findings=("L3",),
     ),
     ClientMutant(
-        "a loop that is broken off drops the rest",
+        "a loop that ends early drops its fetched records",
         "blocking",
         ("consumer",),
         ((consumer_blocking.Consumer, "__iter__", _iterate_polls),),
         findings=("L4",),
     ),
     ClientMutant(
-        "an asyncio loop that is broken off drops the rest",
+        "an asyncio loop that ends early drops its fetched records",
         "asyncio",
         ("consumer",),
         ((consumer_aio.AsyncConsumer, "_iterate", _iterate_async_polls),),
@@ -237,7 +237,7 @@ CLIENT_MUTANTS = [
         findings=("L6",),
     ),
     ClientMutant(
-        "a cancelled poll forgets what it had to tell",
+        "a cancelled poll forgets listener calls",
         "asyncio",
         ("consumer",),
         ((consumer_aio.AsyncConsumer, "poll_step", _tell_once),),
@@ -289,7 +289,7 @@ CLIENT_MUTANTS = [
         findings=("R190",),
     ),
     ClientMutant(
-        "leaving a group tells the listener nothing",
+        "leaving a group does not notify the listener",
         "blocking",
         ("consumer",),
         ((consumer_blocking.Consumer, "_notify_of_leaving", _leave_silently),),
@@ -310,7 +310,7 @@ CLIENT_MUTANTS = [
         findings=("R46",),
     ),
     ClientMutant(
-        "a poll is not told that another thread closes",
+        "a poll ignores that another thread closes",
         "blocking",
         ("consumer",),
         (
@@ -320,7 +320,7 @@ CLIENT_MUTANTS = [
         findings=("R180",),
     ),
     ClientMutant(
-        "a cancelled look-up of a topic takes it from others",
+        "a cancelled topic look-up fails for other callers",
         "asyncio",
         ("producer",),
         ((driver.ProducerDriver, "look_up_topic", _look_up_alone),),
@@ -359,7 +359,7 @@ CLIENT_MUTANTS = [
         needs_faults=True,
     ),
     ClientMutant(
-        "a commit that was cancelled was not sent",
+        "a cancelled commit counts as not sent",
         "asyncio",
         ("copier",),
         ((transaction_manager.TransactionManager, "_send_until_done", _forget_on_cancellation),),
@@ -381,11 +381,12 @@ CLIENT_MUTANTS = [
         ),
     ),
 ]
-"""In the order of findings L1 to L23, and the setting that no transactional copier may have."""
+"""In the order of findings L1 to L23, with the setting that no transactional copier may have."""
 NOT_CAUGHT: dict[str, str] = {
-    "an older commit is repeated in place of a revocation's": "needs a revocation while a commit is repeated:"
-    " no seed of the first 297",
-    "a commit that was cancelled was not sent": "a retry of a decided commit is answered as the first one",
+    "an older commit is repeated in place of a revocation's": (
+        "needs a revocation while a commit is repeated: no seed of the first 297"
+    ),
+    "a cancelled commit counts as not sent": "a retry of a decided commit is answered as the first one",
     "a future's condition is there before its waiters": "a thread is put off there in two of 635 seeds",
 }
-"""And why not."""
+"""Mutants that no seed catches, with the reason."""

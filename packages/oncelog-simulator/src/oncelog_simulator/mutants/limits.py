@@ -1,4 +1,4 @@
-"""Mutants at limits and in time, for seeds that draw limits small, begin near an end, or let days pass."""
+"""Mutants for seeds that have small limits, begin near the maximum of a number, or let days pass."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def _is_expired_at_half(committed: Any, *, retention_ms: int, **how: Any) -> boo
 _IS_EXPIRED = is_expired
 
 MUTANTS = [
-    Mutant("nothing follows the last sequence", ((append, "is_next", _next_without_wrap),), "start"),
+    Mutant("no sequence follows the last one", ((append, "is_next", _next_without_wrap),), "start"),
     Mutant(
-        "clients are given the last epoch",
+        "clients get the last epoch",
         ((TransactionEntry, "is_exhausted", property(lambda self: self.producer_epoch >= MAX_EPOCH)),),
         "epochs",
         findings=("C17",),
@@ -60,12 +60,12 @@ MUTANTS = [
         "an idle producer is forgotten", ((producer_table.ProducerTable, "put_packed", nothing),), "limits"
     ),
     Mutant(
-        "a snapshot changes with its table",
+        "a snapshot shares memory with the producer table",
         ((producer_table.ProducerTable, "_own", _share_the_shard),),
         guards=("log/test_log_background.py::test_a_large_snapshot_is_written_while_appends_go_on",),
     ),
     Mutant(
-        "a closed segment lacks its last time",
+        "a closed segment lacks its last time index entry",
         (
             (segment.Segment, "note_last_time", nothing),
             (segment.Segment, "_write_indexes_again", _write_indexes_without_last_time),
@@ -76,13 +76,13 @@ MUTANTS = [
         guards=("log/test_log_time_index.py::test_retention_by_time_keeps_what_is_young_after_a_kill",),
     ),
     Mutant(
-        "records without a timestamp are old",
+        "records without a timestamp count as old",
         ((segment.Segment, "largest_timestamp_ms", property(lambda self: self.max_timestamp_ms)),),
         "expiry",
         findings=("C18",),
     ),
     Mutant(
-        "a group that everybody left keeps its topics",
+        "an empty group keeps its topics",
         ((groups_consumer.ConsumerGroup, "subscribed", _topics_without_members),),
         "expiry",
         findings=("G3",),
@@ -97,10 +97,13 @@ MUTANTS = [
         "expiry",
     ),
 ]
-"""In the order of a record's way."""
+"""In the order in which a record passes through the product."""
 NOT_CAUGHT: dict[str, str] = {
-    "a snapshot changes with its table": "seed 304 noticed it before the draws changed: no seed of"
-    " the first 10 since",
-    "a closed segment lacks its last time": "needs a kill just after a roll, a clean start, and a look-up of"
-    " the last times: no seed of the first 25",
+    "a snapshot shares memory with the producer table": (
+        "seed 304 noticed it before the draws changed: no seed of the first 10 since"
+    ),
+    "a closed segment lacks its last time index entry": (
+        "needs a kill just after a roll, a clean start, and a look-up of the last times: no seed of the"
+        " first 25"
+    ),
 }

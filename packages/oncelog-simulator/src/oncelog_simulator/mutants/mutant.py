@@ -1,4 +1,4 @@
-"""Mutants: rules of the product broken on purpose, and the search for a seed that notices."""
+"""Mutants break rules of the product deliberately. `search` looks for a seed that catches one."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from oncelog_simulator.shrink import rule_of
 from oncelog_simulator.simulation import INDEPENDENT_WORKLOADS, WORKLOADS, run_scenario, scenario_for
 
 Patch = tuple[Any, str, Any]
-"""(owner, attribute, what stands there instead)"""
+"""(owner, attribute, replacement)"""
 
 
 class Mutant(NamedTuple):
-    """`workload`: every seed plays it, as with --workload; else only seeds with that part can notice.
+    """A broken rule of the product that scenarios look for.
 
-    `world`: further patches; with those alone nothing is violated. `findings`: ids of the rows of
-    docs/internals/findings.md that this mutant puts back. `guards`: tests, relative to `tests/`, each of
-    which fails under the patches alone; `tools/mutants.py --guards` runs them so.
+    If `workload` names a workload, every seed runs it, as with --workload. If it names another part of a
+    scenario, only seeds with that part are run. `world` has further patches, which alone violate nothing.
+    `findings` has the ids of docs/internals/findings.md that this mutant puts back. `guards` names tests,
+    relative to `tests/`. Each guard fails under the patches alone, as `tools/mutants.py --guards` checks.
     """
 
     name: str
@@ -37,9 +38,11 @@ class Mutant(NamedTuple):
 
 
 class ClientMutant(NamedTuple):
-    """`kinds`: of the seeds that can notice; empty: all. `clients`: blocking, asyncio, backup or unsynced.
+    """A broken rule of the clients that simulations of interrupted clients look for.
 
-    `findings`, `guards`: as in Mutant. `needs_faults`: only seeds with faults are played.
+    `clients` is blocking, asyncio, backup or unsynced. Only seeds of the given `kinds` are run; if `kinds` is
+    empty, all seeds are. With `needs_faults` only seeds with faults are run. `findings` and `guards` are as
+    in Mutant.
     """
 
     name: str
@@ -69,11 +72,11 @@ _CLIENT_SIMULATIONS: dict[str, tuple[Callable[[int], str], Callable[[int], Clien
     "backup": (lambda seed: "backup", run_restored_backup),
     "unsynced": (lambda seed: "unsynced", run_default_flush),
 }
-"""How a seed's clients are drawn, and played."""
+"""For each kind of client: the function that returns a seed's kind, and the function that runs the seed."""
 
 
 def caught_by_clients(mutant: ClientMutant, seeds: Iterable[int]) -> tuple[int, str] | None:
-    """Return the first seed of interrupted clients that notices, and the violated rule; None without."""
+    """Return the first seed that catches a mutant of the clients, and the violated rule, or None."""
     kind_of, run_seed = _CLIENT_SIMULATIONS[mutant.clients]
     for seed in seeds:
         if (mutant.kinds and kind_of(seed) not in mutant.kinds) or (
@@ -93,7 +96,7 @@ def caught_by_clients(mutant: ClientMutant, seeds: Iterable[int]) -> tuple[int, 
 
 
 def caught_by(mutant: Mutant, seeds: Iterable[int]) -> tuple[int, str] | None:
-    """Return the first seed that notices, and the violated rule; None when none does."""
+    """Return the first seed that catches the mutant, and the violated rule, or None."""
     for seed in seeds:
         apart = mutant.workload if mutant.workload in (*WORKLOADS, *INDEPENDENT_WORKLOADS) else None
         scenario = scenario_for(seed, workload=apart)
@@ -106,16 +109,19 @@ def caught_by(mutant: Mutant, seeds: Iterable[int]) -> tuple[int, str] | None:
 
 
 def violated(seed: int, patches: tuple[Patch, ...], workload: str | None = None) -> list[str]:
-    """What a seed violates while these are in place. `workload`: is played whatever the seed says."""
+    """Return the violations of a seed under these patches.
+
+    `workload` is run even if the seed does not draw it.
+    """
     with ExitStack() as stack:
         for owner, attribute, instead in patches:
             stack.enter_context(patch.object(owner, attribute, instead))
         try:
             return run_scenario(scenario_for(seed, workload=workload)).violations
-        except Exception as error:  # the broken product broke the simulation itself
+        except Exception as error:  # the mutant broke the simulation itself
             return [f"{type(error).__name__}: {error}"]
 
 
 def search(mutant: Mutant | ClientMutant, seeds: Iterable[int]) -> tuple[int, str] | None:
-    """Return the first seed that notices the mutant and the violated rule; None when none does."""
+    """Return the first seed that catches the mutant, and the violated rule, or None."""
     return caught_by(mutant, seeds) if isinstance(mutant, Mutant) else caught_by_clients(mutant, seeds)

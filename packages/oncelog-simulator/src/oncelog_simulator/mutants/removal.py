@@ -1,4 +1,4 @@
-"""Mutants of what is removed and replaced on the disk: retention, swaps, lost directories and indexes."""
+"""Mutants of removed and replaced files: retention, swaps, lost directories and lost indexes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from oncelog_simulator.mutants.storage import LOST_INDEXES
 
 
 def _is_known_on_disk(self: Any, dead: Any) -> bool:
-    """Take any snapshot on the disk for one that outlives a power loss."""
+    """Treat any snapshot on the disk as durable."""
     return self.producers.snapshot_from(dead[-1].end_offset) is not None
 
 
 def _make_swap_at_once(disk: Disk, directory: str, output: Any, newest_path: str) -> None:
-    """Rename the log with its indexes, and sync their names together."""
+    """Rename the log together with its indexes, and sync their names together."""
     disk.set_modified_ms(output.log_path, disk.modified_ms(newest_path))
     output.sync(is_active=False)
     for suffix in reversed(SUFFIXES):
@@ -48,7 +48,7 @@ def _recover_from_0(disk: Any, directory: str, how: Any) -> Any:
 
 
 def _store_in_place(self: Any) -> None:
-    """Write an index of aborted transactions from its beginning, over the file that is there."""
+    """Write an index of aborted transactions over the existing file."""
     file = self._disk.open(self._path, create=True)
     file.truncate(0)
     file.close()
@@ -65,7 +65,7 @@ def _no_part(self: Any, dead: Any) -> list[Any]:
 
 
 def _sync_once(self: Any, *, is_active: bool) -> None:
-    """Sync a closed segment until its indexes are synced, though a start may have cut it since."""
+    """Sync a closed segment only until its indexes are synced, though a start may have cut it since."""
     if is_active or not self.is_index_synced:
         _SYNC_SEGMENT(self, is_active=is_active)
 
@@ -86,13 +86,13 @@ LOST_DIRECTORIES: tuple[Patch, ...] = (
     (simulation, "draw_state", _stopped_in_the_end),
     (simulation, "draw_rot", _lose_directory),
 )
-"""The directory of a partition is lost in each seed."""
+"""The directory of a partition is lost in every seed."""
 KILLED_STARTS: tuple[Patch, ...] = (
     *LOST_INDEXES,
     (disk_rot, "START_KILL_CHANCE", 1.0),
     (disk_rot, "MAX_START_STEPS", 600),
 )
-"""The index of aborted transactions is lost, and the start that makes it again is killed, in each seed."""
+"""In every seed the index of aborted transactions is lost, and the start that rebuilds it is killed."""
 _RECOVER, _SYNC_SEGMENT = recovery.recover, Segment.sync
 MUTANTS: list[Mutant | ClientMutant] = [
     ClientMutant(
@@ -116,7 +116,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         ((LocalLog, "flush", _sync_nothing),),
     ),
     ClientMutant(
-        "segments go once a newer snapshot is on the disk",
+        "segments are deleted once a newer snapshot is on the disk",
         "unsynced",
         (),
         ((LocalLog, "_is_safe_without", _is_known_on_disk),),
@@ -137,7 +137,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         guards=("log/test_log_compaction.py::test_a_power_loss_during_a_swap_keeps_aborted_records_hidden",),
     ),
     Mutant(
-        "a lost directory begins again at 0",
+        "a lost directory starts again at offset 0",
         ((partition, "recover", _recover_from_0),),
         None,
         LOST_DIRECTORIES,
@@ -145,7 +145,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         guards=("log/test_log_recovery.py::test_a_lost_directory_gives_no_offset_again",),
     ),
     Mutant(
-        "an index of aborted transactions is made again in place",
+        "an index of aborted transactions is rebuilt in place",
         ((TransactionIndex, "store", _store_in_place),),
         None,
         KILLED_STARTS,
@@ -191,13 +191,13 @@ MUTANTS: list[Mutant | ClientMutant] = [
         guards=("log/test_log_recovery.py::test_a_second_power_loss_does_not_bring_a_torn_end_back",),
     ),
     Mutant(
-        "a start leaves lost indexes without entries away",
+        "a start does not rebuild lost indexes without entries",
         ((Segment, "_make_missing_files", nothing),),
         findings=("R351",),
         guards=("log/test_log_recovery.py::test_a_clean_stop_after_a_lost_index_leaves_nothing_to_report",),
     ),
     ClientMutant(
-        "a roll removes the snapshot by which segments were deleted",
+        "a roll removes the snapshot that allowed segments to be deleted",
         "unsynced",
         (),
         ((producers, "around", _around_nothing), (snapshot, "around", _around_nothing)),
@@ -209,17 +209,26 @@ MUTANTS: list[Mutant | ClientMutant] = [
     ),
 ]
 NOT_CAUGHT: dict[str, str] = {
-    "segments go once a newer snapshot is on the disk": "needs a retry of a batch that was synced, behind"
-    " which a power loss takes the end of the log: no seed of the first 21",
-    "a swap syncs the names of a log and of its indexes together": "needs a power loss between two names of"
-    " one swap, of a segment with aborted transactions: no seed of the first 7",
-    "the names of dropped segments are not synced": "needs a power loss that keeps one of two renames within"
-    " one step: no seed of the first 12",
+    "segments are deleted once a newer snapshot is on the disk": (
+        "needs a retry of a batch that was synced, behind which a power loss takes the end of the log: no"
+        " seed of the first 21"
+    ),
+    "a swap syncs the names of a log and of its indexes together": (
+        "needs a power loss between two names of one swap, of a segment with aborted transactions: no seed"
+        " of the first 7"
+    ),
+    "the names of dropped segments are not synced": (
+        "needs a power loss that keeps one of two renames within one step: no seed of the first 12"
+    ),
     "a full disk keeps all segments": "nothing counts the room on the disk, and a full disk has room again",
     "checkpoints of missing directories are kept": "the list of topics is never lost with a directory",
-    "a start's cut of a closed segment is not synced": "needs a torn end behind which a segment begins before"
-    " the next flush, and two power losses: no seed of the first 48",
-    "a roll removes the snapshot by which segments were deleted": "needs a segment without a snapshot that"
-    " retention deletes before a power loss: no seed of the first 50",
+    "a start's cut of a closed segment is not synced": (
+        "needs a torn end behind which a segment begins before the next flush, and two power losses: no"
+        " seed of the first 48"
+    ),
+    "a roll removes the snapshot that allowed segments to be deleted": (
+        "needs a segment without a snapshot that retention deletes before a power loss: no seed of the"
+        " first 50"
+    ),
 }
-"""And why not."""
+"""Mutants that no seed catches, with the reason."""

@@ -1,4 +1,4 @@
-"""Mutants of requests that are answered in steps, of markers, and of what clients may ask for."""
+"""Mutants of requests that are handled in steps, of markers, and of the values that clients may send."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from oncelog_simulator.mutants.mutant import ClientMutant, Mutant, false, nothin
 
 
 class _NoPace:
-    """Lets nobody have a turn."""
+    """A step budget that never ends a step."""
 
     def __init__(self, step_elements: int) -> None:
-        """Take no limit."""
+        """Ignore the limit."""
 
     def next(self, cost: int = 1) -> bool:
         return False
 
 
 class _NeverRaised(Exception):
-    """Stands where NotCoordinator was caught."""
+    """An exception that is never raised, in place of NotCoordinator in an `except` clause."""
 
 
 def _delete_as_it_was(self: Any, group_id: str, budget: Any, now_ms: int) -> Any:
-    """Delete a group that time may have ended meanwhile."""
+    """Delete a group even if it has expired during the deletion."""
     group, consumers = self.get(group_id), self.consumers.get(group_id)
     if not self.has(group_id):
         raise GroupIdNotFound(f"there is no group {group_id!r}")
@@ -70,7 +70,7 @@ def _delete_as_it_was(self: Any, group_id: str, budget: Any, now_ms: int) -> Any
 
 
 def _code_by_name(self: Any, name: str, topic_id: bytes) -> int:
-    """Judge a topic by the name that its id had when the request came."""
+    """Check a topic by the name that its id had when the request arrived."""
     if not name and topic_id:
         return UnknownTopicId.code
     if not self._request.is_authorized(ResourceType.TOPIC, name):
@@ -86,7 +86,7 @@ def _limit_of_a_request(self: Any, error: Any, patience_ms: float | None) -> flo
 
 
 async def _wait_for(waiting: Any, timeout_s: float) -> Any:
-    """Wait as asyncio.wait_for of Python 3.11: a cancellation that comes with the result is lost."""
+    """Wait as `asyncio.wait_for` of Python 3.11: a cancellation that arrives with the result is lost."""
     future = asyncio.ensure_future(waiting)
     try:
         done, _ = await asyncio.wait({future}, timeout=timeout_s)
@@ -131,7 +131,7 @@ async def _await_news(self: Any, deadline_ms: float) -> Any:
 
 
 def _call_all(self: Any, listener: Any) -> None:
-    """Call the listeners of other threads, too."""
+    """Call the listeners of other threads as well."""
     self._listeners.append(listener)
     if self.is_done:
         for raised in self._call_listeners():
@@ -145,7 +145,7 @@ def _any_number(value: Any, largest: int, what: str) -> int:
 
 
 def _take_as_incomplete(self: Any, call: Any) -> bool:
-    """Count a request that waits for a place as one of which bytes are missing."""
+    """Count a request that waits for its turn as an incomplete request."""
     is_taken = _TAKE(self, call)
     owner = getattr(call, "__self__", None)
     if not is_taken and isinstance(owner, Connection):
@@ -155,7 +155,7 @@ def _take_as_incomplete(self: Any, call: Any) -> bool:
 
 @contextmanager
 def _named(rows: Any) -> Iterator[None]:
-    """Let a commit take its topics for named ones."""
+    """Let a commit treat topic ids as topic names."""
     has_ids, rows._has_ids = rows._has_ids, False
     try:
         yield
@@ -176,7 +176,7 @@ def _code_of_a_new_topic(self: Any, name: str, topic_id: bytes) -> int:
 
 
 def _group_by_name(node: Any, request: Any, requested: Any, is_stable: bool, budget: Any) -> Any:
-    """Answer with the ids that the topics' names have in the end."""
+    """Answer with the ids that the topics' names have at the end of the request."""
     group = yield from _FETCH_GROUP(node, request, requested, is_stable, budget)
     names = {bytes(topic.topic_id): topic.name for topic in requested.topics or () if topic.name}
     for result in group.topics:
@@ -193,7 +193,7 @@ def _group_by_name(node: Any, request: Any, requested: Any, is_stable: bool, bud
 
 
 def _settle_the_dead(self: Any, group: Any, now_ms: int) -> None:
-    """Settle a group whether or not it was deleted meanwhile."""
+    """Publish a group's changes even if the group was deleted."""
     if group.is_unused:
         if self._groups.get(group.group_id) is group:
             del self._groups[group.group_id]
@@ -204,7 +204,7 @@ def _settle_the_dead(self: Any, group: Any, now_ms: int) -> None:
 
 
 def _forget_newer(self: Any, before: Any, now_ms: int) -> Any:
-    """Forget where offsets of a topic that was made meanwhile stand."""
+    """Forget the record offsets of a topic that was created during the deletion."""
     left = yield from _DELETE_TOPICS(self, before, now_ms)
     for topic in before.keys() - left:
         self._indexes.pop(topic, None)
@@ -278,13 +278,13 @@ MUTANTS: list[Mutant | ClientMutant] = [
         ),
     ),
     Mutant(
-        "any number is an offset",
+        "any number is accepted as an offset",
         ((arguments, "_checked_int", _any_number),),
         findings=("R272",),
         guards=("client/test_client_arguments.py::test_what_is_no_offset_is_refused_before_it_is_sent",),
     ),
     ClientMutant(
-        "an error of a position that was left is raised",
+        "an error of an abandoned position is raised",
         "unsynced",
         (),
         ((ConsumerCore, "_is_stale", false),),
@@ -380,7 +380,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         ),
     ),
     ClientMutant(
-        "a TLS connection that breaks carried nothing out",
+        "a broken TLS connection counts as having sent nothing",
         "asyncio",
         (),
         ((BrokerProtocol, "_lost_error", _text_of_any_tls_error),),
@@ -391,26 +391,34 @@ MUTANTS: list[Mutant | ClientMutant] = [
 """In the order of the findings."""
 NOT_CAUGHT: dict[str, str] = {
     "a marker that failed is written again everywhere": "a second marker violates nothing",
-    "a cancellation that comes with the result is lost": "needs a cancellation in the turn of the loop in"
-    " which a result comes: no seed of the first 296",
-    "any number is an offset": "the applications commit offsets of records only",
+    "a cancellation that comes with the result is lost": (
+        "needs a cancellation in the turn of the loop in which a result comes: no seed of the first 296"
+    ),
+    "any number is accepted as an offset": "the applications commit offsets of records only",
     "groups and transactions are listed in one step": "no workload has as many groups as take long",
-    "offsets expire after the end of time": "a drawn field is near 2^63 too rarely: none of the first 102"
-    " seeds of hostile clients",
+    "offsets expire after the end of time": (
+        "a drawn field is near 2^63 too rarely: none of the first 102 seeds of hostile clients"
+    ),
     "a group that is being deleted ends a list of groups": "nobody lists groups",
-    "a group that ended while it was deleted is deleted twice": "needs a member id that nobody uses, and a"
-    " deletion in steps as it expires: no seed of the first 48",
+    "a group that ended while it was deleted is deleted twice": (
+        "needs a member id that nobody uses, and a deletion in steps as it expires: no seed of the first 48"
+    ),
     "a topic's id is looked up once for all steps of a commit": "our clients name topics by name",
-    "a large request that waits for its place counts as incomplete": "needs eight large requests under way"
-    " for a minute: none of the first 20 seeds of hostile clients",
+    "a large request that waits for its place counts as incomplete": (
+        "needs eight large requests under way for a minute: none of the first 20 seeds of hostile clients"
+    ),
     "a commit by id names a topic that is deleted meanwhile": "our clients name topics by name",
     "offsets fetched by id are answered with the id of a new topic": "our clients name topics by name",
-    "a deleted group is stored again when an earlier sync ends": "needs a full disk between two states of a"
-    " group, and its deletion before the first one is synced: no seed of the first 20",
-    "a TLS connection that breaks carried nothing out": "TLS is not played",
-    "an old deletion forgets where a new topic's offsets stand": "seed 69 noticed it before the product"
-    " changed: not searched since",
-    "a late listener calls those of other threads": "seed 1324 noticed it before the product changed: not"
-    " searched since",
+    "a deleted group is stored again when an earlier sync ends": (
+        "needs a full disk between two states of a group, and its deletion before the first one is synced:"
+        " no seed of the first 20"
+    ),
+    "a broken TLS connection counts as having sent nothing": "TLS is not played",
+    "an old deletion forgets where a new topic's offsets stand": (
+        "seed 69 noticed it before the product changed: not searched since"
+    ),
+    "a late listener calls those of other threads": (
+        "seed 1324 noticed it before the product changed: not searched since"
+    ),
 }
-"""And why not."""
+"""Mutants that no seed catches, with the reason."""

@@ -1,4 +1,4 @@
-"""Mutants of recovery, compaction, retention and deferred work, of which most put back a finding."""
+"""Mutants of recovery, compaction, retention and deferred work. Most of them put back a finding."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _keep_no_tombstone(self: Any, key: bytes | None, offset: int, has_value: boo
 
 
 def _retained_from(self: Any, now_ms: int) -> int:
-    """Return what is kept, up to the first segment that is empty."""
+    """Return the first retained offset, at most the base offset of the first empty segment."""
     offset: int = _RETAINED_FROM(self, now_ms)
     empty = [segment.base_offset for segment in self.log.segments if segment.size_bytes == 0]
     kept_from: int = max(min([offset, *empty]), self.log_start_offset)
@@ -65,7 +65,7 @@ def _open_unsynced(disk: Any, *rest: Any) -> Any:
 
 
 def _append_control_at_once(self: Any, *how: Any) -> Any:
-    """Append a marker, for which a flush vouches before its index entry is there."""
+    """Append a marker that a flush counts as durable before its index entry exists."""
     with patch.object(LocalLog, "unindexed_marker_offset", property(lambda _: None, nothing), create=True):
         return _APPEND_CONTROL(self, *how)
 
@@ -148,27 +148,27 @@ LOST_POINTS: tuple[Patch, ...] = (
     (simulation, "draw_state", _always_killed),
     (simulation, "draw_rot", _lose_points),
 )
-"""The checkpoint of recovery points is lost in each seed."""
+"""The checkpoint of recovery points is lost in every seed."""
 LOST_INDEXES: tuple[Patch, ...] = (
     (simulation, "draw_state", _stopped_in_the_end),
     (simulation, "draw_rot", _lose_index),
 )
-"""The index of a segment's aborted transactions is lost in each seed."""
+"""A segment's index of aborted transactions is lost in every seed."""
 LOST_SNAPSHOTS: tuple[Patch, ...] = (
     (simulation, "_draw_flip", _always_stopped),
     (simulation, "flip", _flip_without_snapshots),
 )
-"""A bit flips in each seed, and the snapshots of producers are lost."""
+"""A bit flips in every seed, and the producer snapshots are lost."""
 _FIND_DIRTY, _DIRTY_RANGE = compaction.find_dirty, cleaner.LogCleaner.dirty_range
 _KEEPS = compaction.Cleaner.keeps
 _RETAINED_FROM = Partition._retained_from
 _OPEN_SEGMENTS = recovery._open_segments
 _APPEND_CONTROL = Partition._append_control
 POWER_LOSSES: tuple[Patch, ...] = ((simulation, "draw_faults", _draw_power_losses),)
-"""A broker that loses its power again and again, also in the middle of writes."""
+"""A broker that loses its power repeatedly, also during writes."""
 MUTANTS = [
     Mutant(
-        "checksums of the node's small files are not looked at",
+        "checksums of the node's small files are not checked",
         ((state_file, "_check", nothing),),
         findings=("R741",),
         guards=("broker/test_broker_state_file.py::test_no_flipped_bit_changes_what_a_file_says",),
@@ -193,14 +193,14 @@ MUTANTS = [
         findings=("R106",),
     ),
     Mutant(
-        "a segment that compaction emptied ends retention",
+        "a segment that compaction emptied stops retention",
         ((Partition, "_retained_from", _retained_from),),
         "timed",
         findings=("R107",),
         guards=("log/test_log_retention.py::test_a_segment_that_compaction_emptied_keeps_no_later_one",),
     ),
     Mutant(
-        "a damage below the recovery point stops a start that replays",
+        "damage below the recovery point fails a start that replays the log",
         ((Segment, "header_blocks", _blocks_to_damage), (recovery, "verify_crc", true)),
         None,
         LOST_SNAPSHOTS,
@@ -210,7 +210,7 @@ MUTANTS = [
         ),
     ),
     Mutant(
-        "what recovery removed comes back with a power loss",
+        "segments that recovery removed come back after a power loss",
         ((recovery, "_open_segments", _open_unsynced),),
         None,
         POWER_LOSSES,
@@ -218,7 +218,7 @@ MUTANTS = [
         guards=("log/test_log_recovery.py::test_what_recovery_removed_stays_removed_after_a_power_loss",),
     ),
     Mutant(
-        "an empty segment behind a loss is kept",
+        "an empty segment after a loss is kept",
         ((recovery, "_drop_empty_tail", false),),
         "changed",
         POWER_LOSSES,
@@ -226,7 +226,7 @@ MUTANTS = [
         guards=("log/test_log_recovery.py::test_a_compacted_log_ends_where_its_last_batch_does",),
     ),
     Mutant(
-        "a flush vouches for a marker without its index entry",
+        "a flush counts a marker as durable without its index entry",
         ((Partition, "_append_control", _append_control_at_once),),
         None,
         (*PREEMPTED, *POWER_LOSSES),
@@ -250,13 +250,13 @@ MUTANTS = [
         findings=("R150", "R530"),
     ),
     Mutant(
-        "directories of others count as partitions",
+        "foreign directories count as partitions",
         ((LogManager, "is_partition", true),),
         "foreign files",
         findings=("R108",),
     ),
     Mutant(
-        "files of others count as segments",
+        "foreign files count as segments",
         ((recovery, "finish_swaps", _finish_any_swaps),),
         "foreign files",
         findings=("R114",),
@@ -267,21 +267,31 @@ MUTANTS = [
         "takeover",
     ),
 ]
-"""In the order of a segment's life."""
+"""In the order of a segment's life, from its creation to its deletion."""
 NOT_CAUGHT: dict[str, str] = {
-    "checksums of the node's small files are not looked at": "a start may be refused or not after a flipped"
-    " bit there, and nothing follows it",
-    "compaction removes tombstones at once": "seed 6 noticed it before the product changed: no seed of the"
-    " first 70 since",
-    "a segment that compaction emptied ends retention": "needs retention of a topic in which compaction"
-    " emptied a segment: no seed of the first 100 of `timed`",
-    "a damage below the recovery point stops a start that replays": "needs a flip in a length or format, in a"
-    " log that is replayed: no seed of the first 10",
-    "what recovery removed comes back with a power loss": "needs a power loss that cuts a segment with later"
-    " ones behind it, and a second one soon after: no seed of the first 13",
-    "an empty segment behind a loss is kept": "needs a power loss that takes the end of a compacted segment:"
-    " no seed of the first 11",
-    "a flush vouches for a marker without its index entry": "needs a flush between a marker and its index"
-    " entry, and a power loss soon after: no seed of the first 32",
+    "checksums of the node's small files are not checked": (
+        "a start may be refused or not after a flipped bit there, and nothing follows it"
+    ),
+    "compaction removes tombstones at once": (
+        "seed 6 noticed it before the product changed: no seed of the first 70 since"
+    ),
+    "a segment that compaction emptied stops retention": (
+        "needs retention of a topic in which compaction emptied a segment: no seed of the first 100 of"
+        " `timed`"
+    ),
+    "damage below the recovery point fails a start that replays the log": (
+        "needs a flip in a length or format, in a log that is replayed: no seed of the first 10"
+    ),
+    "segments that recovery removed come back after a power loss": (
+        "needs a power loss that cuts a segment with later ones behind it, and a second one soon after: no"
+        " seed of the first 13"
+    ),
+    "an empty segment after a loss is kept": (
+        "needs a power loss that takes the end of a compacted segment: no seed of the first 11"
+    ),
+    "a flush counts a marker as durable without its index entry": (
+        "needs a flush between a marker and its index entry, and a power loss soon after: no seed of the"
+        " first 32"
+    ),
 }
-"""And why not."""
+"""Mutants that no seed catches, with the reason."""

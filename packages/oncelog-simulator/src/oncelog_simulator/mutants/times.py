@@ -1,4 +1,4 @@
-"""Mutants of what time deletes and compacts, noticed by the workload `timed`."""
+"""Mutants of deletion and compaction by time, which the workload `timed` catches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _by_ratio(self: Any, min_dirty_ratio: float, max_lag_ms: int, now_ms: int) -
 
 
 def _retained_of_less(self: Any, now_ms: int) -> int:
-    """Return where the log starts with a third of retention.ms."""
+    """Return the log start with a third of retention.ms."""
     config = self.log.config
     if config.retention_ms is not None:
         self.log.config = replace(config, retention_ms=config.retention_ms // 3)
@@ -69,12 +69,12 @@ COMPACTED: tuple[Patch, ...] = (
     (topic_times, "POLICIES", ("compact",)),
     (topic_times, "MAX_LAGS_MS", (40 * topic_times.SECOND_MS,)),
 )
-"""A topic that is compacted all the time, without faults."""
+"""A topic with continuous compaction and no faults."""
 FAR: tuple[Patch, ...] = (
     (topic_times, "FAR_CHANCE", 1.0),
     (topic_times, "FAR_ENDS", (topic_times.MAX_RELATIVE_OFFSET,)),
 )
-"""Offsets begin a few below 2^31 in each seed, mostly in a segment that begins at 0."""
+"""Offsets begin slightly below 2^31 in every seed, mostly in a segment that begins at 0."""
 _FIND_DIRTY, _IS_DUE = compaction.find_dirty, compaction.DirtyRange.is_due
 _RETAINED_FROM = Partition._retained_from
 MUTANTS = [
@@ -94,8 +94,12 @@ MUTANTS = [
     ),
     Mutant("min.compaction.lag.ms has no effect", ((cleaner, "find_dirty", _without_min_lag),), "timed"),
     Mutant("timestamps have no bounds", ((validation, "_check_times", nothing),), "timed"),
-    Mutant("a third of retention.ms counts", ((Partition, "_retained_from", _retained_of_less),), "timed"),
-    Mutant("a quarter of retention.bytes counts", ((Partition, "_retained_from", _less_bytes),), "timed"),
+    Mutant(
+        "retention uses a third of retention.ms", ((Partition, "_retained_from", _retained_of_less),), "timed"
+    ),
+    Mutant(
+        "retention uses a quarter of retention.bytes", ((Partition, "_retained_from", _less_bytes),), "timed"
+    ),
     Mutant(
         "a segment spans more than 2^31 offsets",
         ((Segment, "fits", true),),
@@ -105,9 +109,11 @@ MUTANTS = [
     ),
     Mutant("retention deletes nothing", ((Partition, "_retained_from", _retained_always),), "timed"),
 ]
-"""In the order of a record's life."""
+"""In the order in which a record passes through the product."""
 NOT_CAUGHT: dict[str, str] = {
-    "max.compaction.lag.ms counts from the largest timestamp": "needs a segment that only the lag makes due,"
-    " with a timestamp of the future behind its first batch: no seed of the first 40",
+    "max.compaction.lag.ms counts from the largest timestamp": (
+        "needs a segment that only the lag makes due, with a timestamp of the future behind its first"
+        " batch: no seed of the first 40"
+    ),
 }
-"""And why not."""
+"""Mutants that no seed catches, with the reason."""

@@ -1,4 +1,4 @@
-"""Mutants of coordinators, deletion, compaction and transactions, noticed by the workloads that meet them."""
+"""Mutants of coordinators, deletion, compaction and transactions, which the matching workloads catch."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _draw_kills_in_writes(
 
 
 def _drop_after_writing(self: Any, before: Any, now_ms: int) -> Any:
-    """Keep in memory what cannot be written."""
+    """Keep offsets in memory if their tombstones cannot be written."""
     committed, pending = self.snapshot()
     transactions = {group: set(keys) for group, keys in self._transactions.items()}
     left = yield from _DELETE_TOPICS(self, before, now_ms)
@@ -194,15 +194,15 @@ _TAKE = cleaner.Compaction._take
 _SUPERSEDED = compaction.LatestOffsets.is_superseded
 _OFFSETS = coordinators_offsets.Offsets
 REFUSED: tuple[Patch, ...] = ((internal_topic.InternalTopic, "append", _append_or_refuse),)
-"""A disk that takes no tombstones every other minute, as one that fills within a request."""
+"""A disk that refuses tombstones in every other minute, like a disk that becomes full within a request."""
 REFUSED_IDS: tuple[Patch, ...] = ((internal_topic.InternalTopic, "append", _append_in_time),)
-"""A transaction coordinator that cannot write for 300 of every 900 ms."""
+"""A transaction coordinator that cannot write in 300 of every 900 ms."""
 FULL_DISKS: tuple[Patch, ...] = ((simulation, "draw_faults", _draw_full_disks),)
 """A disk that is full for two of every five seconds."""
 KILLS_IN_WRITES: tuple[Patch, ...] = ((simulation, "draw_faults", _draw_kills_in_writes),)
 """A broker that is killed in the middle of a write every few seconds."""
 FEW_KEYS: tuple[Patch, ...] = ((simulation, "draw_limits", _few_keys),)
-"""A broker that compacts two keys in a round."""
+"""A broker whose compaction handles two keys at a time."""
 MUTANTS = [
     Mutant("a member's epoch is not stored", ((consumer_group_log, "_current", _current_of_before),)),
     Mutant("a group's generation is not stored", ((groups, "encode_group", _no_generation),)),
@@ -294,14 +294,14 @@ MUTANTS = [
         guards=("log/test_log_partition.py::test_no_batch_overtakes_one_for_which_the_coordinator_is_asked",),
     ),
     Mutant(
-        "a marker behind a round of compaction loses its index entry",
+        "a marker after a compaction loses its index entry",
         ((cleaner.Compaction, "_take", _take_without_index),),
         "changed",
         FEW_KEYS,
         findings=("C1",),
     ),
     Mutant(
-        "compaction takes aborted records for committed",
+        "compaction treats aborted records as committed",
         ((compaction.SeenTransactions, "is_aborted", false),),
         "changed",
     ),
@@ -319,7 +319,7 @@ MUTANTS = [
         "changed",
     ),
     Mutant(
-        "producer ids of Apache Kafka's directory are given again",
+        "producer ids of Apache Kafka's directory are assigned again",
         ((producer_ids, "first_producer_id", _first_of_all),),
         "takeover",
         findings=("C2",),
@@ -332,11 +332,14 @@ MUTANTS = [
     ),
 ]
 NOT_CAUGHT = {
-    "a full disk keeps a deleted topic's offsets in memory": "seed 0 noticed it before deletions go in steps"
-    " (R281); none of the first 11 since",
-    "a second deletion takes the place of the first": "seed 15 noticed it before the product changed: no"
-    " seed of the first 149 since",
-    "a batch overtakes one that the coordinator refused": "needs the first of two pipelined batches refused"
-    " and the second stored: no seed of the first 13",
+    "a full disk keeps a deleted topic's offsets in memory": (
+        "seed 0 noticed it before deletions go in steps (R281); none of the first 11 since"
+    ),
+    "a second deletion takes the place of the first": (
+        "seed 15 noticed it before the product changed: no seed of the first 149 since"
+    ),
+    "a batch overtakes one that the coordinator refused": (
+        "needs the first of two pipelined batches refused and the second stored: no seed of the first 13"
+    ),
 }
-"""The reasons, by the mutant's name."""
+"""Mutants that no seed catches, with the reason."""
