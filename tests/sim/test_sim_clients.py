@@ -1,4 +1,4 @@
-"""Clients that are interrupted: in threads by the scheduler and by signals, on asyncio by cancellations."""
+"""Interrupted clients: blocking clients by the scheduler and by signals, asyncio clients by cancellations."""
 
 from __future__ import annotations
 
@@ -40,14 +40,16 @@ NOTED = {
     name: [int(seed)]
     for name, seed in re.findall(r"^\| ([^|]+) \| [^|]* \| (\d+) \| ", MUTANTS_PAGE.read_text(), re.M)
 }
-"""The seed at which each mutant was caught last. It is played first, as searching takes most of the time."""
+"""The seed at which each mutant was caught last. It is run first, because a search takes most of the time."""
 
 
 THREADED = (4, 16, 17, 21, 22)
 CANCELLED = (4, 12, 14, 21, 32, 33, 38, 43, 45, 46)
 RESTORED = (3, 6, 7, 8, 10)
 UNSYNCED = (3, 6, 9)
-"""Seeds of the quick tier. Their timelines have as many kinds of events as the first 10 to 25 together."""
+"""Seeds of the quick tier. Together their timelines have as many kinds of events as the first 10 to 25
+seeds.
+"""
 
 
 def in_tiers(quick: Collection[int], count: int) -> list[Any]:
@@ -63,7 +65,7 @@ def in_tiers(quick: Collection[int], count: int) -> list[Any]:
 
 @cache
 def played(run_seed: RunSeed, seed: int) -> ClientResult:
-    """Play a seed once for all tests that look at it."""
+    """Run a seed once for all tests that use it."""
     return run_seed(seed)
 
 
@@ -72,7 +74,7 @@ def violations_of(run_seed: RunSeed, seeds: Iterable[int]) -> dict[int, list[str
 
 
 def play_race(seed: int) -> tuple[int, list[int]]:
-    """Two threads add to a number without a lock; what they got to, and the order of their steps."""
+    """Let two threads add to a number without a lock. Return the number, and the order of their steps."""
     world = World(seed)
     scheduler = Scheduler(world.loop, world.rng("scheduler"), 0.0)
     total, order = 0, list[int]()
@@ -162,9 +164,9 @@ def test_a_seed_of_threads_gives_the_same_bytes_in_every_process() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", in_tiers(THREADED, 60))
 def test_blocking_clients_in_threads_lose_and_hang_nothing(seeds: Collection[int]) -> None:
-    """Threads give way anywhere, and signals interrupt the application (L1 to L7, L11, L23).
+    """Threads are suspended anywhere, and signals interrupt the application (L1 to L7, L11, L23).
 
-    In half of the seeds broker and network fail, too.
+    In half of the seeds the broker and the network fail too.
     """
     assert violations_of(run_blocking_clients, seeds) == {}
 
@@ -172,7 +174,7 @@ def test_blocking_clients_in_threads_lose_and_hang_nothing(seeds: Collection[int
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", in_tiers(CANCELLED, 250))
 def test_cancelled_calls_lose_and_hang_nothing(seeds: Collection[int]) -> None:
-    """Calls are cancelled at any await (L4, L5, L7, L11, L13, L14; R265 by seed 201); faults as above."""
+    """Calls are cancelled at any await (L4, L5, L7, L11, L13, L14; R265 by seed 201). Faults are as above."""
     assert violations_of(run_asyncio_clients, seeds) == {}
 
 
@@ -206,7 +208,7 @@ def test_an_error_that_no_fault_explains_is_a_violation() -> None:
 
 
 def test_a_failing_run_keeps_only_the_faults_that_it_needs() -> None:
-    """Playing a seed without a fault leaves the other draws as they are."""
+    """A run without one of its faults draws everything else as before."""
     seed = next(seed for seed in CANCELLED if len(played(run_asyncio_clients, seed).faults) > 2)
     everything, without = played(run_asyncio_clients, seed), run_asyncio_clients(seed, [0])
     assert without.faults == everything.faults[:1]
@@ -261,7 +263,7 @@ def test_a_broken_client_is_noticed(name: str) -> None:
 
 
 def test_a_copier_that_commits_automatically_is_convicted_and_one_that_does_not_acquitted() -> None:
-    """The rule behind `group_metadata()` on such a consumer being refused."""
+    """For this reason `group_metadata()` refuses a consumer that commits automatically."""
     (mutant,) = [each for each in CLIENT_MUTANTS if each.name == "a copier commits automatically"]
     found = search(mutant, [*NOTED[mutant.name], *range(400)])
     assert found is not None and found[1].startswith("copied")

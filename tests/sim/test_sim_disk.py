@@ -1,4 +1,6 @@
-"""The simulated disk and background jobs: what a power loss leaves, what runs between two operations."""
+"""The simulated disk and its background jobs: what a power loss leaves, and what runs between two
+operations.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ SPLIT = JobSettings(share=1.0, pause_s=0.01, stop_chance=1.0, preempt_chance=0.0
 
 
 def outcomes(disk: MemoryDisk, look: Callable[[MemoryDisk], object]) -> set[object]:
-    """What power losses leave."""
+    """Return what `look` finds on the disk after power losses of all seeds."""
     return {look(disk.after_power_loss(Random(seed))) for seed in SEEDS}
 
 
 def with_file(path: str, synced: bytes, written: bytes) -> MemoryDisk:
-    """Bytes that are synced, and bytes behind them that are not."""
+    """Return a file with synced bytes, followed by bytes that are not synced."""
     disk = MemoryDisk()
     file = disk.open(path, create=True)
     file.pwrite(synced, 0)
@@ -49,7 +51,7 @@ def test_names_of_a_directory_are_durable_one_by_one() -> None:
 
 
 def test_files_keep_the_times_of_their_writes_over_a_power_loss() -> None:
-    """Seed 40035: retention deleted a young record without a timestamp, by the time of a power loss."""
+    """Seed 40035: a power loss changed the time of a file, so retention deleted a young record."""
     disk = MemoryDisk()
     disk.now_ms = lambda: 1_000
     disk.open("log", create=True).sync()
@@ -119,7 +121,7 @@ def test_a_replaced_file_is_the_old_or_the_new_one() -> None:
 
 
 def split_world(disk: MemoryDisk, work: Callable[[], object], beside: Callable[[], object]) -> World:
-    """A job in the executor of a process, and an event of its loop some time later."""
+    """Start a job in the executor of a process, and a later event of its loop."""
     world = World(1)
     world.loop.jobs.settings = SPLIT
     disk.on_turn = world.loop.jobs.on_disk

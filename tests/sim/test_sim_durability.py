@@ -1,4 +1,6 @@
-"""What the broker acknowledged besides records survives a power loss, with any flush.messages."""
+"""Acknowledged changes of topics, settings, users and producer ids survive a power loss, with any
+flush.messages.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ STEPS = 6
 
 
 class Operator(Application):
-    """Changes one thing after the other; `step_count`: how many were acknowledged."""
+    """Makes changes one after the other. `step_count` is the number of acknowledged changes."""
 
     step_count = 0
 
@@ -65,7 +67,7 @@ class Operator(Application):
 def test_acknowledged_topics_settings_users_acls_and_producer_ids_outlive_a_power_loss(
     flush_messages: int, seed: int
 ) -> None:
-    """The power goes behind each of the steps; what was acknowledged until then is there."""
+    """After each step the power is cut. All changes that were acknowledged before must be there."""
     world = World(seed)
     settings = {
         "log.flush.interval.messages": flush_messages,

@@ -1,4 +1,4 @@
-"""The page of mutants: every broken rule, and every finding with the means that catch it."""
+"""The page of mutants lists every broken rule, and for every finding the means that catch it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_guard_fails_with_its_mutant_and_else_passes(tool: ModuleType) -> None
 
 
 def test_nothing() -> None:
-    """A guard of nothing, for the test above."""
+    """A guard that never fails, for the test above."""
 
 
 @pytest.mark.soak

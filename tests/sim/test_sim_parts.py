@@ -1,4 +1,4 @@
-"""The simulator's own parts: loop, network, processes, shrinking."""
+"""Parts of the simulator: event loop, network, processes, and the removal of faults from failing runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oncelog.errors import ConfigError
 
 
 class Echo(asyncio.Protocol):
-    """Sends back what it gets."""
+    """A protocol that sends back the bytes that it receives."""
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -30,7 +30,7 @@ class Echo(asyncio.Protocol):
 
 
 class Noting(asyncio.Protocol):
-    """Keeps what it gets, and how it ended."""
+    """A protocol that keeps the bytes that it receives, and the error with which its connection ended."""
 
     def __init__(self) -> None:
         self.got = b""
@@ -44,7 +44,7 @@ class Noting(asyncio.Protocol):
 
 
 class World2:
-    """A server that echoes and a client, whose main coroutine a test gives."""
+    """An echo server and a client. A test provides the client's main coroutine."""
 
     def __init__(self) -> None:
         self.world = World(1)

@@ -1,4 +1,4 @@
-"""What the simulator found, each as the shortest world that shows it."""
+"""Bugs that the simulator found, each as the shortest simulation that shows it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from oncelog.types import TopicPartition
 
 
 def test_a_lost_connection_does_not_turn_the_protocol_of_transactions_back() -> None:
-    """Begun without a connection, a transaction went the classic way, with one epoch for all of them."""
+    """A transaction that began without a connection used the classic protocol, and all later ones had one
+    epoch.
+    """
     world = World(1)
     broker = BrokerHost(world, {"num.partitions": 1, "transaction.state.log.num.partitions": 1})
     broker.start()
@@ -25,7 +27,8 @@ def test_a_lost_connection_does_not_turn_the_protocol_of_transactions_back() -> 
         await producer.init_transactions()
         for transport in world.network.connections():
             world.network.disconnect(transport)
-        await asyncio.sleep(0.5)  # the connection is lost, and nobody has asked for another
+        # The connection is lost, and the client has not opened another.
+        await asyncio.sleep(0.5)
         for _ in range(2):
             await producer.begin_transaction()
             await producer.send("topic", b"v")
@@ -38,7 +41,9 @@ def test_a_lost_connection_does_not_turn_the_protocol_of_transactions_back() -> 
 
 
 def test_a_stop_waits_for_the_flushes_under_way() -> None:
-    """They ran on when the files were closed, and failed, and what waited for them was told so."""
+    """The flushes continued after the files were closed, and failed, and so did the requests that waited for
+    them.
+    """
     world = World(3)
     broker = BrokerHost(world, {"num.partitions": 2, "log.flush.interval.messages": 1})
     broker.start()
@@ -65,7 +70,9 @@ def test_a_stop_waits_for_the_flushes_under_way() -> None:
 
 
 def test_a_generation_is_not_stable_because_the_one_before_was_stored() -> None:
-    """Seed 1034: a member came while the first assignment waited for the disk; then nobody was given any."""
+    """Seed 1034: a member joined while the first assignment was being synced, and no member got an
+    assignment.
+    """
     world = World(3)
     settings = {"num.partitions": 2, "offsets.topic.num.partitions": 1, "log.flush.interval.messages": 1}
     broker = BrokerHost(world, settings)
@@ -91,7 +98,7 @@ def test_a_generation_is_not_stable_because_the_one_before_was_stored() -> None:
 
 
 def test_a_marker_that_waited_for_another_partition_is_durable_before_the_transaction_is_complete() -> None:
-    """One disk write failed; the markers of the other partitions were not waited for when it was repeated."""
+    """After one failed write the repeated attempt did not wait for the markers of the other partitions."""
     world = World(1)
     broker = BrokerHost(world, {"num.partitions": 1, "log.flush.interval.messages": 1})
     broker.start()
@@ -119,7 +126,7 @@ def test_a_marker_that_waited_for_another_partition_is_durable_before_the_transa
 
 
 def test_a_second_stop_meanwhile_changes_nothing() -> None:
-    """The simulator's own: it stopped a broker twice at once, and the second stop met closed files."""
+    """A bug of the simulator: it stopped a broker twice, and the second stop met closed files."""
     world = World(1)
     broker = BrokerHost(world, {})
     broker.start()
@@ -134,7 +141,9 @@ def test_a_second_stop_meanwhile_changes_nothing() -> None:
 
 
 def test_a_member_of_a_group_that_was_forgotten_joins_again() -> None:
-    """Seed 847: away for longer than its session, alone in a group without offsets, which then went."""
+    """Seed 847: the only member of a group without offsets was away for longer than its session, and the
+    group was removed.
+    """
     world = World(5)
     settings = {"group.consumer.session.timeout.ms": 3_000, "group.consumer.heartbeat.interval.ms": 500}
     broker = BrokerHost(

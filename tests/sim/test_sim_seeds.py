@@ -1,4 +1,4 @@
-"""Seeds of the simulator: all is kept that was promised, and the same seed gives the same bytes."""
+"""Seeds of the simulator violate no rule, and the same seed gives the same bytes."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ NOTED = {
     "producers are not recovered": range(8),
     "no sequence check": (5, *range(8)),
 }
-"""Mutants, and the seeds that are played until one notices, the cheapest one first."""
+"""Mutants, and the seeds that are run until one catches the mutant, with the cheapest seed first."""
 
 
 SEEDS = (10, 19, 29, 43, 47, 51, 64, 75, 83, 92, 93, 96)
-"""Of the first hundred; their timelines have more kinds of events, faults and workloads than the first 25."""
+"""Seeds below 100 whose timelines have more kinds of events, faults and workloads than the first 25 seeds."""
 
 
 def more_seeds(first: int) -> Any:
-    """Return a parameter for the full tier: the same test with other seeds."""
+    """Return a parameter of the full tier: the same test with more seeds."""
     seeds = [seed for seed in range(first, first + CHUNK) if seed not in SEEDS]
     return pytest.param(seeds, id=f"{first}", marks=pytest.mark.full("more seeds"))
 
 
 @cache
 def played(seed: int) -> Result:
-    """Play a seed once for all tests that look at it."""
+    """Run a seed once for all tests that use it."""
     return run_scenario(scenario_for(seed))
 
 
@@ -85,7 +85,7 @@ def test_a_seed_gives_the_same_world_again() -> None:
     [("92..93", 2), ("24..24", 1), pytest.param("0..7", 8, marks=pytest.mark.full("more seeds"))],
 )
 def test_a_seed_gives_the_same_bytes_in_every_process(seeds: str, count: int) -> None:
-    """Whatever the order of sets is there."""
+    """The order of sets differs between the processes."""
     told = {
         subprocess.run(
             [sys.executable, "-m", "oncelog.cli.main", "simulate", "--seeds", seeds, "--digest"],

@@ -1,4 +1,4 @@
-"""The simulator's own writer of Apache Kafka's directories, against bytes of Apache Kafka."""
+"""The simulator's writer of Apache Kafka's directories, compared with bytes that Apache Kafka wrote."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "kafka-4.3.0-plain.tar.gz"
 
 
 def golden(directory: str) -> dict[str, bytes]:
-    """Return the files of one of Apache Kafka's partitions."""
+    """Return the files of a partition that Apache Kafka wrote."""
     with tarfile.open(GOLDEN) as tar:
         members = [each for each in tar.getmembers() if each.name.startswith(f"data/{directory}/")]
         return {Path(each.name).name: tar.extractfile(each).read() for each in members if each.isfile()}  # type: ignore[union-attr]
@@ -112,7 +112,7 @@ def test_an_interrupted_compaction_stops_at_any_step_and_loses_no_newest_record(
 
 
 def test_snapshots_and_indexes_are_those_of_apache_kafka() -> None:
-    """Topic bank of the golden directory: a transaction committed, one aborted, one open."""
+    """Topic bank of the golden directory has a committed, an aborted and an open transaction."""
     files = golden("bank-0")
     log = KafkaLog("bank", 0, 1 << 20, 4_096)
     source = memoryview(files[f"{0:020}.log"])
@@ -133,7 +133,7 @@ def test_snapshots_and_indexes_are_those_of_apache_kafka() -> None:
 
 
 def test_transactions_and_offsets_are_those_of_apache_kafka() -> None:
-    """Transactional id done: initialized, ongoing with one and two partitions, decided, complete."""
+    """Transactional id `done`: initialized, ongoing with one and two partitions, decided, and complete."""
     stored = [
         each.value or b""
         for index in (0, 1)

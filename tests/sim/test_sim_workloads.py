@@ -1,4 +1,6 @@
-"""Workloads drawn apart: hostile clients, producers that pipeline, the sink, `write_atomic`, the loader."""
+"""Workloads with their own draws: hostile clients, pipelining producers, the sink, `write_atomic`, and the
+loader.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ QUICK = {
     "takeover": (7, 11),
     "timed": (1, 10),
 }
-"""Of the first twelve seeds of each, those whose timelines have most kinds of events."""
+"""Of the first twelve seeds of each workload, those whose timelines have the most kinds of events."""
 MORE = {name: [seed for seed in range(12) if seed not in seeds] for name, seeds in QUICK.items()}
 
 
@@ -56,7 +58,7 @@ def test_a_workload_that_is_asked_for_leaves_the_rest_of_a_seed_as_it_is() -> No
 
 
 def test_offsets_are_kept_where_deletions_of_offsets_are_checked() -> None:
-    """Seed 40591: an idle query of `lanes` had the offsets of `deletions` expire after two minutes."""
+    """Seed 40591: an idle query of `lanes` made the offsets of `deletions` expire after two minutes."""
     scenario = scenario_for(40591)
     assert {"lanes", "deletions"} <= set(scenario.workloads)
     assert "offsets.retention.minutes" not in scenario.broker

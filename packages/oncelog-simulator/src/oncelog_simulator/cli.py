@@ -35,20 +35,20 @@ def parse_seeds(text: str) -> range:
 
 
 @click.command()
-@click.option("--seeds", default="200", show_default=True, metavar="A..B|COUNT", help="Which runs.")
-@click.option("--seed", type=int, help="One run, told as a timeline.")
-@click.option("--fault-count", type=click.IntRange(0), help="Faults a seed, instead of 2 to 20.")
+@click.option("--seeds", default="200", show_default=True, metavar="A..B|COUNT", help="Seeds to run.")
+@click.option("--seed", type=int, help="Run one seed and print its timeline.")
+@click.option("--fault-count", type=click.IntRange(0), help="Faults of each seed, instead of 2 to 20.")
 @click.option(
-    "--workload", help="Play it in every seed: hostile, pipelined, ... (docs/internals/simulation.md)."
+    "--workload", help="Run it in every seed: hostile, pipelined, ... (docs/internals/simulation.md)."
 )
-@click.option("--faults", "kept", metavar="N,N...", help="With --seed: only these of its faults.")
-@click.option("--no-shrink", is_flag=True, help="Leave the faults of a failing run as they are.")
-@click.option("--digest", is_flag=True, help="Print what two runs of a seed are compared by.")
+@click.option("--faults", "kept", metavar="N,N...", help="With --seed: run only these of its faults.")
+@click.option("--no-shrink", is_flag=True, help="Do not remove faults from a failing run.")
+@click.option("--digest", is_flag=True, help="Print a digest of each run, which is the same for equal runs.")
 @click.option(
     "--clients",
     type=click.Choice(["blocking", "asyncio", "backup", "unsynced"]),
-    help="Instead: clients in threads with signals or with calls that are cancelled, in half of the seeds "
-    "with faults, the restore of a backup, or power losses with the default flush.",
+    help="Run another simulation: clients in threads with signals (blocking) or with cancelled calls "
+    "(asyncio), a restored backup, or power losses with the default flush (unsynced).",
 )
 def command(
     seeds: str,
@@ -75,7 +75,9 @@ def command(
     began, virtual_s, records, failed = time.process_time(), 0.0, 0, []
     for run_seed in seed_range:
         if clients is not None:
-            run = _play_clients(run_seed, clients, kept, is_told=seed is not None, is_shrunk=not no_shrink)
+            run = _run_clients(
+                run_seed, clients, kept, prints_timeline=seed is not None, is_shrunk=not no_shrink
+            )
             if digest:
                 click.echo(f"{run_seed} {run.digest}")
             virtual_s, records = virtual_s + run.virtual_s, records + run.record_count
@@ -88,9 +90,9 @@ def command(
             click.echo(f"{run_seed} {result.digest}")
         if result.violations:
             failed.append(run_seed)
-            _tell_failure(result, fault_count, workload, is_shrunk=not no_shrink)
+            _print_failure(result, fault_count, workload, is_shrunk=not no_shrink)
         elif seed is not None:
-            _tell(result)
+            _print_result(result)
     cpu_s = time.process_time() - began
     click.echo(
         f"{len(seed_range)} seeds, {len(failed)} failed; {records:,} records sent in {virtual_s:,.0f} s"
@@ -100,8 +102,8 @@ def command(
         raise SystemExit(EXIT_VIOLATIONS)
 
 
-def _play_clients(
-    seed: int, clients: str, kept: str | None, *, is_told: bool, is_shrunk: bool
+def _run_clients(
+    seed: int, clients: str, kept: str | None, *, prints_timeline: bool, is_shrunk: bool
 ) -> ClientResult:
     from oncelog_simulator.asyncio_clients import run_asyncio_clients
     from oncelog_simulator.backup import run_restored_backup
@@ -114,18 +116,18 @@ def _play_clients(
         run = shown = run_scenario(seed, _numbers(kept))
     else:
         run = shown = run_restored_backup(seed) if clients == "backup" else run_default_flush(seed)
-    again = f"--clients {clients} --seed {seed}"
+    repeat_arguments = f"--clients {clients} --seed {seed}"
     if run.violations:
         click.echo(f"seed {seed} FAILED ({run.kind})")
         if run_scenario is not None and run.faults and kept is None and is_shrunk:
             shown, needed = shrink_run(run, run_scenario)
-            again += f" --faults {','.join(map(str, needed)) or ','}"
-    if run.violations or is_told:
+            repeat_arguments += f" --faults {','.join(map(str, needed)) or ','}"
+    if run.violations or prints_timeline:
         for fault in shown.faults:
             click.echo(f"fault   {fault}")
-        _tell_events(shown.timeline, shown.violations)
+        _print_events(shown.timeline, shown.violations)
     if run.violations:
-        click.echo(f"again: oncelog simulate {again}\n")
+        click.echo(f"again: oncelog simulate {repeat_arguments}\n")
     return run
 
 
@@ -145,7 +147,7 @@ def _with_faults(scenario: Scenario, kept: str | None) -> Scenario:
     return dataclasses.replace(scenario, faults=tuple(scenario.faults[number] for number in numbers))
 
 
-def _tell_failure(result: Result, fault_count: int | None, workload: str | None, *, is_shrunk: bool) -> None:
+def _print_failure(result: Result, fault_count: int | None, workload: str | None, *, is_shrunk: bool) -> None:
     from oncelog_simulator.shrink import shrink
     from oncelog_simulator.simulation import run_scenario, scenario_for
 
@@ -153,7 +155,7 @@ def _tell_failure(result: Result, fault_count: int | None, workload: str | None,
     if is_shrunk:
         result = shrink(result, run_scenario)
     click.echo(f"seed {result.scenario.seed} FAILED with {len(result.scenario.faults)} of its {count} faults")
-    _tell(result)
+    _print_result(result)
     every = scenario_for(result.scenario.seed, fault_count, workload).faults
     kept = ",".join(str(every.index(fault)) for fault in result.scenario.faults)
     counted = "" if fault_count is None else f"--fault-count {fault_count} "
@@ -161,15 +163,15 @@ def _tell_failure(result: Result, fault_count: int | None, workload: str | None,
     click.echo(f"again: oncelog simulate --seed {result.scenario.seed} {counted}--faults {kept or ','}\n")
 
 
-def _tell(result: Result) -> None:
+def _print_result(result: Result) -> None:
     scenario = result.scenario
     click.echo("broker  " + " ".join(f"{key}={value}" for key, value in scenario.broker.items()))
     for fault in scenario.faults:
         click.echo(f"fault   {fault}")
-    _tell_events(result.timeline, result.violations)
+    _print_events(result.timeline, result.violations)
 
 
-def _tell_events(timeline: list[Event], violations: list[str]) -> None:
+def _print_events(timeline: list[Event], violations: list[str]) -> None:
     skipped = len(timeline) - TIMELINE_EVENTS
     if skipped > 0:
         click.echo(f"        ... {skipped} events before ...")

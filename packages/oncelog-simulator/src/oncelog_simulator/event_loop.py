@@ -232,23 +232,23 @@ class SimLoop(_Loop):  # type: ignore[misc]
         """
         done = self.create_future()
 
-        def tell(result: Any, error: BaseException | None) -> None:
+        def set_result(result: Any, error: BaseException | None) -> None:
             if not done.done():
                 done.set_result(result) if error is None else done.set_exception(error)
 
-        def tell_later(result: Any, failure: BaseException | None) -> None:
-            self.call_later(self._pause_s(), tell, result, failure)
+        def set_result_later(result: Any, failure: BaseException | None) -> None:
+            self.call_later(self._pause_s(), set_result, result, failure)
 
         def work() -> None:
             if self.jobs.is_split():
-                self.jobs.begin(partial(func, *args), tell_later)
+                self.jobs.begin(partial(func, *args), set_result_later)
                 return
             result, failure = None, None
             try:
                 result = func(*args)
             except Exception as error:
                 failure = error
-            tell_later(result, failure)
+            set_result_later(result, failure)
 
         self.call_later(self._pause_s(), work)
         return done

@@ -318,7 +318,7 @@ class Driver(Application):
         """Do nothing. It replaces a write that is done once."""
 
     async def _write_batch(self, batch_id: int) -> None:
-        """Write a batch once. Its rows have an assignment to tasks that was used before, or a new one."""
+        """Write a batch once. Assign its rows to tasks as an earlier run did, or in a new way."""
         placements = self.placements[batch_id]
         if self.rng.random() < MOVE_CHANCE:
             rows = [row for task in self.planned[batch_id] for row in task]

@@ -13,7 +13,7 @@ OUT_OF_REACH: dict[str, str] = {
     "the simulator takes DeliveryUnknown for any outcome": "R802",
     "no simulated client is closed by one task while another connects": "R803",
     "no simulated administrator alters settings of several brokers": "R801",
-    "no directory of a running Apache Kafka, of an older version or of a backup is played": (
+    "no directory of a running Apache Kafka, of an older version or of a backup is simulated": (
         "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40 R363 R365 R451 R631 R632 R832"
     ),
     "virtual time stands still while code runs": (
@@ -24,19 +24,19 @@ OUT_OF_REACH: dict[str, str] = {
     "memory, threads and descriptors are not counted": (
         "R332 S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 R320 R321 R361 R372 R915 R930 L24a L24b"
     ),
-    "TLS, SASL, ACLs, quotas and the metrics port are not played": (
+    "TLS, SASL, ACLs, quotas and the metrics port are not simulated": (
         "S6 S7 S10 S11 S13 S20 R5 R44 R182 R254 R508 R640 R641 R643 R645 R791 R793 R851"
     ),
     "only our clients' requests and random ones are sent": (
         "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70 R633 R920 R965"
     ),
-    "Spark itself is not played": (
+    "Spark itself is not simulated": (
         "G4 G5 G6 G9b G10 G11 G12 G13 P5 R78 R79 R90 R191 R192 R194 R405 R407 R408 R662 R811 R812"
     ),
-    "the audit of files and topics is not played": (
+    "the audit of files and topics is not simulated": (
         "P3 P4 R86 R87 R88 R89 R193 R290 R291 R295 R406 R409 R460 R660 R661 R720 R721 R722 R724 R860"
     ),
-    "commands, web pages, packages and documents are not played": (
+    "commands, web pages, packages and documents are not simulated": (
         "S12 S16 S18 K6 K7 R91 R96 R97 R98 R99 R100 R101 R292 R102 R103 R104 R113 R540 R541 R644"
         " R723 R870 R990 R991 R992"
     ),
@@ -45,7 +45,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated application unsubscribes, or commits in `on_partitions_lost`": "R58 L10b R441 R496",
     "no fault makes a fetch end with an error that is not expected": "L22a",
     "simulated consumers commit in the task that polls, and seldom while a coordinator loads": "R605 R606",
-    "one connection carries all that a member asks its coordinator": "R607",
+    "one connection carries all requests of a member to its coordinator": "R607",
     "simulated applications poll soon after a commit was refused": "R680",
     "no simulated consumer is closed before it has read": "R681",
     "no simulated consumer is assigned partitions by hand and then subscribes": "R682",
@@ -58,49 +58,49 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "the disk keeps the names of a directory whose sync failed": "R352",
     "the simulated disk has no symbolic links": "R362",
-    "no look for a file fails on the simulated disk": "R760",
-    "nobody reads the errors of simulated starts": "R762",
-    "nothing checks that a full disk gets room": "R353",
-    "no power goes after a start that fences": "R475",
-    "no power goes soon after a start that makes a topic's directories": "R622",
-    "no coordinator's log is compacted soon before the power goes": "R621",
+    "no existence check of a file fails on the simulated disk": "R760",
+    "nothing checks the errors of simulated starts": "R762",
+    "nothing checks that deletions free a full disk": "R353",
+    "no power loss follows a start that fences": "R475",
+    "no power loss soon follows a start that creates a topic's directories": "R622",
+    "no coordinator's log is compacted shortly before a power loss": "R621",
     "clients wait for the answer of AddPartitionsToTxn": "R478",
-    "no topic is made while renames and syncs of directories fail": "R480 R566 R600 R601 R602",
-    "no fault lets a segment's log file be made, and its index files not": "R585 R604",
-    "no disk takes a part of a write and then cannot cut it off": "R610",
-    "tombstones of simulated topics go after seconds": "R611",
-    "no power goes between a partition's first roll and the flush behind it": "R603 R671",
+    "no topic is created while renames and syncs of directories fail": "R480 R566 R600 R601 R602",
+    "no fault fails the creation of a segment's index files alone": "R585 R604",
+    "no disk writes part of the data and then fails to truncate it": "R610",
+    "tombstones of simulated topics are removed after seconds": "R611",
+    "no power loss comes between a partition's first roll and its next flush": "R603 R671",
     "no transactions run on a compacted topic across two power losses": "R612 R614",
     "large requests are seldom under way while a job of the log has a slow disk": "R750",
-    "no topic is made again within one sync of a checkpoint, and then compacted": "R751",
-    "no segment goes while a batch of it is decompressed for a simulated look-up": "R833",
-    "nothing checks that compaction gets on where traffic ends": "R743",
+    "no topic is created again within one sync of a checkpoint, and then compacted": "R751",
+    "no segment is deleted while a simulated look-up decompresses its batch": "R833",
+    "nothing checks that compaction continues after the traffic ends": "R743",
     "no single call fails during a swap, or at the end of a partition": "R613 R830 R831",
-    "nothing measures the memory that a round of compaction takes": "R792",
-    "requests in steps are not met by a stop": "R712",
+    "nothing measures the memory that a compaction takes": "R792",
+    "no stop comes during a request in steps": "R712",
     "no disk loses what was synced": "R364 R450",
-    "no client closes right after requests whose answers it does not take": "R509 R565 R790 R840",
+    "no client closes right after requests whose answers it does not read": "R509 R565 R790 R840",
     "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510 R711 R810 R929",
-    "nobody subscribes by pattern": "R1 R17 R20 R479 R683",
-    "no power goes soon after DeleteRecords up to the log end": "R690",
+    "no simulated consumer subscribes by pattern": "R1 R17 R20 R479 R683",
+    "no power loss soon follows DeleteRecords up to the log end": "R690",
     "a power loss seldom takes an epoch and leaves its batches": "R691 R761 R822",
-    "that a producer ends, and a new one takes its place, is allowed": "R66 R67 R68 R69",
+    "producers may fail and be replaced": "R66 R67 R68 R69",
     "days pass for idle groups, and for topics that are not compacted": "R16 R18",
     "simulated clients of mixed versions meet few power losses": "R771 R773 R821",
     "no topic is deleted while files are loaded": "R506",
     "no load continues with other options": "R663",
     "no start with a lost completion met an open next transaction": "R521",
-    "the workloads do not draw what it takes": (
+    "the workloads do not draw the needed events": (
         "G8 L17 L18 R293 R294 R296 R410 R430 R431 R11 R12 R21 R23 R161 S9 R390 R391 R394 R465"
         " R495 R497 R499 R500 R505 R550 R575 R576 R623 R634 R624 R686 R701 R755 R820 R823"
     ),
-    "after a flipped bit nothing but its reader follows": "R244 R245 R301",
+    "nothing but its reader runs after a flipped bit": "R244 R245 R301",
     "each simulated cluster is one broker, at one address that resolves": (
         "R490 R491 R492 R493 R498 R577 R578 R579 R742"
     ),
     "no broker answers with a wrong correlation id or refuses a second login": "R446",
     "nothing checks that members keep partitions, or that groups act soon": "K2 K8 R280 R282 R780 L8 L16",
-    "one thread is put off only before disk operations": "R33 R461 R494 R580",
+    "threads are suspended only before disk operations": "R33 R461 R494 R580",
     "no client forks, and no signal comes between two bytecodes": (
         "L25b R47 R48 R273 R274 R650 R651 R685 R782"
     ),
@@ -108,7 +108,7 @@ OUT_OF_REACH: dict[str, str] = {
 """Ids of findings by reason, separated by spaces."""
 
 SECTIONS: dict[str, str] = {
-    "D": "commands, web pages, packages and documents are not played",
+    "D": "commands, web pages, packages and documents are not simulated",
     "F": "only our clients' requests and random ones are sent",
 }
 """Reasons by the first letter of an id, for findings that no mutant names."""

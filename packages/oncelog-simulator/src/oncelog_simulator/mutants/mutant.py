@@ -21,7 +21,7 @@ Patch = tuple[Any, str, Any]
 
 
 class Mutant(NamedTuple):
-    """A broken rule of the product that scenarios look for.
+    """A rule of the product that is broken deliberately, to be caught by scenarios.
 
     If `workload` names a workload, every seed runs it, as with --workload. If it names another part of a
     scenario, only seeds with that part are run. `world` has further patches, which alone violate nothing.
@@ -38,7 +38,7 @@ class Mutant(NamedTuple):
 
 
 class ClientMutant(NamedTuple):
-    """A broken rule of the clients that simulations of interrupted clients look for.
+    """A rule of the clients that is broken deliberately, to be caught by simulations of interrupted clients.
 
     `clients` is blocking, asyncio, backup or unsynced. Only seeds of the given `kinds` are run; if `kinds` is
     empty, all seeds are. With `needs_faults` only seeds with faults are run. `findings` and `guards` are as
