@@ -128,7 +128,7 @@ class _Call(Generic[T]):
         self._news.put(None)
 
     def cancel(self) -> None:
-        """Cancel the coroutine. A call after `start` takes effect after `start`."""
+        """Cancel the coroutine. The loop starts it first if `start` was called before."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -146,7 +146,7 @@ class _Call(Generic[T]):
         """
         # Each wait is short: a signal that arrives just before a wait begins does not interrupt this wait.
         while not self._has_ended and (timeout is None or timeout > 0):
-            # The loop has ended and will not run this call.
+            # A loop that has ended will never complete this call.
             if has_loop_ended():
                 return self._has_ended
             seconds = _SIGNAL_SECONDS if timeout is None else min(_SIGNAL_SECONDS, timeout)
@@ -157,7 +157,7 @@ class _Call(Generic[T]):
 
     def result(self) -> T:
         """Return the coroutine's result, or raise its exception."""
-        # The loop has ended before it completed this call.
+        # If the task is not done, the loop ended before this call was complete.
         if self._task is None or not self._task.done():
             raise MisuseError(_CLOSED_BY_OTHER_THREAD)
         return self._task.result()
@@ -209,7 +209,7 @@ class LoopThread:
         return not self._stopped and self._process_id == os.getpid() and not sys.is_finalizing()
 
     def _check(self) -> None:
-        # Python has stopped the daemon threads, so a call would wait forever.
+        # While Python exits, its daemon threads no longer run, so a call would wait forever.
         if sys.is_finalizing():
             raise MisuseError(_FINALIZED)
         if self._process_id != os.getpid():
@@ -222,8 +222,8 @@ class LoopThread:
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Start a coroutine on the loop, and return its future.
 
-        Raises MisuseError if the client is closed, or in a process that was forked after the client was
-        created.
+        Raises MisuseError if the client is closed, if the process was forked after the client was created, or
+        while Python exits.
         """
         try:
             self._check()

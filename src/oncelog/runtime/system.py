@@ -2,7 +2,7 @@
 
 An object that needs the runtime calls `current()` in its constructor and keeps the result. In production, the
 runtime is always `SYSTEM`. The simulator sets one runtime per simulated process, in the context of this
-process. There, every time and every random number follows from one seed.
+process. In the simulator, every time and every random number follows from one seed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes the TLS contexts of clients and servers from their settings. Certificates are PEM files or PEM text.
 
-A server checks its files while it runs. After a change, new connections use the new files. If the new files
-cannot be read, the server continues with the old ones.
+A server watches the files of ssl.keystore.location and ssl.truststore.location. After a change, new
+connections use the new files. If the new files cannot be read, the server continues with the old ones.
 """
 
 from __future__ import annotations
@@ -200,17 +200,17 @@ class ServerTls:
     """The TLS of a listener. New connections use `context`, which is replaced when the files change.
 
     A new context has new ticket keys and an empty session cache. If an authority is removed from the files,
-    clients with its certificates therefore cannot resume earlier sessions. It would not be enough to replace
-    the context during the handshake (`sni_callback`): tickets belong to the context with which the handshake
-    began.
+    clients with certificates of that authority therefore cannot resume earlier sessions. It would not be
+    enough to replace the context during the handshake (`sni_callback`): tickets belong to the context with
+    which the handshake began.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._seen = self._failed = self._stamps()
-        """Stamps (`_stamp`) of certificate files.
+        """Stamps (see `_stamp`) of the certificate files.
 
-        `_seen`: the files in `context`. `_failed`: the files that could not be used.
+        `_seen`: when `context` was made. `_failed`: at the last failed attempt to make a new context.
         """
         self.context = _server_context(settings)
 

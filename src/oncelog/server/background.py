@@ -27,7 +27,7 @@ class BackgroundRunner:
     """Runs the tasks of a BackgroundQueue on the event loop between `start` and `stop`.
 
     Outside that time, the queue runs each task at once. `after_work` is called after each piece of work,
-    because the work may have completed fetches or requested syncs.
+    because the work may have appended records: waiting fetches may then be complete, and syncs may be due.
     """
 
     def __init__(self, background: BackgroundQueue, after_work: Callable[[], None]) -> None:
@@ -72,7 +72,7 @@ class BackgroundRunner:
                 await asyncio.sleep(PAUSE_SECONDS)
 
     def _work(self) -> bool:
-        """Run steps until the time is up or no step is ready. Return True if a blocking call has begun."""
+        """Run steps for WORK_SECONDS, or until no step is ready. Return True if a blocking call has begun."""
         until, has_begun_call = self._work_seconds() + WORK_SECONDS, False
         while self._background.is_ready and self._work_seconds() < until:
             try:

@@ -4,11 +4,11 @@ A request is started as soon as no earlier request blocks the pipeline. The pipe
 that waits for records, and by responses that the client does not read. An append that waits for the disk does
 not block the pipeline.
 
-Bytes behind a blocked request stay in the RequestReader's backlog, not yet split into frames. Reading pauses
-while the backlog is too large.
+Bytes behind a request that blocks the pipeline stay in the RequestReader's backlog, not yet split into
+frames. Reading pauses while the backlog is too large.
 
-Requests are started in rounds. A round ends after MAX_ROUND_REQUESTS requests of one connection, or after
-MAX_ROUND_RESPONSE_BYTES of responses. After a round, the event loop handles the other connections.
+Requests are started in rounds. A round ends when the requests of one connection have cost MAX_ROUND_REQUESTS,
+or after MAX_ROUND_RESPONSE_BYTES of responses. After a round, the event loop handles the other connections.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ from oncelog.server.response_queue import ResponseQueue
 from oncelog.server.throttle import Throttle
 
 MAX_ROUND_RESPONSE_BYTES = 65_536
-"""Number of response bytes at which a round ends. It also ends when its cost reaches MAX_ROUND_REQUESTS."""
+"""Number of response bytes at which a round ends.
+
+The round also ends when its cost reaches MAX_ROUND_REQUESTS.
+"""
 LARGE_REQUEST_BYTES = 4096
 """Size in bytes above which a request must first get one of the slots of `broker.stepwise`."""
 _UNDIVIDED = frozenset({produce.KEY, join_group.KEY, sync_group.KEY})
@@ -428,9 +431,10 @@ class Connection(asyncio.BufferedProtocol):
         else:
             phase = Phase.AUTHENTICATED if self.auth.is_authenticated else Phase.UNAUTHENTICATED
         # A connection that waits for a response is not idle while its client is there. If the client is gone,
-        # the idle limit applies, so that the abandoned request does not wait for its group longer. The limit
-        # also applies to a muted connection whose responses are sent. The broker does not read from it, so
-        # only the idle limit detects that the client is gone (KIP-219).
+        # the idle limit applies. Otherwise an abandoned JoinGroup would keep the connection for as long as
+        # its group waits. The limit also applies to a muted connection whose responses are sent. The broker
+        # does not read from such a connection, so only the idle limit detects that the client is gone
+        # (KIP-219).
         is_waiting = bool(self._responses.slots) and not self._responses.is_abandoned
         return ConnectionActivity(
             phase, self.opened_ms, self.active_ms, self.reader.incomplete_since_ms, is_waiting

@@ -411,7 +411,7 @@ def run_foreground(
     async def serve() -> None:
         stopped = asyncio.Event()
         numbers = [signal.SIGTERM, signal.SIGINT]
-        # nohup sets SIGHUP to be ignored. It must stay ignored.
+        # nohup sets SIGHUP to be ignored. The signal must stay ignored.
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         for number in numbers:

@@ -39,7 +39,10 @@ test_a_seed_gives_the_same_bytes_in_every_process.
 REQUEST_BYTES = 256
 """A request other than Produce costs 1 more for each 256 bytes, because its work grows with its size."""
 OPENED_RECORDS = 256
-"""A Produce request costs 1 more for each 256 records that the broker had to decompress."""
+"""A Produce request costs 1 more for each 256 records that the broker had to decompress.
+
+64 bytes of data, before or after decompression, count as one more record: see `prepare_batch`.
+"""
 
 
 class RequestHandler:
@@ -102,8 +105,7 @@ class RequestHandler:
     def _dispatch(self, frame: memoryview, now_ms: int, started: float) -> None:
         """Decode a request and pass it to its API's handler.
 
-        Send the response. If the response is pending, reserve its
-        place in the queue.
+        Send the response. If the response is pending, reserve its place in the queue.
         """
         header = decode_request_header(frame)
         self._throttle.set_client_id(header)
@@ -164,7 +166,7 @@ class RequestHandler:
             self.on_late_response(None)
 
     def _encode(self, header: RequestHeader, response: Any, started: float) -> Payload | None:
-        """Return the response frame; None if the client expects no response."""
+        """Return the response frame; None if no response is sent."""
         if isinstance(response, Disconnect):
             self.close(response.reason)
             return None

@@ -7,7 +7,7 @@ from typing import cast
 from oncelog.wire.frames import FrameReader
 
 LARGE_REST_BYTES = 65_536
-"""If a frame lacks at least this number of bytes, these are received directly into the frame's buffer."""
+"""If a frame lacks at least this number of bytes, they are received directly into the frame's buffer."""
 NO_BYTES = memoryview(b"")
 
 

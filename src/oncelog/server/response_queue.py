@@ -60,13 +60,13 @@ class ResponseQueue:
         self.batched_bytes = 0
         """Bytes of this round's small responses. `flush` writes them."""
         self.has_dropped = False
-        """True once a response was dropped because the transport had ended."""
+        """True once a response could not be sent, because the transport had ended or was closing."""
         self.written_bytes = 0
         """Bytes given to the transport since the connection was opened."""
         self._metrics, self.on_large = metrics, on_large
         self._batched: list[bytes] = []
         self._large: deque[tuple[int, int]] = deque()
-        """Start and end of each large response that is not fully flushed, in the scale of `written_bytes`."""
+        """(start, end) of each large response that is not fully flushed, as values of `written_bytes`."""
 
     def block(self) -> None:
         """Start no further request, because the connection will close after the next response."""

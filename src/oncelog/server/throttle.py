@@ -45,7 +45,7 @@ class Throttle:
         self._timer: asyncio.TimerHandle | None = None
         self._client_id: str | None = None
         self._charged_until = 0.0
-        """The perf_counter time up to which time is charged; 0 outside `measure`."""
+        """The perf_counter time of the last charge, or of the start of `measure`; 0 outside `measure`."""
 
     def measure(self, now_ms: int, work: Callable[[], T]) -> T:
         """Call `work`, charge its time even if it raises, and return its result. Calls may be nested.
@@ -72,16 +72,17 @@ class Throttle:
             self._charged_until = now
 
     def set_client_id(self, header: RequestHeader) -> None:
-        """Charge the time from now on to the client id of this request.
+        """Charge all time since the last charge to the client id of this request.
 
-        Until this call, time is charged to the client id of the previous request.
+        If the header of a request cannot be decoded, this method is not called. The time of that request is
+        then charged to the client id of the previous request.
         """
         self._client_id = header.client_id
 
     def charge_response(self, header: RequestHeader, response: object, now_ms: int) -> int:
-        """Set the response's throttle time and mute the connection for it.
+        """Set the response's throttle time, and mute the connection for that time.
 
-        Return this time in milliseconds.
+        Return the throttle time in milliseconds.
         """
         self._client_id = header.client_id
         self._charge_time(now_ms)

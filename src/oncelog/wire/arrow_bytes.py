@@ -38,7 +38,7 @@ class RowBytes:
     def words(self) -> Iterator[Words]:
         """Yield the first four bytes of each row as a little-endian number, then the next four, and so on.
 
-        An array has only the rows with at least four more bytes. They are the first rows of `rows`.
+        Each array has one number for each row that has four more bytes. These rows are the first of `rows`.
         """
         longest = int(self.sizes[0]) if len(self.rows) else 0
         for at in range(0, longest - 3, 4):
@@ -53,8 +53,8 @@ class RowBytes:
     def tails(self) -> Iterator[tuple[Ints, Words]]:
         """Yield the bytes of each row that are left after its last whole word.
 
-        The first item has one byte of each row with a rest, the second item the next byte, and so on. An item
-        is (indexes into `rows`, one byte per index).
+        The first item has one byte of each row that has such bytes, the second item the next byte, and so on.
+        An item is (indexes into `rows`, one byte per index).
         """
         whole, rest = self._starts + (self.sizes & ~3), self.sizes & 3
         for number in range(3):

@@ -51,7 +51,8 @@ def arrow_to_batches(
     or string; null stays null. Timestamps are int64 milliseconds, Arrow timestamps, or one number for all
     rows.
 
-    Raises MisuseError for a null timestamp or columns of different lengths. Raises ConfigError if the codec's
+    Raises MisuseError for a null timestamp, columns of different lengths, or a column of more than 2 GiB.
+    Raises ConfigError if the codec's
     library is missing.
     """
     rows = _Rows(keys, values, timestamps_ms, headers)
@@ -232,7 +233,7 @@ class _Varints:
 
 
 def _sizes_of(column: Any) -> tuple[_Ints, _Varints]:
-    """Return the number of bytes in each row (0 for null), and the varints that encode it (-1 for null)."""
+    """Return the number of bytes in each row (0 for null), and that number as a varint (-1 for null)."""
     lengths = _lengths(column)
     if not column.null_count:
         return lengths, _Varints(lengths)

@@ -39,9 +39,10 @@ _SCHEMA = pa.schema(
     ]
 )
 _MAX_TOTAL_BYTES = 1 << 30
-"""Maximum uncompressed size of all batches of one call.
+"""Maximum total size of the batches of one call after decompression, in bytes.
 
-Arrow's limit for a binary column is twice as high.
+A compressed batch that would exceed this total is rejected. Uncompressed batches count, but only Arrow's
+limit of 2 GiB rejects them.
 """
 # Maximum number of records per batch. During decoding, a record takes about 100 bytes of memory.
 _MAX_RECORDS = 1 << 22
@@ -73,7 +74,7 @@ def batches_to_arrow(
     timestamp that does not fit into microseconds is null. Bytes of a header's name that are not UTF-8 become
     U+FFFD.
 
-    Raises the exceptions of `decode_records`.
+    Raises the exceptions of `decode_records`, and MisuseError for 2 GiB of records or more.
     """
     picked = _Picked(buffer)
     for position, header in iter_batches(buffer):
@@ -238,8 +239,8 @@ class _Columns:
         """Raise InvalidRecord for an invalid size, or for a record whose fields do not fill its length
         exactly.
 
-        Headers are not parsed here. For a record with headers, this only checks that the fields before the
-        headers leave space for them.
+        Headers are not parsed here. For a record with headers, this method only checks that the fields before
+        the headers leave space for them.
         """
         is_good = (length >= 0) & (self.key_size >= -1) & (self.value_size >= -1) & (self.headers_count >= 0)
         is_good &= np.where(self.headers_count == 0, after == self.end, after < self.end)

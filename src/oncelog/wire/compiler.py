@@ -73,13 +73,14 @@ class _Source:
 
 
 def bad_uuid(name: str, value: bytes) -> NoReturn:
-    """Raise TypeError, which `Message.encode` turns into a MisuseError."""
+    """Raise TypeError for a UUID that has not 16 bytes. `Message.encode` turns it into a MisuseError."""
     raise TypeError(f"{name} must be 16 bytes, not {len(value)}")
 
 
 def long_string(size: int) -> NoReturn:
-    """Raise TypeError, which `Message.encode` turns into a MisuseError: no Kafka decoder reads such a long
-    string.
+    """Raise TypeError for a string that is longer than any Kafka decoder accepts.
+
+    `Message.encode` turns the error into a MisuseError.
     """
     raise TypeError(f"a string of {size} bytes; at most {MAX_STRING_BYTES} can be written")
 
@@ -163,7 +164,7 @@ class _EncoderMaker:
         elif field.struct is not None:
             self.struct(field.struct, expression, append)
         elif field.kind in FIXED:
-            # struct would silently pad or cut a value of another length.
+            # Check the length, because struct.pack would silently pad or cut a value of another length.
             if field.kind == "uuid":
                 self.source.add(f"if len({expression}) != 16: bad_uuid({field.name!r}, {expression})")
             self.run.append((FIXED[field.kind], expression))
@@ -171,10 +172,10 @@ class _EncoderMaker:
             self.sized(field.kind, expression, nullable, append)
 
     def length(self, fmt: str, name: str, append: str) -> None:
-        """Generate code that writes the length of a value, or null for None.
+        """Generate code that writes the length in the variable `name`, which is -1 for null.
 
-        The length is a number of format `fmt` in the run. In flexible versions it is an unsigned varint of
-        length + 1.
+        Flexible versions have an unsigned varint of length + 1. Other versions have a number of the struct
+        format `fmt`, which is added to `run`.
         """
         if self.flexible:
             self.flush(append)
@@ -256,7 +257,8 @@ class _DecoderMaker:
 
     def __init__(self, source: _Source, version: int, flexible: bool, bounds_strings: bool) -> None:
         self.source, self.version, self.flexible = source, version, flexible
-        # In other versions the length is a 16-bit number, which cannot exceed the limit.
+        # In versions that are not flexible, the length of a string is a 16-bit number. It cannot exceed
+        # MAX_STRING_BYTES.
         self.bounds_strings = bounds_strings and flexible
         self.run: list[tuple[str, str]] = []
 

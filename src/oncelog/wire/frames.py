@@ -2,8 +2,9 @@
 
 The layout of a frame is `i32 size | header | body`. A request header is `i16 api_key | i16 api_version | i32
 correlation_id | nullable string client_id`, with a 16-bit string length at every version. A response header
-is `i32 correlation_id`. At flexible versions, both headers end in a tag block. The response of ApiVersions
-has none at any version, because a client must read it before it knows the broker's versions.
+is `i32 correlation_id`. At flexible versions, both headers end in a tag block. The response header
+of ApiVersions has no tag block at any version, because a client must read this response before it knows the
+broker's versions.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from oncelog.wire.primitives import Buffer, read_uvarint_rest
 API_VERSIONS_KEY = 18
 SIZE_BYTES = 4
 LARGE_BYTES = 1 << 15
-"""Size in bytes from which records are a separate buffer of a write: copying them would cost more."""
+"""A part of at least this many bytes is written as a separate buffer: a copy of it would cost more."""
 FIRST_ROOM_BYTES = 1 << 12
 """Size of the first buffer for an incomplete frame, in bytes."""
 _ROOM_GROWTH = 8
-"""The buffer of an incomplete frame has at most this many times the bytes that have arrived."""
+"""A buffer above FIRST_ROOM_BYTES has at most this many times the bytes of the frame that have arrived."""
 MAX_REPAIRED_CHARACTERS = 8_191
 """Number of characters to which a client id is cut if it is not UTF-8.
 
@@ -285,9 +286,7 @@ class FrameReader:
     def filled(self, size_bytes: int) -> memoryview | None:
         """Record the bytes written into the space that `room` returned.
 
-        Return the frame if it is now complete.
-
-        The returned frame has no size prefix. Return None if the frame is incomplete.
+        Return the frame, without its size prefix, if it is now complete; otherwise None.
         """
         self.fill(size_bytes)
         return self.first(_EMPTY)[0]
@@ -314,7 +313,8 @@ class FrameReader:
     def _grow(self, least_bytes: int) -> None:
         """Make the buffer at least `least_bytes` large.
 
-        The new size is _ROOM_GROWTH times the bytes that have arrived, but at most the size of the frame.
+        The new size is _ROOM_GROWTH times the bytes that have arrived, and at least FIRST_ROOM_BYTES. If the
+        size of the frame is known, the buffer is never larger than the frame.
         """
         if least_bytes <= len(self._gathered):
             return

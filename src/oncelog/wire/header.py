@@ -88,8 +88,9 @@ class BatchHeader(NamedTuple):
     def last_sequence(self) -> int | None:
         """The sequence number of the last record; None if the batch has no sequence.
 
-        Sequence numbers continue at 0 after 2^31-1. wire may not import oncelog.rules.idempotence.sequence; a
-        test keeps both calculations equal.
+        Sequence numbers continue at 0 after 2^31-1. The room wire may not import
+        oncelog.rules.idempotence.sequence. Guard: test_the_last_sequence_wraps_as_the_rule_says keeps both
+        calculations equal.
         """
         if self.base_sequence is None:
             return None

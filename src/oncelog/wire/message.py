@@ -49,7 +49,7 @@ class Part:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, **values: Any) -> None:
-        # The first call compiles an __init__ for the class, which replaces this one.
+        # The first call compiles an __init__ for the class. The compiled method replaces this one.
         cls = type(self)
         cls.__init__ = init = _compile_init(cls._struct)  # type: ignore[method-assign]
         init(self, **values)

@@ -84,8 +84,8 @@ def encode_records(
 ) -> list[bytes]:
     """Return the encoded records in parts, to be joined by the caller.
 
-    `offset_deltas` None: 0, 1, 2, ... `name_errors`: how header names are encoded (READING, LOSSLESS, or
-    "strict").
+    `offset_deltas` None: 0, 1, 2, ... `name_errors`: LOSSLESS for names that were decoded with LOSSLESS;
+    "strict" raises UnicodeEncodeError for a name that is not valid Unicode.
     """
     parts: list[bytes] = []
     table, limit, extend = VARINT, VARINT_TABLE_SIZE, parts.extend
@@ -126,7 +126,7 @@ def encode_headers(headers: Iterable[Header], name_errors: NameErrors = "strict"
 def read_varint(data: Buffer, position: int) -> tuple[int, int]:
     """Return (signed varint of at most 10 bytes, position after it).
 
-    Raises IndexError at the end of `data`.
+    Raises IndexError at the end of `data`, and InvalidRecord for a number of more than 10 bytes.
     """
     raw, shift = 0, 0
     while True:
@@ -202,9 +202,9 @@ def iter_records(
 ) -> Iterator[list[DecodedRecord]]:
     """Yield the records of the batch at a position, in lists of at most `slice_records`.
 
-    Few records are therefore in memory at once. The batch may have any number of records, because Kafka sets
-    no limit. Apart from this limit, raises the exceptions of `decode_records`. A malformed record raises when
-    its list is requested.
+    Few records are therefore in memory at once. Unlike `decode_records`, this function accepts any number of
+    records, because Kafka sets no limit. It raises the other exceptions of `decode_records`. The error of a
+    malformed record is raised when its list is requested.
     """
     header = read_header(buffer, position)
     data = bytes(payload_of(buffer, position, header, verify))
@@ -410,7 +410,8 @@ def parse_headers(
 ) -> tuple[tuple[Header, ...], int]:
     """Return the headers of a record that ends at `stop`, and the position after the headers.
 
-    Raises InvalidRecord if the number of headers is invalid or a name is null.
+    Raises InvalidRecord if the number of headers is invalid or a name is null, IndexError at the end of
+    `data`, and UnicodeDecodeError with `name_errors` "strict".
     """
     count, position = read_varint(data, position)
     if count < 0 or 2 * count > stop - position:

@@ -22,8 +22,9 @@ every version of the field, `?10+` from version 10.
 `@` limits the versions of a field: `@5+`, `@0-12`. Without `@`, the field is in all versions of its parent.
 `#` makes a tagged field, which is omitted if it has its default.
 
-DEFAULT is a number, true or null. Without DEFAULT, it is 0, false, "", 16 zero bytes or an empty list. A
-struct outside an array is None by default. On the wire, this is null, or an absent field if it is tagged.
+DEFAULT is a number, true or null. Without DEFAULT, the value is 0, false, "", 16 zero bytes or an empty
+list. Records, and a struct outside an array, are None by default. On the wire, None is null, or an absent
+field if the field is tagged.
 
 Structs with the same name are one class, so they must have the same fields. Names, types and versions are the
 Kafka protocol's.
@@ -46,7 +47,7 @@ FIXED = {
     "float64": "d",
     "uuid": "16s",
 }
-"""The letter in a struct format of each type of fixed size."""
+"""Type of fixed size -> its format in Python's `struct` module."""
 
 PRIMITIVES = {*FIXED, "string", "bytes", "records"}
 NO_ID = bytes(16)
@@ -120,13 +121,13 @@ class _Row(NamedTuple):
 
 
 def parse_table(text: str) -> Iterator[ApiTable]:
-    """Return all APIs of a table text, in order."""
+    """Yield the APIs of a table text, in order."""
     for words, rows in _parts(text, "api"):
         yield _parse_api(words, rows)
 
 
 def parse_data_table(text: str) -> Iterator[DataTable]:
-    """Return each `data` of a table text, in order."""
+    """Yield each `data` of a table text, in order."""
     for words, rows in _parts(text, "data"):
         _, name, _, versions, _, flexible = words
         first, last = _range(versions, 0, 0)

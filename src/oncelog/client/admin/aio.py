@@ -375,7 +375,7 @@ class AsyncAdmin:
     async def describe_producers(
         self, partitions: Collection[TopicPartition] | TopicPartition, *, raise_errors: bool = True
     ) -> dict[TopicPartition, PartitionProducers]:
-        """Return the producers of which each partition has stored state. Needs Kafka 2.8 or later (KIP-664).
+        """Return the producers whose state each partition stores. Needs Kafka 2.8 or later (KIP-664).
 
         Raises UnknownTopicOrPartition, UnsupportedVersion.
         """
@@ -591,20 +591,20 @@ class AsyncAdmin:
         """Commit offsets for a group without members.
 
         With `retention_ms`, the broker keeps the offsets for that time instead of offsets.retention.minutes.
-        Raises UnknownMemberId if the group has members, and UnknownTopicOrPartition if the coordinator has
-        not known the topic for 3 s.
+        Raises UnknownMemberId if the group has members, and UnknownTopicOrPartition if the coordinator still
+        does not know the topic after 3 s.
         """
         request = commit_request(ConsumerGroupMetadata(group_id), offsets_of(offsets))
         max_version = MAX_COMMIT_VERSION
         if retention_ms is not None:
-            # Versions of OffsetCommit after this one do not carry a retention time.
+            # Versions of OffsetCommit after LAST_RETENTION_VERSION have no field for a retention time.
             request.retention_time_ms, max_version = retention_ms, LAST_RETENTION_VERSION
 
         async def attempt(cluster: ClusterConnection, node_id: int) -> None:
             error = commit_error(await cluster.request(node_id, request, max_version=max_version))
             if error is not None:
                 if isinstance(error, UnknownTopicOrPartition):
-                    raise error  # `at_coordinator` retries this for a while, since the topic may be new
+                    raise error  # `at_coordinator` retries this error for 3 s, because the topic may be new
                 reason = " has members: stop them first" if isinstance(error, UnknownMemberId) else ""
                 raise error_for_code(error.code, f"group {group_id!r}{reason}")
 
@@ -625,7 +625,7 @@ class AsyncAdmin:
         return described_acls(await self._router.to_controller(message))
 
     async def delete_acls(self, filters: Collection[AclFilter | Acl] | AclFilter | Acl) -> list[Acl]:
-        """Delete the ACLs that match a filter, and return the deleted ACLs.
+        """Delete the ACLs that match any of the filters, and return the deleted ACLs.
 
         An Acl as filter matches only itself. Raises SecurityDisabled.
         """

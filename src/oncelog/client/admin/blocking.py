@@ -207,7 +207,7 @@ class Admin:
     def describe_producers(
         self, partitions: Collection[TopicPartition] | TopicPartition, *, raise_errors: bool = True
     ) -> dict[TopicPartition, PartitionProducers]:
-        """Return the producers of which each partition has stored state. Needs Kafka 2.8 or later (KIP-664).
+        """Return the producers whose state each partition stores. Needs Kafka 2.8 or later (KIP-664).
 
         Raises UnknownTopicOrPartition, UnsupportedVersion.
         """
@@ -317,8 +317,8 @@ class Admin:
         """Commit offsets for a group without members.
 
         With `retention_ms`, the broker keeps the offsets for that time instead of offsets.retention.minutes.
-        Raises UnknownMemberId if the group has members, and UnknownTopicOrPartition if the coordinator has
-        not known the topic for 3 s.
+        Raises UnknownMemberId if the group has members, and UnknownTopicOrPartition if the coordinator still
+        does not know the topic after 3 s.
         """
         self._thread.run(self._async.alter_group_offsets(group_id, offsets, retention_ms=retention_ms))
 
@@ -333,7 +333,7 @@ class Admin:
         return self._thread.run(self._async.describe_acls(wanted))
 
     def delete_acls(self, filters: Collection[AclFilter | Acl] | AclFilter | Acl) -> list[Acl]:
-        """Delete the ACLs that match a filter, and return the deleted ACLs.
+        """Delete the ACLs that match any of the filters, and return the deleted ACLs.
 
         An Acl as filter matches only itself. Raises SecurityDisabled.
         """

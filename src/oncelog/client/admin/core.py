@@ -1,6 +1,4 @@
-"""Builds requests about topics, settings, records and log directories, and reads the results of
-their items.
-"""
+"""Builds requests about topics, settings, records and log directories, and reads their responses."""
 
 from __future__ import annotations
 

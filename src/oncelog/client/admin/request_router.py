@@ -35,7 +35,7 @@ R = TypeVar("R", bound=ItemResult)
 
 
 class RequestRouter:
-    """The connections of an admin client. The first request opens them and binds them to its event loop."""
+    """The connections of an admin client. The first request opens them on the running event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -29,7 +29,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopic:
-    """A topic that was created. Fields that the broker's response does not have are None."""
+    """The result of creating a topic. Fields that the broker's response does not have are None."""
 
     name: str
     topic_id: str | None = None
@@ -130,8 +130,9 @@ class ClusterDescription:
 class ReplicaLog:
     """A partition's log in a directory.
 
-    `offset_lag` is the distance of the log's end from the high watermark. If `is_future`, the log is being
-    moved here, and the distance is to the end of the current log (KIP-113).
+    `offset_lag` is the number of offsets by which the end of the log is behind the high watermark. If
+    `is_future`, the log is being moved to this directory, and `offset_lag` is the number of offsets by which
+    it is behind the current log (KIP-113).
     """
 
     tp: TopicPartition
@@ -182,7 +183,7 @@ class ActiveProducer:
 
 @dataclass(frozen=True, slots=True)
 class PartitionProducers:
-    """The producers of which a partition has stored state, ordered by producer id."""
+    """The producers whose state a partition stores, ordered by producer id."""
 
     tp: TopicPartition
     producers: tuple[ActiveProducer, ...] = ()

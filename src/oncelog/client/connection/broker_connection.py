@@ -87,7 +87,7 @@ class BrokerConnection:
     def features(self) -> dict[str, int]:
         """The cluster's feature levels, as the broker reported them to the newest connection.
 
-        They stay available after that connection is lost.
+        The levels stay available after the connection is lost.
         """
         return self._features
 

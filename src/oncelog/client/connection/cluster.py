@@ -55,7 +55,7 @@ def _parse_server(server: str) -> tuple[str, int]:
 class _LookUp:
     """The state that concurrent look-ups of one topic share.
 
-    One call sends the Metadata request for all of them. Each topic has its own object, because a missing
+    One of the look-ups sends the Metadata request for all. Each topic has its own object, because a missing
     topic must not delay the look-ups of other topics.
     """
 

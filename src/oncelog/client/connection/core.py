@@ -173,7 +173,7 @@ class ConnectionCore:
 
         A request that expects no response (acks=0) is not in flight afterwards. Large records are separate
         pieces and not copied: keep them unchanged until they are written. Raises UnsupportedVersion, and
-        ValueError, TypeError or OverflowError for a message that cannot be encoded.
+        MisuseError for a message that cannot be encoded.
         """
         version = self.version_for(message.api, min_version, max_version)
         return self._encode(
@@ -274,8 +274,8 @@ class ConnectionCore:
     def _process_versions(self, frame: memoryview, now_ms: float) -> bytes:
         """Store the broker's versions and return the next bytes to write.
 
-        If the broker refuses our version of ApiVersions, the bytes repeat the request in a version that it
-        supports.
+        If the broker refuses our version of ApiVersions, the bytes repeat the request in a version that the
+        broker supports.
         """
         request = self._oldest(frame)
         is_refused = int.from_bytes(frame[4:6], "big", signed=True) == _UNSUPPORTED_VERSION

@@ -35,7 +35,7 @@ class ClusterMetadata:
         self._topics: dict[str, _Topic] = {}
         self._errors: dict[str, BrokerError] = {}
         self._unknown_since_ms: dict[str, float] = {}
-        """By topic: time of the first of the consecutive responses that reported the topic as unknown."""
+        """Topic -> time in ms since which every response about the topic has reported it as unknown."""
         self._stale: set[TopicPartition] = set()
         """Partitions whose leader refused a request or was unreachable, until the next update."""
 
@@ -80,10 +80,14 @@ class ClusterMetadata:
         self._topics[row.name] = _Topic(topic_id, bool(row.is_internal), partitions)
 
     def _newer(self, before: PartitionInfo | None, topic: str, row: Any) -> PartitionInfo:
-        """Return a partition's existing or new state, the one with the higher leader epoch."""
-        # The partition is not stale after this response, even if the response's epoch is older, as in Java's
-        # client. After a restore from a backup the epochs stay lower, and otherwise the leader would stay
-        # unknown. See test_a_stale_leader_is_asked_again_after_an_older_epoch.
+        """Return the state with the higher leader epoch:
+
+        the existing state `before`, or the new state `row`.
+        """
+        # The partition is not stale after this response, even if the response has an older epoch, as in
+        # Java's client. After a restore from a backup, every response has an older epoch: a partition that
+        # stayed stale would have no leader from then on. See
+        # test_a_stale_leader_is_asked_again_after_an_older_epoch.
         self._stale.discard(TopicPartition(topic, row.partition_index))
         leader_epoch = row.leader_epoch if row.leader_epoch >= 0 else None
         if before and leader_epoch is not None and (before.leader_epoch or -1) > leader_epoch:
@@ -134,9 +138,9 @@ class ClusterMetadata:
         self._stale.update(tp for tp in partitions if tp.topic in self._topics)
 
     def unknown_since_ms(self, topic: str) -> float | None:
-        """Return the time of the first of the consecutive responses that reported the topic as unknown.
+        """Return the time in ms since which every response about the topic has reported it as unknown.
 
-        Return None if the latest response contained the topic, or if the topic was never requested.
+        Return None if no response has reported the topic as unknown, or if a later response contained it.
         """
         return self._unknown_since_ms.get(topic)
 

@@ -45,7 +45,8 @@ _POLL_FOREVER_SECONDS = 3600.0
 SECOND_POLL = "another thread or task is polling this consumer; give each one of its own"
 
 Prepare = Callable[[float], bool]
-"""A function that moves fetched records into the core's `delivery`. It returns True if there are any.
+"""A function that moves fetched records into the core's `delivery`. It returns True if `delivery` then has
+records.
 
 Its argument is the time in milliseconds.
 """
@@ -78,7 +79,7 @@ class AsyncConsumer:
         self._polling_task: asyncio.Task[Any] | None = None
         # The task that is inside `poll_step`.
         self._step_task: asyncio.Task[Any] | None = None
-        # The number of cancellations that this task had survived when the step began. Guard:
+        # The number of cancellations that `_step_task` had survived when its step began. Guard:
         # test_a_task_that_outlived_a_cancellation_polls_like_any_other.
         self._earlier_cancels = 0
         # True if `end_polling` has cancelled the step.
@@ -305,7 +306,8 @@ class AsyncConsumer:
         # the group has given to other members. Guard: test_a_subscription_to_no_topic_is_refused.
         if not subscription:
             raise MisuseError("no topics are given: call unsubscribe() to leave the group")
-        # The positions of manually assigned partitions would never be committed. Java refuses this as well.
+        # If `subscribe` replaced a manual assignment, the last positions in that assignment would never be
+        # committed. Java refuses the call as well.
         if not self._subscription and self._core.assignment():
             raise MisuseError(
                 "partitions are assigned to this consumer by hand: call unsubscribe() before subscribing"
@@ -511,9 +513,9 @@ class AsyncConsumer:
     async def poll_step(self, deadline_ms: float, prepare: Prepare) -> Rebalance | bool:
         """Return True if records are ready, False at the deadline, or a Rebalance.
 
-        The caller notifies the application of the Rebalance. Each call returns the same one until
-        `finish_rebalance`. Raises MisuseError while another poll runs, and if the consumer is closed during
-        the step.
+        The caller notifies the application of the Rebalance. Each call returns the same Rebalance until
+        `finish_rebalance` is called. Raises MisuseError while another poll runs, and if the consumer is
+        closed during the step.
         """
         await self._until_interrupted_poll_ends()
         if self._step_task is not None:
@@ -704,10 +706,9 @@ class AsyncConsumer:
     async def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAt | None]:
-        """Return the offset of the first record at or after a time in each partition; None if there is no
-        such record.
+        """Return, for each partition, the offset of the first record at or after the partition's time.
 
-        Times are milliseconds since the epoch.
+        None means that there is no such record. Times are milliseconds since the epoch.
         """
         results = await self._offsets(by_partition(times_ms))
         return {tp: result if result.offset is not None else None for tp, result in results.items()}

@@ -98,8 +98,8 @@ class Consumer:
             self._thread.run(self._async.close(), _CLOSE_SECONDS)
         except BaseException:
             # A member that does not leave keeps its partitions until its session times out. And if
-            # connections stay open while warnings are errors, uvloop's close() of the loop never returns.
-            # Guard: test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
+            # connections stay open while Python turns warnings into errors, uvloop's Loop.close never
+            # returns. Guard: test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
             with suppress(OncelogError):
                 self._thread.run(self._async.end_at_once(), _CLOSE_SECONDS)
             raise
@@ -361,8 +361,8 @@ class Consumer:
         """Yield the stored batches that contain offsets in [start, end) as chunks, with the visibility of
         each batch.
 
-        The visibility is that of this isolation level. With READ_COMMITTED, `end` must not be above the last
-        stable offset. A chunk may begin before `start` and end after `end`.
+        `isolation` decides the visibility. With READ_COMMITTED, `end` must not be above the last stable
+        offset. A chunk may begin before `start` and end after `end`.
         """
         check_range(tp, start, end)
         return (chunk for _, chunk in self._chunks(tp, start, end, range_options(self.settings, isolation)))
@@ -413,10 +413,9 @@ class Consumer:
     def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetAt | None]:
-        """Return the offset of the first record at or after a time in each partition; None if there is no
-        such record.
+        """Return, for each partition, the offset of the first record at or after the partition's time.
 
-        Times are milliseconds since the epoch.
+        None means that there is no such record. Times are milliseconds since the epoch.
         """
         return self._run(self._async.offsets_for_times(times_ms))
 

@@ -129,7 +129,7 @@ class FetchCall:
 
 @dataclass(frozen=True, slots=True)
 class ResetCall:
-    """A position for the caller to look up, and to pass to `on_reset` with the result."""
+    """A look-up of a position. The caller sends it, and passes it to `on_reset` with its result."""
 
     tp: TopicPartition
     to: Reset
@@ -292,7 +292,7 @@ class ConsumerCore:
                 self._errors.append(_PendingError(error, call.tp, call.generation))
 
     def is_awaited(self, call: ResetCall) -> bool:
-        """Return True unless the partition was sought or unassigned after the look-up began."""
+        """Return True unless a seek or a new assignment has made the look-up useless."""
         return self._current(call.tp, call.generation) is not None
 
     def end_resets(self, calls: Iterable[ResetCall]) -> None:
@@ -504,7 +504,7 @@ class ConsumerCore:
         return self.delivery.take(max_records)
 
     def _fetch_undelivered_again(self) -> None:
-        """Fetch undelivered data again: columns must be delivered as records, or records as columns."""
+        """Fetch undelivered data again: the application has changed between `poll` and `poll_arrow`."""
         for tp in self.delivery.partitions():
             if (position := self.delivery.position(tp)) is not None and not self._states[tp].is_paused:
                 self.seek(tp, position)
@@ -541,8 +541,8 @@ class ConsumerCore:
         if self.delivery.has_columns:
             return True
         if (held := self.delivery.held_columns) is not None:
-            # The buffer has room for one RecordBatch, and contains one of a paused partition. Drop that
-            # RecordBatch and fetch its data again later.
+            # The buffer can contain one RecordBatch only, and its current one is of a paused partition. Drop
+            # the current one, and fetch its data again after `resume`.
             self.seek(held.tp, held.position)
         for tp in self._with_fetched_data():
             state = self._states[tp]

@@ -143,7 +143,7 @@ class DeliveryBuffer:
     def finish(self) -> None:
         """Count the last record of `next_record` as processed.
 
-        Call it when the application asks for the next record, or has committed this one.
+        Call it when the application asks for the next record, or has committed the last one.
         """
         self._unfinished = None
 

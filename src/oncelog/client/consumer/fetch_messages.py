@@ -181,7 +181,7 @@ def decode_batch(
 ) -> list[Record]:
     """Return the records of one batch from `start_offset` on.
 
-    Raises CorruptMessage with the batch's offsets.
+    Raises CorruptMessage or InvalidRecord, with the batch's offsets in the text.
     """
     try:
         decoded = decode_records(records, batch.position, verify=check_crcs, name_errors=READING)

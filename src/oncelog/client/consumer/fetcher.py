@@ -229,7 +229,8 @@ class Fetcher:
     async def _reset(self, calls: list[ResetCall]) -> None:
         """Look up positions.
 
-        Refresh metadata once, and then look up partitions without a leader in another task.
+        First refresh the metadata once. Another task then looks up the positions of partitions that still
+        have no leader.
         """
         # Missing partitions must not delay reads of the other partitions. Guard:
         # test_a_missing_topic_keeps_no_other_from_being_read.

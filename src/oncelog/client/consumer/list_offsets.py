@@ -1,4 +1,4 @@
-"""ListOffsets requests and responses: earliest, latest, or the first record at or after a time."""
+"""Builds ListOffsets requests, and reads their responses. Source: KIP-79, KIP-734."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from oncelog.client.sampled_stat import SampledStat
 class ConsumerMetrics:
     """Counters of fetches and records. All times are in milliseconds, by one clock.
 
-    A record counts with the size of its value in bytes.
+    `poll` counts the bytes of the records' values, and `poll_arrow` counts all bytes of a RecordBatch.
     """
 
     def __init__(self) -> None:

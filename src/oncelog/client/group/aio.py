@@ -95,7 +95,7 @@ class GroupSession:
 
     @property
     def metadata(self) -> ConsumerGroupMetadata:
-        """The identity under which the application received its records, even if that generation is over."""
+        """The identity under which the application received its records: see Membership.metadata."""
         return self._membership.metadata
 
     @property
@@ -162,8 +162,9 @@ class GroupSession:
     async def prepare_to_leave(self) -> Rebalance | None:
         """Commit if enable.auto.commit is set.
 
-        Return a Rebalance, of which the caller notifies the application before the member leaves. Returns
-        None if no partitions are owned, so every further call returns None. Source: Kafka's
+        Return the Rebalance that takes the owned partitions away. The caller must notify the application of
+        this Rebalance before the member leaves. Return None if no partitions are owned, for example in a
+        second call. Source: Kafka's
         ConsumerCoordinator.onLeavePrepare and close.
         """
         membership = self._membership
@@ -277,7 +278,7 @@ class GroupSession:
     def _keeps(self, offsets: Offsets) -> bool:
         """Return True if the member owns these partitions and is still in a generation.
 
-        The group may already be one generation ahead.
+        The group may already have formed the next generation.
         """
         # Guard: test_a_commit_beside_a_join_is_stored_in_the_generation_that_follows.
         membership = self._membership

@@ -1,8 +1,9 @@
 """A member under the classic group protocol: it joins, sends heartbeats, and revokes and takes partitions.
 
     eager         the member revokes all partitions before it joins (range, roundrobin, sticky)
-    cooperative   the member keeps and reads its partitions while the group rebalances. Then it revokes those
-                  that its new assignment lacks. A second join assigns them to others (cooperative-sticky)
+    cooperative   the member keeps and reads its partitions while the group rebalances. Then it revokes the
+                  partitions that its new assignment lacks. A second join assigns the revoked partitions to
+                  other members (cooperative-sticky)
 
 Source: Kafka's ConsumerCoordinator; KIP-429.
 """

@@ -16,7 +16,7 @@ One commit is in flight at a time. `next` returns the next commit to send:
     add_requested   automatic positions of the same partitions are dropped when the commit is sent
     add_automatic   automatic positions of the same partitions are replaced
     withdraw        the application no longer waits: its commit is not sent again
-    release         other members may own these partitions: no commit of them is sent
+    release         other members may own these partitions: no commit of these is sent
     lose            other members may own all partitions: no commit is sent
 
 If an automatic commit fails with a final error, or its time limit has passed, its positions are dropped.
@@ -25,8 +25,8 @@ errors count as transient: ILLEGAL_GENERATION and REBALANCE_IN_PROGRESS. The nex
 same commit. The application still gets REBALANCE_IN_PROGRESS for its own commits. If the outcome of a commit
 is unknown, the same or a newer commit follows, and never an older one.
 
-Source: Kafka's CommitRequestManager and ConsumerCoordinator. Unlike them, this queue repeats a failed commit
-by time, with the newest positions. The cases are in tests/tables/commit_queue.txt.
+Source: Kafka's CommitRequestManager and ConsumerCoordinator. Unlike these two classes, this queue
+repeats a failed commit by time, with the newest positions. The cases are in tests/tables/commit_queue.txt.
 """
 
 from __future__ import annotations

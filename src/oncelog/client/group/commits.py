@@ -1,7 +1,8 @@
 """Sends a consumer's commits over asyncio: one task sends the commits that `CommitQueue` returns.
 
-One commit is in flight at a time. Commits of the application, before a revocation and at a close are urgent:
-they do not wait for the response to an automatic commit. Instead the sending task is cancelled, and a new
+One commit is in flight at a time. Three kinds of commits are urgent: commits of the application, automatic
+commits before a revocation, and automatic commits at a close. An urgent commit does not wait for the response
+to an earlier automatic commit. Instead the sending task is cancelled, and a new
 task sends the urgent commit. The coordinator handles the requests of a connection in order, so the older
 commit cannot overtake the urgent commit.
 """
@@ -50,7 +51,7 @@ class GroupCommits:
         self._task: asyncio.Task[None] | None = None
         # The commit that the task sends, or repeats after a pause.
         self._current: Commit | None = None
-        # The results that calls of the application wait for.
+        # Commit of the application -> the future of its result, until the call of `commit` ends.
         self._results: dict[Commit, asyncio.Future[None]] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -156,7 +157,7 @@ class GroupCommits:
     def _cancel_automatic(self) -> None:
         """Stop waiting for the response to an automatic commit.
 
-        If the commit was not sent yet, do not send it.
+        Positions that are still in the queue are sent again with the next automatic commit.
         """
         # The response to a commit may end the membership. The sending task then calls this method, and must
         # not cancel itself.

@@ -170,7 +170,10 @@ class ConsumerMember:
         )
 
     async def _prepare(self, target: frozenset[TopicIdPartition]) -> _NextStep:
-        """Return the next step towards the target. Wait for topic names while there is none."""
+        """Return the next step towards the target.
+
+        If no partition must be revoked and the names of all added topics are unknown, wait for these names.
+        """
         attempt = 0
         while True:
             owned = {tp: self._topic_ids[tp.topic] for tp in self._membership.owned}

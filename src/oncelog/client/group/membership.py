@@ -34,7 +34,7 @@ class Change(Enum):
 
 
 class Rebalance(NamedTuple):
-    """A change of the assignment that the application's listener must be notified of."""
+    """A change of the assignment. The consumer calls the rebalance callback of the application with it."""
 
     change: Change
     partitions: list[TopicPartition]

@@ -65,7 +65,7 @@ class BatchResult:
         self.callbacks: dict[int, Callback] = {}
         """Delivery callbacks by the index of their record.
 
-        It is a dict, because no signal handler can run during the assignment of an item.
+        A dict is used, because no signal handler can run during the assignment of an item.
         """
         self.children: tuple[list[int], list[BatchResult]] | None = None
         self._listeners: list[Listener] = []

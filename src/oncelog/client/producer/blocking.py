@@ -185,7 +185,7 @@ class Producer:
             )
 
     def _wake(self) -> None:
-        with suppress(MisuseError, RuntimeError):  # close() has sent the record
+        with suppress(MisuseError, RuntimeError):  # the thread has ended: close() has sent the record
             self._thread.call_soon(self._driver.wake)
 
     def _wait_for_room(self, core: ProducerCore, size_bytes: int, deadline_ms: float) -> None:
@@ -267,9 +267,9 @@ class Producer:
         data frame of Polars or pandas. Columns: value and optionally key (both bytes or text), timestamp
         (timestamp or int64 ms since the epoch) and headers. Raises MisuseError for other objects and columns.
 
-        Partitions are chosen as in `send`, except that all rows of a table without a key go to one partition.
-        If an error comes after some rows were appended, its attribute `delivery` is the Delivery of these
-        rows.
+        Partitions are chosen as in `send`, except for rows without a key. Unless `partitioner` is
+        round_robin, the rows without a key among 1,048,576 consecutive rows go to one partition. If an error
+        comes after some rows were appended, its attribute `delivery` is the Delivery of these rows.
         """
         from oncelog.client.producer.arrow_encoding import encode_table
 
@@ -366,7 +366,7 @@ class Producer:
         if self._driver.is_own_thread():
             return
         if self._thread.is_running:
-            with suppress(MisuseError):  # another thread has closed them
+            with suppress(MisuseError):  # another thread has closed the connections
                 self._thread.run(self._driver.close())
         self._thread.stop()
 

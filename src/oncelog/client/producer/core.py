@@ -101,21 +101,18 @@ class ProducerCore:
         """Topics that were not used for metadata.max.idle.ms. The driver must forget them as well."""
         self._rng = rng
         self.topics: OrderedDict[str, TopicQueues] = OrderedDict()
-        """Queues by topic, ordered by when their latest batch was begun.
-
-        `_forget_idle` relies on this order.
-        """
+        """Topic name -> its queues, in ascending order of `used_ms`. `_forget_idle` relies on this order."""
         self._partitions: dict[TopicPartition, PartitionQueue] = {}
         self._incomplete: OrderedDict[ProducerBatch, None] = OrderedDict()
         """Batches that are not complete, oldest first.
 
-        It contains a split batch instead of its child batches.
+        A split batch stays here instead of its child batches, until the last of them is complete.
         """
         self._schedule = SendSchedule()
         self._restarting: dict[PartitionQueue, None] = {}
         """Partitions whose sequences cannot continue and must restart at 0."""
         self._kept_sequences: dict[TopicPartition, tuple[int, int | None]] = {}
-        """By forgotten partition: its next sequence and its acknowledged producer id, under `_kept_identity`.
+        """Forgotten partition -> (next sequence, acknowledged producer id); valid under `_kept_identity`.
 
         If the partition is used again, its sequences continue with these values.
         """
@@ -137,7 +134,7 @@ class ProducerCore:
     def may_have_more_partitions(self, name: str, partition: int | None) -> bool:
         """Return True if `partition` is above the known partitions of a topic.
 
-        It may have been added since.
+        The partition may have been added since the last metadata response.
         """
         if partition is None or not hasattr(partition, "__index__"):
             return False
@@ -265,7 +262,7 @@ class ProducerCore:
         return batch.result, index, needs_drain
 
     def _append_row(self, batch: ProducerBatch, row: Row, size_bytes: int, callback: Callback | None) -> int:
-        # No signal handler can run between `len` and the end of `append`. If a handler raised there, a
+        # No signal handler can run between `len` and the end of `rows.append`. If a handler raised there, a
         # callback would stay without its record, and be called for the next record. Guard:
         # test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer.
         index = len(batch.rows)
@@ -491,8 +488,8 @@ class ProducerCore:
         if self.identity is None:
             self.is_identity_needed = bool(self._incomplete)
             return False
+        # A new epoch restarts the sequences of all partitions at 0, so no sequences need to be kept.
         if len(self._kept_sequences) > MAX_KEPT_SEQUENCES and not self._raise_epoch():
-            # A new epoch restarts the sequences of all partitions at 0, so no sequences need to be kept.
             return False
         for queue in list(self._restarting):
             if not queue.sequences.is_restart_needed:

@@ -142,7 +142,7 @@ class ProducerDriver:
 
         Guard: test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interrupted.
         """
-        if self.lock._is_owned():  # type: ignore[attr-defined]  # as threading.Condition asks
+        if self.lock._is_owned():  # type: ignore[attr-defined]  # threading.Condition calls it, too
             raise interrupted_call()
 
     @property
@@ -454,8 +454,8 @@ class ProducerDriver:
         return TimedOut(f"no metadata of topic {topic!r} within max.block.ms={self.options.max_block_ms}")
 
     async def _find_topic(self, topic: str) -> int:
-        # The caller limits the whole look-up to max.block.ms. A topic that was just created may be unknown
-        # until then.
+        # The caller limits the whole look-up to max.block.ms. During all of this time the topic may be
+        # unknown, because it may have just been created.
         await self.cluster.topic(topic, unknown_topic_patience_ms=self.options.max_block_ms)
         await self._start_cluster()  # from here on metadata is refreshed by its age
         count = self.cluster.metadata.partition_count(topic)

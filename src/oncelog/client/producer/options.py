@@ -1,11 +1,12 @@
 """A producer's settings, checked against each other before it connects (behaviour I3, docs/behaviours.md).
 
-    enable.idempotence    acks, retries, in flight    result
-    any, transactional    in conflict, or it is off   ConfigError naming both settings
-    set to true           in conflict                 ConfigError naming both settings
-    not set               in conflict                 idempotence off, with a warning
-    false                 anything                    idempotence off
-    otherwise             no conflict                 idempotence on
+    transactional.id   enable.idempotence   acks, retries, in flight   result
+    set                false                any                        ConfigError naming both settings
+    set                not set, or true     in conflict                ConfigError naming both settings
+    not set            set to true          in conflict                ConfigError naming both settings
+    not set            not set              in conflict                idempotence off, with a warning
+    not set            false                any                        idempotence off
+    set or not set     not set, or true     no conflict                idempotence on
 
 Source: Kafka's ProducerConfig.postProcessAndValidateIdempotenceConfigs, configureDeliveryTimeout.
 """

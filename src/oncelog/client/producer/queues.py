@@ -45,7 +45,7 @@ class PartitionQueue:
     def drop_empty(self) -> None:
         """Seal all batches, and drop the empty ones.
 
-        An exception has interrupted the call that began them.
+        An empty batch is left if an exception has interrupted the call that began the batch.
         """
         if self.open is not None:
             self.close_open()
@@ -138,9 +138,10 @@ class TopicQueues:
     """The queues of a topic's partitions, and the choice between them.
 
     Only the first `count` of `queues` exist on the cluster. There are more if the topic was created again
-    with fewer partitions. The batches of those queues fail after delivery.timeout.ms. Records without a key
-    go to `sticky_queue` until its batch is full (KIP-480). `used_ms` is the time at which the latest batch
-    was begun.
+    with fewer partitions. The batches of the queues from `count` on fail after delivery.timeout.ms. Records
+    without a key go to `sticky_queue` until its batch is full (KIP-480). `used_ms` is the latest time at
+    which the topic was looked up first, a batch was begun, or ProducerCore found that the topic is still in
+    use.
     """
 
     __slots__ = ("count", "hashes_keys", "name", "partitioner", "queues", "sticky_queue", "used_ms")
@@ -192,7 +193,8 @@ class TopicQueues:
     def choose_many(self, keys: Any, rows: int) -> Partitions | int:
         """Return the partition of each row of a table, or one partition for all rows.
 
-        `keys` is a binary Arrow column or None. All rows without a key go to one partition.
+        `keys` is a binary Arrow column or None. Unless the partitioner is round_robin, all rows without a key
+        go to one partition.
         """
         if self.partitioner.is_round_robin:
             return np.array([self.partitioner.next_round_robin(self.count) for _ in range(rows)], np.int32)

@@ -61,7 +61,7 @@ class SendSchedule:
         self._ready.setdefault(node_id, OrderedDict())[queue] = None
 
     def put_timed(self, queue: PartitionQueue, due_ms: float, *, is_lingering: bool) -> None:
-        """Put a queue that may be sent from `due_ms` on.
+        """Put a queue whose next batch may be sent from `due_ms` on.
 
         `is_lingering` is True if the queue waits only for linger.ms; `take_lingering` takes it earlier.
         """
@@ -114,7 +114,7 @@ class SendSchedule:
         self._ready[node_id].move_to_end(queue, last=False)
 
     def ready_nodes(self) -> list[int]:
-        """Return the nodes that some queue is ready for."""
+        """Return the ids of the nodes to which some queue is ready to send."""
         return [node_id for node_id, ready in self._ready.items() if ready]
 
     def without_leader(self) -> Iterator[PartitionQueue]:

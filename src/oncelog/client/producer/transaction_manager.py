@@ -70,7 +70,7 @@ _FEATURE, _EPOCH_PER_TRANSACTION = "transaction.version", 2
 _LAST_ADD_VERSION = 3
 """The last version of AddPartitionsToTxn for clients; later versions are for brokers."""
 _FIRST_EPOCH_VERSION = {COMMIT_OFFSETS.name: 5, END.name: 5}
-"""By kind of request: from this version on, each end of a transaction raises the epoch (KIP-890)."""
+"""Kind of request -> its first version for transactions whose end raises the epoch (KIP-890)."""
 _IDLE_CHECK_S = 0.1
 """Seconds between checks that all records are complete.
 
@@ -319,7 +319,8 @@ class TransactionManager:
     async def _abort_own_epoch(self, deadline_ms: float) -> ProducerIdAndEpoch | None:
         """Abort a transaction that has its own epoch.
 
-        If it is fenced, wait until the previous transaction is complete.
+        The coordinator answers PRODUCER_FENCED also while it completes the previous transaction. In that case
+        repeat the abort: see `fenced_abort_action`.
         """
         entry = None
         for attempt in itertools.count():
