@@ -54,7 +54,8 @@ class StoredBatch(NamedTuple):
     """The header of a stored batch and the content of a marker; None means that a field is absent.
 
     - `sequence_count`: the number of sequences of the batch. A compacted batch has fewer records.
-    - `crc_ok`: None if the bytes are not a batch; `problem` says why, and only the offsets are valid.
+    - `crc_ok`: True if the checksum is right, False if it is wrong. None if the bytes are not a batch; then
+      `problem` says why, and only the offsets are valid.
     - `is_visible`: True if read_committed readers get the records, False if not, None if unknown.
     - `is_torn`: the log ends within this batch.
     - `records_problem`: how the records differ from the header; None if they match or were not read.

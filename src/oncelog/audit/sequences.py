@@ -43,7 +43,9 @@ class _Epoch:
         self.starts, self.ends, self.offsets = array("q"), array("q"), array("q")
 
     def place(self, sequence: int) -> int:
-        """Return the position of a sequence number: the one nearest to the next position, at least 0."""
+        """Return the position of a sequence number. Of all positions with that number, it is the one nearest
+        to the next position. It is at least 0.
+        """
         delta = advance(sequence, -advance(self.next, 0))
         if delta >= _SEQUENCES // 2 and self.next + delta >= _SEQUENCES:
             delta -= _SEQUENCES

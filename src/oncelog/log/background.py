@@ -117,7 +117,7 @@ class _KindQueue:
         task, error = self.waiting.popleft(), self.error
         self.error = None
         if inspect.getgeneratorstate(task) == inspect.GEN_CLOSED:
-            return None  # abandoned during its blocking call; the error no longer matters
+            return None  # the task was abandoned during its blocking call, so the error no longer matters
         try:
             call = next(task) if error is None else task.throw(error)
         except (StopIteration, PartitionClosed):

@@ -206,7 +206,7 @@ class SegmentSwapper:
         OSError.
         """
         for segment in segments:
-            segment.file.pread(1, 0)  # opens the file, which cannot be opened later
+            segment.file.pread(1, 0)  # opens the file now, while it still has its name
             segment.keep_indexes_in_memory()
         self._log.is_swapping = True
 

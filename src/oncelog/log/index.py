@@ -5,7 +5,7 @@
                                                            of its batch
     .txnindex   i16 0 | i64 producer id | i64 first | i64 last | i64 last stable    aborted transactions
 
-All entries are also kept in memory. New entries of the first two files are written in runs of
+Loaded and new entries are kept in memory. New entries of the first two files are written in runs of
 `limits.index_run_entries`. If their last entries are missing in a file, look-ups scan more of the log, but
 stay correct. A missing entry of a `.txnindex` would show aborted records to readers, so every sync of a
 segment also writes and syncs its `.txnindex`. Every write goes to the position of its entries, so a repeated
@@ -139,7 +139,7 @@ class OffsetIndex(_IndexFile):
         data = _read(disk, path)
         for offset, position in _OFFSET_ENTRY.iter_unpack(data[: len(data) - len(data) % 8]):
             if position == 0:
-                break  # Kafka preallocates zeros; no entry has position 0, because the first batch gets none
+                break  # Kafka preallocates zeros; no entry has position 0, as the first batch gets no entry
             if position >= log_size or (index._offsets and offset <= index._offsets[-1]):
                 raise StorageError(f"{disk.describe(path)}: entry {len(index)} does not fit the log")
             index._offsets.append(offset)

@@ -144,7 +144,7 @@ class LogManager:
                 try:
                     disk.remove_tree(name)
                 except OSError:
-                    manager._left_deletions.append(name)  # must not prevent opening
+                    manager._left_deletions.append(name)  # a failed removal must not prevent opening
             # After this removal, a crash makes the next start recover all partitions. That reads little,
             # because the recovery points are at the log ends.
             remove_if_exists(disk, CLEAN_SHUTDOWN)

@@ -357,7 +357,7 @@ class Partition:
             base_offset=log.end_offset,
             now_ms=now_ms,
             # As in Kafka, the producer's pending verification decides whether each transaction has its own
-            # epoch. Later requests do not change that until a batch is stored.
+            # epoch. Later requests do not change this decision until a batch is stored.
             begins_epoch=begins_epoch and (verification is None or verification.raises_epoch),
             verification=verification,
         )

@@ -40,7 +40,7 @@ class Recovered:
     """The state of a partition after recovery.
 
     - `warnings`: texts about every repair and loss; empty after a clean stop.
-    - `leader_epochs`: (epoch, first offset) of the batches that recovery read; repairs a lost epoch file.
+    - `leader_epochs`: (epoch, first offset) of the batches that recovery read; for `LeaderEpochs.settle`.
     - `rebuilt_from`: indexes were rebuilt from this offset on and are not synced; None if none were rebuilt.
     - `indexed_from`: every segment with this base offset or a higher one has a transaction index file.
     """
@@ -453,7 +453,7 @@ def _replay_batches(
     noted_from = segment.transactions_from
     for batch in scan(segment.file, block.position, block.end, limits=segment.limits):
         if isinstance(batch, BadBatch):
-            break  # a damaged length; only the last batch of a block can have one
+            break  # its length is damaged, as only that of a block's last batch can be
         header = batch.header
         if header.last_offset < start:
             continue

@@ -140,8 +140,8 @@ def find_batch(
 ) -> int | None:
     """Return the position of the first valid batch at or after `position`, None without one.
 
-    The result may be bytes within a record's value that look like a batch. Use this only to skip damage.
-    Every byte is tested.
+    `min_offset` is the lowest base offset that the batch may have. The result may be bytes within a
+    record's value that look like a batch. Use this function only to skip damage. Every byte is tested.
     """
     while position + HEADER_BYTES <= end:
         chunk = file.pread(min(limits.scan_chunk_bytes, end - position), position)

@@ -229,15 +229,17 @@ class Segment:
     def rebuild(
         self, trusted_offset: int, index_interval_bytes: int, sure_offset: int = 0, *, is_whole: bool = False
     ) -> BadBatch | None:
-        """Check and index all batches from `trusted_offset` on; return the first bad batch, None without one.
+        """Check and index all batches from `trusted_offset` on.
+
+        Return the bad batch at which the file was cut, None if it was not cut.
 
         Batches below `trusted_offset` are durable. Those that the index covers are not read again. If
         `trusted_offset` is at or below the base offset, the whole segment is read. Sets `transactions_from`.
 
         A bad batch at or above `sure_offset` is a torn tail, and the file is cut there. Everything below
         `sure_offset` was synced, so a bad batch there is damage. A damaged batch stays, with all later
-        batches, and its readers get an error. See test_damage_below_the_recovery_point_is_no_torn_tail.
-        `is_whole`: the whole segment was synced.
+        batches, and its readers get an error. See test_damage_below_the_recovery_point_is_no_torn_tail. If no
+        batch follows the damage, the file is cut there, unless `is_whole`: the whole segment was synced.
         """
         self._load_trusted(trusted_offset)
         if is_whole:

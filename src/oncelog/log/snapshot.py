@@ -341,9 +341,10 @@ class Snapshots:
     def keep(self, offsets: Iterable[int], synced_to: int | None = None) -> None:
         """Remove all snapshots except those at `offsets`, and `.producers` files without a snapshot.
 
-        With `synced_to`, the newest snapshot at or below it and the oldest one above it stay, too. An earlier
-        process may have synced the log up to the offset of the latter, without storing that recovery point.
-        After a power loss, no other snapshot may cover the deleted segments. See
+        With `synced_to`, the newest snapshot at or below it and the oldest one above it stay, too. The oldest
+        one above it may be the only snapshot that covers the producers of deleted segments: an earlier
+        process may have synced the log up to that snapshot, deleted segments, and lost power before it stored
+        its recovery point. See
         test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known.
         """
         names = self._disk.list(self._directory)

@@ -333,8 +333,8 @@ class _Loads:
     def _direct(self, giver: int, done: set[int]) -> tuple[int, str, int] | None:
         """Return the move from the giver to the least loaded reader of one of its topics.
 
-        Return None if that would not balance their loads. This must not examine all members or topics: many
-        members may join a small group at once, and every partition may be of another topic. See
+        Return None if that would not balance their loads. The search must not examine all members or topics:
+        many members may join a small group at once, and every partition may be of another topic. See
         test_many_members_come_to_a_few_in_little_work.
         """
         passed: dict[int, tuple[int, int]] = {}
@@ -425,8 +425,8 @@ class _Loads:
     def _cheapest(self, source: int, topic: str, target: int) -> int:
         """Return the partition of a topic that `source` hands over to `target`.
 
-        This must not examine all partitions of the source: a second member may take over thousands of them.
-        See test_a_second_member_takes_over_many_partitions_in_little_work.
+        The search must not examine all partitions of the source: a second member may take over thousands of
+        them. See test_a_second_member_takes_over_many_partitions_in_little_work.
         """
         held, missed = self._held[source][topic], self._missed_by(target, topic)
         by_target = self._returnable.setdefault((source, topic), {})

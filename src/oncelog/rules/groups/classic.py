@@ -268,7 +268,7 @@ class MemberList(Mapping[str, Member]):
         return max((member.rebalance_timeout_ms for member in self._by_id.values()), default=0)
 
     def set_deadline(self, member: Member, deadline_ms: int) -> None:
-        """Set the time in ms at which the member is removed unless its request is waiting."""
+        """Set the time in ms at which `tick` removes the member. `Member` states the exceptions."""
         member.deadline_ms = deadline_ms
         if self._due_ms is None or deadline_ms < self._due_ms:
             self._due_ms = deadline_ms
@@ -403,9 +403,9 @@ class ClassicGroup:
         return others_bytes + metadata_bytes(request.protocols) > self._max_metadata_bytes
 
     def supports(self, request: JoinRequest) -> bool:
-        """Return True if all members share a protocol with the request.
+        """Return True if the request has the group's protocol type and a protocol that all members support.
 
-        An empty group accepts any protocol.
+        An empty group accepts every request that has a protocol type and at least one protocol.
         """
         if not self.members:
             return bool(request.protocol_type and request.protocols)

@@ -86,10 +86,10 @@ class RememberedBatch(NamedTuple):
 class ProducerEntry(NamedTuple):
     """A partition's entry for one producer id (Kafka's ProducerStateEntry).
 
-    `producer_epoch` is None before the first append; then any sequence is accepted. `coordinator_epoch` is
-    None before the first transaction marker. `current_txn_first_offset` is None if no transaction is open
-    here. `last_timestamp_ms` is from the client's clock, `last_append_ms` from the broker's. `batches` has at
-    most five batches of `producer_epoch`, oldest first.
+    `producer_epoch` is None before the first append. While it is None, any sequence is accepted.
+    `coordinator_epoch` is None before the first transaction marker. `current_txn_first_offset` is None if no
+    transaction is open here. `last_timestamp_ms` is from the client's clock, `last_append_ms` from the
+    broker's. `batches` has at most five batches of `producer_epoch`, oldest first.
     """
 
     producer_epoch: int | None
@@ -111,8 +111,8 @@ class Verification(NamedTuple):
     `lowest_sequence` is the lowest sequence of a batch that the partition has asked the coordinator about.
     `raises_epoch` is true if each transaction of the producer has its own epoch. The verification is kept
     until a transactional batch is stored or the transaction ends here. If the coordinator rejects a batch
-    temporarily, the producer will send that batch again. Until it is stored, no batch with a higher sequence
-    may be. Source: Kafka's VerificationStateEntry.
+    temporarily, the producer will send that batch again. Until that batch is stored, batches with higher
+    sequences are rejected. Source: Kafka's VerificationStateEntry.
     """
 
     producer_epoch: int

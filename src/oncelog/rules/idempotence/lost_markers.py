@@ -2,16 +2,16 @@
 
 With the default flush settings, a power loss may take the newest records of any log. A partition may lose a
 marker while the coordinator keeps the record that the transaction is over. Then the transaction stays open in
-the partition, and the producer's next transaction there continues it. A commit of the next one would make
-aborted records visible.
+the partition, and the producer's next transaction there continues it. If that next transaction is committed,
+records of the earlier, aborted one become visible.
 
 A leftover is a transaction that is open in a partition when the broker starts. An epoch per transaction
 (KIP-890) identifies a leftover in the coordinator's log. A record with a decision and epoch E + 1 is about
-the transaction with epoch E, and names that transaction's partitions. At the start and later, the leftover
-gets this marker:
+the transaction with epoch E, and names that transaction's partitions. At the broker's start and later, the
+leftover gets this marker:
 
     no record in the log has the leftover's producer id                  none
-    a record decides the leftover, with this partition, and newer
+    a record decides the leftover and names this partition, and newer
         records of the transactional id follow:
             the log also aborts a classic transaction of the same
                 epoch in this partition                                  an ABORT marker
@@ -27,9 +27,9 @@ decision is possible, because the coordinator assigns a new epoch only after the
 
 Classic transactions of one instance share an epoch, so nothing identifies the one that is open. Such a
 leftover stays open until a newer instance begins or commits a transaction there. The last classic transaction
-shares its epoch with the producer's first KIP-890 transaction. If a leftover may be either of them, it is
-committed only if both were. Apache Kafka leaves all leftovers open. See docs/internals/simulation.md, "Power
-losses with the default flush".
+shares its epoch with the producer's first KIP-890 transaction. If a leftover may be either of these two
+transactions, it is committed only if both were committed. Apache Kafka leaves all leftovers open. See
+docs/internals/simulation.md, "Power losses with the default flush".
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ from oncelog.types import TopicPartition
 def decided_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
     """Return the producer id and epoch of the transaction that a record decides.
 
-    Return None if the record decides none, or if the epoch is unclear. It is unclear if the record has the
-    largest epoch, which a fenced producer gets whatever epoch its transaction had. There is one exception: if
-    another producer id takes over, the transaction had the last epoch that a client gets.
+    Return None if the record decides none, or if the transaction's epoch is unclear. The epoch is unclear in
+    a record with the largest epoch, because fencing gives a producer that epoch, whatever epoch its
+    transaction had. There is one exception: if the record has a next producer id, the transaction had the
+    last epoch that a client gets.
     """
     if not entry.state.is_prepared or entry.client_version < EPOCH_PER_TRANSACTION:
         return None

@@ -31,7 +31,7 @@ class EndMarker(NamedTuple):
 
 
 class CompletedTransaction(NamedTuple):
-    """The span of one transaction in this partition. `last_offset` is that of its marker."""
+    """The span of one transaction in this partition. `last_offset` is the offset of its marker."""
 
     producer_id: int
     first_offset: int

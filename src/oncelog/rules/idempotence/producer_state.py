@@ -11,7 +11,8 @@ test_an_id_expires_by_the_time_of_its_last_append.
 Packed, little-endian:  flags u8 | epoch i16 | last_timestamp_ms i64 | last_append_ms i64
     | coordinator_epoch i32 if COORDINATOR | current_txn_first_offset i64 if TXN
     | if TIGHT: newest last_offset i64, then per batch, newest first: offset_delta u32,
-      how far its last_offset is behind u32, its timestamp less last_timestamp_ms i32, last_sequence i32
+      newest last_offset less its last_offset u32, its timestamp less last_timestamp_ms i32,
+      last_sequence i32
     | else per batch: last_offset i64, offset_delta u32, timestamp_ms i64, last_sequence i32
 The flags are NO_EPOCH, COORDINATOR, TXN and TIGHT. An entry is TIGHT if the differences of offsets and of
 timestamps between its batches fit into 32 bits. A last_sequence of -1 stands for None.

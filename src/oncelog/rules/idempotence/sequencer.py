@@ -7,15 +7,16 @@ is known. Each partition has a list of the batches that have sequences and no ou
     all batches of the list are in flight, and     the next new batch may get a sequence
         at most four batches got sequences after
         the first batch of the list
-    a batch lost its connection or timed out       only the first batch is sent, until it has an outcome
-    OUT_OF_ORDER for a batch, sent while an        a reordering: the batch is sent again unchanged
-        earlier one was in flight
+    an attempt to send a batch ended without       only the first batch of the list is sent, until it has
+        an outcome, such as a lost connection      an outcome
+    OUT_OF_ORDER for a batch that was sent while   a reordering: the batch is sent again unchanged
+        an earlier batch was in flight
     OUT_OF_ORDER for a batch that was sent as      a gap that nothing fills: the sequences must restart
         the first in flight
     a batch failed and is surely not stored        a gap, because its sequences will never be sent
     a batch failed and may be stored               unresolved: if a later batch is acknowledged, the failed
-                                                   one is stored; if the next one gets OUT_OF_ORDER, there
-                                                   is a gap
+                                                   one is stored; if the next batch gets OUT_OF_ORDER,
+                                                   there is a gap
 
 OUT_OF_ORDER stands for OUT_OF_ORDER_SEQUENCE_NUMBER. Three rules are not obvious:
 
@@ -145,7 +146,7 @@ class PartitionSequencer(Generic[B]):
         self.unresolved: int | None = None
         """The index in `in_flight` at which the last failed batch that may be stored was removed.
 
-        None without such a batch.         The index decreases when an earlier batch is removed.
+        None without such a batch. The index decreases when an earlier batch is removed from `in_flight`.
         """
 
     # Sending

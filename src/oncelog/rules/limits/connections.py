@@ -115,9 +115,9 @@ class Phase(Enum):
 class ConnectionActivity(NamedTuple):
     """The facts on which a connection's deadlines depend. Times are in ms.
 
-    `active_ms` is the time at which it last sent or received bytes. `request_ms` is the time at which the
-    first byte of a still incomplete request arrived; None without such a request. `is_waiting` is true while
-    a response is pending. It is false for a throttled connection, which counts as idle.
+    `active_ms` is the time at which the connection last sent or received bytes. `request_ms` is the time at
+    which the first byte of a still incomplete request arrived; None without such a request. `is_waiting` is
+    true while a response is pending. It is false for a throttled connection, which counts as idle.
     """
 
     phase: Phase

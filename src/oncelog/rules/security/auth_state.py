@@ -80,7 +80,8 @@ def next_state(state: AuthState, api_key: int, *, may_authenticate_again: bool =
 def session_lifetime_ms(max_reauth_ms: int, token_lifetime_ms: int | None) -> int:
     """Return the session lifetime in ms; 0 means that the session never expires.
 
-    It is connections.max.reauth.ms (`max_reauth_ms`), or the rest of the token's lifetime if that is shorter.
+    The session lifetime is connections.max.reauth.ms (`max_reauth_ms`), or the rest of the token's lifetime
+    if that is shorter.
     """
     if token_lifetime_ms is None:
         return max_reauth_ms

@@ -176,7 +176,7 @@ class Session:
         """Enter a state without an error.
 
         READY follows the end of a transaction, and IN_TRANSACTION its begin. COMMITTING and ABORTING follow
-        the call that ends it.
+        the call that ends the transaction.
         """
         self.state, self.error = state, None
         if state is State.READY:
@@ -369,10 +369,10 @@ def fenced_abort_action(
         unknown                                  FAIL_PRODUCER
 
     The retry must send EndTxn, and not skip it: a delayed Produce request may still begin the transaction.
-    EndTxn raises the epoch, so that such a request is rejected. InitProducerId would not do, because it
-    aborts any open transaction, even that of a newer producer. This function is not for classic transactions.
-    A classic transaction does not begin before AddPartitionsToTxn succeeds, and until then the error is
-    INVALID_TXN_STATE.
+    EndTxn raises the epoch, so that such a request is rejected. InitProducerId cannot replace the retry,
+    because it aborts any open transaction, even that of a newer producer. This function is not for classic
+    transactions. A classic transaction does not begin before AddPartitionsToTxn succeeds, and until then the
+    error is INVALID_TXN_STATE.
 
     `entry` was read after this error, and `previous` after the error before. `previous` is None after the
     first error. Source: kafka TransactionCoordinator.endTransaction.

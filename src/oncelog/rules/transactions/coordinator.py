@@ -412,7 +412,9 @@ def is_timed_out(entry: TransactionEntry, now_ms: int) -> bool:
 
 
 def is_expired(entry: TransactionEntry, now_ms: int, expiration_ms: int) -> bool:
-    """Return True if the id has been idle for `expiration_ms`: behaviour T9 (docs/behaviours.md)."""
+    """Return True if the transactional id has been idle for `expiration_ms`: behaviour T9
+    (docs/behaviours.md).
+    """
     return entry.state.is_idle and entry.last_update_ms + expiration_ms <= now_ms
 
 
