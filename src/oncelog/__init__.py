@@ -1,4 +1,4 @@
-"""Exactly-once Kafka messaging for Python: an embedded broker, clients, and an audit of stored logs.
+"""Exactly-once Kafka messaging for Python: a broker, clients, a Spark source and sink, and a log audit.
 
     with oncelog.Broker() as broker, oncelog.Producer({"bootstrap.servers": broker.bootstrap_servers}) as p:
         p.send("flights", b"EWR-IAH").result()

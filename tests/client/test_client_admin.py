@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.client import ScriptedBroker, api_versions, metadata, scripted_broker
 
+import oncelog
 from oncelog.aio import Admin
 from oncelog.client.admin.blocking import ConfigResource, NewTopic, TopicOutcome
 from oncelog.client.admin.core import config_text, raise_first, topic_id_text
@@ -17,11 +18,14 @@ from oncelog.errors import (
     InvalidTopicException,
     MisuseError,
     NotController,
+    SecurityDisabled,
     TimedOut,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
     UnsupportedVersion,
 )
+from oncelog.rules.limits.quotas import QuotaEntity, QuotaFilter
+from oncelog.rules.security.authorization import AclFilter
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import (
     AlterConfigsRequest,
@@ -170,7 +174,7 @@ def test_retries_end_with_the_time() -> None:
 def test_no_answer_is_a_timeout_that_names_the_broker() -> None:
     async def story(broker: ScriptedBroker, admin: Admin) -> None:
         broker.handlers["CreateTopics"] = lambda header, message: None
-        with pytest.raises(TimedOut, match=rf"127\.0\.0\.1:{broker.port} did not answer CreateTopics"):
+        with pytest.raises(TimedOut, match=rf"127\.0\.0\.1:{broker.port} did not respond to CreateTopics"):
             await admin.create_topics([NewTopic("n", 1, 1)])
 
     play(story, request_timeout_ms=100)
@@ -204,7 +208,9 @@ def test_topics_are_deleted_by_name_in_every_version() -> None:
 def test_default_partition_counts_need_a_broker_that_supports_them() -> None:
     async def story(broker: ScriptedBroker, admin: Admin) -> None:
         broker.handlers["CreateTopics"] = creates(0)
-        with pytest.raises(UnsupportedVersion, match="CreateTopics in versions 2-3; this needs one of 4-"):
+        with pytest.raises(
+            UnsupportedVersion, match="in versions 2-3; this client needs one of the versions 4-"
+        ):
             await admin.create_topics([NewTopic("n")])
         assert (await admin.create_topics([NewTopic("n", 2, 1)]))["n"].num_partitions is None
 
@@ -241,7 +247,7 @@ def test_altering_on_a_broker_without_incremental_changes_keeps_the_rest() -> No
 
 def test_broker_settings_are_requested_from_that_broker() -> None:
     async def story(broker: ScriptedBroker, admin: Admin) -> None:
-        with pytest.raises(MisuseError, match="named by its node id"):
+        with pytest.raises(MisuseError, match="expected a node id"):
             await admin.describe_configs([ConfigResource("broker", "x")])
 
     play(story)
@@ -285,3 +291,24 @@ def test_describing_never_creates_a_topic() -> None:
         assert broker.messages[-1].allow_auto_topic_creation is False
 
     play(story)
+
+
+def test_the_old_name_of_a_filter_parameter_works_with_a_warning() -> None:
+    acl_warning = pytest.warns(DeprecationWarning, match="wanted is deprecated; use acl_filter")
+    quota_warning = pytest.warns(DeprecationWarning, match="wanted is deprecated; use quota_filter")
+    with oncelog.Broker() as broker, oncelog.Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        entity = QuotaEntity(client_id="a")
+        for name in ("a", "b"):
+            admin.alter_client_quotas({QuotaEntity(client_id=name): {"producer_byte_rate": 1000.0}})
+        with quota_warning:
+            assert set(admin.describe_client_quotas(wanted=QuotaFilter({"client-id": "a"}))) == {entity}  # type: ignore[call-arg]
+        with acl_warning, pytest.raises(SecurityDisabled):
+            admin.describe_acls(wanted=AclFilter())  # type: ignore[call-arg]
+
+        async def describe() -> None:
+            async with Admin({"bootstrap.servers": broker.bootstrap_servers}) as client:
+                with pytest.warns(DeprecationWarning, match="quota_filter"):
+                    found = await client.describe_client_quotas(wanted=QuotaFilter({"client-id": "b"}))  # type: ignore[call-arg]
+                assert set(found) == {QuotaEntity(client_id="b")}
+
+        asyncio.run(describe())

@@ -113,7 +113,7 @@ def test_idempotent_batches_ranges_and_producers(apache_kafka: ApacheKafka, admi
         assert {header.producer_id for header in headers} == {state.producer_id}
         assert sum(header.records_count for header in headers) == 100
         admin.delete_records({tp: 50})
-        with pytest.raises(OffsetOutOfRange, match=r"offsets 50 up to \(not including\) 100"):
+        with pytest.raises(OffsetOutOfRange, match=r"offsets 50 to 100 \(exclusive\)"):
             list(consumer.fetch_range(tp, 0, 100))
 
 

@@ -205,7 +205,9 @@ def test_the_broker_dies_with_requests_in_flight_and_comes_back() -> None:
         await until(lambda: [name for name, _ in broker.seen].count("DescribeCluster") == 2)
         broker.cut_all()
         for future in (first, second):
-            with pytest.raises(DisconnectedError, match=rf"{broker.port}.*2 requests unanswered.*unknown"):
+            with pytest.raises(
+                DisconnectedError, match=rf"{broker.port}.*2 requests had no response.*may have"
+            ):
                 await future
         answer_number(broker)
         assert (await cluster.request(1, ask())).controller_id == 0
@@ -220,9 +222,9 @@ def test_an_unanswered_request_times_out_and_the_connection_is_given_up() -> Non
         broker.handlers["DescribeCluster"] = lambda header, message: None
         first = cluster.submit(1, ask(), timeout_ms=50)
         second = cluster.submit(1, ask(), timeout_ms=60_000)
-        with pytest.raises(TimedOut, match=rf"{broker.port} did not answer DescribeCluster"):
+        with pytest.raises(TimedOut, match=rf"{broker.port} did not respond to DescribeCluster"):
             await first
-        with pytest.raises(DisconnectedError, match="unknown"):
+        with pytest.raises(DisconnectedError, match="may have carried out"):
             await second
         answer_number(broker)
         assert (await cluster.request(1, ask())).controller_id == 0
@@ -236,7 +238,7 @@ def test_waiting_for_a_connection_has_a_timeout() -> None:
         broker.handlers["ApiVersions"] = lambda header, message: None
         broker.cut_all()
         await until(lambda: broker.idle)
-        with pytest.raises(TimedOut, match=rf"no connection to 127\.0\.0\.1:{broker.port} in 50 ms"):
+        with pytest.raises(TimedOut, match=rf"no connection to 127\.0\.0\.1:{broker.port} within 50 ms"):
             await cluster.request(1, ask(), timeout_ms=50)
 
     play(story)
@@ -274,9 +276,11 @@ def test_an_unsupported_api_fails_alone() -> None:
 
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         await cluster.start()
-        with pytest.raises(UnsupportedVersion, match=rf"127\.0\.0\.1:{broker.port} serves DescribeCluster"):
+        with pytest.raises(UnsupportedVersion, match=rf"127\.0\.0\.1:{broker.port} supports DescribeCluster"):
             await cluster.request(1, ask())
-        with pytest.raises(UnsupportedVersion, match="ListOffsets in versions 0-2; this needs one of 7-"):
+        with pytest.raises(
+            UnsupportedVersion, match="in versions 0-2; this client needs one of the versions 7-"
+        ):
             await cluster.request(None, ListOffsetsRequest(replica_id=-1), min_version=7)
         await cluster.refresh_metadata(["t"])
 

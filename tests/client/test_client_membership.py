@@ -69,7 +69,7 @@ def test_the_second_of_two_with_one_name_stays_and_the_first_is_told(
         )
         take(first, 4)
         second = Reader(member(servers, group, **settings), topic)
-        with pytest.raises(FencedInstanceId, match=r"group\.instance\.id='one'.*out for good"):
+        with pytest.raises(FencedInstanceId, match=r"has taken over group\.instance\.id='one'"):
             wait_for(lambda: first.poll(0.1) is None)
         assert events == ["assigned", "lost 2"]
         for _ in range(3):

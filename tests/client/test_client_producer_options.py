@@ -104,7 +104,7 @@ def test_what_contradicts_a_transactional_id_is_refused(conflict: dict[str, obje
 
 
 def test_an_empty_transactional_id_is_refused() -> None:
-    with pytest.raises(ConfigError, match="give it a name"):
+    with pytest.raises(ConfigError, match="set it to a name"):
         options(transactional_id="")
 
 

@@ -87,6 +87,6 @@ def test_send_table_takes_whatever_has_an_arrow_stream(ours: str, form: str) -> 
 def test_send_table_refuses_what_is_no_table_of_bytes(ours: str, table: object) -> None:
     with (
         producer_of(ours) as producer,
-        pytest.raises(MisuseError, match=r"send_table takes|must hold bytes"),
+        pytest.raises(MisuseError, match=r"send_table needs|must contain bytes"),
     ):
         producer.send_table(new_topic(ours), table)

@@ -248,7 +248,7 @@ def test_calls_out_of_turn_say_what_to_do(servers: str) -> None:
         with pytest.raises(MisuseError, match=r"init_transactions\(\) first"):
             producer.send(topic, b"x")
         producer.init_transactions()
-        with pytest.raises(MisuseError, match="called once"):
+        with pytest.raises(MisuseError, match="only once"):
             producer.init_transactions()
         with pytest.raises(MisuseError, match=r"begin_transaction\(\) first"):
             producer.send(topic, b"x")

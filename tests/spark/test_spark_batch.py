@@ -122,7 +122,7 @@ def test_lost_offsets_fail_by_name_or_are_skipped(
     with pytest.raises(Exception, match="DataLossError") as raised:
         read(spark, bootstrap, **options).count()
     text = str(raised.value)
-    assert f"{topic}-0 holds offsets 20 to 50 (exclusive), but startingOffsets starts at 3" in text
+    assert f"{topic}-0 contains offsets 20 to 50 (exclusive), but startingOffsets starts at 3" in text
     assert "failOnDataLoss to false" in text
     assert read(spark, bootstrap, **options, failOnDataLoss="false").count() == 30
 
@@ -138,7 +138,7 @@ def test_offsets_removed_between_planning_and_reading_are_a_loss(
     assert strict.count() == lenient.count() == 50  # planned now, and read again below
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_records({TopicPartition(topic, 0): 20})
-    with pytest.raises(Exception, match="offsets 0 to 49 were requested, but the partition holds offsets 20"):
+    with pytest.raises(Exception, match="offsets 0 to 49 were requested, but the partition contains offsets 20"):
         strict.collect()
     assert lenient.count() == 30
 

@@ -62,6 +62,6 @@ def test_offsets_of_markers_and_aborted_records_are_no_loss(
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_records({TopicPartition(topic, 0): 15})
     begin = {"subscribe": topic, "startingOffsets": f'{{"{topic}": {{"0": 3}}}}'}
-    with pytest.raises(Exception, match=r"holds offsets 15 to 65 \(exclusive\)"):
+    with pytest.raises(Exception, match=r"contains offsets 15 to 65 \(exclusive\)"):
         read(spark, bootstrap, **begin).count()
     assert read(spark, bootstrap, **begin, failOnDataLoss="false").count() == 10

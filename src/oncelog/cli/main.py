@@ -112,7 +112,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="oncelog")
 def cli() -> None:
-    """Exactly-once Kafka messaging from Python, and the proof of it.
+    """Exactly-once Kafka messaging for Python: a broker, clients, a Spark source and sink, and a log audit.
 
     \b
     Exit codes: 0 clean, 1 error, 2 usage, 3 an audit found violations, 4 time-out.

@@ -7,14 +7,18 @@ Therefore a call that takes several items also takes a single item, and raises M
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 from oncelog.errors import MisuseError
 from oncelog.types import OffsetAndMetadata, TopicPartition
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
 _MAX_STRING_BYTES = 32_767
 """Largest size of a string in a request, in bytes of UTF-8."""
@@ -28,11 +32,11 @@ def items_of(value: Iterable[T] | T, kind: type[T], what: str) -> list[T]:
     if isinstance(value, kind):
         return [value]
     if isinstance(value, (str, bytes, bytearray, memoryview)) or not isinstance(value, Iterable):
-        raise MisuseError(f"expected {what}, one or a collection of them; got {value!r}")
+        raise MisuseError(f"expected {what}, one or a collection; got {value!r}")
     items = list(value)
     for item in items:
         if not isinstance(item, kind):
-            raise MisuseError(f"expected {what}, one or a collection of them; {item!r} is none")
+            raise MisuseError(f"expected {what}, one or a collection; got the item {item!r}")
     return items
 
 
@@ -44,7 +48,7 @@ def names_of(value: Iterable[str] | str, what: str = "topic names (str)") -> lis
 def topic_of(value: str) -> str:
     """Return a topic name unchanged. Raises MisuseError if the name is not a str."""
     if not isinstance(value, str):
-        raise MisuseError(f"a topic's name must be a str, not {value!r}")
+        raise MisuseError(f"topic name {value!r} must be a str")
     return value
 
 
@@ -68,7 +72,7 @@ def mapping_of(value: Mapping[T, Any], kind: type[T], what: str) -> dict[T, Any]
         raise MisuseError(f"expected a mapping from {what}; got {value!r}")
     for key in value:
         if not isinstance(key, kind):
-            raise MisuseError(f"expected a mapping from {what}; the key {key!r} is none")
+            raise MisuseError(f"expected a mapping from {what}; got the key {key!r}")
         if isinstance(key, TopicPartition):
             _check_partition(key)
     return dict(value)
@@ -155,3 +159,20 @@ def _check_metadata(tp: TopicPartition, value: Any) -> None:
         raise MisuseError(f"the metadata of {tp} cannot be written as UTF-8") from None
     if size_bytes > _MAX_STRING_BYTES:
         raise MisuseError(f"the metadata of {tp} has {size_bytes} bytes, the limit is {_MAX_STRING_BYTES}")
+
+
+def with_renamed_keyword(old: str, new: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that accepts a parameter's old name, with a DeprecationWarning."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            if old in kwargs:
+                text = f"{function.__qualname__}: the parameter {old} is deprecated; use {new}"
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
+                kwargs[new] = kwargs.pop(old)
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate

@@ -66,7 +66,15 @@ from oncelog.client.admin.types import (
     TopicListing,
     TopicOutcome,
 )
-from oncelog.client.arguments import by_partition, items_of, mapping_of, names_of, offsets_of, partitions_of
+from oncelog.client.arguments import (
+    by_partition,
+    items_of,
+    mapping_of,
+    names_of,
+    offsets_of,
+    partitions_of,
+    with_renamed_keyword,
+)
 from oncelog.client.connection.cluster import (
     UNKNOWN_TOPIC_PATIENCE_MS,
     ClusterConnection,
@@ -430,7 +438,7 @@ class AsyncAdmin:
         everything.
         """
         request = list_transactions_request(
-            names_of(states, "names of states (str)"), items_of(producer_ids, int, "producer ids (int)")
+            names_of(states, "state names (str)"), items_of(producer_ids, int, "producer ids (int)")
         )
         listings = [
             listing
@@ -517,7 +525,7 @@ class AsyncAdmin:
 
         `states` (Kafka's names, such as "Stable") is a filter. An empty filter matches all groups.
         """
-        request = ListGroupsRequest(states_filter=names_of(states, "names of states (str)"))
+        request = ListGroupsRequest(states_filter=names_of(states, "state names (str)"))
         listings = [
             listing
             for node_id, response in (await self._router.to_every_broker(request)).items()
@@ -605,7 +613,9 @@ class AsyncAdmin:
             if error is not None:
                 if isinstance(error, UnknownTopicOrPartition):
                     raise error  # `at_coordinator` retries this error for 3 s, because the topic may be new
-                reason = " has members: stop them first" if isinstance(error, UnknownMemberId) else ""
+                reason = (
+                    " has members: stop its consumers first" if isinstance(error, UnknownMemberId) else ""
+                )
                 raise error_for_code(error.code, f"group {group_id!r}{reason}")
 
         await self._router.at_coordinator(
@@ -619,9 +629,10 @@ class AsyncAdmin:
         acls = items_of(acls, Acl, "Acl(...)")
         check_acls_created(await self._router.to_controller(create_acls_request(acls)), acls)
 
-    async def describe_acls(self, wanted: AclFilter | None = None) -> list[Acl]:
+    @with_renamed_keyword("wanted", "acl_filter")
+    async def describe_acls(self, acl_filter: AclFilter | None = None) -> list[Acl]:
         """Return the ACLs that match a filter (None: all), sorted. Raises SecurityDisabled."""
-        message = describe_acls_request(wanted or AclFilter())
+        message = describe_acls_request(acl_filter or AclFilter())
         return described_acls(await self._router.to_controller(message))
 
     async def delete_acls(self, filters: Collection[AclFilter | Acl] | AclFilter | Acl) -> list[Acl]:
@@ -670,14 +681,17 @@ class AsyncAdmin:
         Raises ResourceNotFound.
         """
         if names is not None:
-            names = names_of(names, "names of users (str)")
+            names = names_of(names, "user names (str)")
         return described_users(await self._router.to_controller(describe_users_request(names)))
 
     # Quotas
 
-    async def describe_client_quotas(self, wanted: QuotaFilter | None = None) -> Mapping[QuotaEntity, Values]:
+    @with_renamed_keyword("wanted", "quota_filter")
+    async def describe_client_quotas(
+        self, quota_filter: QuotaFilter | None = None
+    ) -> Mapping[QuotaEntity, Values]:
         """Return the quotas of the entities that match a filter (None: all), by entity and quota name."""
-        message = describe_quotas_request(wanted or QuotaFilter())
+        message = describe_quotas_request(quota_filter or QuotaFilter())
         return described_quotas(await self._router.to_controller(message))
 
     async def alter_client_quotas(self, changes: QuotaChanges, *, validate_only: bool = False) -> None:

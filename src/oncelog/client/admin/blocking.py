@@ -30,6 +30,7 @@ from oncelog.client.admin.types import (
     TopicListing,
     TopicOutcome,
 )
+from oncelog.client.arguments import with_renamed_keyword
 from oncelog.client.consumer.list_offsets import OffsetSpec
 from oncelog.rules.limits.quotas import QuotaEntity, QuotaFilter, Values
 from oncelog.rules.security.authorization import Acl, AclFilter
@@ -328,9 +329,10 @@ class Admin:
         """Add ACLs. An ACL that exists already is no error. Raises SecurityDisabled, InvalidRequest."""
         self._thread.run(self._async.create_acls(acls))
 
-    def describe_acls(self, wanted: AclFilter | None = None) -> list[Acl]:
+    @with_renamed_keyword("wanted", "acl_filter")
+    def describe_acls(self, acl_filter: AclFilter | None = None) -> list[Acl]:
         """Return the ACLs that match a filter (None: all), sorted. Raises SecurityDisabled."""
-        return self._thread.run(self._async.describe_acls(wanted))
+        return self._thread.run(self._async.describe_acls(acl_filter))
 
     def delete_acls(self, filters: Collection[AclFilter | Acl] | AclFilter | Acl) -> list[Acl]:
         """Delete the ACLs that match any of the filters, and return the deleted ACLs.
@@ -369,9 +371,10 @@ class Admin:
 
     # Quotas
 
-    def describe_client_quotas(self, wanted: QuotaFilter | None = None) -> Mapping[QuotaEntity, Values]:
+    @with_renamed_keyword("wanted", "quota_filter")
+    def describe_client_quotas(self, quota_filter: QuotaFilter | None = None) -> Mapping[QuotaEntity, Values]:
         """Return the quotas of the entities that match a filter (None: all), by entity and quota name."""
-        return self._thread.run(self._async.describe_client_quotas(wanted))
+        return self._thread.run(self._async.describe_client_quotas(quota_filter))
 
     def alter_client_quotas(self, changes: QuotaChanges, *, validate_only: bool = False) -> None:
         """Set quotas by entity and quota name. A value of None removes the quota (KIP-546).

@@ -83,8 +83,9 @@ class RequestRouter:
                 answered = await request_items(remaining)
             except (DisconnectedError, TimedOut, BrokerError) as error:
                 answered = {item: failed(item, error) for item in remaining}
-            unnamed = UnknownTopicOrPartition("the broker's response has no entry for it")
-            results |= {item: answered.get(item) or failed(item, unnamed) for item in remaining}
+            for item in remaining:
+                unnamed = UnknownTopicOrPartition(f"the broker's response has no entry for {item}")
+                results[item] = answered.get(item) or failed(item, unnamed)
             pause_ms = cluster.retry_pause_ms(attempt)
             if cluster.now_ms() + pause_ms > deadline_ms:
                 break
@@ -176,7 +177,9 @@ class RequestRouter:
         await cluster.retrying(lambda: cluster.fetch_metadata(()))
         existing = sorted(cluster.metadata.brokers)
         if missing := [node_id for node_id in node_ids if node_id not in existing]:
-            raise BrokerNotAvailable(f"there is no broker {missing[0]}; the cluster has {existing}")
+            raise BrokerNotAvailable(
+                f"broker {missing[0]} does not exist; the cluster has brokers {existing}"
+            )
 
     async def to_every_broker(self, request: Any) -> dict[int, Any]:
         """Send a request to every broker, and return the responses by node id."""
@@ -220,7 +223,7 @@ def _node_of(resource: ConfigResource) -> int | None:
     if resource.kind == "topic":
         return None
     if not resource.name.isdecimal():
-        raise MisuseError(f"broker {resource.name!r}: a broker resource is named by its node id")
+        raise MisuseError(f"broker {resource.name!r}: expected a node id, such as '1'")
     return int(resource.name)
 
 

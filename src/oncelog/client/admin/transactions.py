@@ -117,4 +117,6 @@ def abort_marker_request(opened: OpenTransaction) -> WriteTxnMarkersRequest:
 
 def check_aborted(response: WriteTxnMarkersResponse, opened: OpenTransaction) -> None:
     """Raise the partition's error; return if the marker was written."""
-    raise_for_code(response.markers[0].topics[0].partitions[0].error_code, f"aborting at {opened.tp}")
+    raise_for_code(
+        response.markers[0].topics[0].partitions[0].error_code, f"aborting the transaction in {opened.tp}"
+    )

@@ -275,7 +275,7 @@ class BrokerConnection:
             if request.deadline_ms <= now_ms and not request.future.done():
                 request.future.set_exception(
                     TimedOut(
-                        f"no connection to {self.peer} in {request.timeout_ms:g} ms: "
+                        f"no connection to {self.peer} within {request.timeout_ms} ms: "
                         f"{self._backoff.last_error}"
                     )
                 )
@@ -288,15 +288,15 @@ class BrokerConnection:
                 api_name = protocol.core.describe(future)
                 future.set_exception(
                     TimedOut(
-                        f"{self.peer} did not answer {api_name} in its time (request.timeout.ms); "
-                        "whether it was carried out is unknown"
+                        f"{self.peer} did not respond to {api_name} within "
+                        "request.timeout.ms; the broker may have carried out the request"
                     )
                 )
         if expired or any(request.deadline_ms <= now_ms for request in self._undrained):
             protocol.fail(
                 DisconnectedError(
-                    f"connection to {self.peer} given up after a request in front went unanswered; "
-                    "whether this one was carried out is unknown"
+                    f"connection to {self.peer} closed because an earlier request timed out; "
+                    "the broker may have carried out this request too"
                 )
             )
 

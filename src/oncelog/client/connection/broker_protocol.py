@@ -139,11 +139,11 @@ class BrokerProtocol(asyncio.BufferedProtocol):
             return tls_failed(self.core.peer, exc)
         if not self.core.is_ready:
             return DisconnectedError(
-                f"connection to {self.core.peer} {cause} before it said which versions it serves; check that "
-                "a Kafka broker listens there, that security.protocol is what it speaks, and whether it asks "
-                "for a certificate (ssl.keystore.location)"
+                f"connection to {self.core.peer} {cause} before the broker answered "
+                "ApiVersions; check that a Kafka broker listens there, that "
+                "security.protocol matches the listener, and whether the broker requires a "
+                "client certificate (ssl.keystore.location)"
             )
-        return DisconnectedError(
-            f"connection to {self.core.peer} {cause} with {self.core.in_flight_count} requests unanswered; "
-            "whether they were carried out is unknown"
-        )
+        count = self.core.in_flight_count
+        unknown = f" while {count} requests had no response; the broker may have carried them out"
+        return DisconnectedError(f"connection to {self.core.peer} {cause}{unknown if count else ''}")

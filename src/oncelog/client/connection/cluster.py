@@ -40,7 +40,7 @@ def parse_bootstrap(servers: Collection[str] | None) -> list[tuple[str, int]]:
     """Return the (host, port) pairs of HOST:PORT or [HOST]:PORT strings. Raises ConfigError."""
     if not servers:
         raise ConfigError(
-            "bootstrap.servers is not set: give HOST:PORT of a broker, for example 127.0.0.1:9092"
+            "bootstrap.servers is not set: set it to HOST:PORT of a broker, for example 127.0.0.1:9092"
         )
     return [_parse_server(server) for server in servers]
 
@@ -436,8 +436,8 @@ class ClusterConnection:
         error = self.metadata.topic_error(tp.topic)
         if isinstance(error, UnknownTopicOrPartition):
             return UnknownTopicOrPartition(
-                f"topic {tp.topic!r} does not exist at {servers}; create it, "
-                "or let the broker do so with auto.create.topics.enable"
+                f"topic {tp.topic!r} does not exist at {servers}; create it, or set "
+                "auto.create.topics.enable=true on the broker"
             )
         if error is not None:
             return error
@@ -447,7 +447,7 @@ class ClusterConnection:
                 f"topic {tp.topic!r} has {count} partitions (0 to {count - 1}) at {servers}, "
                 f"so there is no partition {tp.partition}"
             )
-        return LeaderNotAvailable(f"partition {tp} has no leader that {servers} knows of")
+        return LeaderNotAvailable(f"{servers} knows no leader of partition {tp}")
 
     def retry_pause_ms(self, attempt: int) -> float:
         """Return retry.backoff.ms, doubled per attempt up to retry.backoff.max.ms, with 20 % jitter."""

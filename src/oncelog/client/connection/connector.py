@@ -98,9 +98,10 @@ class Connector:
             return await self._negotiate(events, await self._open(events, last, until_s), until_s)
         except TimeoutError:
             raise DisconnectedError(
-                f"{self._peer} did not finish connecting within socket.connection.setup.timeout.ms="
-                f"{setup_ms}; check the address, that a Kafka broker listens there, and that "
-                f"security.protocol={self._settings['security.protocol']} is what it speaks"
+                f"{self._peer} did not finish connecting within "
+                f"socket.connection.setup.timeout.ms={setup_ms}; check the address, that a "
+                "Kafka broker listens there, and that "
+                f"security.protocol={self._settings['security.protocol']} matches the listener"
             ) from None
 
     async def _addresses(self) -> list[str]:
@@ -157,13 +158,13 @@ class Connector:
             return error
         if self._security.context is not None and isinstance(error, _CLOSED_BY_PEER):
             return NotConnectedError(
-                f"{self._peer} closed the connection during the TLS handshake; check that it uses TLS: "
-                f"security.protocol={self._settings['security.protocol']} needs a listener of that protocol, "
-                "and a PLAINTEXT listener closes the connection in this way"
+                f"{self._peer} closed the connection during the TLS handshake; "
+                f"security.protocol={self._settings['security.protocol']} needs a listener "
+                "with TLS, and a PLAINTEXT listener closes the connection like this"
             )
         number = error.errno if isinstance(error, OSError) else None
         reason = os.strerror(number) if number and number > 0 else str(error)
         reason = reason or type(error).__name__
         return NotConnectedError(
-            f"cannot connect to {self._peer}: {reason}; check that the broker runs and bootstrap.servers"
+            f"cannot connect to {self._peer}: {reason}; check bootstrap.servers and that the broker runs"
         )

@@ -154,7 +154,8 @@ class ConnectionCore:
         if version < max(broker_min, lowest):
             served = f"in versions {broker_min}-{broker_max}" if broker_max >= 0 else "not at all"
             raise UnsupportedVersion(
-                f"{self.peer} serves {api.name} {served}; this needs one of {lowest}-{highest}"
+                f"{self.peer} supports {api.name} {served}; this client needs one of the "
+                f"versions {lowest}-{highest}"
             )
         return int(version)
 
@@ -246,19 +247,30 @@ class ConnectionCore:
         try:
             return self._reader.feed(data)
         except PeerError as error:
-            hint = "" if self.is_ready else "; is it a Kafka broker, and security.protocol what it speaks?"
-            raise PeerError(f"{self.peer} sent what is not the Kafka protocol: {error}{hint}") from error
+            hint = (
+                ""
+                if self.is_ready
+                else (
+                    "; check that a Kafka broker listens there and that security.protocol matches "
+                    "the listener"
+                )
+            )
+            raise PeerError(f"{self.peer} sent a malformed response: {error}{hint}") from error
 
     def _oldest(self, frame: memoryview) -> _InFlight:
         """Return the oldest request in flight. Raises PeerError if the frame is not a response to it."""
         correlation_id = int.from_bytes(frame[:4], "big", signed=True)
         if not self._in_flight:
-            raise PeerError(f"{self.peer} sent a response (correlation id {correlation_id}) to no request")
+            raise PeerError(
+                f"{self.peer} sent a response (correlation id {correlation_id}) while no request "
+                "was in flight"
+            )
         request = self._in_flight[0]
         if len(frame) < 4 or correlation_id != request.correlation_id:
             raise PeerError(
-                f"{self.peer} answered correlation id {correlation_id} where {request.correlation_id} "
-                f"({request.api_name}) is due; answers must come in the order of requests"
+                f"{self.peer} sent a response with correlation id {correlation_id}; expected "
+                f"{request.correlation_id} ({request.api_name}), because responses come in "
+                "the order of requests"
             )
         return request
 
@@ -267,7 +279,9 @@ class ConnectionCore:
         try:
             _, response = decode_response(request.response_class, request.version, frame)
         except PeerError as error:
-            raise PeerError(f"{self.peer}: {request.api_name} v{request.version} answer: {error}") from error
+            raise PeerError(
+                f"{self.peer} sent a malformed {request.api_name} v{request.version} response: {error}"
+            ) from error
         self._in_flight.popleft()
         return Completed(request.token, response, now_ms - request.sent_ms)
 
@@ -323,7 +337,7 @@ class ConnectionCore:
             if response.error_code:
                 offered = ", ".join(response.mechanisms) or "none"
                 raise AuthenticationError(
-                    f"{self.peer} does not take sasl.mechanism={mechanism}; it takes {offered}"
+                    f"{self.peer} does not enable sasl.mechanism={mechanism}; it offers {offered}"
                 )
             return self._send_sasl(SaslAuthenticateRequest(auth_bytes=exchange.first()), now_ms, left_ms)
         assert isinstance(response, SaslAuthenticateResponse)

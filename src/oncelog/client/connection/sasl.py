@@ -64,7 +64,7 @@ def credentials(settings: Mapping[str, Any], token: Callable[[], str]) -> Creden
     if jaas is not None:
         if username is not None or password is not None:
             raise ConfigError(
-                "sasl.jaas.config and sasl.username/sasl.password set the same; keep one of them"
+                "sasl.jaas.config and sasl.username/sasl.password both set the credentials; keep one of them"
             )
         username, secret = parse_jaas(jaas.value)
     else:
@@ -84,14 +84,14 @@ def parse_jaas(text: str) -> tuple[str | None, str | None]:
     if match is None or not match["module"].endswith(("PlainLoginModule", "ScramLoginModule")):
         raise ConfigError(
             "sasl.jaas.config: expected ...PlainLoginModule or ...ScramLoginModule required "
-            'username="..." password="..."; (with the semicolon)'
+            'username="..." password="..."; (the semicolon is required)'
         )
     options: dict[str, str] = {}
     position, rest = 0, match["rest"]
     while position < len(rest.rstrip()):
         option = _JAAS_OPTION.match(rest, position)
         if option is None:
-            raise ConfigError('sasl.jaas.config: options are written name="value"')
+            raise ConfigError('sasl.jaas.config: write each option as name="value"')
         quoted = option[2] if option[2] is not None else option[3]
         options[option[1]] = option[4] if quoted is None else re.sub(r"\\(.)", r"\1", quoted)
         position = option.end()
@@ -131,7 +131,9 @@ class _Scram:
         try:
             self._client = ScramClient([login.mechanism], login.username, login.password)
         except ScramException as error:
-            raise AuthenticationError(f"no user or password for {login.mechanism}: {error}") from None
+            raise AuthenticationError(
+                f"user name or password cannot be used for {login.mechanism}: {error}"
+            ) from None
         self._has_replied = False
 
     def first(self) -> bytes:
@@ -148,6 +150,6 @@ class _Scram:
             self._client.set_server_final(bytes(challenge).decode())
         except (ScramException, UnicodeDecodeError) as error:
             raise AuthenticationError(
-                f"the broker does not prove that it has the password: {error}"
+                f"the broker did not prove that it knows the password: {error}"
             ) from error
         return None

@@ -57,7 +57,7 @@ def tls_failed(peer: str, error: ssl.SSLError) -> AuthenticationError:
 
 def _token(url: str) -> str:
     if not url.startswith("file://"):
-        raise AuthenticationError(f"{_TOKEN_URL}={url!r}: only file:///PATH is served")
+        raise AuthenticationError(f"{_TOKEN_URL}={url!r}: only file:///PATH is supported")
     try:
         return Path(url.removeprefix("file://")).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -42,7 +42,7 @@ from oncelog.types import (
 
 _POLL_FOREVER_SECONDS = 3600.0
 
-SECOND_POLL = "another thread or task is polling this consumer; give each one of its own"
+SECOND_POLL = "another thread or task is polling this consumer; use one consumer per thread or task"
 
 Prepare = Callable[[float], bool]
 """A function that moves fetched records into the core's `delivery`. It returns True if `delivery` then has
@@ -221,9 +221,7 @@ class AsyncConsumer:
         Raises MisuseError while the consumer is subscribed.
         """
         if self._subscription:
-            raise MisuseError(
-                "this consumer is subscribed: unsubscribe() before assigning partitions by hand"
-            )
+            raise MisuseError("this consumer is subscribed to topics: call unsubscribe() before assign()")
         requested = partitions_of(partitions)
         if self._group is not None and not self._closed and not set(self.assignment()) <= set(requested):
             self._group.commit_before_assigning()
@@ -300,18 +298,16 @@ class AsyncConsumer:
         Raises MisuseError without a group.id, without a topic, and while partitions are assigned manually.
         """
         if self._settings["group.id"] is None:
-            raise MisuseError("group.id is not set: give the consumer's group to subscribe")
+            raise MisuseError("group.id is not set: set it to the consumer's group before subscribe()")
         subscription = subscription_of(topics, pattern)
         # A member without topics would take no part in rebalances. It would continue to read partitions that
         # the group has given to other members. Guard: test_a_subscription_to_no_topic_is_refused.
         if not subscription:
-            raise MisuseError("no topics are given: call unsubscribe() to leave the group")
+            raise MisuseError("subscribe() got no topics: call unsubscribe() to leave the group")
         # If `subscribe` replaced a manual assignment, the last positions in that assignment would never be
         # committed. Java refuses the call as well.
         if not self._subscription and self._core.assignment():
-            raise MisuseError(
-                "partitions are assigned to this consumer by hand: call unsubscribe() before subscribing"
-            )
+            raise MisuseError("partitions were assigned with assign(): call unsubscribe() before subscribe()")
         self._subscription = subscription
         self._listener = RebalanceListener(on_assigned, on_revoked, on_lost)
         if self._group is not None:
@@ -357,9 +353,10 @@ class AsyncConsumer:
         """
         if self._settings["enable.auto.commit"]:
             raise MisuseError(
-                "set enable.auto.commit=false on a consumer whose positions a transaction commits: with "
-                "enable.auto.commit=true, group_metadata() for send_offsets_to_transaction() is refused, "
-                "because poll() and close() would also commit positions of aborted records, and lose those"
+                "set enable.auto.commit=false before group_metadata() for "
+                "send_offsets_to_transaction(): with enable.auto.commit=true, poll() and "
+                "close() would also commit the positions of aborted records, and those "
+                "records would be lost"
             )
         if self._group is None:
             return ConsumerGroupMetadata(self._settings["group.id"] or "")

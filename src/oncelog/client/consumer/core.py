@@ -187,7 +187,7 @@ class ConsumerCore:
     def _state(self, tp: TopicPartition) -> PartitionState:
         state = self._states.get(tp)
         if state is None:
-            raise MisuseError(f"partition {tp} is not assigned; call assign() with it first")
+            raise MisuseError(f"partition {tp} is not assigned; call assign() first")
         return state
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
@@ -428,7 +428,10 @@ class ConsumerCore:
     def _error_of(self, fetched: FetchedPartition, fetch_offset: int) -> BrokerError:
         detail = f"fetching {fetched.tp} at offset {fetch_offset}"
         if fetched.error_code == OffsetOutOfRange.code:
-            detail += "; auto.offset.reset=none: seek to an offset that exists, or allow earliest or latest"
+            detail += (
+                "; auto.offset.reset=none: seek to an offset in the log, or set "
+                "auto.offset.reset to earliest or latest"
+            )
         return error_for_code(fetched.error_code, detail)
 
     # Delivery

@@ -129,7 +129,10 @@ def decode_headers(fetched: FetchedPartition, fetch_offset: int, isolation: Isol
     try:
         for position, header in iter_batches(fetched.records):
             if header.last_offset < header.base_offset:
-                raise CorruptMessage(f"a batch claims offsets {header.base_offset} to {header.last_offset}")
+                raise CorruptMessage(
+                    f"a batch has the base offset {header.base_offset} and the last offset "
+                    f"{header.last_offset}"
+                )
             is_abort = header.is_control and _is_abort_marker(fetched.records, position)
             verdict = visibility.decide(header, is_abort_marker=is_abort)
             if verdict is Verdict.ABORTED and not verify_crc(fetched.records, position, header.size_bytes):
@@ -143,8 +146,9 @@ def decode_headers(fetched: FetchedPartition, fetch_offset: int, isolation: Isol
         raise type(error)(f"{fetched.tp} at offset {fetch_offset}: {error.detail}") from error
     if len(fetched.records) and not batches:
         raise PeerError(
-            f"{fetched.tp}: the broker sent {len(fetched.records)} bytes for offset {fetch_offset} "
-            "without one whole batch; raise max.partition.fetch.bytes and fetch.max.bytes"
+            f"{fetched.tp}: the {len(fetched.records)} bytes that the broker sent for offset "
+            f"{fetch_offset} contain no whole batch; raise max.partition.fetch.bytes and "
+            "fetch.max.bytes"
         )
     return batches
 

@@ -36,7 +36,7 @@ def timestamp_of(spec: OffsetSpec) -> int:
     if isinstance(spec, str) and spec in _TIMESTAMP_OF:
         return _TIMESTAMP_OF[spec]
     raise MisuseError(
-        f"{spec!r} is not an offset to look up: give earliest, latest, max-timestamp or ms >= 0"
+        f"{spec!r} is not an offset to look up: use earliest, latest, max-timestamp or a timestamp in ms >= 0"
     )
 
 

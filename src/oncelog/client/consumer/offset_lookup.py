@@ -114,5 +114,5 @@ async def _send(cluster: ClusterConnection, node_id: int, specs: Specs, isolatio
     except OncelogError as error:
         return dict.fromkeys(specs, error)
     offsets: Outcome = dict(offsets_of(response))
-    missing = UnknownTopicOrPartition("the broker's answer does not name the partition")
+    missing = UnknownTopicOrPartition("the broker's response has no entry for this partition")
     return {tp: offsets.get(tp, missing) for tp in specs}

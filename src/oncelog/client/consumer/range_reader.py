@@ -92,7 +92,7 @@ def range_options(settings: Settings, isolation: Isolation | None = None) -> Fet
 def check_range(tp: TopicPartition, start: int, end: int) -> None:
     """Raise MisuseError if an offset is invalid, or if `start` is above `end`."""
     if offset_of(tp, start) > offset_of(tp, end):
-        raise MisuseError(f"range {start} to {end} of {tp}: it needs start <= end")
+        raise MisuseError(f"range {start} to {end} of {tp}: start must not be above end")
 
 
 class RangeFetcher:
@@ -152,7 +152,7 @@ class RangeFetcher:
             (partition for partition in fetched_partitions(response) if partition.tp == self.tp), None
         )
         if fetched is None:
-            raise DisconnectedError(f"the answer to a fetch of {self.tp} does not name it")
+            raise DisconnectedError(f"the response to a fetch of {self.tp} has no entry for this partition")
         if fetched.error_code:
             raise await self._error_of(fetched, offset)
         return fetched
@@ -176,7 +176,7 @@ class RangeFetcher:
             raise latest
         if claimed >= (latest.offset or 0):
             raise CorruptMessage(
-                f"{self.tp}: a batch claims offsets up to {claimed}, and the log ends before {latest.offset}"
+                f"{self.tp}: a batch has offsets up to {claimed}, but the log ends before {latest.offset}"
             )
 
     async def _error_of(self, fetched: FetchedPartition, offset: int) -> OncelogError:
@@ -189,13 +189,14 @@ class RangeFetcher:
             bound = (await list_offsets(self._cluster, {self.tp: spec}, Isolation.READ_UNCOMMITTED))[self.tp]
             bounds.append("?" if isinstance(bound, OncelogError) else str(bound.offset))
         return OffsetOutOfRange(
-            f"{self.tp} holds offsets {bounds[0]} up to (not including) {bounds[1]}, offset {offset} was "
-            "asked for; retention, delete-records or a re-created topic may have removed it"
+            f"{self.tp} contains offsets {bounds[0]} to {bounds[1]} (exclusive), but offset "
+            f"{offset} was requested; retention, delete-records or a re-created topic may "
+            "have removed it"
         )
 
     def _nothing_to_read(self, fetched: FetchedPartition, offset: int, end: int) -> TimedOut:
         return TimedOut(
-            f"{self.tp}: nothing to read at offset {offset} of a range that ends at {end} within "
-            f"request.timeout.ms; high watermark {fetched.high_watermark}, "
-            f"last stable offset {fetched.last_stable_offset}"
+            f"{self.tp}: no records at offset {offset} of a range that ends at {end} within "
+            f"request.timeout.ms; high watermark {fetched.high_watermark}, last stable offset "
+            f"{fetched.last_stable_offset}"
         )

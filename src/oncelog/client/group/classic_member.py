@@ -82,7 +82,8 @@ class ClassicMember:
         unknown = [name for name in assignors if name not in ASSIGNORS]
         if unknown or not assignors:
             raise ConfigError(
-                f"partition.assignment.strategy names {unknown}; there are {', '.join(ASSIGNORS)}"
+                f"partition.assignment.strategy={','.join(assignors)}: expected one or more "
+                f"of {', '.join(ASSIGNORS)}"
             )
         self._is_cooperative = is_cooperative(assignors)
         self._last = OwnedPartitions()

@@ -40,8 +40,9 @@ def _check_settings(settings: Settings) -> None:
     """Raise ConfigError for settings that the protocol leaves to the coordinator."""
     if keys := [key for key in CLASSIC_ONLY if settings.is_user_set(key)]:
         raise ConfigError(
-            f"{', '.join(keys)} cannot be set with group.protocol=consumer, where the coordinator decides: "
-            "see group.remote.assignor, and the broker's group.consumer.* settings"
+            f"{', '.join(keys)} cannot be set with group.protocol=consumer, because the "
+            "coordinator decides: use group.remote.assignor, or the broker's "
+            "group.consumer.* settings"
         )
 
 

@@ -289,7 +289,8 @@ class ConsumerMember:
     def _fail(self, error: OncelogError) -> None:
         if isinstance(error, UnsupportedVersion):
             error = UnsupportedVersion(
-                "the cluster does not serve group.protocol=consumer (Kafka 4.0): set group.protocol=classic"
+                "the cluster does not support group.protocol=consumer (it needs Kafka 4.0): "
+                "set group.protocol=classic"
             )
         self._membership.failure = error
         self._notify()

@@ -31,7 +31,7 @@ def no_answer(group_id: str, request: GroupRequest, limit_ms: float, last: Excep
     `last` is the error of the last attempt, if there was one.
     """
     reason = f": {last}" if last else f" to {request.value} within {limit_ms:g} ms"
-    return TimedOut(f"group {group_id!r} gave no answer in time{reason}")
+    return TimedOut(f"the coordinator of group {group_id!r} did not respond in time{reason}")
 
 
 class GroupCoordinatorClient:
@@ -42,7 +42,9 @@ class GroupCoordinatorClient:
 
     def __init__(self, settings: Settings, cluster: ClusterConnection) -> None:
         if settings["group.id"] is None:
-            raise MisuseError("group.id is not set: give the consumer's group to subscribe or to commit")
+            raise MisuseError(
+                "group.id is not set: set it to the consumer's group before subscribing or committing"
+            )
         self.group_id: str = settings["group.id"]
         self._settings, self._cluster = settings, cluster
         self._coordinator_id: int | None = None

@@ -179,7 +179,7 @@ def commit_error(response: OffsetCommitResponse) -> BrokerError | None:
 def refused_partition(code: int, tp: TopicPartition) -> str:
     """Return the error text for an error of one partition."""
     if code == UnknownTopicOrPartition.code:
-        return f"topic {tp.topic!r} does not exist, or has no partition {tp.partition}: create it first"
+        return f"topic {tp.topic!r} does not exist or has no partition {tp.partition}: create it first"
     return f"partition {tp}"
 
 

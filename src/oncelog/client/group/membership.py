@@ -22,7 +22,7 @@ from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartiti
 
 def not_a_member() -> UnknownMemberId:
     """Return the error for a commit by a subscribed consumer that is currently not a member."""
-    return UnknownMemberId("this consumer is no member of its group at present; poll() joins again")
+    return UnknownMemberId("this consumer is not a member of its group now; poll() joins again")
 
 
 class Change(Enum):
@@ -142,9 +142,9 @@ class Membership:
         """End the membership for good: all partitions are lost, and each poll and commit raises `error`."""
         if isinstance(error, FencedInstanceId):
             error = FencedInstanceId(
-                f"another member of group {self.group_id!r} has group.instance.id="
-                f"{self._settings['group.instance.id']!r} by now, and this one is out for good: "
-                "close it, and give each consumer a name of its own"
+                f"another consumer in group {self.group_id!r} has taken over "
+                f"group.instance.id={self._settings['group.instance.id']!r}: close this "
+                "consumer, and set a different group.instance.id for each consumer"
             )
         self._commits.lose(error)
         self.reset_member()
@@ -171,7 +171,9 @@ class Membership:
         if self.is_lost:
             change, partitions = Change.LOST, self.owned
         revoked = frozenset(partitions)
-        self._commits.release(revoked, RebalanceInProgress("the group is giving the partitions to others"))
+        self._commits.release(
+            revoked, RebalanceInProgress("the group is moving the partitions to other members")
+        )
         self.owned = [tp for tp in self.owned if tp not in revoked]
         return Rebalance(change, partitions)
 

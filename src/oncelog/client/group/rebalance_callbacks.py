@@ -69,4 +69,4 @@ def subscription_of(topics: Collection[str] | str, pattern: str | re.Pattern[str
     try:
         return Subscription(pattern=re.compile(pattern))
     except re.error as error:
-        raise MisuseError(f"{pattern!r} is no regular expression: {error}") from error
+        raise MisuseError(f"{pattern!r} is not a regular expression: {error}") from error

@@ -51,7 +51,7 @@ def encode_table(
     names = set(table.schema.names)
     if "value" not in names or names - _COLUMNS:
         raise MisuseError(
-            f"expected the columns value and perhaps key, timestamp, headers; got {sorted(names)}"
+            f"expected the column value, and optionally key, timestamp and headers; got {sorted(names)}"
         )
     table = _with_bytes(table)
     for rows in table.combine_chunks().to_batches(max_chunksize=1 << 20):
@@ -67,8 +67,8 @@ def arrow_table(table: Any) -> Any:
     kind = type(table).__name__
     if not hasattr(table, "__arrow_c_stream__"):
         raise MisuseError(
-            "send_table takes an Arrow table, a record batch, or an object with __arrow_c_stream__ (a data "
-            f"frame of Polars or pandas); got {kind}"
+            "send_table needs an Arrow table, a record batch, or an object with "
+            f"__arrow_c_stream__ (a data frame of Polars or pandas); got {kind}"
         )
     try:
         return pa.table(table)
@@ -85,7 +85,7 @@ def _with_bytes(table: Any) -> Any:
             table = table.set_column(index, column.name, table.column(index).cast(pa.binary()))
         except pa.ArrowException as error:
             raise MisuseError(
-                f"the column {column.name} must hold bytes or text, not {column.type}; encode it first"
+                f"the column {column.name} must contain bytes or text, not {column.type}; encode it first"
             ) from error
     return table
 

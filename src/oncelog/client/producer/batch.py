@@ -263,7 +263,7 @@ def indeterminate_error(batch: ProducerBatch, error: OncelogError) -> OutcomeUnk
     `error` is the last error received.
     """
     unknown = OutcomeUnknown(
-        f"{batch.record_count} records for {batch.tp} were given up, and may be stored: {error}", error
+        f"{batch.record_count} records for {batch.tp} failed; the broker may have stored them: {error}", error
     )
     unknown.reaction = ErrorClass.ABORTABLE.value
     return unknown

@@ -181,7 +181,8 @@ class Producer:
         self._driver.check_lock_not_held()
         if self._closed or not self._thread.is_running:
             raise MisuseError(
-                "this producer is closed (or was made before a fork, or the interpreter ends); make a new one"
+                "this producer is closed (or was made before a fork, or the interpreter is "
+                "exiting); make a new one"
             )
 
     def _wake(self) -> None:
@@ -310,7 +311,7 @@ class Producer:
         self._driver.check_lock_not_held()
         if not self._thread.is_running or self._driver.is_own_thread():
             raise MisuseError(
-                "flush() cannot wait here: in a callback, in a forked process, or as the interpreter ends"
+                "flush() cannot wait in a callback, in a forked process or while the interpreter exits"
             )
         with self._driver.lock:
             if self._driver.is_flushed:
@@ -318,7 +319,7 @@ class Producer:
         try:
             self._thread.run(self._driver.flush(), timeout)
         except TimedOut:
-            raise TimedOut(f"records are still under way after {timeout:g} s") from None
+            raise TimedOut(f"some records have no result after {timeout} s") from None
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics under Kafka's names (producer-metrics).
@@ -347,7 +348,7 @@ class Producer:
             self._end()
             return
         if self._driver.is_own_thread():
-            raise MisuseError("close() cannot wait here, in a delivery callback; call it from another thread")
+            raise MisuseError("close() cannot wait in a delivery callback; call it from another thread")
         try:
             if self._thread.is_running:
                 self._thread.run(self._driver.refuse_appends(MisuseError(CLOSED)))

@@ -776,7 +776,7 @@ class ProducerCore:
         if not batch.is_on_wire and not batch.may_be_stored:
             return TimedOut(f"{text}; the records were not stored")
         batch.may_be_stored = True
-        error = DeliveryUnknown(f"{text}; it is not known if the records are stored", batch.last_error)
+        error = DeliveryUnknown(f"{text}; the broker may have stored the records", batch.last_error)
         error.reaction = ErrorClass.ABORTABLE.value
         return error
 
@@ -847,7 +847,7 @@ class ProducerCore:
 def interrupted_call() -> MisuseError:
     """Return the error of a call in a signal handler that interrupted another call of the same producer."""
     return MisuseError(
-        "a signal handler cannot use this producer here: it has interrupted a call of the same producer, "
-        "which continues only after the handler has returned. Let the handler set a flag or raise, and use "
-        "the producer where that is caught"
+        "a signal handler cannot use this producer here, because it interrupted a call of "
+        "the same producer. Let the handler set a flag or raise, and use the producer "
+        "outside the handler"
     )

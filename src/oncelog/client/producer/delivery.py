@@ -23,14 +23,14 @@ def _wait(result: BatchResult, timeout: float | None) -> None:
     if result.is_done:
         return
     if sys.is_finalizing():
-        raise MisuseError("the interpreter is ending: records without a result by now get none")
+        raise MisuseError("the interpreter is exiting: records without a result get none")
     # Do not use an Event: an interrupt can leave the Event's lock held, and `set` would then block the
     # producer's thread. Guard: test_an_interrupt_at_any_call_of_what_waits_stops_nobody.
     done = threading.Lock()
     done.acquire()
     result.add_listener(done.release)
     if not done.acquire(timeout=-1 if timeout is None else max(bounded(timeout) or 0, 0)):
-        raise TimedOut(f"no result within {timeout:g} s; the record is still under way")
+        raise TimedOut(f"no result within {timeout} s; the record is still being sent")
 
 
 _STATE = frozenset(vars(Future()))

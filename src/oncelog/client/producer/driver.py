@@ -78,8 +78,9 @@ def parse_settings(
 def no_room_error(options: ProducerOptions) -> TimedOut:
     """Return the error of a `send` that found no room in buffer.memory within max.block.ms."""
     return TimedOut(
-        f"no room in buffer.memory={options.buffer_bytes} within max.block.ms={options.max_block_ms}: "
-        "records come in faster than the broker acknowledges them"
+        f"buffer.memory={options.buffer_bytes} is full, and no memory became free within "
+        f"max.block.ms={options.max_block_ms}: records are sent faster than the broker "
+        "acknowledges them"
     )
 
 
@@ -366,7 +367,7 @@ class ProducerDriver:
     def _cancellation_error(self, call: ProduceCall) -> OncelogError:
         if self._is_closing:
             return DisconnectedError("the producer was closed")
-        return NotConnectedError(f"there was no connection to broker {call.node_id} in time")
+        return NotConnectedError(f"no connection to broker {call.node_id} in time")
 
     async def _request_producer_id(self) -> None:
         """Send InitProducerId until it succeeds. A BrokerError that is not retriable fails the producer."""

@@ -111,8 +111,8 @@ def decide_idempotence(settings: Settings) -> tuple[bool, str]:
         return False, "switched off by enable.idempotence=false"
     if conflicts and is_requested:
         raise ConfigError(
-            f"enable.idempotence=true contradicts {' and '.join(conflicts)}; "
-            "change that, or set enable.idempotence=false and accept lost or duplicated records"
+            f"enable.idempotence=true contradicts {' and '.join(conflicts)}; change the "
+            "latter, or set enable.idempotence=false and accept lost or duplicated records"
         )
     if conflicts:
         return (
@@ -126,13 +126,13 @@ def decide_idempotence(settings: Settings) -> tuple[bool, str]:
 
 def _check_transactional(settings: Settings, conflicts: list[str]) -> str:
     if not settings["transactional.id"]:
-        raise ConfigError("transactional.id='': give it a name, or leave it out")
+        raise ConfigError("transactional.id='': set it to a name, or leave it out")
     if not settings["enable.idempotence"]:
         conflicts = ["enable.idempotence=false (needs true)", *conflicts]
     if conflicts:
         raise ConfigError(
-            f"transactional.id={settings['transactional.id']!r} contradicts {' and '.join(conflicts)}; "
-            "change that, or leave transactional.id out"
+            f"transactional.id={settings['transactional.id']!r} contradicts "
+            f"{' and '.join(conflicts)}; change the latter, or leave transactional.id out"
         )
     return "implied by transactional.id"
 
@@ -184,6 +184,7 @@ def _delivery_timeout_ms(settings: Settings) -> int:
     if settings.is_user_set("delivery.timeout.ms"):
         raise ConfigError(
             f"delivery.timeout.ms={timeout_ms} is less than linger.ms + request.timeout.ms = "
-            f"{settings['linger.ms']} + {settings['request.timeout.ms']}; raise it or lower those"
+            f"{settings['linger.ms']} + {settings['request.timeout.ms']}; raise "
+            "delivery.timeout.ms, or lower the other two"
         )
     return int(min_timeout_ms)

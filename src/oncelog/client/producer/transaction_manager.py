@@ -286,8 +286,8 @@ class TransactionManager:
                         raise
         except OncelogError as error:
             _LOG.warning(
-                "close() could not end the open transaction of %r; the coordinator aborts it after "
-                "transaction.timeout.ms=%d: %s",
+                "close() could not abort the open transaction of %r; the coordinator aborts "
+                "it after transaction.timeout.ms=%d: %s",
                 self._transactional_id,
                 self._driver.options.transaction_timeout_ms,
                 error,
@@ -370,7 +370,7 @@ class TransactionManager:
             elif self.session.state not in (State.COMMITTING, State.IN_TRANSACTION):
                 return
             if self._driver.now_ms() > deadline_ms:
-                raise TimedOut("records of the transaction are still under way; call the same method again")
+                raise TimedOut("records of the transaction are still being sent; call the same method again")
 
     # Requests
 
@@ -523,7 +523,9 @@ class TransactionManager:
 
     def _check_still_open(self, number: int | None, error: OncelogError | None = None) -> None:
         if number is not None and not self.session.is_open(number):
-            raise TransactionAborted("the transaction ended while parts of it were sent") from error
+            raise TransactionAborted(
+                "the transaction ended while some of its records were being sent"
+            ) from error
 
     async def _request(self, kind: RequestKind, node_id: int, request: Any, deadline_ms: float) -> Any:
         min_version, max_version = self._versions(kind)
@@ -548,7 +550,7 @@ class TransactionManager:
     ) -> None:
         """Wait before a request is sent again. Raises TimedOut if the wait would end after the deadline."""
         if self._driver.now_ms() + pause_s * 1000 > deadline_ms:
-            raise TimedOut(f"{kind.name} was not answered in time; the last error: {error}") from error
+            raise TimedOut(f"{kind.name} got no response in time; the last error: {error}") from error
         await asyncio.sleep(pause_s)
 
     def _pause_s(self, error: OncelogError, attempt: int) -> float:

@@ -384,7 +384,9 @@ def _loss_of(tp: TopicPartition, offset: int, start: Position, now: Available) -
             tp, None, f"{tp}: offset {offset} was requested, but the partition is gone (topic deleted?)"
         )
     low, high = now.earliest[tp], now.written[tp]
-    held = f"{tp}: offset {offset} was requested, but the partition holds offsets {low} to {high} (exclusive)"
+    held = (
+        f"{tp}: offset {offset} was requested, but the partition contains offsets {low} to {high} (exclusive)"
+    )
     before, after = start.topic_ids.get(tp.topic), now.topic_ids.get(tp.topic)
     if before and after and before != after:
         return DataLoss(tp, low, f"{held}; topic {tp.topic!r} was deleted and re-created since")

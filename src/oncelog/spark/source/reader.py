@@ -123,7 +123,7 @@ def _after_loss(
     if low <= position < high:
         raise error
     text = (
-        f"{tp}: offsets {position} to {end - 1} were requested, but the partition holds offsets {low} to "
+        f"{tp}: offsets {position} to {end - 1} were requested, but the partition contains offsets {low} to "
         f"{high} (exclusive): retention, DeleteRecords or a re-created topic removed the others"
     )
     resume = min(low, end) if position < low else end

@@ -153,7 +153,7 @@ def _outside(
     tp: TopicPartition, start: int, end: int, now: Available, options: SourceOptions
 ) -> Iterator[DataLoss]:
     low, high = now.earliest[tp], now.written[tp]
-    held = f"{tp} holds offsets {low} to {high} (exclusive)"
+    held = f"{tp} contains offsets {low} to {high} (exclusive)"
     if not low <= start <= high:
         yield DataLoss(tp, None, f"{held}, but {options.starting.option} starts at {start}")
     if end > high:
