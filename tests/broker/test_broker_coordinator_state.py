@@ -403,7 +403,7 @@ def test_a_topic_whose_files_could_not_be_removed_does_not_come_back(
         patch.setattr(LogManager, "_rename_deleted", no_room)
         assert delete_topic(node) == 0
         node.topics.create("another", 1, {}, 0)
-        with pytest.raises(KafkaStorageError, match="removed once the disk allows it"):
+        with pytest.raises(KafkaStorageError, match="could not be removed yet"):
             node.topics.create("t", 1, {}, 0)
     node.log_manager.release()
     if is_started_on_a_full_disk:
@@ -437,7 +437,7 @@ def test_a_topic_that_could_not_be_made_or_removed_stops_no_start(
         patch.setattr(type(node.log_manager.disk), "sync_directory", broken)
         with pytest.raises((KafkaStorageError, StorageError, OSError)):
             node.topics.create("new", 2, {}, 0)
-        with pytest.raises(KafkaStorageError, match="removed once the disk allows it"):
+        with pytest.raises(KafkaStorageError, match="could not be removed yet"):
             node.topics.create("new", 2, {}, 0)
     if is_started:
         node.log_manager.release()
@@ -471,7 +471,7 @@ def test_a_partition_that_could_not_be_opened_or_removed_stops_no_start(
         with pytest.raises(StorageError):
             node.topics.create("new", 3, {}, 0)
         assert (directory / f"new-{last}").exists()
-        with pytest.raises(KafkaStorageError, match="removed once the disk allows it"):
+        with pytest.raises(KafkaStorageError, match="could not be removed yet"):
             node.topics.create("new", 3, {}, 0)
     for _ in range(2):
         node.log_manager.release()

@@ -75,7 +75,7 @@ def test_a_torn_segment_is_dumped_up_to_the_tear(directory: Path) -> None:
     result = _dump(path, "-o", "jsonl")
     assert result.exit_code == 1
     assert len(_rows(result)) == 5
-    assert "at position" in result.stderr and "claims 78 bytes, 68 are there" in result.stderr
+    assert "at position" in result.stderr and "says 78 bytes, but 68 are left" in result.stderr
 
 
 def test_a_damaged_batch_is_dumped_as_damaged(directory: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_damaged_batch_is_dumped_as_damaged(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "position", "text"),
     [
-        (f"{0:020d}.index", 7, "no batch ending at offset"),
+        (f"{0:020d}.index", 7, "the log has no batch at position"),
         (f"{0:020d}.timeindex", 7, "no batch ending at offset"),
         (f"{0:020d}.timeindex", 11, "no batch ending at offset"),
         (f"{0:020d}.txnindex", 0, "version"),
@@ -119,7 +119,7 @@ def test_verify_says_nothing_when_all_is_well(directory: Path) -> None:
 def test_unknown_kinds_of_files_are_refused(directory: Path) -> None:
     result = _dump(directory / "partition.metadata")
     assert result.exit_code == 1
-    assert "not a file this command knows" in result.stderr
+    assert "unknown file type" in result.stderr
     assert _dump(directory / "missing.log").exit_code == 2
 
 

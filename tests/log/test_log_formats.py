@@ -83,11 +83,11 @@ def test_a_table_without_producers_is_a_snapshot_as_well() -> None:
 @pytest.mark.parametrize(
     ("body", "text"),
     [
-        (struct.pack(">Ii", 7, -1), "claims -1 producers"),
-        (struct.pack(">Iiq", 7, 1, 5), "claims 1 producers"),
-        (struct.pack(">IiqH", 7, 1, 5, 3), "do not fill it"),
-        (struct.pack(">IiqH", 7, 1, 5, 3) + b"four", "do not fill it"),
-        (struct.pack(">Ii", 7, 0) + b"more", "do not fill it"),
+        (struct.pack(">Ii", 7, -1), "says -1 producers"),
+        (struct.pack(">Iiq", 7, 1, 5), "says 1 producers"),
+        (struct.pack(">IiqH", 7, 1, 5, 3), "do not fill the file"),
+        (struct.pack(">IiqH", 7, 1, 5, 3) + b"four", "do not fill the file"),
+        (struct.pack(">Ii", 7, 0) + b"more", "do not fill the file"),
     ],
 )
 def test_a_file_whose_count_does_not_fit_is_refused(body: bytes, text: str) -> None:

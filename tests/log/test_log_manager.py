@@ -240,7 +240,7 @@ def test_a_newer_format_is_refused_and_nothing_is_touched(key: str) -> None:
     assert "backup from before the upgrade" in str(refused.value)
     assert disk.steps == steps
     disk.replace("meta.properties", re.sub(rf"(?m)^{key}=1$", f"{key}=new", properties).encode())
-    with pytest.raises(StorageError, match="which is no version"):
+    with pytest.raises(StorageError, match="which is not a version"):
         _open(disk)
 
 
@@ -332,7 +332,7 @@ def test_another_topic_of_the_same_name_is_noticed() -> None:
     manager = _open(MemoryDisk())
     manager.open_partition(TP, config(), TOPIC_ID, NOW_MS)
     manager.partitions.clear()
-    with pytest.raises(StorageError, match="another id"):
+    with pytest.raises(StorageError, match="another topic of the same name"):
         manager.open_partition(TP, config(), bytes(16), NOW_MS)
 
 

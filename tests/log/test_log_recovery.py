@@ -613,7 +613,7 @@ def test_a_lost_directory_gives_no_offset_again(clean: bool, is_empty: bool) -> 
         disk.remove_tree(str(TP))
     again = open_partition(disk, SMALL, recovery_point=12, clean_shutdown=clean)
     assert (again.log_start_offset, again.log_end_offset) == (12, 12)
-    assert "holds no segment, though offsets up to 12 were synced" in again.recovery_warnings[0]
+    assert "contains no segment, but offsets up to 12 were synced" in again.recovery_warnings[0]
     assert put(again, batch()).base_offset == 12
     again.flush()
     later = open_partition(disk.after_kill(), SMALL, recovery_point=again.recovery_point)

@@ -57,7 +57,7 @@ def test_what_a_failed_roll_left_hides_no_records(is_clean: bool, has_indexes: b
         again = open_partition(disk, small, recovery_point=point * start, clean_shutdown=is_clean)
         assert (again.log_end_offset, read_all(again)) == (end, before)
         assert again.producer_count == 1
-        assert any("a failed roll left it" in text for text in again.recovery_warnings) is (start == 0)
+        assert any("a failed roll left the file" in text for text in again.recovery_warnings) is (start == 0)
         again.flush()
         again.close(NOW_MS)
         disk = disk.after_kill()

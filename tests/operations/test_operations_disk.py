@@ -91,7 +91,7 @@ def test_a_read_only_disk_at_the_start(tmp_path: Path) -> None:
         refused = serve(disk / "data")
     assert refused.returncode == 1
     assert f"{disk}/data" in refused.stderr and "Traceback" not in refused.stderr
-    assert "Read-only file system" in refused.stderr and "mount that disk read-write" in refused.stderr
+    assert "Read-only file system" in refused.stderr and "mount the disk read-write" in refused.stderr
 
 
 @pytest.mark.parametrize("denied", [".", "t-0/{}.log"])

@@ -233,7 +233,7 @@ def test_a_call_for_offsets_is_checked_before_it_is_noted() -> None:
 def test_a_second_initialization_is_refused_as_such() -> None:
     session = Session()
     session.enter(S.READY)
-    with pytest.raises(MisuseError, match="is called once"):
+    with pytest.raises(MisuseError, match="only once"):
         session.check(C.INIT)
 
 

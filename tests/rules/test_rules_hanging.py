@@ -33,7 +33,7 @@ def known(state: str, epoch: int = 5, at: TopicPartition = AT) -> KnownTransacti
         (known("Empty"), "'x' is in state Empty"),
         (known("CompleteCommit"), "'x' is in state CompleteCommit"),
         (known("CompleteAbort"), "'x' is in state CompleteAbort"),
-        (known("Ongoing", at=OTHER), "it is not part of the transaction of 'x'"),
+        (known("Ongoing", at=OTHER), "the transaction of 'x' does not contain the partition"),
     ],
 )
 def test_the_reason_says_why_nobody_will_end_a_transaction(

@@ -78,7 +78,7 @@ def test_a_load_resumes_at_its_checkpoints(
             "t",
             "T1",
             HOW,
-            "a changed since it was read: it had 99 bytes and has 100",
+            "a changed since it was read: its size was 99 bytes and is now 100",
         ),
         (
             [checkpoint("x", size=99)],
@@ -86,7 +86,7 @@ def test_a_load_resumes_at_its_checkpoints(
             "t",
             "T1",
             HOW,
-            "a stands in the place of x and is not the file that was read: it had 99 bytes and has 100",
+            "a is in the place of x, but is not the file that was read: its size was 99 bytes and is now 100",
         ),
         ([checkpoint("a")], [A, B, B], "t", "T1", HOW, "b is given twice"),
         ([checkpoint("a")], [A, B, A], "t", "T1", HOW, "a is given twice"),
@@ -100,7 +100,7 @@ def test_a_load_resumes_at_its_checkpoints(
             "b changed since it was read",
         ),
         ([checkpoint("a")], [A], "t", "T2", HOW, "topic 't' was deleted and created again since"),
-        ([checkpoint("a")], [A], "u", "T2", HOW, "the load goes into topic 't', not 'u'"),
+        ([checkpoint("a")], [A], "u", "T2", HOW, "the load writes to topic 't', not 'u'"),
         ([checkpoint("a")], [A], "t", "T1", "lines", "a was begun as csv with key id; now it is lines"),
         (
             [checkpoint("a"), checkpoint("b")],
@@ -108,7 +108,7 @@ def test_a_load_resumes_at_its_checkpoints(
             "t",
             "T1",
             HOW,
-            "began with 2 files, of which 1 are given; b is missing",
+            "began with 2 files, but 1 were given; b is missing",
         ),
     ],
 )
@@ -171,8 +171,8 @@ def test_files_in_parallel_are_assigned_all_at_once(
 def test_files_in_parallel_that_are_missing_or_changed_are_refused() -> None:
     """Every file has a checkpoint from the first run on, so none can be left out or exchanged."""
     for sources, reason in [
-        ([A], "began with 2 files, of which 1 are given; c is missing"),
-        ([A, B._replace(size_bytes=7)], "b stands in the place of c"),
+        ([A], "began with 2 files, but 1 were given; c is missing"),
+        ([A, B._replace(size_bytes=7)], "b is in the place of c"),
     ]:
         verdict = decide_assignment(
             [checkpoint("a"), BEGUN], sources, topic="t", topic_id="T1", hows=[HOW] * 2
@@ -186,10 +186,10 @@ def test_files_in_parallel_that_are_missing_or_changed_are_refused() -> None:
 
 def test_a_changed_part_is_named() -> None:
     assert content_mismatch(PART_OF_B, B, "digest of b") is None
-    assert "position 40 is not the same any more" in (content_mismatch(PART_OF_B, B, "another") or "")
+    assert "position 40 has changed" in (content_mismatch(PART_OF_B, B, "another") or "")
     assert "it ends before position 40" in (content_mismatch(PART_OF_B, B, None) or "")
     assert "does not end at position 100 any more" in (content_mismatch(checkpoint("b"), B, None) or "")
-    assert "Give the files in the order they had" in (content_mismatch(PART_OF_B, A, "another") or "")
+    assert "Give the files in their earlier order" in (content_mismatch(PART_OF_B, A, "another") or "")
 
 
 @pytest.mark.parametrize(

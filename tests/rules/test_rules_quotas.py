@@ -99,7 +99,7 @@ def test_entities_are_parsed_from_the_protocols_names() -> None:
     [
         ([], "needs a user"),
         ([("group", "g")], "'group'"),
-        ([("user", "")], "null is the default"),
+        ([("user", "")], "use null for the default"),
         ([("ip", "1.2.3.4"), ("user", "alice")], "cannot be combined"),
         ([("ip", "example.org")], "not an IP address"),
     ],
@@ -127,8 +127,8 @@ def test_changes_replace_and_remove_rates() -> None:
         (ALICE, [("producer_byte_rate", math.nan)], "above 0"),
         (ALICE, [("producer_byte_rate", math.inf)], "above 0"),
         (ALICE, [("producer_byte_rate", 1e19)], "is above"),
-        (ALICE, [("producer_byte_rate", 1.5)], "whole numbers"),
-        (ALICE, [("producer_byte_rate", 1.0), ("producer_byte_rate", None)], "named twice"),
+        (ALICE, [("producer_byte_rate", 1.5)], "whole number"),
+        (ALICE, [("producer_byte_rate", 1.0), ("producer_byte_rate", None)], "occurs twice"),
     ],
 )
 def test_invalid_quotas_are_rejected(
@@ -166,7 +166,7 @@ def test_quotas_in_bytes_and_connections_are_whole_numbers_up_to_a_limit(
     assert apply_changes(entity, {}, [(key, most)]) == {key: most}
     with pytest.raises(InvalidRequest, match="is above"):
         apply_changes(entity, {}, [(key, most + 1)])
-    with pytest.raises(InvalidRequest, match="whole numbers"):
+    with pytest.raises(InvalidRequest, match="whole number"):
         apply_changes(entity, {}, [(key, 1.5)])
 
 

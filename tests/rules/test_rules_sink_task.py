@@ -141,7 +141,7 @@ def test_one_run_writes_a_batch(note: PlanNote | None, answer: PlanNote | str) -
     plan = decide_plan(5, "me", note)
     assert (plan if isinstance(plan, PlanNote) else told(plan)) == answer
     assert decide_still_mine(PlanNote(5, "me"), PlanNote(5, "me")) is None
-    for other, found in ((None, "its note is gone"), (PlanNote(5, "a", ("me",)), "run a")):
+    for other, found in ((None, "its note is missing"), (PlanNote(5, "a", ("me",)), "run a")):
         refusal = decide_still_mine(PlanNote(5, "me"), other)
         assert refusal == Refuse(Reason.OVERTAKEN, found)
 
@@ -245,7 +245,7 @@ def test_what_groups_keep_reads_back() -> None:
         assert type(kept).decode("g", None) is None
         newer = text.replace('"oncelog": 1', '"oncelog": 2')
         for strange in ("", "{}", "[1]", '{"oncelog": 1}', newer, "null"):
-            with pytest.raises(SinkError, match="consumer group 'g' holds an offset that this sink"):
+            with pytest.raises(SinkError, match="consumer group 'g' contains an offset that this sink"):
                 type(kept).decode("g", OffsetAndMetadata(3, None, strange))
 
 

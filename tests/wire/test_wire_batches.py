@@ -227,7 +227,7 @@ def test_an_error_names_the_damage() -> None:
     assert not verify_crc(batch, 0, len(batch))
     with pytest.raises(CorruptMessage, match="offset 55"):
         decode_records(batch)
-    with pytest.raises(CorruptMessage, match="cut short"):
+    with pytest.raises(CorruptMessage, match="truncated"):
         decode_records(batch[:-1])
     with pytest.raises(CorruptMessage, match="too few"):
         read_header(batch[:60])

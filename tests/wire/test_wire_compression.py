@@ -89,7 +89,7 @@ def test_a_bomb_is_refused_within_bounded_memory(codec: Compression) -> None:
     limit = 4 << 20
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidRecord, match="becomes over"):
+        with pytest.raises(InvalidRecord, match="larger than"):
             decompress(codec, bomb, limit)
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -118,7 +118,7 @@ def test_truncated_data_is_an_error(codec: Compression) -> None:
 
 def test_the_size_in_a_snappy_block_is_not_trusted() -> None:
     claim = b"\xff\xff\xff\x7f"  # 2^28 - 1 bytes, from ten
-    with pytest.raises(CorruptMessage, match="claim"):
+    with pytest.raises(CorruptMessage, match="bytes after decompression"):
         decompress(Compression.SNAPPY, claim + b"123456", 1 << 30)
     with pytest.raises(CorruptMessage, match="no length"):
         decompress(Compression.SNAPPY, b"\xff\xff\xff\xff\xff\xff")

@@ -27,7 +27,7 @@ def refuse(state: BrokerState, header: RequestHeader) -> Message | Disconnect | 
     if header.api_key == api_versions.KEY:
         return api_versions.unsupported()
     name = api.name if api else f"API key {header.api_key}"
-    return Disconnect(f"{name} version {header.api_version} is not served")
+    return Disconnect(f"{name} version {header.api_version} is not supported")
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:

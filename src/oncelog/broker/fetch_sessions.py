@@ -148,7 +148,7 @@ class FetchSessions:
         self._partition_count += len(session.targets) - old_count
         if self._partition_count > self._max_partitions and len(session.targets) > old_count:
             self._close(session)
-            raise FetchSessionIdNotFound(f"fetch session {session.session_id} has grown too large")
+            raise FetchSessionIdNotFound(f"fetch session {session.session_id} has too many partitions")
         if not session.targets:
             # A session without partitions ends. Session id 0 in the response tells the client.
             self._close(session)
@@ -175,14 +175,14 @@ class FetchSessions:
     def _resume(self, message: FetchRequest, uses_topic_ids: bool, owner: str) -> FetchSession:
         session = self._find(message.session_id, owner)
         if session is None:
-            raise FetchSessionIdNotFound(f"fetch session {message.session_id} is not known")
+            raise FetchSessionIdNotFound(f"fetch session {message.session_id} does not exist")
         if message.session_epoch != session.next_epoch:
             raise InvalidFetchSessionEpoch(
                 f"fetch session {session.session_id}: epoch {message.session_epoch}, "
                 f"expected {session.next_epoch}"
             )
         if session.uses_topic_ids != uses_topic_ids:
-            raise FetchSessionTopicIdError("a fetch session uses topic ids or names, not both")
+            raise FetchSessionTopicIdError("a fetch session must use either topic ids or topic names")
         session.next_epoch = 1 if session.next_epoch == INT32_MAX else session.next_epoch + 1
         return session
 

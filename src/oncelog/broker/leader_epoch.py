@@ -13,7 +13,10 @@ def check_leader_epoch(partition: Partition, current_leader_epoch: int) -> None:
     """
     if current_leader_epoch == -1 or current_leader_epoch == partition.leader_epoch:
         return
-    text = f"the client's leader epoch is {current_leader_epoch}, the partition's {partition.leader_epoch}"
+    text = (
+        f"the client's leader epoch is {current_leader_epoch}, but the partition's is "
+        f"{partition.leader_epoch}"
+    )
     raise (
         FencedLeaderEpoch(text) if current_leader_epoch < partition.leader_epoch else UnknownLeaderEpoch(text)
     )

@@ -71,21 +71,21 @@ class Family:
 
 
 _COUNTERS = (
-    ("duplicates_acknowledged", "Batches that were stored already and acknowledged again, not stored."),
+    ("duplicates_acknowledged", "Duplicate batches, acknowledged again without storing."),
     ("out_of_order_refused", "Batches refused with OUT_OF_ORDER_SEQUENCE_NUMBER."),
-    ("fenced_refused", "Batches refused because a newer epoch of their producer id has written."),
+    ("fenced_refused", "Batches refused because their producer epoch was older than the newest one."),
     ("batches_stored", "Batches appended."),
     ("records_stored", "Records appended."),
     ("bytes_received", "Bytes read from connections."),
-    ("bytes_sent", "Bytes handed to connections."),
+    ("bytes_sent", "Bytes written to connections."),
     ("connections_opened", "Connections accepted."),
     (
         "connections_closed_for_cause",
-        "Connections ended by the broker: bad bytes, too large, idle, failed acks=0.",
+        "Connections closed by the broker: bad bytes, too large, idle, failed acks=0.",
     ),
     ("authentications_failed", "SASL authentications refused."),
     ("producer_ids_given", "Producer ids handed out by InitProducerId."),
-    ("producers_expired", "Producer states forgotten after producer.id.expiration.ms."),
+    ("producers_expired", "Producer states expired after producer.id.expiration.ms."),
     ("transactions_timed_out", "Transactions the coordinator aborted after their timeout."),
 )
 
@@ -97,7 +97,7 @@ def families(metrics: Metrics, gauges: dict[str, float]) -> Iterator[Family]:
     errors = tuple(("", (("error", name),), n) for name, n in sorted(metrics.append_errors.items()))
     yield Family("oncelog_append_errors_total", "counter", "Batches refused, by error code name.", errors)
     ended = tuple(("", (("bound", name.value),), n) for name, n in metrics.connections_ended.items())
-    text = "Connections refused or ended, by the bound that they ran into (docs/security.md)."
+    text = "Connections refused or closed, by the limit that they reached (docs/security.md)."
     yield Family("oncelog_connections_ended_total", "counter", text, ended)
     throttled = tuple(("", (("quota", key),), n) for key, n in metrics.throttled.items())
     yield Family("oncelog_throttled_total", "counter", "Responses throttled, by quota.", throttled)
@@ -112,15 +112,15 @@ def families(metrics: Metrics, gauges: dict[str, float]) -> Iterator[Family]:
 
 
 GAUGES = {
-    "producer_ids_active": "Producer ids with state, summed over partitions.",
+    "producer_ids_active": "Producer states, summed over partitions.",
     "partitions": "Partitions on this node.",
-    "partitions_offline": "Partitions that take no appends, since a sync of theirs failed, until a restart.",
-    "disk_free_bytes": "Bytes that may still be written to the disk of the data directory.",
+    "partitions_offline": "Offline partitions, which refuse appends until a restart because a sync failed.",
+    "disk_free_bytes": "Free bytes on the disk of the data directory.",
     "connections": "Open connections.",
-    "request_bytes_held": "Bytes of requests not yet carried out, of all connections.",
+    "request_bytes_held": "Bytes of requests that are queued on connections.",
     "response_bytes_held": "Bytes of responses that clients have not yet received, of all connections.",
     "fetches_waiting": "Long-poll fetches waiting for data.",
-    "transactions_open": "Transactions with data not yet committed or aborted.",
+    "transactions_open": "Ongoing transactions.",
 }
 
 

@@ -37,5 +37,7 @@ _WITH_DATA = frozenset({"Produce", "JoinGroup", "SyncGroup"})
 def max_elements(api_name: str, size_bytes: int) -> int:
     """Return the maximum number of elements of a request. Raises PeerError if `size_bytes` is too large."""
     if size_bytes > MAX_BYTES and api_name not in _WITH_DATA:
-        raise PeerError(f"{api_name} of {size_bytes} bytes; allowed are {MAX_BYTES}: ask for less at a time")
+        raise PeerError(
+            f"{api_name} of {size_bytes} bytes: the limit is {MAX_BYTES}; use several smaller requests"
+        )
     return _MAX_ELEMENTS.get(api_name, MAX_NAMES)

@@ -255,7 +255,9 @@ class SegmentSwapper:
                 self.unfinished = segments
                 raise
             log.is_swapping = False
-            log.failure = f"a compacted segment could not be swapped in ({failure}); the next start does it"
+            log.failure = (
+                f"a compacted segment could not replace the old ones ({failure}); the next start does it"
+            )
             raise
         log.is_swapping = False
         log.replace_segments(segments, new)

@@ -146,10 +146,10 @@ class Disk(Protocol):
 
 
 _REMEDIES = {
-    errno.ENOSPC: "make room on that disk",
+    errno.ENOSPC: "make room on the disk",
     errno.EDQUOT: "raise the quota of the broker's user",
-    errno.EROFS: "mount that disk read-write, or use another data directory",
-    errno.EACCES: "give the broker's user the right to read and write there (chown, chmod)",
+    errno.EROFS: "mount the disk read-write, or use another data directory",
+    errno.EACCES: "give the broker's user the right to read and write the directory (chown, chmod)",
 }
 
 

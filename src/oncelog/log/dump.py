@@ -49,7 +49,7 @@ def dump_file(disk: Disk, path: str, *, print_records: bool = False, verify: boo
             yield from dump(disk, path, verify)
             return
     suffixes = ", ".join((LOG_SUFFIX, *_DUMPS))
-    raise StorageError(f"{disk.describe(path)}: not a file this command knows ({suffixes})")
+    raise StorageError(f"{disk.describe(path)}: unknown file type; use one of {suffixes}")
 
 
 def dump_log(disk: Disk, path: str, *, print_records: bool = False) -> Iterator[Row]:
@@ -143,7 +143,8 @@ def _entries(disk: Disk, path: str, layout: struct.Struct) -> Iterator[tuple[int
             yield position, layout.unpack_from(data, position)
     if whole != len(data):
         raise StorageError(
-            f"{disk.describe(path)} at position {whole}: {len(data) - whole} bytes of an entry"
+            f"{disk.describe(path)} at position {whole}: the last entry is incomplete "
+            f"({len(data) - whole} bytes)"
         )
 
 
@@ -156,15 +157,15 @@ def _dump_index(disk: Disk, path: str, verify: bool) -> Iterator[Row]:
         for position, (relative, log_position) in _entries(disk, path, _OFFSET_ENTRY):
             yield {"offset": base + relative, "position": log_position}
             if relative <= previous:
-                raise StorageError(f"{disk.describe(path)} at position {position}: offsets do not grow")
+                raise StorageError(f"{disk.describe(path)} at position {position}: offsets do not increase")
             previous = relative
             if log is None:
                 continue
             batch = next(scan(log, log_position, log.size()), None)
             if not isinstance(batch, ScannedBatch) or batch.header.last_offset != base + relative:
                 raise StorageError(
-                    f"{disk.describe(path)} at position {position}: no batch ending at offset"
-                    f" {base + relative} begins at position {log_position} of the log"
+                    f"{disk.describe(path)} at position {position}: the log has no batch at "
+                    f"position {log_position} that ends at offset {base + relative}"
                 )
     finally:
         if log is not None:
@@ -179,7 +180,7 @@ def _dump_times(disk: Disk, path: str, verify: bool) -> Iterator[Row]:
     for position, (timestamp_ms, relative) in _entries(disk, path, _TIME_ENTRY):
         yield {"timestamp_ms": timestamp_ms, "offset": base + relative}
         if previous is not None and timestamp_ms <= previous:
-            raise StorageError(f"{disk.describe(path)} at position {position}: timestamps do not grow")
+            raise StorageError(f"{disk.describe(path)} at position {position}: timestamps do not increase")
         previous = timestamp_ms
         if batches is not None and batches.get(base + relative) != timestamp_ms:
             raise StorageError(
@@ -200,7 +201,7 @@ def _timestamps_of(disk: Disk, log_path: str) -> dict[int, int]:
 def _dump_transactions(disk: Disk, path: str, verify: bool) -> Iterator[Row]:
     for position, (version, *fields) in _entries(disk, path, _TXN_ENTRY):
         if version != 0:
-            raise StorageError(f"{disk.describe(path)} at position {position}: version {version}")
+            raise StorageError(f"{disk.describe(path)} at position {position}: version {version} is unknown")
         yield dict(
             zip(("producer_id", "first_offset", "last_offset", "last_stable_offset"), fields, strict=True)
         )

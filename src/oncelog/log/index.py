@@ -218,7 +218,7 @@ class TimeIndex(_IndexFile):
             if timestamp_ms == 0 and offset == 0:
                 break  # Kafka preallocates zeros
             if index._offsets and (timestamp_ms <= index._timestamps[-1] or offset <= index._offsets[-1]):
-                raise StorageError(f"{disk.describe(path)}: entry {len(index)} does not grow")
+                raise StorageError(f"{disk.describe(path)}: entry {len(index)} is not above the previous one")
             index._timestamps.append(timestamp_ms)
             index._offsets.append(offset)
         index._loaded(len(data))

@@ -431,7 +431,7 @@ class LocalLog:
         the directory would hide that a rename is not durable. Apache Kafka takes the log directory offline
         after any IOException. See test_a_directory_that_cannot_be_synced_takes_the_partition_offline.
         """
-        self.failure = f"a sync failed ({error}); start the broker again once the disk works"
+        self.failure = f"a sync failed ({error}); restart the broker once the disk works"
 
     def _check_open(self) -> None:
         if self.is_closed:

@@ -361,7 +361,7 @@ class LogManager:
         was_closing = self._is_closing
         yield None
         if self._is_closing and not was_closing:
-            raise KafkaStorageError("the broker stops; its next start continues")
+            raise KafkaStorageError("the broker is stopping; its next start continues")
 
     def _forget(self, tp: TopicPartition) -> bool:
         """Forget a partition and its checkpoints. Return True if it was open."""
@@ -632,8 +632,8 @@ def _take_lock(disk: Disk) -> DiskLock:
         return disk.lock(LOCK)
     except BlockingIOError:
         raise StorageError(
-            f"{disk.describe('')} is in use by another process, which holds {LOCK}: stop it, or use"
-            " another data directory"
+            f"{disk.describe('')} is in use by another process, which has locked {LOCK}: stop "
+            "it, or use another data directory"
         ) from None
     except OSError as error:
         raise StorageError(f"{disk.describe('')} cannot be locked: {explain(error)}") from error
@@ -659,9 +659,11 @@ def _settle_properties(
     if missing:
         raise StorageError(f"{path} lacks {', '.join(sorted(missing))}")
     if properties["node.id"] != str(node_id):
-        raise StorageError(f"{path} says node.id={properties['node.id']}, the setting is {node_id}")
+        raise StorageError(f"{path} contains node.id={properties['node.id']}, but the setting is {node_id}")
     if cluster_id is not None and properties["cluster.id"] != cluster_id:
-        raise StorageError(f"{path} says cluster.id={properties['cluster.id']}, asked for {cluster_id}")
+        raise StorageError(
+            f"{path} contains cluster.id={properties['cluster.id']}, but {cluster_id} was requested"
+        )
     if format_version < FORMAT_VERSION:
         properties[FORMAT_KEY] = str(FORMAT_VERSION)
         text = "".join(f"{key}={value}\n" for key, value in properties.items())
@@ -673,11 +675,14 @@ def _check_version(path: str, properties: dict[str, str], key: str, newest: int)
     """Return the version stored under `key`, 0 without one. Raises StorageError if it is newer or invalid."""
     text = properties.get(key, "0")
     if not text.isdecimal():
-        raise StorageError(f"{path} says {key}={text}, which is no version; restore the file from a backup")
+        raise StorageError(
+            f"{path} contains {key}={text}, which is not a version; restore the file from a backup"
+        )
     if int(text) > newest:
         raise StorageError(
-            f"{path} says {key}={text}, this Oncelog knows versions up to {newest}: a newer one has written"
-            " the directory. Start that one, or a backup from before the upgrade; nothing was changed"
+            f"{path} contains {key}={text}, but this Oncelog supports versions up to "
+            f"{newest}: a newer Oncelog has written the directory. Start the newer one, or "
+            "restore a backup from before the upgrade; nothing was changed"
         )
     return int(text)
 

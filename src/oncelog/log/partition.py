@@ -190,8 +190,9 @@ class Partition:
         epochs = _settle_epochs(disk, directory, recovered, leader_epoch)
         if end_offset < options.recovery_point:
             recovered.warnings.append(
-                f"ends at offset {end_offset}, though {options.recovery_point} were synced:"
-                " files are missing, or were copied while a broker wrote (docs/operations.md)"
+                f"ends at offset {end_offset}, but offsets up to {options.recovery_point} "
+                "were synced: files are missing, or were copied while a broker was writing "
+                "(docs/operations.md)"
             )
         reader = LogReader(recovered.segments, options.config.limits)
         log = LocalLog(
@@ -309,7 +310,7 @@ class Partition:
             header = read_header(records)
         size = header.batch_length + 12
         if size > len(records):
-            raise CorruptMessage(f"the batch claims {size} bytes, {len(records)} were sent")
+            raise CorruptMessage(f"the batch length field says {size} bytes, but {len(records)} were sent")
         if records.readonly or size != len(records):
             records = memoryview(bytearray(records[:size]))
         log = self.log
@@ -370,7 +371,7 @@ class Partition:
     ) -> Appended:
         marker = end_marker(header, records)
         if marker is None:
-            raise InvalidRecord("a control batch that is no transaction marker")
+            raise InvalidRecord("a control batch must be a transaction marker")
         log, producers = self.log, self._producers
         offset = log.end_offset
         entry = producers.table.get(marker.producer_id)
@@ -444,7 +445,7 @@ class Partition:
                 raise KafkaStorageError(f"{self.topic_partition}: reading failed: {error}") from error
             yield call
             if self.log.is_closed:
-                raise KafkaStorageError(f"{self.topic_partition} was closed meanwhile")
+                raise KafkaStorageError(f"{self.topic_partition} was closed during the read")
 
     def offset_for_timestamp(self, timestamp_ms: int) -> FoundTime | None:
         """Return the first record whose timestamp is at least `timestamp_ms`, None without one. Runs in one
@@ -572,8 +573,8 @@ class Partition:
         target = high_watermark if before_offset is None else before_offset
         if not 0 <= target <= high_watermark:
             raise OffsetOutOfRange(
-                f"{self.topic_partition}: cannot delete up to {target},"
-                f" the high watermark is {high_watermark}"
+                f"{self.topic_partition}: cannot delete up to offset {target}: the high "
+                f"watermark is {high_watermark}"
             )
         self._advance_log_start(target, now_ms)
         return self.log.start_offset
@@ -691,7 +692,7 @@ def _make_directory(disk: Disk, directory: str) -> None:
     try:
         disk.mkdir(directory)
     except FileExistsError as error:
-        text = "is a symbolic link to a directory that is not there: mount its volume, or remove the link"
+        text = "is a symbolic link to a missing directory: mount its volume, or remove the link"
         raise StorageError(f"{disk.describe(directory)} {text}") from error
 
 
@@ -721,10 +722,11 @@ def _check_topic_id(disk: Disk, directory: str, topic_id: bytes | None) -> bytes
     if topic_id is not None and stored is not None and topic_id != stored:
         path = disk.describe(f"{directory}/{PARTITION_METADATA}")
         raise StorageError(
-            f"{path} says topic_id {encode_uuid(stored)}, the topic has {encode_uuid(topic_id)}. If the"
-            " directory belongs to a topic of the same name with another id, move it away; if the file is"
-            " damaged, remove the file, which is written again; if all partitions of the topic say so,"
-            " oncelog-topics.json is damaged: correct its topic_id"
+            f"{path} contains topic_id {encode_uuid(stored)}, but the topic has "
+            f"{encode_uuid(topic_id)}. If the directory belongs to another topic of the same "
+            "name, move it away. If the file is damaged, remove the file; the broker writes "
+            "it again. If all partitions of the topic have this error, oncelog-topics.json "
+            "is damaged: correct its topic_id"
         )
     return stored
 

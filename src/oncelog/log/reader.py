@@ -77,7 +77,7 @@ class LogReader:
         records, next_offset = result
         if next_offset <= offset:
             segment, position = cursor
-            raise _damaged(segment, position, f"a batch at offset {offset} claims an earlier offset")
+            raise _damaged(segment, position, f"the batch at offset {offset} has an earlier base offset")
         # A reader's next fetch begins at `next_offset`.
         if len(cursors) >= self._max_cursors:
             del cursors[next(iter(cursors))]
@@ -127,7 +127,7 @@ def _scan_to(start: int, segment: Segment, offset: int) -> ReadCursor | None:
             continue
         header = batch.header
         if header.last_offset < header.base_offset:
-            damage = BadBatch(batch.position, f"a batch claims to end at offset {header.last_offset}")
+            damage = BadBatch(batch.position, f"a batch has the last offset {header.last_offset}")
             continue
         if header.last_offset < offset:
             continue
@@ -174,9 +174,11 @@ def read_at(cursor: ReadCursor, upper_offset: int, max_bytes: int, at_least_one:
     first_offset, length = BASE_AND_LENGTH.unpack_from(chunk)
     size = length + LOG_OVERHEAD_BYTES
     if not HEADER_BYTES <= size <= available:
-        raise _damaged(segment, position, f"a batch claims {size} bytes, {available} are there")
+        raise _damaged(
+            segment, position, f"the batch length field says {size} bytes, but {available} are left"
+        )
     if not segment.base_offset <= first_offset < segment.end_offset:
-        raise _damaged(segment, position, f"a batch claims offset {first_offset}")
+        raise _damaged(segment, position, f"the batch has the base offset {first_offset}")
     if first_offset >= upper_offset or (size > max_bytes and not at_least_one):
         return None
     if size > len(chunk):

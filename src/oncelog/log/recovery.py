@@ -88,7 +88,7 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
         # Offsets that were synced are never assigned again. See test_a_lost_directory_gives_no_offset_again.
         base_offset = max(options.log_start_offset, options.recovery_point)
         if base_offset > options.log_start_offset:
-            text = f"{disk.describe(directory)} holds no segment, though offsets up to {base_offset} were"
+            text = f"{disk.describe(directory)} contains no segment, but offsets up to {base_offset} were"
             warnings.append(f"{text} synced; the log continues at {base_offset} (docs/operations.md)")
         segments = [
             Segment.create(disk, directory, base_offset, options.now_ms, limits=options.config.limits)
@@ -224,7 +224,10 @@ def _drop_failed_rolls(
                 before = Segment.open(disk, directory, kept[-1], options.now_ms, options.config.limits)
                 try:
                     if before.contains_from(base):
-                        text = "is empty, and the previous segment contains its offset: a failed roll left it"
+                        text = (
+                            "is empty, and the previous segment contains its offset: a failed "
+                            "roll left the file"
+                        )
                         warnings.append(f"{disk.describe(segment.log_path)} {text}; removed")
                         segment.remove()
                         continue
@@ -255,7 +258,7 @@ def _open_segments(
         is_index_sure = next_base is not None and (options.is_clean or next_base < options.recovery_point)
         trusted = options.recovery_point
         if _has_lost_aborted(segment, options):
-            warnings.append(f"{disk.describe(segment.transaction_index_path)} is missing; indexes made again")
+            warnings.append(f"{disk.describe(segment.transaction_index_path)} is missing; indexes rebuilt")
             trusted = 0
         elif options.is_clean or is_index_sure:
             try:
@@ -265,7 +268,7 @@ def _open_segments(
                     segment.load_closed(next_base, interval)
                 continue
             except StorageError as error:
-                warnings.append(f"{error}; indexes made again")
+                warnings.append(f"{error}; indexes rebuilt")
             trusted = 0
         sure = next_base if next_base is not None and is_all_sure else options.recovery_point
         size_before = segment.size_bytes
@@ -285,7 +288,8 @@ def _open_segments(
         if is_lost:
             # A power loss can remove the end of one segment and keep the next segment.
             warnings.append(
-                f"offsets {segment.end_offset} to {next_base} are lost, and with them what follows"
+                f"offsets {segment.end_offset} to {next_base} (exclusive) are lost, and all "
+                "later offsets are removed"
             )
         if bad is not None or is_lost:
             _remove_later(disk, directory, bases[number + 1 :], options.now_ms)
@@ -313,7 +317,7 @@ def _drop_empty_tail(segments: list[Segment], options: OpenOptions, warnings: li
             end_offset, options.recovery_point, options.log_start_offset
         ):
             break
-        warnings.append(f"offsets {end_offset} to {last.base_offset} are lost")
+        warnings.append(f"offsets {end_offset} to {last.base_offset} (exclusive) are lost")
         segments.pop().remove()
         had_any = True
     return had_any
@@ -331,7 +335,7 @@ def _may_be_compacted(segment: Segment, options: OpenOptions) -> bool:
 
 def _lost_text(end_offset: int, cut_bytes: int, later_bases: list[int]) -> str:
     """Return a warning about a cut: the cut bytes are an interrupted write, or acknowledged records."""
-    text = f"everything from offset {end_offset} on is gone, {cut_bytes} bytes"
+    text = f"{cut_bytes} bytes from offset {end_offset} on are removed"
     if not later_bases:
         return f"{text}: an interrupted write, or acknowledged records that were not synced"
     count = later_bases[-1] - end_offset

@@ -103,7 +103,9 @@ def scan(
             return
         size = header[1] + LOG_OVERHEAD_BYTES
         if position + size > end or (max_batch_bytes is not None and size > max_batch_bytes):
-            yield BadBatch(position, f"the batch claims {size} bytes, {end - position} are there")
+            yield BadBatch(
+                position, f"the batch length field says {size} bytes, but {end - position} are left"
+            )
             return
         if start + size > len(chunk):
             read_bytes = min(max(chunk_bytes, size), end - position)

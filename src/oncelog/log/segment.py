@@ -402,7 +402,7 @@ class Segment:
             return
         batch = next(scan(self.file, last[1], self.size_bytes, limits=self.limits), None)
         if not isinstance(batch, ScannedBatch) or batch.header.last_offset != self.base_offset + last[0]:
-            raise StorageError(f"{self._describe(last[1])}: the index points at no batch")
+            raise StorageError(f"{self._describe(last[1])}: the last index entry does not point to a batch")
 
     def _walk_from_index(self, index_interval_bytes: int, *, verify: bool) -> BadBatch | None:
         """Index the batches after the last index entry, as their appends did.
@@ -426,7 +426,10 @@ class Segment:
             header = batch.header
             is_growing = self.end_offset <= header.base_offset <= header.last_offset
             if not is_growing or not self.fits(header.last_offset):
-                return BadBatch(batch.position, f"offset {header.base_offset} comes after {self.end_offset}")
+                return BadBatch(
+                    batch.position,
+                    f"offset {header.base_offset} does not follow the log end {self.end_offset}",
+                )
             if last is not None and batch.position == last[1]:
                 self._note_first_indexed(header)
             else:

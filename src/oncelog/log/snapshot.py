@@ -141,10 +141,10 @@ def decode_snapshot(data: bytes, last_append_ms: int = 0) -> Producers:
     """
     body = _open(data)
     if len(body) < _COUNT.size:
-        raise StorageError("the snapshot has no count")
+        raise StorageError("the producer count is missing")
     (count,) = _COUNT.unpack_from(body)
     if count < 0 or len(body) != _COUNT.size + count * _ENTRY.size:
-        raise StorageError(f"the snapshot claims {count} producers in {len(body)} bytes")
+        raise StorageError(f"the snapshot says {count} producers but has {len(body)} bytes")
     return [_decode_entry(fields, last_append_ms) for fields in _ENTRY.iter_unpack(body[_COUNT.size :])]
 
 
@@ -181,18 +181,18 @@ def decode_full(data: bytes, snapshot_crc: int) -> PackedProducers:
     """
     body = _open(data)
     if len(body) < _FULL_HEAD.size:
-        raise StorageError("there is no count")
+        raise StorageError("the producer count is missing")
     bound_to, count = _FULL_HEAD.unpack_from(body)
     if bound_to != snapshot_crc:
-        raise StorageError("it belongs to another snapshot")
+        raise StorageError("the file belongs to another snapshot")
     start = _FULL_HEAD.size + 10 * count
     if count < 0 or len(body) < start:
-        raise StorageError(f"it claims {count} producers in {len(body)} bytes")
+        raise StorageError(f"the file says {count} producers but has {len(body)} bytes")
     ids = np.frombuffer(body, ">i8", count, _FULL_HEAD.size).tolist()
     lengths = np.frombuffer(body, ">u2", count, _FULL_HEAD.size + 8 * count).astype(np.int64)
     ends = (start + np.cumsum(lengths)).tolist()
     if (ends[-1] if ends else start) != len(body):
-        raise StorageError("its entries do not fill it")
+        raise StorageError("the entries do not fill the file")
     entries = [body[first:end] for first, end in zip([start, *ends], ends, strict=False)]
     return dict(zip(ids, entries, strict=True))
 

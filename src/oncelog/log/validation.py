@@ -44,14 +44,16 @@ def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now
     """Check the header and checksum of a client's batch. Raises the error of the first failing check."""
     size = header.batch_length + 12
     if header.base_offset != 0:
-        raise InvalidRecord(f"base offset {header.base_offset} in a batch from a client; it must be 0")
+        raise InvalidRecord(f"the base offset of a client's batch must be 0, not {header.base_offset}")
     if size > config.max_message_bytes:
-        raise MessageTooLarge(f"the batch has {size} bytes, max.message.bytes is {config.max_message_bytes}")
+        raise MessageTooLarge(
+            f"the batch has {size} bytes; the limit is max.message.bytes={config.max_message_bytes}"
+        )
     if crc32c(records[CRC_START:size]) != header.crc:
         raise CorruptMessage("the checksum of the batch is wrong")
     count, delta, attributes = header.records_count, header.last_offset_delta, header.attributes
     if delta < 0 or count != delta + 1:
-        raise InvalidRecord(f"{count} records, last offset delta {delta}")
+        raise InvalidRecord(f"the batch has {count} records but the last offset delta {delta}")
     if attributes & _CONTROL_BIT:
         raise InvalidRecord("a client may not write control batches")
     if attributes & _CODEC_BITS > _LAST_CODEC:
@@ -65,7 +67,9 @@ def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now
     if config.timestamp_type is _CREATE_TIME:
         _check_times(header, config, now_ms)
     if size > config.segment_bytes:
-        raise RecordListTooLarge(f"the batch has {size} bytes, segment.bytes is {config.segment_bytes}")
+        raise RecordListTooLarge(
+            f"the batch has {size} bytes; the limit is segment.bytes={config.segment_bytes}"
+        )
 
 
 def _check_room(header: BatchHeader) -> None:
@@ -76,7 +80,9 @@ def _check_room(header: BatchHeader) -> None:
     """
     max_bytes = most_output(header.compression, header.size_bytes - HEADER_BYTES)
     if header.records_count * MIN_RECORD_BYTES > max_bytes:
-        raise InvalidRecord(f"{header.records_count} records in a batch of {header.size_bytes} bytes")
+        raise InvalidRecord(
+            f"the batch says {header.records_count} records but has {header.size_bytes} bytes"
+        )
 
 
 def _may_be_create_time(header: BatchHeader, config: LogConfig) -> bool:
@@ -96,11 +102,11 @@ def _check_time(timestamp_ms: int, index: int, config: LogConfig, now_ms: int) -
     if timestamp_ms == _NO_TIMESTAMP:
         return
     if timestamp_ms > now_ms + config.timestamp_after_max_ms:
-        ahead = f"{timestamp_ms} is {timestamp_ms - now_ms} ms ahead of the broker"
-        raise _timestamp_error(index, f"{ahead}; {config.timestamp_after_max_ms} are allowed")
+        ahead = f"timestamp {timestamp_ms} is {timestamp_ms - now_ms} ms ahead of the broker"
+        raise _timestamp_error(index, f"{ahead}; the limit is {config.timestamp_after_max_ms} ms")
     if timestamp_ms < now_ms - config.timestamp_before_max_ms:
-        behind = f"{timestamp_ms} is {now_ms - timestamp_ms} ms behind the broker"
-        raise _timestamp_error(index, f"{behind}; {config.timestamp_before_max_ms} are allowed")
+        behind = f"timestamp {timestamp_ms} is {now_ms - timestamp_ms} ms behind the broker"
+        raise _timestamp_error(index, f"{behind}; the limit is {config.timestamp_before_max_ms} ms")
 
 
 def _timestamp_error(index: int, text: str) -> InvalidTimestamp:
@@ -139,8 +145,8 @@ def prepare_batch(
     max_records = min(config.max_message_bytes // MIN_RECORD_BYTES, MAX_RECORDS)
     if header.records_count > max_records:
         raise MessageTooLarge(
-            f"{header.records_count} records in a batch that must be opened; at most {max_records} fit into"
-            f" max.message.bytes={config.max_message_bytes}"
+            f"a batch that must be decompressed has {header.records_count} records; at most "
+            f"{max_records} fit into max.message.bytes={config.max_message_bytes}"
         )
     max_bytes = MAX_GROWTH * config.max_message_bytes
     decompressed_bytes = max_bytes
@@ -154,8 +160,8 @@ def prepare_batch(
         # size, and splits a batch after this error. See
         # test_a_java_producer_splits_a_batch_that_is_too_large.
         raise MessageTooLarge(
-            f"the batch becomes over {max_bytes} bytes, which is {MAX_GROWTH} times max.message.bytes, and"
-            " must be opened"
+            f"the batch is larger than {max_bytes} bytes after decompression, which is "
+            f"{MAX_GROWTH} times max.message.bytes"
         )
     _check_keys(payload, header, config)
     return records if has_codec else memoryview(_recompress(payload, header, config))
@@ -164,7 +170,7 @@ def prepare_batch(
 def _check_keys(payload: Buffer, header: BatchHeader, config: LogConfig) -> None:
     missing = find_records_without_key(payload, header, _MAX_RECORD_ERRORS)
     if missing and config.is_compacted:
-        error = InvalidRecord("a compacted topic takes no record without a key")
+        error = InvalidRecord("a compacted topic needs a key for each record")
         error.record_errors = tuple((index, "the record has no key") for index in missing)
         raise error
 

@@ -18,7 +18,10 @@ from oncelog.errors import MisuseError, TimedOut
 T = TypeVar("T")
 _CLOSED = "this client is closed; make a new one"
 _CLOSED_BY_OTHER_THREAD = "this client was closed by another thread during this call; make a new one"
-_FINALIZED = "the interpreter is ending, and this client's thread with it: close clients before, or by atexit"
+_FINALIZED = (
+    "the interpreter is exiting and has stopped this client's thread: close clients earlier, for "
+    "example with atexit"
+)
 _SIGNAL_SECONDS = 0.5
 """Maximum length of one wait in a blocking call, in seconds. Between waits, signal handlers can raise."""
 
@@ -40,10 +43,10 @@ def check_running_loop(own: asyncio.AbstractEventLoop | None, client: str) -> as
     """
     running = asyncio.get_running_loop()
     if own is not None and running is not own:
-        state = "closed" if own.is_closed() else "still there"
+        state = "closed" if own.is_closed() else "still open"
         raise MisuseError(
-            f"this {client} was first used in another event loop (which is {state}), as by an earlier "
-            f"asyncio.run(); make a new {client} in each"
+            f"this {client} was first used in another event loop (which is {state}), for "
+            f"example by an earlier asyncio.run(); make a new {client} in each loop"
         )
     return running
 
@@ -214,7 +217,8 @@ class LoopThread:
             raise MisuseError(_FINALIZED)
         if self._process_id != os.getpid():
             raise MisuseError(
-                "this client was made before a fork and its thread is not here; make one in the child process"
+                "this client was made before a fork, and its thread does not exist in this "
+                "process; make a new client in the child process"
             )
         if self._stopped:
             raise MisuseError(_CLOSED)
@@ -244,7 +248,8 @@ class LoopThread:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise MisuseError(
-                "a blocking call on the client's own thread (inside a callback?) would never return"
+                "a blocking call on the client's own thread would never return; in a "
+                "callback, do not call the client's blocking methods"
             )
         try:
             self._check()

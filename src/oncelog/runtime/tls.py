@@ -27,8 +27,8 @@ _CLIENT_AUTH = {
     "requested": ssl.CERT_OPTIONAL,
     "required": ssl.CERT_REQUIRED,
 }
-_OWN = "a certificate chain with its private key (ssl.key.password if that is encrypted)"
-_AUTHORITIES = "the certificates of authorities, not a Java keystore"
+_OWN = "a certificate chain with its private key (set ssl.key.password if the key is encrypted)"
+_AUTHORITIES = "the certificates of authorities (a Java keystore is not supported)"
 _FILES = ("ssl.keystore.location", "ssl.truststore.location")
 
 
@@ -245,7 +245,7 @@ class WatchedFile:
 
     def __init__(self, url: str, setting: str) -> None:
         if not url.startswith("file://"):
-            raise ConfigError(f"{setting}={url!r}: only file:///PATH is served")
+            raise ConfigError(f"{setting}={url!r}: only file:///PATH is supported")
         self._path, self._setting = url.removeprefix("file://"), setting
         self._seen: tuple[int, int] | None = None
         self._failed: tuple[int, int] | None = None

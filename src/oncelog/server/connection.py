@@ -310,7 +310,7 @@ class Connection(asyncio.BufferedProtocol):
                 )
             return self._requests.carry_out(frame, now_ms, started)
         except PeerError as error:
-            self.close(f"a request that cannot be read: {error}")
+            self.close(f"a malformed request: {error}")
         except OncelogError as error:
             self.close(f"a request that cannot be answered: {error}")
         except Exception as error:

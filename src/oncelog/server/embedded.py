@@ -121,7 +121,7 @@ def _check_authenticated(listener: Listener) -> None:
     settings = listener.settings
     readable = {"PLAIN", "OAUTHBEARER"} & set(settings["sasl.enabled.mechanisms"])
     if uses_sasl(settings) and not uses_tls(settings) and readable:
-        reason = f"{' and '.join(sorted(readable))} would send secrets that anybody can read; use SASL_SSL"
+        reason = f"{' and '.join(sorted(readable))} would send secrets in clear text; use SASL_SSL"
     elif uses_sasl(settings) or (uses_tls(settings) and settings["ssl.client.auth"] == "required"):
         return
     else:
@@ -132,7 +132,7 @@ def _check_authenticated(listener: Listener) -> None:
     )
 
 
-_OR_INSECURE = "or say --insecure (oncelog.insecure=true) where the network keeps others out"
+_OR_INSECURE = "or use --insecure (oncelog.insecure=true) in a network that keeps others out"
 
 
 def check_metrics(host: str, settings: Settings) -> None:
@@ -173,7 +173,7 @@ def open_node(
         # These errors of mkdir mean that the given path is wrong. Other errors mean that the disk has a
         # problem.
         is_wrong_path = isinstance(error, (FileNotFoundError, NotADirectoryError, FileExistsError))
-        hint = "; name another directory with --data-dir or ONCELOG_DATA_DIR" if is_wrong_path else ""
+        hint = "; set another directory with --data-dir or ONCELOG_DATA_DIR" if is_wrong_path else ""
         raise StorageError(f"data directory {data_dir} cannot be used: {explain(error)}{hint}") from error
     node = recover_node(disk, settings, clock, on_append)
     _log_opening(data_dir, node)
@@ -242,7 +242,7 @@ def held_data_dir(data_dir: Path) -> Iterator[RealDisk]:
         disk = RealDisk(data_dir)
         lock = disk.lock(LOCK)
     except BlockingIOError:
-        raise StorageError(f"data directory {data_dir} is in use; its broker must be stopped first") from None
+        raise StorageError(f"data directory {data_dir} is in use; stop its broker first") from None
     except OSError as error:
         raise StorageError(f"data directory {data_dir} cannot be used: {explain(error)}") from error
     try:
@@ -364,7 +364,7 @@ class Broker:
         not running.
         """
         if self._running is None or self._thread is None:
-            raise MisuseError("the broker is not running; metrics are there between start and stop")
+            raise MisuseError("the broker is not running; it has metrics only while it runs")
         return self._thread.run(_metrics(self._running.node), START_SECONDS)
 
 

@@ -6,9 +6,9 @@ import errno
 import os
 
 _HINTS = {
-    errno.EADDRINUSE: "stop what listens there, or take another port (port 0 takes a free one)",
-    errno.EADDRNOTAVAIL: "give an address of this machine",
-    errno.EACCES: "take a port from 1024 up, or let this user have lower ones",
+    errno.EADDRINUSE: "stop the process that listens there, or use another port (port 0 chooses a free one)",
+    errno.EADDRNOTAVAIL: "use an address of this machine",
+    errno.EACCES: "use a port from 1024 up, or allow this user lower ports",
 }
 
 

@@ -58,13 +58,13 @@ _CLOSE_TEXTS = {
     CloseReason.CONNECTIONS: "max.connections is reached",
     CloseReason.ADDRESS: "max.connections.per.ip is reached",
     CloseReason.DESCRIPTORS: "too many open files; raise the limit (ulimit -n, LimitNOFILE=)",
-    CloseReason.HANDSHAKE: "TLS' handshake was not done in time",
+    CloseReason.HANDSHAKE: "the TLS handshake did not end in time",
     CloseReason.AUTHENTICATION: "did not authenticate in time",
     CloseReason.REQUEST: "a request did not arrive in time (oncelog.request.read.timeout.ms)",
     CloseReason.IDLE: "idle (connections.max.idle.ms)",
-    CloseReason.LINGER: "did not take its last answers in time",
-    CloseReason.REQUEST_BYTES: "queued.max.request.bytes is reached, and it is among the slowest",
-    CloseReason.RESPONSE_BYTES: "oncelog.queued.max.response.bytes is reached, and it is among the slowest",
+    CloseReason.LINGER: "did not receive its last responses in time",
+    CloseReason.REQUEST_BYTES: "queued.max.request.bytes is reached; it is one of the slowest",
+    CloseReason.RESPONSE_BYTES: "oncelog.queued.max.response.bytes is reached; it is one of the slowest",
 }
 
 
@@ -277,8 +277,9 @@ def _check_sizes(settings: Settings) -> None:
     queued_bytes, largest_bytes = settings["queued.max.request.bytes"], settings["socket.request.max.bytes"]
     if 0 <= queued_bytes < largest_bytes:
         raise ConfigError(
-            f"queued.max.request.bytes={queued_bytes} is less than one request may have "
-            f"(socket.request.max.bytes={largest_bytes}): raise the one or lower the other"
+            f"queued.max.request.bytes={queued_bytes} is less than "
+            f"socket.request.max.bytes={largest_bytes}, the limit of one request: raise the "
+            "former or lower the latter"
         )
 
 

@@ -90,7 +90,7 @@ def batches_to_arrow(
     try:
         return _decode(picked, topic, partition, start_offset, end_offset, include_headers)
     except IndexError as error:
-        raise InvalidRecord(f"a batch of {topic}-{partition} holds a record cut short") from error
+        raise InvalidRecord(f"a batch of {topic}-{partition} contains a truncated record") from error
 
 
 class _Picked:
@@ -111,8 +111,9 @@ class _Picked:
     def add(self, position: int, header: BatchHeader, verify: bool) -> None:
         if header.records_count > _MAX_RECORDS:
             raise InvalidRecord(
-                f"the batch at offset {header.base_offset} says {header.records_count} records;"
-                f" at most {_MAX_RECORDS} of one batch become columns; read them as records"
+                f"the batch at offset {header.base_offset} says {header.records_count} "
+                f"records; the limit for columns is {_MAX_RECORDS}, so read the batch as "
+                "records"
             )
         self.headers.append(header)
         self.positions.append(position + HEADER_BYTES)
@@ -145,7 +146,7 @@ def _decode(
 ) -> pa.RecordBatch:
     data, begins = picked.joined()
     if len(data) > 2 * _MAX_TOTAL_BYTES - 1:
-        raise MisuseError("more than 2 GiB of record batches at once; decode them in smaller pieces")
+        raise MisuseError("more than 2 GiB of record batches in one call; decode them in smaller pieces")
     heads = _chase(data, begins, picked)
     columns = _Columns(np.frombuffer(data, np.uint8), heads, picked.headers)
     if start_offset is not None or end_offset is not None:
@@ -183,7 +184,7 @@ def _chase(data: Buffer, begins: list[int], picked: _Picked) -> _Ints:
             else:
                 size, position = read_varint(data, position)
                 if size < 0:
-                    raise InvalidRecord(f"a record's length is {size}")
+                    raise InvalidRecord(f"a record has the length {size}")
                 position += size
         if position != stop:
             raise InvalidRecord(
@@ -202,7 +203,7 @@ def _read_varints(data: _Bytes, at: _Ints) -> tuple[_Ints, _Ints]:
     shift = 7
     while len(more):
         if shift > 63:
-            raise InvalidRecord("a record holds a number of more than 10 bytes")
+            raise InvalidRecord("a record contains a number of more than 10 bytes")
         byte = data[after[more]]
         raw[more] |= (byte & 127).astype(np.uint64) << np.uint64(shift)
         after[more] += 1
@@ -296,6 +297,8 @@ def _headers(data: bytes, columns: _Columns) -> pa.Array:
         stop = int(columns.end[row])
         headers, position = parse_headers(data, int(columns.headers_at[row]), stop, READING)
         if position != stop:
-            raise InvalidRecord(f"the headers of the record at offset {columns.offset[row]} end wrongly")
+            raise InvalidRecord(
+                f"the headers of the record at offset {columns.offset[row]} do not fill the record exactly"
+            )
         lists[row] = [{"key": name, "value": value} for name, value in headers]
     return pa.array(lists, HEADERS_TYPE)

@@ -134,7 +134,8 @@ def decompress(codec: Compression, data: Buffer, max_bytes: int = MAX_DECOMPRESS
     out = decompress_within(codec, data, max_bytes)
     if out is None:
         raise InvalidRecord(
-            f"a {codec.name.lower()} batch of {len(data)} bytes becomes over {max_bytes} bytes"
+            f"a {codec.name.lower()} batch of {len(data)} bytes is larger than {max_bytes} "
+            "bytes after decompression"
         )
     return out
 
@@ -188,7 +189,7 @@ def _decompress_gzip(data: memoryview, max_bytes: int) -> bytes | None:
                         return None
                     parts.append(part)
         if is_begun:
-            raise _corrupt(Compression.GZIP, "the stream is cut short")
+            raise _corrupt(Compression.GZIP, "the stream is truncated")
     except zlib.error as error:
         raise _corrupt(Compression.GZIP, error) from error
     return b"".join(parts)
@@ -207,7 +208,7 @@ def _decompress_lz4(data: memoryview, max_bytes: int) -> bytes | None:
                 return None
             parts.append(part)
             if unpacker.needs_input and not unpacker.eof:
-                raise _corrupt(Compression.LZ4, "the frame is cut short")
+                raise _corrupt(Compression.LZ4, "the frame is truncated")
     except (RuntimeError, EOFError) as error:
         raise _corrupt(Compression.LZ4, error) from error
     return b"".join(parts)
@@ -259,7 +260,7 @@ def _check_zstd_is_whole(data: memoryview) -> None:
     except IndexError:
         position = len(data) + 1
     if position > len(data):
-        raise _corrupt(Compression.ZSTD, "the frame is cut short")
+        raise _corrupt(Compression.ZSTD, "the frame is truncated")
 
 
 def _decompress_snappy(data: memoryview, max_bytes: int) -> bytes | None:
@@ -269,11 +270,13 @@ def _decompress_snappy(data: memoryview, max_bytes: int) -> bytes | None:
     position, parts, total = len(_XERIAL_HEADER), [], 0
     while position < len(data):
         if position + 4 > len(data):
-            raise _corrupt(Compression.SNAPPY, "a block's length is cut short")
+            raise _corrupt(Compression.SNAPPY, "a block's length is truncated")
         (size,) = _I32.unpack_from(data, position)
         position += 4
         if not 0 <= size <= len(data) - position:
-            raise _corrupt(Compression.SNAPPY, f"a block claims {size} bytes of {len(data) - position}")
+            raise _corrupt(
+                Compression.SNAPPY, f"a block says {size} bytes, but {len(data) - position} are left"
+            )
         part = _snappy_block(raw, data[position : position + size], max_bytes - total)
         if part is None:
             return None
@@ -299,7 +302,9 @@ def _snappy_block(raw: Any, block: memoryview, max_bytes: int) -> bytes | None:
     if claimed > max_bytes:
         return None
     if claimed > _SNAPPY_BEST_RATIO * len(block):
-        raise _corrupt(Compression.SNAPPY, f"{len(block)} bytes claim to become {claimed}")
+        raise _corrupt(
+            Compression.SNAPPY, f"a block of {len(block)} bytes says {claimed} bytes after decompression"
+        )
     try:
         return bytes(raw.decompress_raw(block))
     # DecompressionError of cramjam, or an error of its Rust code.

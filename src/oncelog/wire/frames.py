@@ -139,7 +139,7 @@ def decode_request_header(frame: Buffer) -> RequestHeader:
     if length != -1:
         raw = bytes(frame[position : position + length]) if length >= 0 else b""
         if len(raw) != length:
-            raise PeerError(f"the client id claims {length} bytes of {len(frame) - position}")
+            raise PeerError(f"the client id says {length} bytes, but {len(frame) - position} are left")
         client_id = _label(raw)
         position += length
     api = API_BY_KEY.get(api_key)
@@ -167,15 +167,15 @@ def _skip_tags(frame: Buffer, position: int) -> int:
     try:
         count, position = _uvarint(view, position)
         if count > MAX_HEADER_TAGS:
-            raise PeerError(f"the header has {count} tagged fields; allowed are {MAX_HEADER_TAGS}")
+            raise PeerError(f"the header has {count} tagged fields; the limit is {MAX_HEADER_TAGS}")
         for _ in range(count):
             _, position = _uvarint(view, position)
             size, position = _uvarint(view, position)
             position += size
     except IndexError as error:
-        raise PeerError("the header's tag block is cut short") from error
+        raise PeerError("the header's tagged fields are truncated") from error
     if position > len(view):
-        raise PeerError("the header's tag block is longer than the frame")
+        raise PeerError("the header's tagged fields are longer than the frame")
     return position
 
 
@@ -192,7 +192,7 @@ def decode_request(frame: Buffer) -> tuple[RequestHeader, Message]:
     header = decode_request_header(frame)
     api = API_BY_KEY.get(header.api_key)
     if api is None:
-        raise PeerError(f"API key {header.api_key} is not known")
+        raise PeerError(f"API key {header.api_key} is unknown")
     return header, api.request.decode(header.api_version, frame, header.body_position)
 
 
@@ -334,5 +334,5 @@ class FrameReader:
     def _size(self, buffer: Buffer, position: int) -> int:
         (size,) = _SIZE.unpack_from(buffer, position)
         if not 0 <= size <= self.max_frame_bytes:
-            raise PeerError(f"a frame of {size} bytes; allowed are 0 to {self.max_frame_bytes}")
+            raise PeerError(f"a frame of {size} bytes; must be 0 to {self.max_frame_bytes}")
         return int(size)

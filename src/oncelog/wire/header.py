@@ -101,7 +101,7 @@ class BatchHeader(NamedTuple):
         """The codec. Raises CorruptMessage for the unassigned numbers 5 to 7."""
         codec = self.attributes & CODEC_MASK
         if codec >= len(_COMPRESSIONS):
-            raise CorruptMessage(f"a batch names compression codec {codec}; known are 0 to 4")
+            raise CorruptMessage(f"a batch has compression codec {codec}; expected 0 to 4")
         return _COMPRESSIONS[codec]
 
     @property

@@ -123,11 +123,11 @@ class Message(Part):
         try:
             message, stop = decoder(view, position, end, max_elements)
         except (struct.error, IndexError) as error:
-            raise cls._malformed(version, f"is cut short at {end} bytes: {error}") from error
+            raise cls._malformed(version, f"is truncated after {end} bytes: {error}") from error
         except UnicodeDecodeError as error:
-            raise cls._malformed(version, f"holds text that is not UTF-8: {error}") from error
+            raise cls._malformed(version, f"contains text that is not UTF-8: {error}") from error
         if stop != end and not cls._ignores_rest:
-            raise cls._malformed(version, f"is followed by {end - stop} bytes too many")
+            raise cls._malformed(version, f"has {end - stop} bytes after its end")
         return message  # type: ignore[no-any-return]
 
     @classmethod
@@ -165,7 +165,7 @@ def version_of(data: bytes) -> int:
 def _check_version(api: Api, version: int, error: type[UnsupportedVersion | PeerError]) -> None:
     if not api.first_version <= version <= api.last_version:
         raise error(
-            f"{api.name} version {version} is not known; known are {api.first_version}-{api.last_version}"
+            f"{api.name} version {version} is not supported; use {api.first_version}-{api.last_version}"
         )
 
 

@@ -81,13 +81,13 @@ def fail_length(what: str, length: int, remaining: int) -> NoReturn:
     allowed.
     """
     if length < 0:
-        raise PeerError(f"{what} has the length {length} where null is not allowed")
-    raise PeerError(f"{what} claims {length} bytes or elements and only {remaining} bytes are left")
+        raise PeerError(f"{what} has the length {length}, but null is not allowed")
+    raise PeerError(f"{what} says {length} bytes or elements, but only {remaining} bytes are left")
 
 
 def fail_string(what: str, length: int) -> NoReturn:
     """Raise PeerError: a string is longer than MAX_STRING_BYTES."""
-    raise PeerError(f"{what} is a string of {length} bytes; allowed are {MAX_STRING_BYTES}")
+    raise PeerError(f"{what} is a string of {length} bytes; the limit is {MAX_STRING_BYTES}")
 
 
 def fail_array(what: str, length: int, remaining: int, left: int) -> NoReturn:
@@ -95,5 +95,6 @@ def fail_array(what: str, length: int, remaining: int, left: int) -> NoReturn:
     if left >= 0 or length < 0 or length > remaining:
         fail_length(what, length, remaining)
     raise PeerError(
-        f"{what} brings the message {-left} elements or tagged fields above its limit; ask for less at a time"
+        f"{what} exceeds the message's limit by {-left} elements or tagged fields; use "
+        "several smaller requests"
     )

@@ -150,7 +150,7 @@ def payload_of(
     """
     size = header.size_bytes
     if position + size > len(buffer):
-        raise CorruptMessage(f"a batch of {size} bytes at position {position} of {len(buffer)} is cut short")
+        raise CorruptMessage(f"a batch of {size} bytes at position {position} of {len(buffer)} is truncated")
     if verify and not verify_crc(buffer, position, size):
         raise CorruptMessage(f"the checksum of the batch at offset {header.base_offset} is wrong")
     payload = memoryview(buffer)[position + HEADER_BYTES : position + size]
@@ -182,8 +182,8 @@ def decode_records(
     header = read_header(buffer, position)
     if header.records_count > MAX_RECORDS:
         raise InvalidRecord(
-            f"the batch at offset {header.base_offset} says {header.records_count} records;"
-            f" at most {MAX_RECORDS} of one batch are decoded at once"
+            f"the batch at offset {header.base_offset} says {header.records_count} records; "
+            f"the limit is {MAX_RECORDS}"
         )
     data = bytes(payload_of(buffer, position, header, verify, max_bytes))
     check_count(header, data)
@@ -235,7 +235,9 @@ def _parse_or_raise(
     try:
         return _parse(data, header, position, first, count, name_errors)
     except IndexError as error:
-        raise InvalidRecord(f"the batch at offset {header.base_offset} holds a record cut short") from error
+        raise InvalidRecord(
+            f"the batch at offset {header.base_offset} contains a truncated record"
+        ) from error
     except UnicodeDecodeError as error:
         raise InvalidRecord(f"a header name at offset {header.base_offset} is not UTF-8: {error}") from error
 
@@ -350,7 +352,7 @@ def find_records_without_key(payload: Buffer, header: BatchHeader, limit: int) -
             if position != stop:
                 raise _bad_record(base_offset, index)
     except IndexError as error:
-        raise InvalidRecord(f"the batch at offset {base_offset} holds a record cut short") from error
+        raise InvalidRecord(f"the batch at offset {base_offset} contains a truncated record") from error
     except UnicodeDecodeError as error:
         raise InvalidRecord(f"a header name at offset {base_offset} is not UTF-8: {error}") from error
     if position != end:
@@ -385,7 +387,7 @@ def find_record_at_time(
                 return record_ms, base_offset + offset_delta
             position += size
     except IndexError as error:
-        raise InvalidRecord(f"the batch at offset {base_offset} holds a record cut short") from error
+        raise InvalidRecord(f"the batch at offset {base_offset} contains a truncated record") from error
     return None
 
 
@@ -415,7 +417,7 @@ def parse_headers(
     """
     count, position = read_varint(data, position)
     if count < 0 or 2 * count > stop - position:
-        raise InvalidRecord(f"a record claims {count} headers in {stop - position} bytes")
+        raise InvalidRecord(f"a record says {count} headers in {stop - position} bytes")
     headers = []
     for _ in range(count):
         name, position = _bytes(data, position)

@@ -59,7 +59,7 @@ def check_member(group_id: str, member_id: str, request: JoinRequest, max_bytes:
     )
     key, value = encode_group(group)
     if len(key) + len(value) > max_bytes:
-        raise MessageTooLarge(f"the member's record takes {len(value)} bytes; {max_bytes} are allowed")
+        raise MessageTooLarge(f"the member's record has {len(value)} bytes; the limit is {max_bytes}")
 
 
 def _encode_member(member: Member, protocol_name: str | None) -> GroupMetadataValue.MemberMetadata:

@@ -152,7 +152,7 @@ class InternalTopic:
     def check(self, key: str) -> None:
         """Raise NotCoordinator if the key is reserved, or its partition could not be replayed."""
         if key in self._reserved:
-            raise NotCoordinator(f"{key!r} is being deleted; try again")
+            raise NotCoordinator(f"{key!r} is being deleted; retry")
         if self.damaged:
             self.check_partition(self.partition_of(key))
 
@@ -186,7 +186,7 @@ class InternalTopic:
         largest = max((len(key) + len(value) for key, value in records if value is not None), default=0)
         limit = largest if self._max_record_bytes is None else self._max_record_bytes()
         if largest > limit:
-            raise MessageTooLarge(f"a record of {self.name} may take {limit} bytes, this one takes {largest}")
+            raise MessageTooLarge(f"a record of {self.name} has {largest} bytes; the limit is {limit}")
         batch = build_batch([NewRecord(now_ms, key, value) for key, value in records])
         return self.append_batch(index, batch, now_ms)
 

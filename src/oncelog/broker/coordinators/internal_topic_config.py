@@ -40,6 +40,6 @@ def check_internal_settings(name: str, own: Mapping[str, str]) -> None:
     policy = own.get(_POLICY, "compact")
     if name in INTERNAL_TOPICS and policy != "compact":
         raise InvalidConfig(
-            f"cleanup.policy={policy}: {name} must be compacted, or committed offsets and transactional ids"
-            " would be deleted by age"
+            f"cleanup.policy={policy}: {name} must be compacted, because retention would "
+            "delete committed offsets and transactional ids"
         )

@@ -116,8 +116,8 @@ class Offsets:
             size_bytes += len(key) + len(value)
             if size_bytes > limit:
                 raise MessageTooLarge(
-                    f"an offset commit may take {limit} bytes of {self._topic.name}; the commit of "
-                    f"{len(offsets)} partitions takes more: commit fewer at a time"
+                    f"the commit of {len(offsets)} partitions exceeds {limit} bytes of "
+                    f"{self._topic.name}: commit fewer partitions in one request"
                 )
             records.append((key, value))
             if budget.spend():

@@ -46,7 +46,7 @@ class Pattern:
         encoded = _encode(text)
         if len(encoded) > MAX_PATTERN_BYTES:
             raise InvalidRegularExpression(
-                f"the pattern has {len(encoded)} bytes; at most {MAX_PATTERN_BYTES} are allowed"
+                f"the pattern has {len(encoded)} bytes; the limit is {MAX_PATTERN_BYTES}"
             )
         if text.count("\\p") + text.count("\\P") > MAX_UNICODE_CLASSES:
             raise InvalidRegularExpression(

@@ -60,7 +60,7 @@ class ProducerIds:
     def take(self) -> ProducerId:
         """Return a new id. Raises StorageError if a block cannot be stored; then no id is handed out."""
         if self._next > INT64_MAX - self._block_size:
-            raise StorageError(f"no producer ids are left: {FILE_NAME} has {self._stored}")
+            raise StorageError(f"no producer ids are left: {FILE_NAME} contains {self._stored}")
         if self._next >= self._block_end:
             block_end = self._block_end + self._block_size
             write_next_id(self._disk, block_end)

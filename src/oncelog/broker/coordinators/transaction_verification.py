@@ -185,7 +185,9 @@ def verify_produce(state: BrokerState, request: Request, now_ms: int) -> Transac
     capabilities = ClientCapabilities(adds_partitions=version >= 12, supports_abortable_error=version >= 11)
     batches = list(_transactional_batches(state.topics, request))
     if len({producer for _, producer, *_ in batches}) > 1:
-        raise InvalidProducerIdMapping("the transactional batches of a request must be of one producer")
+        raise InvalidProducerIdMapping(
+            "all transactional batches of a request must have the same producer id"
+        )
     unverified = {}
     for tp, producer, partition, sequence in batches:
         if _needs_verification(partition, producer):

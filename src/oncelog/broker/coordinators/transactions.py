@@ -218,7 +218,7 @@ class TransactionCoordinator:
         assert not isinstance(verdict, NeedsProducerId)
         if isinstance(verdict, FenceAndAbort):
             self._end(verdict.entry, now_ms)
-            raise ConcurrentTransactions("the transaction of an earlier instance is being aborted; try again")
+            raise ConcurrentTransactions("the transaction of an earlier instance is being aborted; retry")
         return TransactionResult(verdict.entry, (self._append(verdict.entry, now_ms),))
 
     def _above_seen_epochs(self, entry: TransactionEntry | None) -> TransactionEntry | None:
@@ -327,7 +327,7 @@ class TransactionCoordinator:
         try:
             return self._producer_ids.take()
         except (OSError, StorageError) as error:
-            raise CoordinatorLoadInProgress(f"no producer ids could be allocated: {error}") from error
+            raise CoordinatorLoadInProgress(f"cannot allocate producer ids: {error}") from error
 
     # Time, and the start
 
@@ -413,7 +413,9 @@ class TransactionCoordinator:
             try:
                 fenced[self._append(retire(entry, now_ms), now_ms).partition] = None
             except NotCoordinator as error:
-                raise StorageError(f"{entry.transactional_id} cannot be fenced: {error}") from error
+                raise StorageError(
+                    f"transactional id {entry.transactional_id!r} cannot be fenced: {error}"
+                ) from error
         # A power loss must not undo the fencing, because later starts do not fence again. So sync, whatever
         # flush.messages is. See test_a_power_loss_after_a_fencing_start_brings_no_producer_back.
         for partition in fenced:

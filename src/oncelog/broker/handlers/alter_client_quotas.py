@@ -39,7 +39,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> AlterClientQuot
         try:
             request.authorize(ResourceType.CLUSTER)
             if named[name] > 1:
-                raise InvalidRequest("the entity is named twice; one change to it in a request")
+                raise InvalidRequest("the entity occurs twice; a request may change it once")
             changes = [(op.key, None if op.remove else op.value) for op in entry.ops]
             valid.append((result, (normalize_entity(parse_entity(name)), changes)))
         except BrokerError as error:

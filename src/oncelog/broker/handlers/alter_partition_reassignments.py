@@ -55,9 +55,11 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> AlterPartitionR
 def _refusal(state: BrokerState, topic_name: str, requested: _Requested) -> BrokerError | None:
     topic = state.topics.get(topic_name)
     if topic is None or not 0 <= requested.partition_index < len(topic.partitions):
-        return UnknownTopicOrPartition(f"there is no partition {topic_name}-{requested.partition_index}")
+        return UnknownTopicOrPartition(f"partition {topic_name}-{requested.partition_index} does not exist")
     if requested.replicas is None:
-        return NoReassignmentInProgress("no partition can be moved: there is one broker")
+        return NoReassignmentInProgress("partitions cannot be reassigned: the cluster has one broker")
     if requested.replicas != [state.node_id]:
-        return InvalidReplicaAssignment(f"the only broker to assign to is {state.node_id}")
+        return InvalidReplicaAssignment(
+            f"the cluster has only broker {state.node_id}; assign the partition to it"
+        )
     return None

@@ -36,7 +36,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> AlterUserScramC
         try:
             request.authorize(ResourceType.CLUSTER)
             if changes.pop(name, None) is not None:
-                raise DuplicateResource(f"user {name!r} is named twice; one change to it in a request")
+                raise DuplicateResource(f"user {name!r} occurs twice; a request may change a user once")
             state.users.check(*change)
         except BrokerError as error:
             errors[name] = error

@@ -68,7 +68,7 @@ def _describe_if_authorized(state: BrokerState, request: Request, group_id: str)
     return _Group(
         group_id=group_id,
         error_code=TopicAuthorizationFailed.code,
-        error_message="the group reads topics that the client may not describe",
+        error_message="the group has topics that the client may not DESCRIBE",
     )
 
 

@@ -51,33 +51,35 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 def _check(state: BrokerState, message: ConsumerGroupHeartbeatRequest, version: int) -> None:
     if "consumer" not in state.settings["group.coordinator.rebalance.protocols"]:
-        raise UnsupportedVersion("group.coordinator.rebalance.protocols leaves out the consumer protocol")
+        raise UnsupportedVersion(
+            "the consumer protocol is disabled; add consumer to group.coordinator.rebalance.protocols"
+        )
     if not message.group_id:
         raise InvalidRequest("a group id may not be empty")
     if not message.member_id and (version >= FIRST_NAMED_VERSION or message.member_epoch != 0):
         raise InvalidRequest("a member id may not be empty")
     if message.instance_id == "" or message.rack_id == "":
-        raise InvalidRequest("instance id and rack id may be left out, but not empty")
+        raise InvalidRequest("instance id and rack id must not be empty; send null for none")
     if message.member_epoch < STATIC_LEAVE_EPOCH:
-        raise InvalidRequest(f"there is no member epoch {message.member_epoch}")
+        raise InvalidRequest(f"member epoch {message.member_epoch} is invalid")
     if message.member_epoch == STATIC_LEAVE_EPOCH and message.instance_id is None:
-        raise InvalidRequest("only static members leave with epoch -2")
+        raise InvalidRequest("member epoch -2 is only for static members")
     if message.member_epoch == 0:
         _check_first(message)
     if (
         message.server_assignor is not None
         and message.server_assignor not in state.groups.consumers.assignors
     ):
-        raise UnsupportedAssignor(f"there is no assignor {message.server_assignor!r}")
+        raise UnsupportedAssignor(f"assignor {message.server_assignor!r} is not supported")
 
 
 def _check_first(message: ConsumerGroupHeartbeatRequest) -> None:
     if message.rebalance_timeout_ms == -1:
-        raise InvalidRequest("a member that joins must send its rebalance timeout")
+        raise InvalidRequest("a joining member must send its rebalance timeout")
     if message.topic_partitions is None or message.topic_partitions:
-        raise InvalidRequest("a member that joins must send an empty list of owned partitions")
+        raise InvalidRequest("a joining member must send an empty list of owned partitions")
     if message.subscribed_topic_names is None and message.subscribed_topic_regex is None:
-        raise InvalidRequest("a member that joins must send its subscription")
+        raise InvalidRequest("a joining member must send its subscription")
 
 
 def _heartbeat(state: BrokerState, message: ConsumerGroupHeartbeatRequest, request: Request) -> Heartbeat:

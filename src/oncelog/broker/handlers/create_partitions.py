@@ -60,7 +60,7 @@ def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[CreatePar
         result = _Result(name=requested.name)
         try:
             if named[requested.name] > 1:
-                raise InvalidRequest(f"topic {requested.name!r} is named twice")
+                raise InvalidRequest(f"topic {requested.name!r} occurs twice")
             request.authorize(ResourceType.TOPIC, requested.name)
             topic = _validate(state, requested, left_count)
             state.quotas.mutate(
@@ -108,19 +108,22 @@ def _validate(state: BrokerState, requested: _Requested, left_count: int) -> Top
     if topic is None:
         raise UnknownTopicOrPartition()
     if topic.is_internal:
-        raise InvalidTopicException(f"{topic.name} is the broker's own; its partition count must not change")
+        raise InvalidTopicException(f"{topic.name} is an internal topic; its partition count must not change")
     present = topic.partition_count
     if not present < requested.count <= MAX_PARTITIONS:
         raise InvalidPartitions(
-            f"topic {topic.name!r} has {present} partitions; {requested.count} is not more"
+            f"topic {topic.name!r} has {present} partitions; the new count must be "
+            f"{present + 1} to {MAX_PARTITIONS}, not {requested.count}"
         )
     if requested.assignments is not None:
         if len(requested.assignments) != requested.count - present:
-            raise InvalidReplicaAssignment("the assignment must name exactly the new partitions")
+            raise InvalidReplicaAssignment("the assignment must contain exactly the new partitions")
         if any(assignment.broker_ids != [state.node_id] for assignment in requested.assignments):
-            raise InvalidReplicaAssignment(f"the only broker to assign to is {state.node_id}")
+            raise InvalidReplicaAssignment(
+                f"the cluster has only broker {state.node_id}; assign the partitions to it"
+            )
     if requested.count - present > left_count:
         raise PolicyViolation(
-            f"more than {MAX_PARTITIONS_PER_REQUEST} new partitions in one request; create them in several"
+            f"a request may create at most {MAX_PARTITIONS_PER_REQUEST} partitions; use several requests"
         )
     return topic

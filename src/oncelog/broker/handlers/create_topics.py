@@ -79,7 +79,7 @@ def _create_all(state: BrokerState, request: Request, now_ms: int) -> Work[Creat
     unique = {topic.name: topic for topic in message.topics}
     if _total_partitions(state, unique.values()) > MAX_PARTITIONS_PER_REQUEST:
         error = PolicyViolation(
-            f"more than {MAX_PARTITIONS_PER_REQUEST} partitions in one request; create them in several"
+            f"a request may create at most {MAX_PARTITIONS_PER_REQUEST} partitions; use several requests"
         )
         return CreateTopicsResponse(topics=[_error(requested, error) for requested in unique.values()])
     names = TopicNames(state.topics.names())
@@ -89,7 +89,7 @@ def _create_all(state: BrokerState, request: Request, now_ms: int) -> Work[Creat
     for requested in unique.values():
         try:
             if named[requested.name] > 1:
-                raise InvalidRequest(f"topic {requested.name!r} is named twice")
+                raise InvalidRequest(f"topic {requested.name!r} occurs twice")
             if not request.is_authorized(ResourceType.CLUSTER):
                 request.authorize(ResourceType.TOPIC, requested.name)
             plan = _plan(state, requested, names)
@@ -169,7 +169,7 @@ def _result(state: BrokerState, request: Request, plan: NewTopic) -> _Result:
 
 def _plan(state: BrokerState, requested: _Requested, names: TopicNames) -> NewTopic:
     if requested.name == METADATA_LOG:
-        raise InvalidRequest(f"{METADATA_LOG} is the name of a cluster's own log")
+        raise InvalidRequest(f"{METADATA_LOG} is the name of Kafka's metadata log; use another topic name")
     check_topic_name(requested.name)
     if state.topics.get(requested.name) is not None or state.topics.is_changing(requested.name):
         raise TopicAlreadyExists(f"topic {requested.name!r} already exists")
@@ -192,23 +192,26 @@ def _partition_count(state: BrokerState, requested: _Requested) -> int:
     count = state.settings["num.partitions"] if requested.num_partitions == -1 else requested.num_partitions
     factor = requested.replication_factor
     if factor < -1 or factor == 0:
-        raise InvalidReplicationFactor(f"replication factor {factor}; ask for 1, or -1 for the default")
+        raise InvalidReplicationFactor(f"replication factor {factor}: use 1, or -1 for the default")
     if not 1 <= count <= MAX_PARTITIONS:
-        raise InvalidPartitions(f"{count} partitions; allowed are 1 to {MAX_PARTITIONS}")
+        raise InvalidPartitions(f"{count} partitions: must be 1 to {MAX_PARTITIONS}")
     if factor > 1 and not state.settings["oncelog.accept.any.replication.factor"]:
         raise InvalidReplicationFactor(
-            f"replication factor {factor}: this is a single node and can give 1 (or set "
-            "oncelog.accept.any.replication.factor=true to have more taken for 1)"
+            f"replication factor {factor}: this cluster has one broker, so use 1, or set "
+            "oncelog.accept.any.replication.factor=true on the broker to treat higher values "
+            "as 1"
         )
     return int(count)
 
 
 def _assigned_partitions(state: BrokerState, requested: _Requested) -> int:
     if requested.num_partitions != -1 or requested.replication_factor != -1:
-        raise InvalidRequest("send either an assignment or numbers of partitions and replicas, not both")
+        raise InvalidRequest("send either an assignment, or the partition count and replication factor")
     indexes = sorted(assignment.partition_index for assignment in requested.assignments)
     if indexes != list(range(len(indexes))):
-        raise InvalidReplicaAssignment("the partitions of an assignment must be 0, 1, 2, ... without gaps")
+        raise InvalidReplicaAssignment("the assignment must contain the partitions 0, 1, 2, ... without gaps")
     if any(assignment.broker_ids != [state.node_id] for assignment in requested.assignments):
-        raise InvalidReplicaAssignment(f"the only broker to assign to is {state.node_id}")
+        raise InvalidReplicaAssignment(
+            f"the cluster has only broker {state.node_id}; assign the partitions to it"
+        )
     return len(indexes)

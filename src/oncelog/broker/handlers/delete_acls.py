@@ -78,7 +78,9 @@ def _find(
                 yield None
         remaining_count -= len(matching)
         if remaining_count < 0:
-            raise PolicyViolation("the filters match the same ACLs too often; use fewer filters in a request")
+            raise PolicyViolation(
+                "too many of the filters match the same ACLs; use fewer filters in one request"
+            )
         result.append(matching)
         if budget.spend():
             yield None

@@ -63,9 +63,11 @@ def _delete(state: BrokerState, request: Request, tp: TopicPartition, offset: in
         request.authorize(ResourceType.TOPIC, tp.topic)
         topic, partition = state.topics.partition(tp)
         if topic.is_internal:
-            raise InvalidTopicException(f"{tp.topic} is the broker's own")
+            raise InvalidTopicException(f"{tp.topic} is an internal topic; its records cannot be deleted")
         if topic.settings["cleanup.policy"] == ["compact"]:
-            raise PolicyViolation("records of a compacted topic are not deleted by offset")
+            raise PolicyViolation(
+                "{tp.topic} is compacted (cleanup.policy=compact); its records cannot be deleted by offset"
+            )
         target = partition.high_watermark if offset == TO_HIGH_WATERMARK else offset
         if not 0 <= target <= partition.high_watermark:
             raise OffsetOutOfRange(f"offset {offset} is outside 0..{partition.high_watermark}")

@@ -131,7 +131,7 @@ def _plan(
     result = _Result(name=requested.name, topic_id=requested.topic_id or NO_ID)
     try:
         if is_named_twice:
-            raise InvalidRequest("the topic is named twice")
+            raise InvalidRequest("the topic occurs twice")
         may_describe = functools.partial(request.access.may, Operation.DESCRIBE, ResourceType.TOPIC)
         may_all = request.is_authorized(ResourceType.CLUSTER)
         if requested.name is not None and not (may_all or may_describe(requested.name)):
@@ -142,11 +142,11 @@ def _plan(
         if not may_all:
             request.authorize(ResourceType.TOPIC, topic.name)
         if topic.topic_id in both_ways:
-            raise InvalidRequest("the topic is named by its name and by its id")
+            raise InvalidRequest("the topic occurs twice, by name and by id")
         if topic.is_internal:
-            raise InvalidTopicException(f"{topic.name} is an internal topic; the coordinators need it")
+            raise InvalidTopicException(f"{topic.name} is an internal topic and cannot be deleted")
         if not state.settings["delete.topic.enable"]:
-            raise TopicDeletionDisabled("delete.topic.enable is false")
+            raise TopicDeletionDisabled("topics cannot be deleted: delete.topic.enable=false")
         state.quotas.mutate(request, len(topic.partitions), FIRST_STRICT_VERSION, now_ms)
     except BrokerError as error:
         result.error_code, result.error_message = error.code, error.message
@@ -158,7 +158,7 @@ def _plan(
 def _find(state: BrokerState, requested: _Requested) -> Topic:
     has_id = bool(requested.topic_id) and requested.topic_id != NO_ID
     if (requested.name is not None) == has_id:
-        raise InvalidRequest("a topic is named by its name or by its id, not by both or neither")
+        raise InvalidRequest("send either a topic's name or its id")
     topic = state.topics.by_id(requested.topic_id) if has_id else state.topics.get(requested.name or "")
     if topic is None:
         raise UnknownTopicId() if has_id else UnknownTopicOrPartition()

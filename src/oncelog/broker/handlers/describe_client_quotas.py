@@ -42,19 +42,20 @@ def _filter(message: DescribeClientQuotasRequest) -> QuotaFilter:
     parts: dict[str, str | None] = {}
     for component in message.components:
         if component.entity_type in parts:
-            raise InvalidRequest(f"{component.entity_type} is named twice")
+            raise InvalidRequest(f"entity type {component.entity_type!r} occurs twice")
         if not component.entity_type:
-            raise InvalidRequest("a type of entity is empty")
+            raise InvalidRequest("an entity type is empty")
         if (component.match is not None) != (component.match_type == Match.NAME):
             raise InvalidRequest(
-                f"match type {component.match_type}: a name is given with type 0 and no other"
+                f"match type {component.match_type}: a match needs a name for type 0, and no "
+                "name for other types"
             )
         if component.match_type == Match.NAME:
             parts[component.entity_type] = component.match
         elif component.match_type in (Match.DEFAULT, Match.ANY):
             parts[component.entity_type] = DEFAULT if component.match_type == Match.DEFAULT else None
         else:
-            raise InvalidRequest(f"match type {component.match_type} is not known")
+            raise InvalidRequest(f"match type {component.match_type} is unknown")
     quota_filter = QuotaFilter(parts, message.strict)
     quota_filter.check()
     return quota_filter

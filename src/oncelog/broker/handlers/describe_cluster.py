@@ -23,7 +23,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeCluster
         mismatch = message.endpoint_type == CONTROLLERS
         return DescribeClusterResponse(
             error_code=(MismatchedEndpointType if mismatch else UnsupportedEndpointType).code,
-            error_message="this is a broker; use endpoint type 1",
+            error_message="this endpoint is a broker; use endpoint type 1",
             endpoint_type=message.endpoint_type,
             cluster_id=state.cluster_id,
         )

@@ -107,7 +107,9 @@ def _entries(
         request.authorize(acl.GROUP, resource.resource_name)
         check_group_name(resource.resource_name)
         return group_entries(state.settings, state.dynamic.of_group(resource.resource_name))
-    raise InvalidRequest(f"resource type {resource.resource_type} has no settings here; 2, 4 and 32 have")
+    raise InvalidRequest(
+        f"resource type {resource.resource_type} has no settings; use 2 (topic), 4 (broker) or 32 (group)"
+    )
 
 
 def _config(

@@ -41,9 +41,9 @@ def _describe(state: BrokerState, name: str, *, is_named_twice: bool) -> _Result
     result = _Result(user=name)
     credentials = list(state.users.of(name))
     if is_named_twice:
-        result.error_code, result.error_message = DuplicateResource.code, f"user {name!r} is named twice"
+        result.error_code, result.error_message = DuplicateResource.code, f"user {name!r} occurs twice"
     elif not credentials:
-        result.error_code, result.error_message = ResourceNotFound.code, f"there is no user {name!r}"
+        result.error_code, result.error_message = ResourceNotFound.code, f"user {name!r} does not exist"
     else:
         result.credential_infos = [
             DescribeUserScramCredentialsResponse.CredentialInfo(

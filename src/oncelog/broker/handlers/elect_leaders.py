@@ -33,7 +33,10 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> ElectLeadersRes
         return _error_response(message, ClusterAuthorizationFailed())
     if message.election_type not in (PREFERRED, UNCLEAN):
         return _error_response(
-            message, InvalidRequest(f"election type {message.election_type}; 0 and 1 are known")
+            message,
+            InvalidRequest(
+                f"election type {message.election_type} is unknown; use 0 (preferred) or 1 (unclean)"
+            ),
         )
     if message.topic_partitions is None:
         return ElectLeadersResponse(
@@ -55,8 +58,8 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> ElectLeadersRes
 def _elect(state: BrokerState, topic_name: str, index: int) -> BrokerError:
     topic = state.topics.get(topic_name)
     if topic is None or not 0 <= index < len(topic.partitions):
-        return UnknownTopicOrPartition(f"there is no partition {topic_name}-{index}")
-    return ElectionNotNeeded("this broker leads the partition, and there is no other")
+        return UnknownTopicOrPartition(f"partition {topic_name}-{index} does not exist")
+    return ElectionNotNeeded("this broker already leads the partition and has its only replica")
 
 
 def _result(index: int, error: BrokerError) -> ElectLeadersResponse.PartitionResult:

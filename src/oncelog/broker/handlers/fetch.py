@@ -282,7 +282,7 @@ class _Fetch:
             raise self.unknown_topic()
         partition = topic.partition(target.requested.partition)
         if self.is_by_replica:
-            raise NotLeaderOrFollower("this broker has the only replica; no other may follow it")
+            raise NotLeaderOrFollower("this broker has the only replica; other brokers cannot follow")
         return partition
 
     def _check(self, topic: str) -> None:
@@ -306,7 +306,7 @@ class _Fetch:
             return False
         epoch, end_offset = partition.end_offset_for_epoch(requested.last_fetched_epoch)
         if epoch is None or end_offset is None:
-            raise OffsetOutOfRange(f"no epoch up to {requested.last_fetched_epoch} is known")
+            raise OffsetOutOfRange(f"the partition has no leader epoch up to {requested.last_fetched_epoch}")
         if epoch == requested.last_fetched_epoch and end_offset >= requested.fetch_offset:
             return False
         result.diverging_epoch = FetchResponse.EpochEndOffset(epoch=epoch, end_offset=end_offset)

@@ -42,7 +42,7 @@ def _find_all(state: BrokerState, request: Request) -> Work[FindCoordinatorRespo
 
 def _coordinator(state: BrokerState, request: Request, key_type: int, key: str) -> dict[str, Any]:
     if key_type not in (GROUP, TRANSACTION):
-        text = f"coordinators of key type {key_type} are not served; 0 is a group, 1 a transactional id"
+        text = f"key type {key_type} is not supported; use 0 (group) or 1 (transactional id)"
         return {"error_code": InvalidRequest.code, "error_message": text, "node_id": -1, "port": -1}
     resource_type = ResourceType.GROUP if key_type == GROUP else ResourceType.TRANSACTIONAL_ID
     if not request.is_authorized(resource_type, key):

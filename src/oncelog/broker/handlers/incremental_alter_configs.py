@@ -68,7 +68,7 @@ def _apply_operations(
             check_has_value(config)
     for config in resource.configs:
         if config.config_operation in (APPEND, SUBTRACT) and config.name not in is_list:
-            raise InvalidConfig(f"{config.name} is not a list; set it instead")
+            raise InvalidConfig(f"{config.name} is not a list; use SET")
         _apply(result, config, to_text(effective.get(config.name)) or "")
     return result
 
@@ -97,4 +97,6 @@ def _apply(result: dict[str, str | None], config: _Config, effective: str) -> No
             kept = [part for part in present if part not in named]
         result[config.name] = ",".join(kept)
     else:
-        raise InvalidRequest(f"operation {operation} is not known; 0 to 3 are")
+        raise InvalidRequest(
+            f"operation {operation} is unknown; use 0 (SET), 1 (DELETE), 2 (APPEND) or 3 (SUBTRACT)"
+        )

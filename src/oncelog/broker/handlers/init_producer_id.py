@@ -81,6 +81,6 @@ def _new_producer_id(state: BrokerState, request: Request, now_ms: int) -> int:
         # about topics. See test_no_producer_id_is_given_above_the_rate.
         raise CoordinatorLoadInProgress(str(error)) from error
     except (OSError, StorageError) as error:
-        raise CoordinatorLoadInProgress(f"no block of producer ids: {error}") from error
+        raise CoordinatorLoadInProgress(f"cannot allocate producer ids: {error}") from error
     state.metrics.producer_ids_given += 1
     return producer_id

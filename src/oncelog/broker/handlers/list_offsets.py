@@ -67,7 +67,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListOffsetsRespons
             if budget.spend():
                 yield None
             if (topic.name, requested.partition_index) in repeated:
-                results.append(_error(requested, InvalidRequest("the partition is named twice")))
+                results.append(_error(requested, InvalidRequest("the partition occurs twice")))
             elif not is_allowed:
                 results.append(_error(requested, TopicAuthorizationFailed()))
             else:
@@ -86,7 +86,9 @@ def _answer(
     is_committed_only = request.message.isolation_level == Isolation.READ_COMMITTED
     try:
         if requested.timestamp < 0 and version < FIRST_VERSION_OF.get(requested.timestamp, version + 1):
-            raise UnsupportedVersion(f"timestamp {requested.timestamp} has no meaning in version {version}")
+            raise UnsupportedVersion(
+                f"timestamp {requested.timestamp} is not valid in ListOffsets version {version}"
+            )
         _, partition = state.topics.partition(TopicPartition(topic, requested.partition_index))
         check_leader_epoch(partition, requested.current_leader_epoch)
         timestamp, offset = yield from _look_up(partition, requested.timestamp, is_committed_only, cost)

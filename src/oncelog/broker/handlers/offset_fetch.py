@@ -76,7 +76,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
         groups.setdefault(group.group_id, group)
     if len(groups) > MAX_NAMES:
         raise PeerError(
-            f"OffsetFetch of {len(groups)} groups; allowed are {MAX_NAMES}: ask for fewer at a time"
+            f"OffsetFetch of {len(groups)} groups: the limit is {MAX_NAMES}; use several requests"
         )
     response, budget = OffsetFetchResponse(groups=[]), StepBudget(state.limits.request_step_elements)
     for group in groups.values():

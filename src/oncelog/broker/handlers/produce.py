@@ -172,10 +172,11 @@ class _Produce:
         if self.message.acks not in (-1, 0, 1):
             raise InvalidRequiredAcks(f"acks={self.message.acks}")
         if topic.is_internal:
-            raise InvalidTopicException(f"{tp.topic} is the broker's own; clients may not write to it")
+            raise InvalidTopicException(f"{tp.topic} is an internal topic; clients cannot write to it")
         if self.message.acks == -1 and topic.min_insync_replicas > 1:
             raise NotEnoughReplicas(
-                f"min.insync.replicas of {tp.topic} is {topic.min_insync_replicas}; a single broker has 1"
+                f"min.insync.replicas of {tp.topic} is {topic.min_insync_replicas}, but a "
+                "single broker has 1 replica; set it to 1"
             )
         begins_epoch = False
         if self.verification is not None and _is_transactional(batch):
@@ -372,22 +373,26 @@ def only_batch(records: Buffer | None, version: int) -> memoryview:
     Raises InvalidRecord (no batch, several, an old format), CorruptMessage, UnsupportedCompressionType.
     """
     if not records or len(records) < _SIZE_OVERHEAD:
-        raise InvalidRecord("a Produce request needs one record batch for every partition it names")
+        raise InvalidRecord("a Produce request needs one record batch for each of its partitions")
     size_bytes = _size_at(records, 0)
     if size_bytes > len(records) or len(records) <= _ATTRIBUTES_POSITION:
         # As in Kafka, a truncated batch counts as no batch. CORRUPT_MESSAGE would make the client retry it.
-        raise InvalidRecord(f"the batch claims {size_bytes} bytes, the request holds {len(records)}")
+        raise InvalidRecord(
+            f"the batch length field says {size_bytes} bytes, but the request contains {len(records)}"
+        )
     if records[_MAGIC_POSITION] > 2:
-        raise CorruptMessage(f"magic {records[_MAGIC_POSITION]} is that of no record format")
+        raise CorruptMessage(f"magic {records[_MAGIC_POSITION]} is not a record format; use magic 2")
     if records[_MAGIC_POSITION] != 2:
-        raise InvalidRecord(f"record format {records[_MAGIC_POSITION]} is not served; use magic 2")
+        raise InvalidRecord(f"record format {records[_MAGIC_POSITION]} is not supported; use magic 2")
     if size_bytes < _MIN_BATCH_BYTES:
-        raise CorruptMessage(f"a record batch has at least {_MIN_BATCH_BYTES} bytes, this one {size_bytes}")
+        raise CorruptMessage(
+            f"a record batch needs at least {_MIN_BATCH_BYTES} bytes, but this one has {size_bytes}"
+        )
     rest = len(records) - size_bytes
     if rest >= _SIZE_OVERHEAD and _size_at(records, size_bytes) <= rest:
         raise InvalidRecord("a Produce request must hold exactly one record batch for each partition")
     if version < FIRST_ZSTD_VERSION and records[_ATTRIBUTES_POSITION] & _CODEC_BITS == Compression.ZSTD:
-        raise UnsupportedCompressionType(f"zstd needs Produce version {FIRST_ZSTD_VERSION} or higher")
+        raise UnsupportedCompressionType(f"zstd needs Produce version {FIRST_ZSTD_VERSION} or later")
     return memoryview(records)[:size_bytes]
 
 

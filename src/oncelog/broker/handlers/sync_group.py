@@ -25,7 +25,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     try:
         request.authorize(ResourceType.GROUP, message.group_id)
         if request.header.api_version >= FIRST_NAMED_VERSION and not names_protocol:
-            raise InconsistentGroupProtocol("send the protocol type and name")
+            raise InconsistentGroupProtocol("SyncGroup needs the protocol type and name")
         group = state.groups.get_existing(message.group_id)
     except BrokerError as error:
         return _response(SyncResult(error.code))

@@ -130,7 +130,7 @@ def _admit(
     _, partition = state.topics.partition(tp)
     if knows_newer_epoch(partition, producer):
         raise InvalidProducerEpoch(
-            f"a newer epoch of producer id {producer.producer_id} than {producer.producer_epoch} is known"
+            f"producer id {producer.producer_id} has a newer epoch than {producer.producer_epoch}"
         )
     unverified = {} if partition.has_open_transaction(*producer) else {tp: producer}
     capabilities = ClientCapabilities(

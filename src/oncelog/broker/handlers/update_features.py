@@ -46,15 +46,15 @@ def _check(state: BrokerState, update: UpdateFeaturesRequest.FeatureUpdateKey, v
     feature, level = update.feature, update.max_version_level
     if feature not in state.features:
         raise InvalidUpdateVersion(
-            f"{feature!r} is not a feature of this broker, which has {', '.join(state.features)}"
+            f"{feature!r} is not a feature of this broker; use {', '.join(state.features)}"
         )
     is_typed = version >= FIRST_TYPED_VERSION
     if is_typed and update.upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
-        raise InvalidUpdateVersion(f"{feature}: upgrade type {update.upgrade_type}; 1, 2 and 3 are known")
+        raise InvalidUpdateVersion(f"{feature}: upgrade type {update.upgrade_type} is unknown; use 1, 2 or 3")
     present, highest = state.features[feature]
     if not 0 <= level <= highest:
-        raise InvalidUpdateVersion(f"{feature} has the levels 0 to {highest}, not {level}")
+        raise InvalidUpdateVersion(f"{feature}: level {level} is not supported; use 0 to {highest}")
     if level != present:
         raise InvalidUpdateVersion(
-            f"{feature} is at level {present}; {SETTING_OF[feature]} fixes it when the broker starts"
+            f"{feature} is at level {present}; to change it, set {SETTING_OF[feature]} and restart the broker"
         )

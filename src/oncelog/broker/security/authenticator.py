@@ -115,7 +115,7 @@ class Authenticator:
         may_again = may_authenticate_again(self._expires_ms, self._authenticated_again_ms, now_ms)
         state = next_state(self._state, api_key, may_authenticate_again=may_again)
         if state is None:
-            return f"API key {api_key} while {self._state.value}"
+            return f"API key {api_key} is not allowed while {self._state.value}"
         if state is AuthState.REAUTHENTICATING and self._state is not state:
             self._authenticated_again_ms = now_ms
         self._state = state

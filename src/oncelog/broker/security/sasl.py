@@ -59,7 +59,9 @@ class PlainExchange:
     def answer(self, data: bytes, now_ms: int) -> bytes:
         parts = _text(data).split("\0")
         if len(parts) != 3:
-            raise SaslAuthenticationFailed("a PLAIN message has an authorization id, a user and a password")
+            raise SaslAuthenticationFailed(
+                "a PLAIN message must contain an authorization id, a user and a password"
+            )
         authorization_id, user, password = parts
         if authorization_id not in ("", user):
             raise SaslAuthenticationFailed("the authorization id must be empty or equal to the user")

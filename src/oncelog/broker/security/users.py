@@ -202,11 +202,9 @@ class Users:
 
 def _check(salt: bytes, salted_password: bytes, iterations: int) -> None:
     if not MIN_ITERATIONS <= iterations <= MAX_ITERATIONS:
-        raise UnacceptableCredential(
-            f"{iterations} iterations; {MIN_ITERATIONS} to {MAX_ITERATIONS} are accepted"
-        )
+        raise UnacceptableCredential(f"{iterations} iterations: must be {MIN_ITERATIONS} to {MAX_ITERATIONS}")
     if not salt or not salted_password:
-        raise UnacceptableCredential("neither salt nor password may be empty")
+        raise UnacceptableCredential("salt and password must not be empty")
 
 
 def _to_text(data: bytes) -> str:

@@ -54,13 +54,15 @@ def check_no_duplicates(configs: Iterable[Config]) -> None:
     """Raise InvalidRequest if a setting is named twice."""
     repeated = [name for name, count in Counter(config.name for config in configs).items() if count > 1]
     if repeated:
-        raise InvalidRequest(f"named twice: {', '.join(repeated)}; each setting may be changed once")
+        raise InvalidRequest(
+            f"these settings occur twice: {', '.join(repeated)}; a request may change each one once"
+        )
 
 
 def check_has_value(config: Config) -> None:
     """Raise InvalidRequest if the setting's value is null."""
     if config.value is None:
-        raise InvalidRequest(f"{config.name} needs a value; null is only for deleting it")
+        raise InvalidRequest(f"{config.name} needs a value; null is only for DELETE")
 
 
 def alter(
@@ -76,7 +78,9 @@ def alter(
     for resource, change in changes:
         try:
             if (resource.resource_type, resource.resource_name) in repeated:
-                raise InvalidRequest(f"{resource.resource_name!r} is named twice; name each resource once")
+                raise InvalidRequest(
+                    f"{resource.resource_name!r} occurs twice; a request may change each resource once"
+                )
             plan.add(resource, change)
         except BrokerError as error:
             refusals.append(error)
@@ -119,8 +123,8 @@ class _Plan:
             self._request.authorize(acl.CLUSTER)
             if resource.resource_type != ResourceType.BROKER:
                 raise InvalidRequest(
-                    f"resource type {resource.resource_type} has no settings; topics (2), brokers (4) and "
-                    "groups (32) have some"
+                    f"resource type {resource.resource_type} has no settings; use 2 (topic), "
+                    "4 (broker) or 32 (group)"
                 )
             dynamic = self._state.dynamic
             dynamic.check_broker_name(name)
@@ -128,7 +132,9 @@ class _Plan:
 
     def _add_topic(self, name: str, change: Change) -> None:
         if not name:
-            raise InvalidRequest("the topic name is empty; there are no settings for all topics")
+            raise InvalidRequest(
+                "the topic name is empty; settings for all topics are settings of the broker"
+            )
         topic = self._state.topics.get(name)
         existing = {} if topic is None else topic.overrides
         changed = change(existing)
@@ -147,7 +153,8 @@ class _Plan:
         if values and not existing:
             if len(name) > MAX_GROUP_NAME_CHARS:
                 raise InvalidRequest(
-                    f"the name of a group with settings has at most {MAX_GROUP_NAME_CHARS} characters"
+                    f"the group name has {len(name)} characters; a group with settings has at "
+                    f"most {MAX_GROUP_NAME_CHARS}"
                 )
             dynamic.check_room(self._new_group_count)
             self._new_group_count += 1
@@ -182,5 +189,5 @@ def check_group_name(name: str) -> None:
     """Raise InvalidRequest if the name is empty: there are no settings for all groups."""
     if not name:
         raise InvalidRequest(
-            "the group name is empty; the broker's group.consumer.* apply to all other groups"
+            "the group name is empty; to change all groups, set the broker's group.consumer.* settings"
         )

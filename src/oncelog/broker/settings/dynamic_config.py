@@ -89,12 +89,15 @@ class DynamicConfig:
     def check_broker_name(self, name: str) -> None:
         """Raise InvalidRequest unless the name is this broker's id, or CLUSTER."""
         if name not in (CLUSTER, self._broker_name):
-            raise InvalidRequest(f"this is broker {self._broker_name}, not {name!r}")
+            raise InvalidRequest(f"broker {name!r} does not exist; this is broker {self._broker_name}")
 
     def check_room(self, more_count: int) -> None:
         """Raise InvalidRequest if MAX_GROUPS groups have settings, counting `more_count` new ones."""
         if len(self._groups) + more_count >= MAX_GROUPS:
-            raise InvalidRequest(f"{MAX_GROUPS} groups have settings of their own already")
+            raise InvalidRequest(
+                f"{MAX_GROUPS} groups have settings already, which is the limit; delete the "
+                "settings of a group first"
+            )
 
     def store(self, brokers: Mapping[str, dict[str, str]], groups: Mapping[str, dict[str, str]]) -> None:
         """Replace the settings of these resources durably, with one write. The values are already validated.
@@ -117,7 +120,9 @@ class DynamicConfig:
         for key, bounds in _BOUNDS_OF.items():
             low, high = (self._settings[bound] for bound in bounds)
             if parsed.is_user_set(key) and not low <= parsed[key] <= high:
-                raise InvalidConfig(f"{key}={parsed[key]}: {bounds[0]} is {low}, {bounds[1]} is {high}")
+                raise InvalidConfig(
+                    f"{key}={parsed[key]}: must be within {bounds[0]}={low} and {bounds[1]}={high}"
+                )
         session_ms, heartbeat_ms = (
             parsed[key] if parsed.is_user_set(key) else self._settings[default]
             for key, default in GROUP_DEFAULT_OF.items()
@@ -152,7 +157,8 @@ def validate_broker_settings(values: Mapping[str, str | None]) -> dict[str, str]
     static = [key for key in values if key not in DYNAMIC]
     if static:
         raise InvalidRequest(
-            f"cannot be changed while the broker runs: {', '.join(static)}; use --config or --set and restart"
+            f"cannot be changed while the broker runs: {', '.join(static)}; use --config or "
+            "--set and restart the broker"
         )
     try:
         parsed = BROKER.parse(values)

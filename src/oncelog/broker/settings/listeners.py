@@ -61,12 +61,12 @@ def parse_listeners(settings: Settings, host_name: str) -> tuple[Listener, ...]:
     parts = [_parse(text, "listeners", settings) for text in settings["listeners"]]
     names = [name for name, _, _ in parts]
     if not names:
-        raise ConfigError("listeners= is empty: the broker needs an address to listen on")
+        raise ConfigError("listeners is empty: set it to an address, for example PLAINTEXT://127.0.0.1:9092")
     for name, count in Counter(names).items():
         if name not in protocols:
             raise ConfigError(
-                f"listeners: {name} is not a security protocol; map it by listener.security.protocol.map="
-                f"{name}:PROTOCOL ({', '.join(PROTOCOLS)})"
+                f"listeners: {name} is not a security protocol; set "
+                f"listener.security.protocol.map={name}:PROTOCOL ({', '.join(PROTOCOLS)})"
             )
         if count > 1:
             raise ConfigError(
@@ -127,9 +127,11 @@ def _advertised(settings: Settings, names: list[str]) -> dict[str, tuple[str, in
             raise ConfigError(f"{key}={text!r}: with several listeners, write NAME://HOST:PORT")
         name, host, port = _parse(text if "://" in text else f"{names[0]}://{text}", key, settings)
         if name not in names:
-            raise ConfigError(f"{key}={text!r}: there is no listener {name}, but {', '.join(names)}")
+            raise ConfigError(
+                f"{key}={text!r}: listener {name} does not exist; use one of {', '.join(names)}"
+            )
         if host in EVERY_INTERFACE:
-            raise ConfigError(f"{key}={text!r}: clients cannot connect to all interfaces; name the host")
+            raise ConfigError(f"{key}={text!r}: clients cannot connect to all interfaces; set a host name")
         if name in addresses:
             raise ConfigError(f"{key}: {name} occurs twice")
         addresses[name] = host, port
@@ -143,6 +145,8 @@ def _own_settings(settings: Settings, names: list[str]) -> dict[str, dict[str, o
         if scoped.startswith(SCOPE):
             name, _, key = scoped.removeprefix(SCOPE).partition(".")
             if name.upper() not in names:
-                raise ConfigError(f"{scoped}: there is no listener {name.upper()}, but {', '.join(names)}")
+                raise ConfigError(
+                    f"{scoped}: listener {name.upper()} does not exist; use one of {', '.join(names)}"
+                )
             own.setdefault(name.upper(), {})[key] = value
     return own

@@ -242,7 +242,8 @@ def read_metadata(disk: Disk) -> KafkaMetadata:
             continue
         if base > end:
             raise StorageError(
-                f"{disk.describe(DIRECTORY)} is incomplete: there are no records from offset {end} to {base}"
+                f"{disk.describe(DIRECTORY)} is incomplete: records from offset {end} to "
+                f"{base} (exclusive) are missing"
             )
         end = max(end, _replay_file(disk, name, metadata, end, is_last=next_base is None))
     return metadata

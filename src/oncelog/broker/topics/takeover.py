@@ -156,7 +156,7 @@ def _metadata(logs: LogManager, plan: TakeoverPlan) -> KafkaMetadata | None:
     try:
         return read_metadata(logs.disk)
     except StorageError as error:
-        plan.add_problem("metadata", f"{error}: topics' settings, ACLs, users and quotas in it are lost")
+        plan.add_problem("metadata", f"{error}: its topic settings, ACLs, users and quotas are lost")
         return None
 
 
@@ -197,8 +197,8 @@ def _plan_topics(
         # Kafka had several log.dirs, and the checkpoint files of one of them have replaced those of another.
         plan.add_problem(
             "partitions",
-            f"{RECOVERY_POINTS} lacks {', '.join(map(str, unlisted))}, and perhaps {LOG_STARTS} does too:"
-            " merge the lines of these files from all of Kafka's log.dirs",
+            f"{RECOVERY_POINTS} lacks {', '.join(map(str, unlisted))}, and {LOG_STARTS} may "
+            "lack them too: merge these files from all of Kafka's log.dirs",
         )
 
 
@@ -223,7 +223,9 @@ def _own_settings(
             # With an empty list of policies, Kafka neither deletes nor compacts.
             own |= KEPT_FOREVER
         elif key == "remote.storage.enable" and value == "true":
-            plan.add_problem("settings", f"{text}: some of its records are in remote storage, not here")
+            plan.add_problem(
+                "settings", f"{text}: some of its records are in remote storage, not in this directory"
+            )
         elif TOPIC.get(key) is not None and (error := _error_of(settings, key, value)) is None:
             own.setdefault(key, value)
         elif key in _WITHOUT_MEANING or key == "remote.storage.enable":
@@ -268,12 +270,13 @@ def _plan_gone(
         if stray is not None:
             plan.add_problem(
                 "strays",
-                f"topic {name} was set aside by Apache Kafka, which does not know it: rename {stray}"
-                f" (and its other partitions) back to {name}-N to keep it",
+                f"topic {name} was set aside by Apache Kafka, because its metadata does not "
+                f"contain the topic: to keep it, rename {stray} (and its other partitions) "
+                f"back to {name}-N",
             )
         if name not in names and (stray is not None or encode_uuid(entry.topic_id) in taken):
             del plan.topics[name]
-            plan.notes.append(f"topic {name} is gone: Apache Kafka deleted it or set it aside")
+            plan.notes.append(f"topic {name} is missing: Apache Kafka deleted it or set it aside")
 
 
 def _is_stray_of(directory: str, name: str) -> bool:
@@ -302,8 +305,8 @@ def _plan_broker_settings(plan: TakeoverPlan, metadata: KafkaMetadata, settings:
         if not is_same:
             plan.add_problem(
                 "broker-settings",
-                f"Kafka stores the broker setting {key}={value}, this broker has {settings[key]}:"
-                f" start it with {key}={value}",
+                f"Kafka stores the broker setting {key}={value}, but this broker has "
+                f"{settings[key]}: start it with {key}={value}",
             )
     for (kind, name), own in sorted(metadata.configs.items()):
         if kind == GROUP_SETTINGS:
@@ -324,8 +327,8 @@ def _plan_unnamed(plan: TakeoverPlan, logs: LogManager) -> None:
         elif tp.partition >= entry.partition_count and not logs.is_without_records(tp):
             plan.add_problem(
                 "partitions",
-                f"topic {tp.topic} has {entry.partition_count} partitions in the list of topics, but"
-                f" {tp} exists with records, which no client could read",
+                f"topic {tp.topic} has {entry.partition_count} partitions in the metadata, "
+                f"but {tp} contains records, which no client could read",
             )
     for name, indexes in sorted(unnamed.items()):
         if not any(indexes.values()):
@@ -416,7 +419,7 @@ class _Security:
         if ours == last:
             self._stores.append(store)
         else:
-            self._plan.add_problem(word, f"{file} differs from Kafka's {word}; remove it to take Kafka's")
+            self._plan.add_problem(word, f"{file} differs from Kafka's {word}; remove it to use Kafka's")
 
     def _acls(self) -> None:
         acls = [acl for record in self._metadata.acls.values() if (acl := self._acl(record)) is not None]
@@ -424,8 +427,9 @@ class _Security:
             names = ", ".join(sorted({acl.principal for acl in acls})[:5])
             self._plan.add_problem(
                 "acls",
-                f"Kafka has {len(acls)} ACLs (of {names}), but this broker checks none, so every client could"
-                " do everything: set authorizer.class.name and super.users as in Kafka",
+                f"Kafka has {len(acls)} ACLs (of {names}), but this broker has no authorizer, "
+                "so every client could do everything: set authorizer.class.name and "
+                "super.users as in Kafka",
             )
         authorizer = Authorizer(self._disk, "", allows_if_none=False)
         found, held = ([_text_of(acl) for acl in group] for group in (set(acls), authorizer.acls))

@@ -102,7 +102,7 @@ def check_overrides(
     """
     for key, value in overrides.items():
         if value is None:
-            raise InvalidConfig(f"{key}: a null value is not a setting")
+            raise InvalidConfig(f"{key}: null is not a value of a setting")
         if TOPIC.get(key) is None:
             raise InvalidConfig(f"unknown topic setting {key!r}")
     texts = {key: str(value) for key, value in overrides.items()}

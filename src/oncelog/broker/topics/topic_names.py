@@ -23,9 +23,7 @@ def check_topic_name(name: str) -> None:
     if name in (".", ".."):
         raise InvalidTopicException("a topic name may not be '.' or '..'")
     if len(name) > MAX_LENGTH:
-        raise InvalidTopicException(
-            f"a topic name may have {MAX_LENGTH} characters, this one has {len(name)}"
-        )
+        raise InvalidTopicException(f"the topic name has {len(name)} characters; the limit is {MAX_LENGTH}")
     if not _LEGAL.fullmatch(name):
         raise InvalidTopicException(
             f"topic name {name!r}: only ASCII letters, digits, '.', '_' and '-' are allowed"

@@ -102,7 +102,7 @@ class Topic:
         """Return a partition. Raises UnknownTopicOrPartition."""
         if not 0 <= index < len(self.partitions):
             raise UnknownTopicOrPartition(
-                f"topic {self.name!r} has partitions 0..{len(self.partitions) - 1}, not {index}"
+                f"topic {self.name!r} has the partitions 0..{len(self.partitions) - 1}, not {index}"
             )
         return self.partitions[index]
 
@@ -199,7 +199,7 @@ class Topics:
         """Return a live topic and its partition. Raises UnknownTopicOrPartition."""
         topic = self._by_name.get(tp.topic)
         if topic is None:
-            raise UnknownTopicOrPartition(f"there is no topic {tp.topic!r}")
+            raise UnknownTopicOrPartition(f"topic {tp.topic!r} does not exist")
         return topic, topic.partition(tp.partition)
 
     def keep_response(self, key: object, body: bytes) -> None:
@@ -320,7 +320,7 @@ class Topics:
         check_topic_name(new.name)
         if self.is_deletion_incomplete(new.name):
             raise KafkaStorageError(
-                f"files of a deleted topic {new.name!r} remain; they are removed once the disk allows it"
+                f"files of a deleted topic {new.name!r} remain and could not be removed yet; retry later"
             )
         if new.name in self._by_name or self.is_changing(new.name):
             raise TopicAlreadyExists(f"topic {new.name!r} already exists")
@@ -363,7 +363,7 @@ class Topics:
                     yield None
                     if self._logs.is_closing:
                         raise KafkaStorageError(
-                            "the broker is stopping; its next start creates the other partitions"
+                            "the broker is stopping; it creates the other partitions at its next start"
                         )
         try:
             self._logs.disk.sync_directory()
@@ -371,7 +371,9 @@ class Topics:
             failures = {topic.name: error for topic in topics}
         for topic in topics:
             if not _is_served(topic):
-                failures[topic.name] = UnknownTopicOrPartition(f"topic {topic.name!r} was deleted meanwhile")
+                failures[topic.name] = UnknownTopicOrPartition(
+                    f"topic {topic.name!r} was deleted while its partitions were created"
+                )
             if topic.name in failures:
                 continue
             # The settings of the topic or the broker may have changed since the partitions were opened.
@@ -748,10 +750,11 @@ def _missing_count(topic: Topic) -> int:
 def _growth_refusal(topic: Topic, count: int) -> BrokerError | None:
     """Return the error if a topic's partition count cannot be increased to `count`; None if it can."""
     if topic.state is not TopicState.LIVE:
-        return UnknownTopicOrPartition(f"topic {topic.name!r} was deleted meanwhile")
+        return UnknownTopicOrPartition(f"topic {topic.name!r} was deleted during the request")
     if count <= topic.partition_count:
         return InvalidPartitions(
-            f"topic {topic.name!r} has {topic.partition_count} partitions now; {count} is not more"
+            f"topic {topic.name!r} has {topic.partition_count} partitions now; the new count "
+            f"{count} is not higher"
         )
     return None
 

@@ -454,7 +454,9 @@ class ConsumerGroup:
         static = None if request.instance_id is None else self.static_member(request.instance_id)
         if request.epoch == 0 and static is not None:
             if static.epoch != STATIC_LEAVE_EPOCH:
-                raise UnreleasedInstanceId(f"instance {request.instance_id!r} is member {static.member_id}")
+                raise UnreleasedInstanceId(
+                    f"instance id {request.instance_id!r} belongs to member {static.member_id}"
+                )
             return self._replace_static(static, request.member_id)
         member = self.members.get(request.member_id)
         if request.epoch == 0:
@@ -479,9 +481,11 @@ class ConsumerGroup:
         if request.instance_id is None:
             return
         if static is None:
-            raise UnknownMemberId(f"instance {request.instance_id!r} is unknown")
+            raise UnknownMemberId(f"instance id {request.instance_id!r} is unknown")
         if static.member_id != request.member_id:
-            raise FencedInstanceId(f"instance {request.instance_id!r} is member {static.member_id}")
+            raise FencedInstanceId(
+                f"instance id {request.instance_id!r} belongs to member {static.member_id}"
+            )
 
     def _replace_static(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
         """Give a static member a new member id, and return it at epoch 0. Its target and assignment stay."""
@@ -520,8 +524,8 @@ class ConsumerGroup:
         size_bytes = self._subscriptions.size_with(_subscription(member))
         if size_bytes > max(self._subscriptions.size_bytes, self._max_subscription_bytes):
             raise GroupMaxSizeReached(
-                f"the different subscriptions of group {self.group_id!r} would take {size_bytes} bytes; "
-                f"{self._max_subscription_bytes} are allowed"
+                f"the different subscriptions of group {self.group_id!r} would have "
+                f"{size_bytes} bytes; the limit is {self._max_subscription_bytes}"
             )
 
     def _set_member(self, member: ConsumerMember, entry: RecordKey) -> None:
@@ -685,9 +689,9 @@ class ConsumerGroup:
             return self._require_member(member_id).member_id
         static = self.static_member(instance_id)
         if static is None:
-            raise UnknownMemberId(f"instance {instance_id!r} is unknown")
+            raise UnknownMemberId(f"instance id {instance_id!r} is unknown")
         if member_id and member_id != static.member_id:
-            raise FencedInstanceId(f"instance {instance_id!r} is member {static.member_id}")
+            raise FencedInstanceId(f"instance id {instance_id!r} belongs to member {static.member_id}")
         return static.member_id
 
     def _remove(self, member_id: str) -> None:
@@ -755,7 +759,7 @@ class ConsumerGroup:
             return
         member = self._require_member(member_id)
         if not is_transactional and version < FIRST_EPOCH_COMMIT_VERSION:
-            raise UnsupportedVersion("members of the consumer protocol commit with OffsetCommit 9 or above")
+            raise UnsupportedVersion("members of the consumer protocol need OffsetCommit version 9 or later")
         self._check_epoch(member, epoch)
 
     def check_fetch(self, member_id: str | None, epoch: int) -> None:

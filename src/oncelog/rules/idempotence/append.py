@@ -182,8 +182,9 @@ def decide_append(
         if rejection is None and entry.current_txn_first_offset is not None and not batch.is_transactional:
             rejection = Reject(
                 InvalidTxnState,
-                f"producer id {batch.producer_id} has had a transaction open here since offset"
-                f" {entry.current_txn_first_offset}, and this batch is not transactional",
+                f"producer id {batch.producer_id} has an open transaction in this partition "
+                f"since offset {entry.current_txn_first_offset}, but this batch is not "
+                "transactional",
             )
         if rejection is not None:
             return rejection
@@ -194,8 +195,9 @@ def decide_append(
     if begins_epoch and batch.base_sequence and (entry is None or not entry.batches):
         return Reject(
             OutOfOrderSequenceNumber,
-            f"producer id {batch.producer_id} epoch {batch.producer_epoch} begins its transaction here with"
-            f" sequence {batch.base_sequence}; the batch with 0 must come first",
+            f"producer id {batch.producer_id} epoch {batch.producer_epoch} begins its "
+            f"transaction in this partition with sequence {batch.base_sequence}; expected "
+            "sequence 0",
         )
     return Store(_successor(entry, batch, base_offset, now_ms))
 
@@ -230,8 +232,8 @@ def _check_epoch(entry: ProducerEntry, batch: ProducedBatch) -> Reject | None:
         return None
     return Reject(
         InvalidProducerEpoch,
-        f"producer id {batch.producer_id} sent epoch {batch.producer_epoch}, and epoch"
-        f" {entry.producer_epoch} has been seen: a newer instance of this producer is running",
+        f"producer id {batch.producer_id} sent epoch {batch.producer_epoch}, but its current "
+        f"epoch is {entry.producer_epoch}: a newer instance of this producer is running",
     )
 
 
@@ -244,8 +246,8 @@ def _check_overtaking(
         return None
     return Reject(
         OutOfOrderSequenceNumber,
-        f"producer id {batch.producer_id} sent sequence {sequence}, and the batch with"
-        f" {verification.lowest_sequence} was not stored yet",
+        f"producer id {batch.producer_id} sent sequence {sequence}, but the batch with "
+        f"sequence {verification.lowest_sequence} is not stored yet",
     )
 
 

@@ -82,8 +82,8 @@ def reject_same_epoch(entry: ProducerEntry | None, producer_id: int, producer_ep
         return None
     return Reject(
         InvalidProducerEpoch,
-        f"marker of producer id {producer_id} has the epoch {producer_epoch} of the open transaction; with"
-        " transaction version 2 it must be higher",
+        f"marker of producer id {producer_id} has the epoch {producer_epoch} of the open "
+        "transaction; with transaction version 2 the epoch must be higher",
     )
 
 
@@ -91,13 +91,13 @@ def _check_marker(entry: ProducerEntry, marker: EndMarker) -> Reject | None:
     if entry.producer_epoch is not None and marker.producer_epoch < entry.producer_epoch:
         return Reject(
             InvalidProducerEpoch,
-            f"marker of producer id {marker.producer_id} has epoch {marker.producer_epoch}, and epoch"
-            f" {entry.producer_epoch} has been seen",
+            f"marker of producer id {marker.producer_id} has epoch {marker.producer_epoch}, "
+            f"but the current epoch is {entry.producer_epoch}",
         )
     if entry.coordinator_epoch is not None and marker.coordinator_epoch < entry.coordinator_epoch:
         return Reject(
             TransactionCoordinatorFenced,
-            f"marker of producer id {marker.producer_id} comes from coordinator epoch"
-            f" {marker.coordinator_epoch}, and epoch {entry.coordinator_epoch} has been seen",
+            f"marker of producer id {marker.producer_id} has coordinator epoch "
+            f"{marker.coordinator_epoch}, but the current one is {entry.coordinator_epoch}",
         )
     return None

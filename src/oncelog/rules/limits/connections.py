@@ -92,8 +92,8 @@ def parse_overrides(text: str) -> dict[str, int]:
             limits[str(ip_address(address.strip("[]")))] = int(limit)
         except ValueError:
             raise ConfigError(
-                f"max.connections.per.ip.overrides: {part!r} is not ADDRESS:LIMIT, such as 10.0.0.1:50 "
-                "or [::1]:200"
+                f"max.connections.per.ip.overrides: {part!r}: expected ADDRESS:LIMIT, for "
+                "example 10.0.0.1:50 or [::1]:200"
             ) from None
     return limits
 

@@ -100,10 +100,10 @@ def parse_entity(pairs: Iterable[tuple[str, str | None]]) -> QuotaEntity:
         raise InvalidRequest("an entity needs a user, a client-id or an ip")
     unknown = sorted(named.keys() - set(ENTITY_TYPES))
     if unknown:
-        raise InvalidRequest(f"{unknown[0]!r} is not an entity type; there are {', '.join(ENTITY_TYPES)}")
+        raise InvalidRequest(f"{unknown[0]!r} is not an entity type; use one of {', '.join(ENTITY_TYPES)}")
     for kind, name in named.items():
         if name == "":
-            raise InvalidRequest(f"the name of a {kind} is empty; null is the default")
+            raise InvalidRequest(f"the name of a {kind} is empty; use null for the default")
     return QuotaEntity(*(named[kind] or DEFAULT if kind in named else None for kind in ENTITY_TYPES))
 
 
@@ -128,13 +128,13 @@ def apply_changes(entity: QuotaEntity, values: Values, changes: Iterable[tuple[s
     result, named = dict(values), set()
     for key, value in changes:
         if key in named:
-            raise InvalidRequest(f"{key} is named twice for {entity}")
+            raise InvalidRequest(f"{key} occurs twice for {entity}")
         named.add(key)
         if value is None:
             result.pop(key, None)
             continue
         if key not in kinds:
-            raise InvalidRequest(f"{key!r} is not a quota of {entity}; there are {', '.join(kinds)}")
+            raise InvalidRequest(f"{key!r} is not a quota of {entity}; use one of {', '.join(kinds)}")
         _check_value(key, value, kinds[key])
         result[key] = value
     return result
@@ -144,9 +144,9 @@ def _check_value(key: str, value: float, kind: _Kind) -> None:
     if not 0 < value < math.inf:
         raise InvalidRequest(f"{key}={value}: a quota must be above 0; remove it for no limit")
     if value > kind.max_value:
-        raise InvalidRequest(f"{key}={value} is above {kind.max_value}")
+        raise InvalidRequest(f"{key}={value} is above the maximum {kind.max_value}")
     if kind.is_integral and value % 1:
-        raise InvalidRequest(f"{key}={value}: {kind.unit} are whole numbers")
+        raise InvalidRequest(f"{key}={value} must be a whole number of {kind.unit}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class QuotaFilter:
         for kind in self.parts:
             if kind not in ENTITY_TYPES:
                 raise UnsupportedVersion(
-                    f"{kind!r} is not an entity type; there are {', '.join(ENTITY_TYPES)}"
+                    f"{kind!r} is not an entity type; use one of {', '.join(ENTITY_TYPES)}"
                 )
         if "ip" in self.parts and len(self.parts) > 1:
             raise InvalidRequest("an ip cannot be combined with a user or client-id")

@@ -292,7 +292,7 @@ def _covers(denied: Acl, allowed: Acl) -> bool:
 def check_acl(acl: Acl) -> None:
     """Raise InvalidRequest if an ACL binding cannot be stored."""
     if acl.resource_type is ResourceType.ANY or acl.pattern_type in (PatternType.ANY, PatternType.MATCH):
-        raise InvalidRequest("an ACL needs one type of resource, and a name or a prefix")
+        raise InvalidRequest("an ACL needs one resource type, and the pattern type LITERAL or PREFIXED")
     if acl.operation is Operation.ANY or acl.permission is Permission.ANY:
         raise InvalidRequest("an ACL must allow or deny one operation, or ALL")
     if not acl.name:

@@ -79,7 +79,7 @@ def _parse(rules: str) -> Iterable[tuple[re.Pattern[str], str, str]]:
             try:
                 pattern = re.compile(match[1])
                 if any(int(group) > pattern.groups for group in re.findall(r"\$(\d)", match[2])):
-                    raise re.error(f"{match[2]!r} names a group that does not exist")
+                    raise re.error(f"{match[2]!r} refers to a group that the pattern does not have")
                 yield pattern, re.sub(r"\$(\d)", r"\\g<\1>", match[2]), match[3]
             except re.error as error:
                 raise ConfigError(f"ssl.principal.mapping.rules={rules!r}: {error}") from None

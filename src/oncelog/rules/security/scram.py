@@ -65,5 +65,5 @@ def check_mechanism(number: int) -> Mechanism:
         return Mechanism(number)
     except ValueError:
         raise UnsupportedSaslMechanism(
-            f"{number} is not a SCRAM mechanism; 1 is SHA-256, 2 is SHA-512"
+            f"{number} is not a SCRAM mechanism; use 1 (SCRAM-SHA-256) or 2 (SCRAM-SHA-512)"
         ) from None

@@ -101,9 +101,9 @@ _ALLOWED = {
 }
 
 _HINTS = {
-    State.UNINITIALIZED: "call init_transactions() first; it is called once",
+    State.UNINITIALIZED: "call init_transactions() first",
     State.READY: "no transaction is open: call begin_transaction() first",
-    State.IN_TRANSACTION: "a transaction is open: commit_transaction() or abort_transaction() ends it",
+    State.IN_TRANSACTION: "a transaction is open: call commit_transaction() or abort_transaction() first",
     State.COMMITTING: "the last commit may have succeeded: call commit_transaction() again until it returns,"
     " or create a new producer with this transactional.id, which finishes or aborts the transaction",
     State.ABORTING: "the last abort is not confirmed: call abort_transaction() again until it returns,"
@@ -152,8 +152,8 @@ class Session:
         if self.error is not None:
             raise self.error
         if operation is Operation.INIT:
-            raise MisuseError("this producer is initialized already; init_transactions() is called once")
-        raise MisuseError(f"{operation.value} is not possible here: {_HINTS[self.state]}")
+            raise MisuseError("this producer is already initialized; call init_transactions() only once")
+        raise MisuseError(f"{operation.value} is not possible now: {_HINTS[self.state]}")
 
     def set_abortable_error(self, error: OncelogError) -> None:
         """Enter ABORTABLE_ERROR: the application can only abort the open transaction.

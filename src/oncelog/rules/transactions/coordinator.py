@@ -106,7 +106,9 @@ def decide_init(
     if expected is not None and _is_next_producer(entry, expected):
         return _being_completed(entry)
     if expected is not None and not _may_be_producer(entry, expected):
-        return Reject(ProducerFenced, f"producer id {expected.producer_id} no longer belongs to this id")
+        return Reject(
+            ProducerFenced, f"producer id {expected.producer_id} no longer belongs to this transactional id"
+        )
     if entry.state.is_prepared:
         return _being_completed(entry)
     if entry.state is TransactionState.ONGOING:
@@ -428,15 +430,13 @@ def _unknown(producer: ProducerIdAndEpoch) -> Reject:
 def _fenced(entry: TransactionEntry, epoch: int) -> Reject:
     return Reject(
         ProducerFenced,
-        f"epoch {epoch} is not the current one, {entry.producer_epoch}: a newer instance uses this"
-        " transactional id, or the coordinator aborted the transaction",
+        f"epoch {epoch} is not the current epoch {entry.producer_epoch}: a newer instance "
+        "uses this transactional id, or the coordinator aborted the transaction",
     )
 
 
 def _being_completed(entry: TransactionEntry) -> Reject:
-    return Reject(
-        ConcurrentTransactions, f"the previous transaction is in state {entry.state.label}; try again"
-    )
+    return Reject(ConcurrentTransactions, f"the previous transaction is in state {entry.state.label}; retry")
 
 
 def _wrong_outcome(entry: TransactionEntry, is_commit: bool) -> Reject:

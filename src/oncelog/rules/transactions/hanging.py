@@ -70,7 +70,7 @@ def hanging_reason(opened: OpenTransaction, entry: KnownTransaction | None) -> s
     if entry.state not in UNDER_WAY:
         return f"{entry.transactional_id!r} is in state {entry.state}"
     if opened.tp not in entry.partitions:
-        return f"it is not part of the transaction of {entry.transactional_id!r}"
+        return f"the transaction of {entry.transactional_id!r} does not contain the partition"
     return None
 
 
