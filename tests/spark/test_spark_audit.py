@@ -212,7 +212,8 @@ def test_every_planted_fault_is_found_and_nothing_else(spark: Any, faulty_broker
     (hung,) = [f for f in result.findings if f.topic == "hangs"]
     assert (
         hung.explanation
-        == "it hangs: no coordinator knows producer id 7 among the transactional ids that you may DESCRIBE"
+        == "the transaction hangs: no coordinator knows producer id 7 among the transactional ids that you "
+        "may DESCRIBE"
     )
 
 
@@ -383,7 +384,8 @@ def test_a_comparison_names_lost_and_doubled_records(
     }
     (doubled,) = [f for f in result.findings if f.key == "k4"]
     assert doubled.explanation == (
-        f"2 times here, 1 times expected; expected at {source}-0:4; first here at {sink}-0:6"
+        "2 times in the audited topics, 1 times expected; "
+        f"expected at {source}-0:4; first found at {sink}-0:6"
     )
     same = audit_topic(spark, bootstrap, sink, against=source, key_check="substring(key, 1, 1)")
     assert same.verdict == "clean" and same.difference == (10, 10, 0, 0, 0, 1)
@@ -484,5 +486,5 @@ def test_a_topic_deleted_during_the_audit_gets_no_verdict(
             store(bootstrap, topic, numbered(8, [*COUNTS, 5]))
 
     change_before(monkeypatch, step, replace)
-    with pytest.raises(DataLossError, match=r"deleted.* during the audit, which proves nothing"):
+    with pytest.raises(DataLossError, match=r"deleted.* during the audit, so the audit proves nothing"):
         audit_topic(spark, bootstrap, topic, key_check=True)

@@ -446,13 +446,13 @@ def test_files_in_object_storage_are_audited(spark: Any, data_dir: Path) -> None
 
 
 def test_paths_without_segments_are_refused(spark: Any, data_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no segment files; name a partition directory"):
+    with pytest.raises(ConfigError, match="no segment files; use a partition directory"):
         audit_files(spark, str(tmp_path))
     with pytest.raises(ConfigError, match=r"torn-0 is in .* audit one replica at a time"):
         audit_files(spark, [str(data_dir), str(data_dir / "torn-0")])
-    with pytest.raises(ConfigError, match="cannot list it"):
+    with pytest.raises(ConfigError, match="cannot list the directory"):
         audit_files(spark, str(tmp_path / "nothing"))
-    with pytest.raises(ConfigError, match="no file system for it here"):
+    with pytest.raises(ConfigError, match="cannot open a file system"):
         audit_files(spark, "ftp://host/data")
     shutil.copytree(data_dir / "torn-0", tmp_path / "copy")
     with pytest.raises(ConfigError, match="must end with the partition, as in topic-0"):
@@ -465,7 +465,9 @@ def test_an_unreadable_checkpoint_is_refused(tmp_path: Path, name: str, content:
     """If the checkpoint counted as empty, the audit would report gaps in a compacted topic."""
     write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3), plain(7, 0, 8, 1)]])
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=rf"{name}: the checkpoint .* Move it away to audit without it"):
+    with pytest.raises(
+        ConfigError, match=rf"{name}: the checkpoint .* To audit without this file, move the file away"
+    ):
         find_segments([str(tmp_path)])
 
 

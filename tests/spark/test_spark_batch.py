@@ -138,7 +138,9 @@ def test_offsets_removed_between_planning_and_reading_are_a_loss(
     assert strict.count() == lenient.count() == 50  # planned now, and read again below
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_records({TopicPartition(topic, 0): 20})
-    with pytest.raises(Exception, match="offsets 0 to 49 were requested, but the partition contains offsets 20"):
+    with pytest.raises(
+        Exception, match="offsets 0 to 49 were requested, but the partition contains offsets 20"
+    ):
         strict.collect()
     assert lenient.count() == 30
 

@@ -30,8 +30,8 @@ def test_a_clean_audit_exits_0_with_a_summary(spark: Any, shared_broker: oncelog
     assert run.stdout == ""
     assert run.stderr.splitlines() == [
         "4 records in 1 batches of 1 partitions, 1 producer sequences",
-        "verdict: clean (by its header every numbered batch is there once, in order, undamaged; "
-        "the records inside were not read)",
+        "verdict: clean (by its header each numbered batch occurs once, in order and undamaged; "
+        "the contents of the records were not read)",
     ]
 
 

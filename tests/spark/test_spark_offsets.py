@@ -100,12 +100,12 @@ def test_offsets_must_name_every_partition() -> None:
         (
             {**NEEDED, "startingTimestamp": "5", "startingOffsets": "earliest"},
             None,
-            "each sets the start",
+            "both set the start",
         ),
         (
             {**NEEDED, "endingTimestamp": "5", "endingOffsetsByTimestamp": "{}"},
             None,
-            "each sets the end",
+            "both set the end",
         ),
         ({**NEEDED, "startingTimestamp": "5", "endingTimestamp": "4"}, None, "after its end at 4"),
         (
@@ -119,7 +119,7 @@ def test_offsets_must_name_every_partition() -> None:
             None,
             "is above maxOffsetsPer",
         ),
-        ({**NEEDED, "maxTriggerDelay": "5s"}, None, "no effect without minOffsetsPerTrigger: set that"),
+        ({**NEEDED, "maxTriggerDelay": "5s"}, None, "no effect without minOffsetsPerTrigger: set"),
         ({**NEEDED, "minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, None, "like 500ms, 30s, 15m"),
     ],
 )

@@ -453,7 +453,7 @@ def test_a_group_of_another_application_is_left_alone(bootstrap: str, topic: str
     sink = sink_of(bootstrap, topic)
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.alter_group_offsets(sink.task_id(0), {sink.marker_at: OffsetAndMetadata(9)})
-    with pytest.raises(SinkError, match="holds an offset that this sink did not write"):
+    with pytest.raises(SinkError, match="contains an offset that this sink did not write"):
         write_task(sink, 0, 0, [batch("a")])
 
 
@@ -571,7 +571,7 @@ def test_a_missing_topic_and_too_long_a_timeout_are_errors() -> None:
             write_task(sink_of(broker.bootstrap_servers, "nowhere"), 0, 0, [batch("a")])
         shorter = {**FAST, "kafka.transaction.timeout.ms": "50000"}
         sink = sink_of(broker.bootstrap_servers, "nowhere", **shorter)
-        with pytest.raises(SinkError, match=r"topic 'nowhere'.*create the topic|does the topic exist"):
+        with pytest.raises(SinkError, match=r"topic 'nowhere'.*create the topic|that the topic exists"):
             write_task(sink, 0, 0, [batch("a")])
 
 

@@ -128,8 +128,9 @@ def test_records_removed_before_they_were_read_are_a_loss(
         admin.delete_records({TopicPartition(topic, 0): 25})
     with pytest.raises(Exception, match="DataLossError") as raised:
         Collected().run(read_stream(spark, bootstrap, **options), checkpoint)
-    assert f"{topic}-0: offset 10 was requested, but the partition contains offsets 25 to 30 (exclusive)" in str(
-        raised.value
+    assert (
+        f"{topic}-0: offset 10 was requested, but the partition contains offsets 25 to 30 (exclusive)"
+        in str(raised.value)
     )
     lenient = Collected()
     lenient.run(read_stream(spark, bootstrap, **options, failOnDataLoss="false"), checkpoint)

@@ -112,7 +112,8 @@ class PartitionAudit:
             return
         if batch.is_index:
             text = (
-                "a list of aborted transactions cannot be read, so what readers see was not compared up to it"
+                "an index of aborted transactions cannot be read, so visibility to readers "
+                "was not checked up to this offset"
             )
             self._findings.report(FindingKind.UNREADABLE_INDEX, batch, _because(text, batch))
             return
@@ -175,7 +176,10 @@ class PartitionAudit:
             return
         self._begin(now)
         self._has_moved = True
-        text = f"the log start moved from {before} to {now} meanwhile: the log is judged from there on"
+        text = (
+            f"the log start moved from {before} to {now} during the audit: only records from "
+            f"offset {now} on are checked"
+        )
         self._findings.report(FindingKind.LOG_START_MOVED, removed, text)
 
     def _check_log_start(self) -> None:
@@ -201,7 +205,7 @@ class PartitionAudit:
     def _check_marker(self, batch: StoredBatch) -> None:
         """Report a producer's control batch that is neither COMMIT nor ABORT. Readers skip such a batch."""
         if batch.is_control and batch.is_commit is None and batch.records_count and batch.crc_ok:
-            text = "a control batch of a producer that is neither COMMIT nor ABORT: no transaction ends here"
+            text = "a producer's control batch is neither COMMIT nor ABORT, so it ends no transaction"
             self._findings.report(FindingKind.UNKNOWN_MARKER, batch, text)
 
     def _count(self, batch: StoredBatch) -> None:
@@ -220,7 +224,7 @@ class PartitionAudit:
         if expected is None or batch.base_offset == expected:
             return
         if batch.base_offset < expected:
-            text = f"offsets {batch.base_offset} to {batch.last_offset} come after offset {expected - 1}"
+            text = f"offsets {batch.base_offset} to {batch.last_offset} follow offset {expected - 1}"
             self._findings.report(FindingKind.OFFSET_OVERLAP, batch, text, other_offset=expected - 1)
         elif not self._is_compacted:
             text = f"offsets {expected} to {batch.base_offset - 1} are missing before this batch"
@@ -232,10 +236,10 @@ class PartitionAudit:
         """
         missing = batch.sequence_count - batch.records_count
         if missing < 0 or batch.records_count < 0 or (missing and not self._is_compacted):
-            text = f"the header tells of {batch.records_count} records at {batch.sequence_count} offsets"
+            text = f"the header says {batch.records_count} records at {batch.sequence_count} offsets"
             self._findings.report(FindingKind.RECORD_COUNT, batch, text)
         if batch.records_problem is not None:
-            text = f"the records do not fit the header: {batch.records_problem}"
+            text = f"the records do not match the header: {batch.records_problem}"
             self._findings.report(FindingKind.BAD_RECORDS, batch, text)
 
     def _report_damage(self, batch: StoredBatch) -> None:
@@ -243,7 +247,7 @@ class PartitionAudit:
             text = f"no record batch can be read here; nothing up to offset {batch.last_offset} was audited"
             self._findings.report(FindingKind.UNREADABLE, batch, _because(text, batch))
         else:
-            text = "the bytes of this batch do not fit its CRC-32C"
+            text = "the bytes of this batch do not match its CRC-32C"
             self._findings.report(FindingKind.CRC_DAMAGE, batch, text)
 
 

@@ -189,7 +189,7 @@ class SequenceAudit:
             self._findings.report(FindingKind.DUPLICATE_BATCH, batch, text, other_offset=first)
             return
         other = state.touching(start, end)
-        text = f"some of its sequences are stored already, in the batch at offset {other}"
+        text = f"some of its sequences are already stored in the batch at offset {other}"
         self._findings.report(FindingKind.OVERLAP, batch, text, other_offset=other)
 
     def _report_holes(self, producer_id: int, state: _Epoch) -> None:

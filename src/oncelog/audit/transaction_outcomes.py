@@ -150,18 +150,22 @@ class TransactionAudit:
             if opened is None:
                 producer.plain = batch.base_offset
             else:
-                text = f"in no transaction, while the one that began at offset {opened.data.first} is open"
+                text = (
+                    "not transactional, while the transaction that began at offset "
+                    f"{opened.data.first} is open"
+                )
                 self._findings.report(
                     FindingKind.OUTSIDE_TRANSACTION, batch, text, other_offset=opened.data.first
                 )
             return
         if producer.plain is not None:
-            text = f"in a transaction, while data of its producer (offset {producer.plain}) is in none"
+            text = f"transactional, while earlier data of its producer (offset {producer.plain}) is not"
             self._findings.report(FindingKind.OUTSIDE_TRANSACTION, batch, text, other_offset=producer.plain)
             producer.plain = None
         if opened is not None and epoch > opened.epoch:
             text = (
-                f"no marker ended it before its producer's epoch {epoch} begins at offset {batch.base_offset}"
+                f"no marker ended the transaction before its producer's epoch {epoch} begins "
+                f"at offset {batch.base_offset}"
             )
             self._report(
                 FindingKind.TRANSACTION_WITHOUT_OUTCOME,
@@ -196,7 +200,7 @@ class TransactionAudit:
             self._outcomes.append(producer.ended)
         if is_commit and epoch > opened.epoch + 1:
             text = (
-                f"the COMMIT at offset {batch.base_offset} is that of a later transaction (epoch {epoch - 1})"
+                f"the COMMIT at offset {batch.base_offset} belongs to a later transaction (epoch {epoch - 1})"
             )
             kind = FindingKind.TRANSACTION_WITHOUT_OUTCOME
             self._report(kind, producer_id, opened, opened.data, batch.base_offset, text)
@@ -212,10 +216,10 @@ class TransactionAudit:
     def _see_empty(self, batch: StoredBatch, producer: _Producer, epoch: int, is_commit: bool) -> None:
         ended = producer.ended
         if producer.plain is not None:
-            text = f"a marker of a producer whose data (offset {producer.plain}) is in no transaction"
+            text = f"a marker of a producer whose data (offset {producer.plain}) is not transactional"
             kind, other = FindingKind.MARKER_WITHOUT_TRANSACTION, producer.plain
         elif ended is not None and ended.marker_epoch == epoch and ended.is_commit != is_commit:
-            text = f"{_word(is_commit)} of a transaction that ended with {_word(ended.is_commit)} already"
+            text = f"{_word(is_commit)} of a transaction that already ended with {_word(ended.is_commit)}"
             kind, other = FindingKind.TWO_OUTCOMES, ended.marker_offset
         else:
             self.empty_markers += 1
@@ -230,10 +234,15 @@ class TransactionAudit:
         if self._indexed_to is not None and marker_offset >= self._indexed_to:
             return
         if not is_commit and ended.visible.first is not None:
-            text = f"read_committed readers get these records, and offset {marker_offset} is their ABORT"
+            text = (
+                f"read_committed readers get these records, but the marker at offset {marker_offset} is ABORT"
+            )
             kind, span = FindingKind.VISIBLE_THOUGH_ABORTED, ended.visible
         elif is_commit and ended.hidden.first is not None:
-            text = f"read_committed readers miss these records, and offset {marker_offset} is their COMMIT"
+            text = (
+                "read_committed readers do not get these records, but the marker at offset "
+                f"{marker_offset} is COMMIT"
+            )
             kind, span = FindingKind.HIDDEN_THOUGH_COMMITTED, ended.hidden
         else:
             return
@@ -242,10 +251,13 @@ class TransactionAudit:
     def _report_open(self, producer_id: int, opened: _Transaction) -> None:
         stable, first = self._last_stable_offset, opened.data.first
         if stable is not None and first is not None and first < stable and opened.visible.first is not None:
-            text = f"no marker follows, and the last stable offset is {stable}: read_committed readers get it"
+            text = (
+                f"no marker follows, but the last stable offset is {stable}: read_committed "
+                "readers get these records"
+            )
             kind, span = FindingKind.VISIBLE_THOUGH_OPEN, opened.visible
         else:
-            text = "no marker up to the end of the log: it is under way, or hangs"
+            text = "no marker up to the end of the log: the transaction is open or hangs"
             kind, span = FindingKind.OPEN_TRANSACTION, opened.data
         self._report(kind, producer_id, opened, span, None, text)
 

@@ -12,4 +12,4 @@ from oncelog.errors import MissingDependency
 try:
     import_module("pyspark")
 except ModuleNotFoundError:
-    raise MissingDependency("this needs PySpark: pip install 'oncelog[spark]'") from None
+    raise MissingDependency("oncelog.spark needs PySpark: pip install 'oncelog[spark]'") from None

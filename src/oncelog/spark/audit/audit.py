@@ -84,9 +84,9 @@ def audit_topic(
     names = [topics] if isinstance(topics, str) else list(topics)
     others = [against] if isinstance(against, str) else list(against or ())
     if not names:
-        raise MisuseError("name at least one topic to audit")
+        raise MisuseError("no topic to audit: give at least one")
     if both := set(names) & set(others):
-        raise MisuseError(f"{min(both)!r} would be compared with itself; name another topic in `against`")
+        raise MisuseError(f"{min(both)!r} would be compared with itself; use another topic in `against`")
 
     def options(topics: Sequence[str]) -> dict[str, str]:
         return _options(bootstrap_servers, topics, client_config or {}, offsets_per_task)
@@ -132,11 +132,11 @@ def audit_files(
     """
     roots = [paths] if isinstance(paths, str) else list(paths)
     if not roots:
-        raise MisuseError("name at least one directory to audit")
+        raise MisuseError("no directory to audit: give at least one")
     partitions = find_segments(roots)
     others = find_segments([against] if isinstance(against, str) else list(against or ()))
     if both := {p.tp for p in partitions} & {p.tp for p in others}:
-        raise MisuseError(f"{min(both)} would be compared with itself; name another topic's directories")
+        raise MisuseError(f"{min(both)} would be compared with itself; use another topic's directories")
     bounds = {
         p.tp: Bounds(
             log_start_offset=p.log_start_offset,
@@ -225,7 +225,7 @@ def _moved_log_starts(options: Mapping[str, str], before: Available) -> dict[Top
     with OffsetResolver(parse_options({**options, "kafka.isolation.level": "read_committed"})) as resolver:
         after = resolver.available(may_miss=True, expected=before.earliest)
     if why := describe_change(before, after):
-        raise DataLossError(f"{why} during the audit, which proves nothing. Repeat the audit")
+        raise DataLossError(f"{why} during the audit, so the audit proves nothing. Run the audit again")
     return {tp: start for tp, start in after.earliest.items() if start > before.earliest.get(tp, start)}
 
 
@@ -271,7 +271,10 @@ def _removed_later(tp: TopicPartition, before: int, now: int) -> AuditFinding:
         last_sequence=None,
         other_offset=None,
         key=None,
-        explanation=f"the log start moved from {before} to {now} meanwhile; removed batches were audited too",
+        explanation=(
+            f"the log start moved from {before} to {now} during the audit; batches that were "
+            "removed later were audited too"
+        ),
     )
 
 
@@ -326,7 +329,7 @@ def _ask_coordinators(options: Mapping[str, str], topics: Sequence[str], judged:
             candidates = {(c.opened.tp, c.opened.producer_id): c for c in admin.find_hanging(topics)}
     except OncelogError as error:
         judged.notes[:] = [
-            replace(note, explanation=f"{note.explanation} (the coordinators could not be asked: {error})")
+            replace(note, explanation=f"{note.explanation} (the coordinators did not answer: {error})")
             for note in judged.notes
         ]
         return
@@ -337,6 +340,8 @@ def _ask_coordinators(options: Mapping[str, str], topics: Sequence[str], judged:
             judged.notes.append(note)
         elif candidate.hanging is Hanging.YES:
             hanging = FindingKind.TRANSACTION_WITHOUT_OUTCOME.value
-            judged.add_violation(replace(note, kind=hanging, explanation=f"it hangs: {candidate.reason}"))
+            judged.add_violation(
+                replace(note, kind=hanging, explanation=f"the transaction hangs: {candidate.reason}")
+            )
         else:
             judged.notes.append(replace(note, explanation=f"open at the end of the log: {candidate.reason}"))

@@ -36,7 +36,7 @@ def _offsets_problem(payload: bytes, header: BatchHeader) -> str | None:
         if not previous < delta <= header.last_offset_delta:
             place = f"record {index} has the offset {header.base_offset + delta}"
             if delta == previous:
-                return f"{place}, as the record before it"
+                return f"{place}, like the record before it"
             before = header.base_offset + previous
             return f"{place}, after offset {before}, in a batch that ends at {header.last_offset}"
         position, previous = end, delta

@@ -154,8 +154,8 @@ def _differing(row: Any) -> AuditFinding:
     # surplus record.
     place = row["expected_last"] if row["kind"] == "lost_key" else row["found_last"]
     other = row["found_first"] if row["kind"] != "unexpected_key" else None
-    text = f"{row['found']} times here, {row['expected']} times expected"
-    for name, at in (("expected at", row["expected_last"]), ("first here at", row["found_first"])):
+    text = f"{row['found']} times in the audited topics, {row['expected']} times expected"
+    for name, at in (("expected at", row["expected_last"]), ("first found at", row["found_first"])):
         text += f"; {name} {at['topic']}-{at['partition']}:{at['offset']}" if at is not None else ""
     return AuditFinding(
         kind=row["kind"],

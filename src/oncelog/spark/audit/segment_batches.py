@@ -97,7 +97,7 @@ def file_system(root: str) -> tuple[fs.FileSystem, str]:
     try:
         system, path = fs.FileSystem.from_uri(re.sub("^s3a:", "s3:", root))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        raise ConfigError(f"{root}: no file system for it here: {error}") from error
+        raise ConfigError(f"{root}: cannot open a file system for this path: {error}") from error
     return system, path.rstrip("/")
 
 
@@ -112,8 +112,8 @@ def find_segments(roots: Sequence[str]) -> list[PartitionFiles]:
         partitions = list(_partitions_in(root))
         if not partitions:
             raise ConfigError(
-                f"{root}: no segment files; name a partition directory (topic-0 with .log files) or a data "
-                "directory with such directories"
+                f"{root}: no segment files; use a partition directory (topic-0 with .log "
+                "files), or a data directory with such directories"
             )
         for files in partitions:
             if (other := found.setdefault(files.tp, files)) is not files:
@@ -168,7 +168,7 @@ def _listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
     try:
         infos: list[fs.FileInfo] = system.get_file_info(fs.FileSelector(path))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot list it: {error}") from error
+        raise ConfigError(f"{path}: cannot list the directory: {error}") from error
     return infos
 
 
@@ -199,8 +199,8 @@ def _offsets(system: fs.FileSystem, directory: str, name: str) -> Mapping[TopicP
         return None
     except StorageError as error:
         raise ConfigError(
-            f"{path}: {error}. Move it away to audit without it; then name compacted topics (--compacted), "
-            "and records below a log start count as present"
+            f"{path}: {error}. To audit without this file, move the file away; then name "
+            "compacted topics (--compacted), and records below a log start count as present"
         ) from error
 
 
@@ -391,7 +391,8 @@ def _no_batch(
     if torn is not None and files.recovery_point is not None and damage.offset < files.recovery_point:
         torn = None
         problem += (
-            f"; a broker had synced the log up to offset {files.recovery_point}, so a crash did not tear it"
+            f"; a broker had synced the log up to offset {files.recovery_point}, so a crash "
+            "did not cut off these bytes"
         )
     next_offset = following if damage.next_offset is None else damage.next_offset
     # If no batch follows, the damage ends at its first offset, or at the log start if that is higher.

@@ -95,15 +95,18 @@ def write_atomic(
         # shuffle, some rows are doubled and others lost (125 of 600 in R408). See
         # test_unsafe_atomic_writes_are_refused.
         raise ConfigError(
-            f"write_atomic needs {FULL_RETRY}=true, Spark's default: without it a lost shuffle file doubles "
-            "rows and loses others"
+            f"write_atomic needs {FULL_RETRY}=true, Spark's default: otherwise lost shuffle "
+            "files can double some rows and lose others"
         )
     check_columns([(field.name, field.dataType.simpleString()) for field in df.schema.fields], settings.topic)
     context = df.sparkSession.sparkContext
     query_id = context.getLocalProperty(_QUERY_ID)
     user_name, name = name, name or query_id
     if name is None:
-        raise ConfigError("write_atomic outside of foreachBatch needs a name, which the batch ids belong to")
+        raise ConfigError(
+            "write_atomic outside of foreachBatch needs the parameter name, because batch ids "
+            "belong to a name"
+        )
     sink = Sink(name, settings, part="atomic")
     run_id = context.getLocalProperty(_RUN_ID) if query_id is not None else None
     call = _Call(run_id, sink.group, sink.marker_at.topic, batch_id)
@@ -123,7 +126,7 @@ def write_atomic(
             if not attempts_left or "RowRefused" in str(error):
                 raise
             _log.warning(
-                "batch %d is written again under a new epoch, since a task failed: %s", batch_id, error
+                "batch %d is written again under a new epoch, because a task failed: %s", batch_id, error
             )
     raise AssertionError("unreachable")
 
@@ -289,7 +292,7 @@ def check_reports(reports: Iterable[tuple[str, int, int, int, str]]) -> tuple[Ro
     writers = Counter((topic, partition) for topic, partition, *_ in reports)
     for (topic, partition), count in writers.items():
         if count > 1:
-            raise SinkError(f"two tasks wrote {topic}-{partition}; nothing of this batch was committed")
+            raise SinkError(f"two tasks wrote to {topic}-{partition}; nothing of this batch was committed")
     total = RowSum()
     for report in reports:
         total = total.plus(report[2], int(report[4]))

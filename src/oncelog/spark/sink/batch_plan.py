@@ -57,7 +57,7 @@ def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNot
         except (ProducerFenced, InvalidProducerEpoch):
             # The writer that fenced this one, in this run or another, stores the note.
             continue
-    raise SinkError(f"batch {batch_id}: too many runs compete to write it; stop all but one")
+    raise SinkError(f"batch {batch_id}: several runs write this batch; stop all but one")
 
 
 def _note_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNote:

@@ -186,8 +186,9 @@ def _note(group: str, kept: OffsetAndMetadata, names: Sequence[str]) -> Mapping[
     except (ValueError, KeyError, TypeError):
         pass
     raise SinkError(
-        f"consumer group {group!r} holds an offset that this sink did not write ({kept.metadata!r}): give "
-        "the sink names of its own with the option transactionalIdPrefix"
+        f"consumer group {group!r} contains an offset that this sink did not write "
+        f"({kept.metadata!r}): set the option transactionalIdPrefix to a name that only this "
+        "sink uses"
     )
 
 
@@ -198,45 +199,50 @@ class Reason(Enum):
     """
 
     BATCH_ID_WENT_BACK = (
-        "batch {batch} was requested, but {found} since then: the checkpoint was restored to an older state, "
-        "or a second query runs on a copy of it. Writing could double rows. Restore the newest checkpoint, "
-        "or begin with a new one, whose rows are written as new rows"
+        "batch {batch} was requested, but {found} since then: the checkpoint was restored to "
+        "an older state, or a second query uses a copy of it. Writing could double rows. "
+        "Restore the newest checkpoint, or begin with a new one, whose rows are written as "
+        "new rows"
     )
     OVERTAKEN = (
-        "another run of this query or write has taken over batch {batch} ({found}): this attempt must not "
-        "write any more. A restart continues where the other run ended; if two run on purpose, stop one"
+        "another run of this query or write has taken over batch {batch} ({found}), so this "
+        "attempt must not write. A restart continues where the other run ended; if two runs "
+        "are intended, stop one"
     )
     ENDED = (
-        "the write has ended, and this attempt of a task began too late: another attempt wrote its rows, or "
-        "the write failed and must be repeated as a whole. This attempt wrote nothing"
+        "the write has ended, and this attempt of a task began too late: another attempt "
+        "wrote its rows, or the write failed and must be repeated as a whole. This attempt "
+        "wrote nothing"
     )
     TASK_COUNT_CHANGED = (
-        "batch {batch} was committed by {found}, and now it has more: the plan has changed since. Restart "
-        "with the earlier number of partitions (spark.sql.shuffle.partitions, minPartitions, repartition(n, "
-        "key))"
+        "batch {batch} was committed by {found}, but now has more tasks: the plan has "
+        "changed. Restart with the earlier number of partitions "
+        "(spark.sql.shuffle.partitions, minPartitions, repartition(n, key))"
     )
     LOST = (
-        "batch {batch} was committed before, but the marker of task {task} is missing ({found}): it expired "
-        "(offsets.retention.minutes), was deleted, or the task had no rows then. Writing could double rows. "
-        "Read the topic to see whether it holds the batch, and begin with a new checkpoint after it"
+        "batch {batch} was committed before, but the marker of task {task} is missing "
+        "({found}): it expired (offsets.retention.minutes), was deleted, or the task had no "
+        "rows then. Writing could double rows. Check if the topic contains the batch, and "
+        "begin with a new checkpoint after the batch"
     )
     EXPIRED = (
-        "batch {batch} was begun {found} ago and never finished, and the markers of what it committed may "
-        "have expired (offsets.retention.minutes). Writing could double rows. Read the topic: if it holds "
-        "nothing of the batch, set the option firstBatchId={batch} (for a batch write: another writeId); "
-        "otherwise begin with a new checkpoint after it"
+        "batch {batch} was begun {found} ago and never finished, and the markers of its "
+        "committed tasks may have expired (offsets.retention.minutes). Writing could double "
+        "rows. Read the topic: if it contains nothing of the batch, set the option "
+        "firstBatchId={batch} (for a batch write: another writeId); otherwise begin with a "
+        "new checkpoint after the batch"
     )
     UNKNOWN = (
-        "this sink knows nothing of the batches before {batch}: its notes were deleted (also with its marker "
-        "topic), version 0.4.1 or older wrote them and they expired, or the query wrote elsewhere before. If "
-        "this sink never wrote batch {batch}, set the option firstBatchId={batch}; otherwise begin with a "
-        "new checkpoint"
+        "this sink has no notes of the batches before {batch}: the notes were deleted (also "
+        "with the marker topic), expired (version 0.4.1 or older), or the query wrote "
+        "elsewhere before. If this sink never wrote batch {batch}, set the option "
+        "firstBatchId={batch}; otherwise begin with a new checkpoint"
     )
     NEW_NAME = (
-        "nothing is known of the batches before {batch} under the name {found}: the name is new, or its "
-        "notes were deleted (also with its marker topic). If it is new, set firstBatchId={batch} in "
-        "the options of this call. A name that write_atomic gets in every micro-batch from batch 0 on, even "
-        "with an empty DataFrame, needs no option"
+        "there are no notes of the batches before {batch} under the name {found}: the name "
+        "is new, or the notes were deleted (also with the marker topic). If the name is new, "
+        "set firstBatchId={batch} in the options of this call. A name that write_atomic gets "
+        "in every micro-batch from batch 0 on, even with an empty DataFrame, needs no option"
     )
     CHANGED = (
         "batch {batch} was committed with {found}: a repeated batch must have the same rows in the same "
@@ -341,7 +347,7 @@ def decide_still_mine(plan: PlanNote, now: PlanNote | None) -> Refuse | None:
     """Return a refusal if another run has taken over the batch since `plan` was stored, otherwise None."""
     if now == plan:
         return None
-    return Refuse(Reason.OVERTAKEN, "its note is gone" if now is None else f"run {now.run_id}")
+    return Refuse(Reason.OVERTAKEN, "its note is missing" if now is None else f"run {now.run_id}")
 
 
 def decide_begun(

@@ -21,9 +21,10 @@ from oncelog.spark.sink.sink_options import SinkSettings
 
 _FENCED = (
     "another attempt took over, or the transaction was open for longer than "
-    "kafka.transaction.timeout.ms={timeout} and was aborted. In the second case set it higher (at most the "
-    "broker's transaction.max.timeout.ms) or give each task less to do (repartition). In a repeat a prepared "
-    "transaction stays open until all tasks have succeeded"
+    "kafka.transaction.timeout.ms={timeout} and was aborted. In the second case raise the "
+    "option (at most to the broker's transaction.max.timeout.ms), or give each task fewer "
+    "rows (repartition). If the batch is a repeat, a prepared transaction stays open until "
+    "all tasks have succeeded"
 )
 _HINTS: tuple[tuple[type[OncelogError], str], ...] = (
     (ProducerFenced, _FENCED),
@@ -33,8 +34,9 @@ _HINTS: tuple[tuple[type[OncelogError], str], ...] = (
     (InvalidTxnState, _FENCED),
     (
         InvalidTransactionTimeout,
-        "the broker's transaction.max.timeout.ms is lower than kafka.transaction.timeout.ms={timeout}: set "
-        "the option lower, but longer than a task takes",
+        "the broker's transaction.max.timeout.ms is lower than "
+        "kafka.transaction.timeout.ms={timeout}: lower the option, but keep it longer than a "
+        "task takes",
     ),
     (MessageTooLarge, "the largest row so far is {row}: raise the topic's max.message.bytes"),
     (RecordListTooLarge, "the largest row so far is {row}: raise the broker's log.segment.bytes"),
@@ -42,7 +44,7 @@ _HINTS: tuple[tuple[type[OncelogError], str], ...] = (
     (TopicAuthorizationFailed, "allow WRITE on the topic, and READ on {marker_topic!r} for the markers"),
     (GroupAuthorizationFailed, "allow READ on groups that begin with {prefix!r}"),
     (TransactionalIdAuthorizationFailed, "allow WRITE on transactional ids that begin with {prefix!r}"),
-    (TimedOut, "is the cluster reachable from the executors, and does the topic exist?"),
+    (TimedOut, "check that the executors can reach the cluster and that the topic exists"),
 )
 
 

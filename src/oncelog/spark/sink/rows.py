@@ -34,12 +34,14 @@ def check_columns(types: Sequence[tuple[str, str]], topic: str | None) -> None:
     """
     types_of = dict(types)
     if "value" not in types_of:
-        raise ConfigError(f"the column value is missing; the columns are {', '.join(types_of)}")
+        raise ConfigError(f"the column value is missing; the existing columns are {', '.join(types_of)}")
     if topic is None and "topic" not in types_of:
         raise ConfigError("no topic: set the option topic, or add a column named topic")
     for name, kinds in KINDS.items():
         if name in types_of and types_of[name] not in kinds:
-            raise ConfigError(f"column {name} is {types_of[name]}, and must be {' or '.join(kinds)}: cast it")
+            raise ConfigError(
+                f"column {name} has the type {types_of[name]}, but must be {' or '.join(kinds)}: cast it"
+            )
 
 
 class Part(NamedTuple):
@@ -113,8 +115,8 @@ class SinkRows:
         row = first + parents[pc.index(pc.is_null(names), True).as_py()].as_py()
         what = "null in place of a header" if structs.null_count else "a header without a name (key)"
         raise RowRefused(
-            f"row {row} has {what}: a header is a name (never null) and a value; leave it out with "
-            "filter(headers, h -> h.key IS NOT NULL)"
+            f"row {row} has {what}: a header needs a name and a value; remove null headers "
+            "with filter(headers, h -> h.key IS NOT NULL)"
         )
 
     def _refuse_large(self, rows: pa.RecordBatch, first: int) -> None:
@@ -129,9 +131,10 @@ class SinkRows:
             topic = self._topic or rows.column("topic")[index].as_py()
             raise RowRefused(
                 f"row {row} for topic {topic!r} has {size} bytes, above "
-                f"kafka.max.request.size={self._max_row_bytes + REQUEST_OVERHEAD_BYTES} less "
-                f"{REQUEST_OVERHEAD_BYTES} for the rest of the request: set that higher (and the topic's "
-                "max.message.bytes), or make the row smaller"
+                f"kafka.max.request.size={self._max_row_bytes + REQUEST_OVERHEAD_BYTES} minus "
+                f"{REQUEST_OVERHEAD_BYTES} for the rest of the request: raise "
+                "kafka.max.request.size (and the topic's max.message.bytes), or make the row "
+                "smaller"
             )
 
 
@@ -186,7 +189,7 @@ def _groups(rows: pa.RecordBatch, topic: str | None, first: int) -> Iterator[tup
         code, partition = group // width, group % width + lowest
         if partition < -1:
             raise RowRefused(
-                f"row {first + int(indices[0])} for topic {topics[code]!r} names partition {partition + 1}: "
-                "partitions start at 0; null chooses by key"
+                f"row {first + int(indices[0])} for topic {topics[code]!r} names partition "
+                f"{partition + 1}: partitions start at 0; use null to choose by key"
             )
         yield topics[code], None if partition == -1 else partition, indices

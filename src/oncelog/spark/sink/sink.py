@@ -112,7 +112,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         _warn_of_shuffles(task)
         query_id, batch_id = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)
         if query_id is None or batch_id is None:
-            raise SinkError(f"Spark gave the task no {_QUERY_ID} or {_BATCH_ID}: is it older than 4.2?")
+            raise SinkError(f"Spark gave the task no {_QUERY_ID} or {_BATCH_ID}: use Spark 4.2 or newer")
         sink = Sink(query_id, self._settings, run_id=self._run_id)
         report = write_task(sink, int(batch_id), task.partitionId(), iterator)
         return Written(report, query_id)
@@ -143,8 +143,9 @@ def _task() -> TaskContext:
 @cache
 def _warn() -> None:
     _log.warning(
-        "%s is off: if an executor's shuffle files are lost, a plan that is not deterministic may write some "
-        "rows twice and lose others. Leave it on, which is Spark's default",
+        "%s is off: if an executor's shuffle files are lost, a plan that is not "
+        "deterministic may write some rows twice and lose others. Set it to true, Spark's "
+        "default",
         FULL_RETRY,
     )
 

@@ -37,7 +37,7 @@ FULL_RETRY = f"{_CHECKSUM}.{_ON_MISMATCH[0]}"
 REQUEST_OVERHEAD_BYTES = 200
 """Upper bound, in bytes, of a produce request with one row, not counting the row's key and value."""
 _INSTEAD_OF = {
-    "transactional.id": "each task has one of its own; use transactionalIdPrefix",
+    "transactional.id": "each task sets its own; use transactionalIdPrefix",
     "enable.idempotence": "the sink writes in transactions, which imply it",
     "key.serializer": "keys are binary or string columns",
     "value.serializer": "values are binary or string columns",
@@ -67,7 +67,7 @@ def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"
     options = {name.lower(): value for name, value in given.items()}
     refuse_unknown(options, _NAMES, "writing with format('oncelog')")
     if "path" in options:
-        raise ConfigError("save() and start() take no path here: set the option topic")
+        raise ConfigError("save() and start() must have no path: set the option topic")
     if mode == "stream" and "writeid" in options:
         raise ConfigError("writeId is for batch writes; a stream is identified by its checkpoint")
     topic = options.get("topic") or None

@@ -96,8 +96,8 @@ def check_order(starting: OffsetsSpec, ending: OffsetsSpec) -> None:
     for what, (start, end) in wrong.items():
         if 0 <= end < start:
             raise ConfigError(
-                f"{starting.option} starts {what} at {start}, after its end at {end} by {ending.option}: "
-                "swap or correct them"
+                f"{starting.option} starts {what} at {start}, after {ending.option} ends it "
+                f"at {end}: swap or correct them"
             )
 
 
@@ -109,8 +109,8 @@ def _check_same_partitions(
         missing = ", ".join(map(str, sorted(read - named))) or "none"
         foreign = ", ".join(map(str, sorted(named - read))) or "none"
         raise ConfigError(
-            f"{option} must name exactly the partitions that are read; "
-            f"left out: {missing}; not read: {foreign} (-2 means earliest, -1 latest)"
+            f"{option} must contain exactly the partitions that are read; missing: {missing}; "
+            f"not read: {foreign} (-2 means earliest, -1 latest)"
         )
 
 
@@ -163,7 +163,9 @@ def _parse_json(option: str, text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{option}={text!r} is neither a known word nor JSON: {error}") from None
+        raise ConfigError(
+            f"{option}={text!r} is not a keyword of this option and not valid JSON: {error}"
+        ) from None
     if not isinstance(document, dict):
         raise ConfigError(f"{option}={text!r}: expected a JSON object of topics")
     return document
@@ -273,8 +275,8 @@ class Position:
             )
         except (AttributeError, TypeError, ValueError):
             raise ConfigError(
-                f"the checkpoint holds no position of format('oncelog'): {json.dumps(document)[:200]}; "
-                "use the query's own checkpointLocation"
+                "the checkpoint contains no position of format('oncelog'): "
+                f"{json.dumps(document)[:200]}; use the query's own checkpointLocation"
             ) from None
 
 
@@ -381,7 +383,9 @@ def find_losses(start: Position, now: Available) -> list[DataLoss]:
 def _loss_of(tp: TopicPartition, offset: int, start: Position, now: Available) -> DataLoss | None:
     if tp not in now.earliest:
         return DataLoss(
-            tp, None, f"{tp}: offset {offset} was requested, but the partition is gone (topic deleted?)"
+            tp,
+            None,
+            f"{tp}: offset {offset} was requested, but the partition is gone (topic deleted?)",
         )
     low, high = now.earliest[tp], now.written[tp]
     held = (
@@ -415,7 +419,6 @@ def loss_text(losses: Sequence[DataLoss]) -> str:
     """Return a text for the user that names the losses and what to do."""
     return (
         "; ".join(loss.explanation for loss in losses)
-        + ". This query may have lost records. To continue with the existing ones, set failOnDataLoss to "
-        "false: the lost offsets are then skipped with a warning. To read everything that is left, use a new "
-        "checkpoint"
+        + ". This query may have lost records. To skip the lost offsets with a warning, set "
+        "failOnDataLoss to false. To read all remaining records, use a new checkpoint"
     )

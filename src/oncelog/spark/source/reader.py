@@ -54,8 +54,9 @@ def read_range(
                     # topic's beginning and would read them again. See
                     # test_rows_of_two_topics_are_never_one_range.
                     raise DataLossError(
-                        f"{loss.explanation}, while they were read: rows of both topics may have been read. "
-                        "A repetition of the task or of the query notices this before it reads"
+                        f"{loss.explanation}, while they were read: rows of both topics may "
+                        "have been read. A retry of the task or a restart of the query "
+                        "detects this before it reads"
                     )
         if loss is not None:
             _report_loss(loss, wanted.end, fail_on_data_loss)
@@ -83,7 +84,7 @@ class _TopicCheck:
         requested = f"{tp}: offsets {start} to {end - 1} were requested"
         topic = describe_with_retry(self._admin, [tp.topic], [tp])[tp.topic]
         if topic.error is not None:
-            return DataLoss(tp, None, f"{requested}, but the topic is gone")
+            return DataLoss(tp, None, f"{requested}, but the topic does not exist")
         if self._topic_id in (None, topic.topic_id):
             return None
         return DataLoss(

@@ -165,14 +165,16 @@ def _check_companions(options: Mapping[str, str]) -> None:
     """Raise ConfigError if an option would have no effect beside, or without, another one."""
     for edge, what in (("starting", "start"), ("ending", "end")):
         if len(names := [name for name in _edge_names(edge) if name.lower() in options]) > 1:
-            raise ConfigError(f"{' and '.join(names)}: each sets the {what}; keep one of them")
+            raise ConfigError(f"{' and '.join(names)} both set the {what}; keep one of them")
     times = ("startingTimestamp", "startingOffsetsByTimestamp")
     for name, needed in (
         ("startingOffsetsByTimestampStrategy", times),
         ("maxTriggerDelay", ("minOffsetsPerTrigger",)),
     ):
         if name.lower() in options and not any(other.lower() in options for other in needed):
-            raise ConfigError(f"{name} has no effect without {' or '.join(needed)}: set that, or remove it")
+            raise ConfigError(
+                f"{name} has no effect without {' or '.join(needed)}: set one of these, or remove {name}"
+            )
 
 
 def _edge_names(edge: str) -> tuple[str, str, str]:
@@ -200,7 +202,7 @@ def _parse_subscription(options: Mapping[str, str]) -> Subscription:
     if names[0] == "subscribe":
         topics = dict.fromkeys(part.strip() for part in text.split(",") if part.strip())
         if not topics:
-            raise ConfigError(f"subscribe={text!r}: no topic is named")
+            raise ConfigError(f"subscribe={text!r}: expected one or more topics")
         return Subscription(topics=tuple(topics))
     try:
         re.compile(text)
