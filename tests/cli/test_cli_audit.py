@@ -110,8 +110,8 @@ def test_truncated_and_unproven_results_are_marked(audited: dict[str, Any]) -> N
     audited["result"] = AuditResult((FINDING,), {TopicPartition("payments", 2): many}, None)
     said = run("payments").stderr
     assert "40 records carry no producer id" in said and "--keys" in said
-    assert "1 sequences begin before the log does" in said
-    assert "5000 findings, the first 1 shown" in said
+    assert "1 sequences began before the log start" in said
+    assert "5000 findings, of which the first 1 are shown" in said
     unproven = PartitionTotals(batches=9, records=90, unnumbered_records=40)
     audited["result"] = AuditResult((), {TopicPartition("payments", 2): unproven}, KeyTotals(90, 90, 0))
     checked = run("payments", "--keys")
@@ -139,7 +139,7 @@ def test_a_comparison_with_differences_is_printed_and_exits_with_3(audited: dict
     said = run("payments", "--against", "orders", "--against", "more")
     assert said.exit_code == 3 and audited["against"] == ("orders", "more")
     assert "9 records with a key, 10 expected; keys lost 1, doubled 0, unexpected 0" in said.stderr
-    assert "4 records of both without a key were not compared" in said.stderr
+    assert "4 records without a key on either side were not compared" in said.stderr
 
 
 def test_a_note_is_shown_and_is_no_violation(audited: dict[str, Any]) -> None:

@@ -71,9 +71,7 @@ def test_a_port_in_use_is_an_error_with_the_remedy(command: list[str], ours: str
     child = [sys.executable, "-m", "oncelog.cli.main", *command]
     got = subprocess.run(child, capture_output=True, text=True, timeout=120)
     assert got.returncode == 1 and "Traceback" not in got.stderr
-    wanted = (
-        f"cannot listen on 127.0.0.1:{port}: Address already in use; stop what listens there, or take another"
-    )
+    wanted = f"cannot listen on 127.0.0.1:{port}: Address already in use; stop the process"
     assert wanted in got.stderr.splitlines()[-1]
 
 
@@ -82,7 +80,7 @@ def test_a_data_directory_that_cannot_be_created_is_an_error_with_the_remedy(tmp
     for path in (tmp_path / "file" / "data", Path("/proc/data")):
         got = oncelog("serve", "--data-dir", str(path), "--listen", "127.0.0.1:0")
         assert got.code == 1 and f"data directory {path} cannot be used" in got.err
-        assert "name another directory with --data-dir" in got.err
+        assert "set another directory with --data-dir" in got.err
 
 
 def test_an_added_command_that_cannot_be_imported_does_not_break_the_others(

@@ -29,7 +29,7 @@ def test_a_story_is_drawn_and_judged(tmp_path: Path) -> None:
     assert "answer lost, connection cut" in result.output
     assert "known: stored at 0 before" in result.output
     assert "3 sent, 3 acknowledged, 3 stored, 0 lost, 0 doubled" in result.output
-    assert result.output.endswith("It ended as told.\n")
+    assert result.output.endswith("The story ended as described.\n")
     assert "Produce answer  ok  offset 0" in "".join(ElementTree.parse(drawing).getroot().itertext())
 
 
@@ -51,7 +51,7 @@ def test_an_end_that_is_not_as_told_is_exit_code_1(monkeypatch: pytest.MonkeyPat
     result = CliRunner().invoke(cli, ["explain", "all-acked"])
     assert result.exit_code == 1
     assert "✗ the moon is made of cheese" in result.output
-    assert result.output.endswith("It did NOT end as told.\n")
+    assert result.output.endswith("The story did NOT end as described.\n")
 
 
 def test_an_unknown_story_is_a_usage_error() -> None:

@@ -145,13 +145,13 @@ def test_an_offset_outside_the_log_gets_a_remark(ours: str) -> None:
     topic = filled(ours)
     group = stuck_group(ours, topic, 17)
     told = oncelog("groups", "describe", group, servers=ours)
-    assert f"{topic}-0: offset 17 lies beyond the end offset 5" in told.err
+    assert f"{topic}-0: offset 17 is above the end offset 5" in told.err
     (row,) = rows("describe", group, servers=ours)
     assert row["lag"] == -12, "as kafka-consumer-groups.sh"
     with Admin({"bootstrap.servers": ours}) as admin:
         admin.delete_records({TopicPartition(topic, 0): 3})
     told = oncelog("groups", "describe", stuck_group(ours, topic, 1), servers=ours)
-    assert f"{topic}-0: offset 1 lies before the start offset 3" in told.err
+    assert f"{topic}-0: offset 1 is below the start offset 3" in told.err
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_offsets_of_a_new_group_are_reset_on_apache_kafka(apache_kafka: ApacheKa
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "give one of"),
-        (("--to-earliest", "--to-latest"), "give one of"),
+        ((), "use exactly one of"),
+        (("--to-earliest", "--to-latest"), "use exactly one of"),
         (("--to-datetime", "yesterday"), "yesterday"),
         (("--to-offset", "-1"), "-1"),
     ],

@@ -19,7 +19,7 @@ class Hidden:
 
 sys.meta_path.insert(0, Hidden())
 """
-WHAT_TO_INSTALL = "this needs PySpark: pip install 'oncelog[spark]'"
+WHAT_TO_INSTALL = "oncelog.spark needs PySpark: pip install 'oncelog[spark]'"
 
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:

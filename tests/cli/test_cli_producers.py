@@ -39,7 +39,7 @@ def test_one_producer_is_described(servers: str) -> None:
     got = oncelog("producers", "describe", "t:0", "--producer-id", "8", "-o", "jsonl", servers=servers)
     assert json.loads(got.out)["producer_id"] == 8
     missing = oncelog("producers", "describe", "t:0", "--producer-id", "9", servers=servers)
-    assert missing.code == 1 and "does not remember producer id 9" in missing.err
+    assert missing.code == 1 and "has no state of producer id 9" in missing.err
 
 
 @pytest.mark.parametrize("where", ["t:", ":0", "t:x", ""])

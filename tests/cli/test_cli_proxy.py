@@ -59,7 +59,7 @@ def test_the_proxy_prints_a_line_per_message() -> None:
 def test_a_wrong_rule_is_an_error_that_names_the_word() -> None:
     result = CliRunner().invoke(cli, ["proxy", "--rule", "response Produce explode"])
     assert result.exit_code != 0
-    assert "'explode' is no direction" in str(result.exception)
+    assert "'explode' is not a direction" in str(result.exception)
 
 
 def test_a_port_in_use_is_an_error_of_the_proxy() -> None:

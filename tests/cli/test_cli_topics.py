@@ -35,7 +35,7 @@ def test_a_topic_is_created_listed_described_and_deleted(oncelog_broker: Broker)
     dry = oncelog("topics", "delete", "flights", servers=servers)
     assert dry.code == 0
     assert dry.out == "would delete flights: 2 partitions, 3 offsets\n"
-    assert "nothing was deleted; add --yes" in dry.err
+    assert "nothing was deleted; repeat with --yes" in dry.err
     assert "flights" in oncelog("topics", "list", servers=servers).out
     assert oncelog("topics", "delete", "flights", "--yes", servers=servers).out == "deleted flights\n"
     assert oncelog("topics", "list", "-o", "json", servers=servers).out == "[]\n"
@@ -62,7 +62,7 @@ def test_if_not_exists_accepts_an_existing_topic(oncelog_broker: Broker) -> None
     assert again.out == "created u\n"
     assert "TOPIC_ALREADY_EXISTS" in again.err and "'t'" in again.err
     calm = oncelog("topics", "create", "t", "--if-not-exists", servers=servers)
-    assert (calm.code, calm.out, calm.err) == (0, "", "t is there already\n")
+    assert (calm.code, calm.out, calm.err) == (0, "", "t exists already\n")
 
 
 def test_errors_are_one_line_and_an_exit_code(oncelog_broker: Broker) -> None:

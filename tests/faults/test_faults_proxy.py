@@ -285,7 +285,7 @@ def test_misuse_raises_misuse_error(broker: ScriptedBroker) -> None:
         _ = proxy.bootstrap_servers
     with pytest.raises(MisuseError, match="not running"):
         proxy.release()
-    with pytest.raises(ConfigError, match="no HOST:PORT"):
+    with pytest.raises(ConfigError, match="expected HOST:PORT"):
         Proxy("localhost")
 
 

@@ -108,17 +108,17 @@ def test_the_grammar_accepts_every_kind_of_rule(text: str, expected: Rule) -> No
     ("text", "expected"),
     [
         ("response Produce", "no action; expected one of drop, cut"),
-        ("response Produce explode", "'explode' is no direction"),
+        ("response Produce explode", "'explode' is not a direction"),
         ("drop cut", "'cut' is a second action"),
         ("drop nth=two", "nth=two is not a number"),
         ("drop nth=0", "nth=0 must be 1 or more"),
         ("drop sometimes=1", "no option 'sometimes'"),
         ("drop probability=2", "must be between 0 and 1"),
         ("delay", "action=delay needs delay_ms"),
-        ("drop delay_ms=5", "delay_ms means nothing with action=drop"),
+        ("drop delay_ms=5", "delay_ms has no effect with action=drop"),
         ("response duplicate", "does not work on direction=response"),
         ("Fetch fail error=NOT_ENOUGH_REPLICAS", "can only answer api=Produce"),
-        ("Produce fail error=OOPS", "no Kafka error name"),
+        ("Produce fail error=OOPS", "not a Kafka error name"),
         ("hold delay_ms=-1", "must be 0 or more"),
     ],
 )
@@ -130,7 +130,7 @@ def test_the_grammar_rejects_invalid_rules(text: str, expected: str) -> None:
 
 
 def test_an_unknown_api_or_action_is_named_in_the_error() -> None:
-    with pytest.raises(ConfigError, match="api=Prodce is no Kafka API"):
+    with pytest.raises(ConfigError, match="api=Prodce is not a Kafka API"):
         Rule(action=Action.DROP, api="Prodce")
     with pytest.raises(ConfigError, match="action=lose: expected one of"):
         Rule(action="lose")

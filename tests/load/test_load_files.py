@@ -141,7 +141,7 @@ def test_damaged_files_raise_errors_that_name_them(tmp_path: Path) -> None:
         pieces_of(ragged)
     with pytest.raises(StorageError, match=r"No such file"):
         pieces_of(tmp_path / "none.txt")
-    with pytest.raises(MisuseError, match=r"no regular file"):
+    with pytest.raises(MisuseError, match=r"not a regular file"):
         files.source_of(tmp_path)
 
 

@@ -114,7 +114,7 @@ def test_csv_kinds_come_from_the_head() -> None:
     head, later = b"a,b\n1,x\n", b"2,3\n"
     parser = CsvRows(head, False, Options())
     assert parser.parse(later)["value"].to_pylist() == [b'{"a":2,"b":"3"}']
-    with pytest.raises(ValueError, match=r"column 'a': 'x' is no number.*--text"):
+    with pytest.raises(ValueError, match=r"column 'a': 'x' is not a number.*--text"):
         parser.parse(b"x,y\n")
     with pytest.raises(pa.ArrowInvalid, match="Expected 2 columns"):
         parser.parse(b"1\n")
@@ -133,7 +133,7 @@ def test_csv_delimiter_byte_order_mark_and_line_ends() -> None:
     [
         ("", {}, "no header line"),
         ("a,a\n", {}, "two columns have the same name"),
-        ("a,b\n", {"key": "c"}, "no column 'c' for the key; there are a, b"),
+        ("a,b\n", {"key": "c"}, "column 'c' for the key does not exist; the columns are a, b"),
     ],
 )
 def test_csv_options_that_do_not_fit_are_refused(text: str, options: dict[str, Any], what: str) -> None:

@@ -133,8 +133,9 @@ def add(client_config: dict[str, Any], **given: Any) -> None:
     acls = list(_acls(given))
     if not acls:
         raise click.UsageError(
-            "say whom (--allow-principal or --deny-principal), what (--operation, --producer or --consumer) "
-            "and of which resource (--topic, --group, --transactional-id, --cluster)"
+            "choose a principal (--allow-principal or --deny-principal), operations "
+            "(--operation, --producer or --consumer) and a resource (--topic, --group, "
+            "--transactional-id or --cluster)"
         )
     with _admin(client_config) as admin:
         admin.create_acls(acls)
@@ -152,7 +153,7 @@ def _acls(given: dict[str, Any]) -> Iterator[Any]:
         literal = PatternType.LITERAL if kind == "cluster" else pattern
         for operation in _operations(given, kind):
             if operation not in Operation.__members__:
-                raise click.BadParameter(f"--operation {operation}: there is none of this name")
+                raise click.BadParameter(f"--operation {operation}: unknown operation")
             for principal, permission in principals:
                 yield Acl(
                     ResourceType[kind.upper()],
@@ -186,7 +187,9 @@ def remove(yes: bool, client_config: dict[str, Any], **given: Any) -> None:
     from oncelog.rules.security.authorization import PatternType
 
     if given["principal"] is None and not list(_resources(given)):
-        raise click.UsageError("say which: --principal, --topic, --group, --transactional-id or --cluster")
+        raise click.UsageError(
+            "choose ACLs with --principal, --topic, --group, --transactional-id or --cluster"
+        )
     exact = PatternType.PREFIXED if given["prefixed"] else PatternType.LITERAL
     filters = [replace(each, pattern_type=exact) if each.name else each for each in _filters(given)]
     say_target(client_config)

@@ -33,7 +33,7 @@ _WIDE = (
     "--compacted",
     multiple=True,
     metavar="TOPIC",
-    help="A topic that is or was compacted: its gaps are no violations. Repeatable.",
+    help="A topic that is or was compacted: its gaps are not violations. Repeatable.",
 )
 @click.option("--keys", is_flag=True, help="Also check that each record key occurs once per topic.")
 @click.option(
@@ -134,9 +134,9 @@ def _summary(result: AuditResult) -> list[str]:
             "prove nothing" + ("" if result.keys or result.difference else "; --keys checks them by key")
         )
     if totals.removed_records:
-        lines.append(f"{totals.removed_records} records below the log start were not judged (removed)")
+        lines.append(f"{totals.removed_records} records below the log start were not checked (removed)")
     if totals.unknown_starts:
-        lines.append(f"{totals.unknown_starts} sequences begin before the log does (retention)")
+        lines.append(f"{totals.unknown_starts} sequences began before the log start (retention)")
     if totals.committed or totals.aborted:
         lines.append(
             f"{totals.committed} committed and {totals.aborted} aborted transactions with data, counted per "
@@ -152,9 +152,9 @@ def _summary(result: AuditResult) -> list[str]:
             f"{difference.lost}, doubled {difference.doubled}, unexpected {difference.unexpected}"
         )
         if difference.without_key:
-            lines.append(f"{difference.without_key} records of both without a key were not compared")
+            lines.append(f"{difference.without_key} records without a key on either side were not compared")
     if result.notes:
-        lines.append(f"{len(result.notes)} notes that are no violations")
+        lines.append(f"{len(result.notes)} notes (not violations)")
     lines.append(f"verdict: {result.verdict}" + _more(result))
     return lines
 
@@ -162,8 +162,8 @@ def _summary(result: AuditResult) -> list[str]:
 def _more(result: AuditResult) -> str:
     if result.verdict == "clean":
         are_read = result.keys is not None or result.difference is not None
-        told = "" if are_read else "; the records inside were not read"
-        return f" (by its header every numbered batch is there once, in order, undamaged{told})"
+        told = "" if are_read else "; the contents of the records were not read"
+        return f" (by its header each numbered batch occurs once, in order and undamaged{told})"
     count, shown = result.finding_count, len(result.findings)
-    cut = f", the first {shown} shown" if shown < count else ""
+    cut = f", of which the first {shown} are shown" if shown < count else ""
     return f" ({count} findings{cut})" if count else ""

@@ -87,7 +87,7 @@ def command(
         raise click.UsageError("--offset and --from-beginning exclude each other")
     if group is not None and (offset is not None or partition is not None or until_end):
         raise click.UsageError(
-            "--group shares the partitions out: --partition, --offset and --until-end go without it"
+            "--group assigns partitions and offsets: leave out --partition, --offset and --until-end"
         )
     limits = _Limits(max_messages, timeout_ms, until_end)
     with _consumer(client_config, isolation_level, group, from_beginning) as consumer:

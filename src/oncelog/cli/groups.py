@@ -132,12 +132,12 @@ def _offset_rows(admin: Any, described: Any) -> list[dict[str, Any]]:
 def _remark(offset: int | None, ends: Any) -> str | None:
     """Return the problem with a committed offset, or None if there is none."""
     if offset is None or ends.end is None or ends.start is None:
-        return None if ends.end is not None else "no broker tells its offsets"
+        return None if ends.end is not None else "no broker returned its offsets"
     by_setting = "auto.offset.reset decides where reading starts"
     if offset > ends.end:
-        return f"offset {offset} lies beyond the end offset {ends.end}: {by_setting}"
+        return f"offset {offset} is above the end offset {ends.end}: {by_setting}"
     if offset < ends.start:
-        return f"offset {offset} lies before the start offset {ends.start}: {by_setting}"
+        return f"offset {offset} is below the start offset {ends.start}: {by_setting}"
     return None
 
 
@@ -161,7 +161,7 @@ def reset_offsets(group: str, topic: tuple[str, ...], yes: bool, output: str, **
     targets = {name: value for name, value in given.items() if value not in (None, False)}
     if len(targets) != 1:
         raise click.UsageError(
-            "give one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
+            "use exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
         )
     with _admin(client_config) as admin:
         rows, offsets = _planned(admin, group, topic, *next(iter(targets.items())))

@@ -109,14 +109,14 @@ def command(
     from oncelog.load.parsing import Options
 
     if master and not spark:
-        raise click.UsageError("--master goes with --spark")
+        raise click.UsageError("--master needs --spark")
     options = Options(key, delimiter, nulls, text)
     load = Load(files, topic, load_id, options, layout, batch_records, batch_bytes)
     config = only_settings_of(PRODUCER, client_config)
     with _progress() as show:
         report = _on_spark(load, config, master, show) if spark else run_load(load, config, show)
     if report.was_complete:
-        say(f"load {load_id} is complete: its {report.records_before:,} records were loaded before", err=True)
+        say(f"load {load_id} is complete: its {report.records_before} records were loaded earlier", err=True)
     emit([_row(load, report)], output)
 
 

@@ -277,7 +277,7 @@ class _Status(AbstractContextManager[Callable[[], object]]):
 
     def _show(self) -> None:
         delivered = sum(part.records for part in self._tally.partitions.copy().values())
-        self._status.update(f"{self._tally.sent:,} records taken, {delivered:,} stored")
+        self._status.update(f"{self._tally.sent} records sent, {delivered} stored")
 
     def __exit__(self, *raised: object) -> None:
         self._status.stop()

@@ -42,7 +42,7 @@ def describe(where: str, producer_id: int | None, output: str, client_config: di
     rows = _rows(where, client_config)
     chosen = [row for row in rows if producer_id is None or row["producer_id"] == producer_id]
     if producer_id is not None and not chosen:
-        raise click.ClickException(f"{where} does not remember producer id {producer_id}")
+        raise click.ClickException(f"{where} has no state of producer id {producer_id}")
     emit(chosen, output, columns=[*COLUMNS, *WIDE])
 
 

@@ -65,7 +65,7 @@ def _parts(given: dict[str, Any]) -> dict[str, str]:
         option = kind.replace("-", "_")
         name, is_default = given[option], given[f"{option}_default"]
         if name == "" or (name is not None and is_default):
-            raise click.UsageError(f"give --{kind} with a name, or --{kind}-default")
+            raise click.UsageError(f"use --{kind} with a name, or --{kind}-default")
         if is_default:
             # The empty name stands for the default entity, as in rules.limits.quotas.
             parts[kind] = ""
@@ -79,7 +79,7 @@ def _entity(given: dict[str, Any]) -> Any:
 
     parts = _parts(given)
     if not parts:
-        raise click.UsageError("say whose: --user, --client-id or --ip, or their -default")
+        raise click.UsageError("choose an entity with --user, --client-id or --ip, or their -default")
     return parse_entity((kind, name or None) for kind, name in parts.items())
 
 

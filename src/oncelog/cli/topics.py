@@ -163,7 +163,7 @@ def create(
         if topic.error is None:
             say(f"created {topic.name}")
         elif if_not_exists and isinstance(topic.error, TopicAlreadyExists):
-            say(f"{topic.name} is there already", err=True)
+            say(f"{topic.name} exists already", err=True)
     raise_first(
         topic
         for topic in created.values()
@@ -173,7 +173,9 @@ def create(
 
 @command.command("alter")
 @click.argument("topic")
-@click.option("-p", "--partitions", type=int, help="The new number of partitions; more than now.")
+@click.option(
+    "-p", "--partitions", type=int, help="The new number of partitions; must be higher than the present one."
+)
 @click.option(
     "--config", "configs", multiple=True, metavar="KEY=VALUE", help="Set a topic setting. Repeatable."
 )
@@ -197,7 +199,7 @@ def alter(
 
     values: dict[str, str | None] = {**parse_properties(configs), **dict.fromkeys(deleted)}
     if partitions is None and not values:
-        raise click.UsageError("nothing to change: give --partitions, --config or --delete-config")
+        raise click.UsageError("nothing to change: use --partitions, --config or --delete-config")
     with _admin(client_config) as admin:
         if values:
             admin.alter_configs({ConfigResource("topic", topic): values})
@@ -227,4 +229,4 @@ def delete(topics: tuple[str, ...], yes: bool, client_config: dict[str, Any]) ->
         mine = [row for row in rows if row["topic"] == name]
         offsets = sum((row["end_offset"] or 0) - (row["start_offset"] or 0) for row in mine)
         say(f"would delete {name}: {len(mine)} partitions, {offsets} offsets")
-    say(f"nothing was deleted; add --yes to do it on {cluster_text(client_config)}", err=True)
+    say(f"nothing was deleted; repeat with --yes to delete on {cluster_text(client_config)}", err=True)

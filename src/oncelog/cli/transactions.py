@@ -104,7 +104,7 @@ def describe(transactional_ids: tuple[str, ...], output: str, client_config: dic
     type=click.IntRange(min=0),
     default=DEFAULT_AGE_S,
     show_default=True,
-    help="Do not judge transactions whose last record is younger than this.",
+    help="Skip transactions whose last record is younger than this.",
 )
 @bootstrap_options
 @output_option
@@ -129,8 +129,8 @@ def _held_back_row(held_back: Any) -> dict[str, Any]:
     opened, hanging, reason = held_back
     where = f"{opened.tp.topic}:{opened.tp.partition}"
     what_to_do = {
-        "no": "its producer ends it, or its timeout",
-        "perhaps": "look again later",
+        "no": "wait: its producer or its timeout ends the transaction",
+        "perhaps": "check again later",
         "yes": f"oncelog transactions abort {where} --producer-id {opened.producer_id}"
         f" --start-offset {opened.first_offset}",
     }
@@ -165,7 +165,7 @@ def abort(
     say_target(client_config)
     topic, partition = parse_where(where)
     if partition is None:
-        raise click.UsageError(f"{where!r}: name the partition, as in {topic}:0")
+        raise click.UsageError(f"{where!r}: expected TOPIC:PARTITION, for example {topic}:0")
     with _admin(client_config) as admin:
         found = [
             transaction
@@ -173,17 +173,19 @@ def abort(
             if transaction.tp.partition == partition and transaction.producer_id == producer_id
         ]
         if not found:
-            raise click.ClickException(f"producer id {producer_id} has no transaction open at {where}")
+            raise click.ClickException(f"producer id {producer_id} has no open transaction in {where}")
         opened = found[0]
         if start_offset not in (None, opened.first_offset):
             raise click.ClickException(
-                f"producer id {producer_id} has no transaction open at {where} from offset {start_offset} on,"
-                f" but another one from offset {opened.first_offset} on: look with find-hanging again"
+                f"producer id {producer_id} has no open transaction in {where} from offset "
+                f"{start_offset} on, but another one from offset {opened.first_offset} on: "
+                "run find-hanging again"
             )
         marker = (
-            f"an ABORT marker at {where} for producer id {opened.producer_id}, epoch {opened.producer_epoch},"
-            f" coordinator epoch {opened.coordinator_epoch or 0}; its records from offset"
-            f" {opened.first_offset} on are dropped for read_committed readers"
+            f"an ABORT marker in {where} for producer id {opened.producer_id}, epoch "
+            f"{opened.producer_epoch}, coordinator epoch {opened.coordinator_epoch or 0}; "
+            f"read_committed readers do not get its records from offset {opened.first_offset} "
+            "on"
         )
         if not yes:
             say(

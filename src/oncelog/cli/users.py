@@ -107,7 +107,9 @@ def _set_offline(data_dir: Path, user: str, password: str, iterations: int) -> N
 
 @command.command("delete")
 @click.argument("user")
-@click.option("--yes", is_flag=True, help="Delete; without it only say what would go.")
+@click.option(
+    "--yes", is_flag=True, help="Delete the credentials. Without --yes, only print what would be deleted."
+)
 @bootstrap_options
 def delete(user: str, yes: bool, client_config: dict[str, Any]) -> None:
     """Remove a user. The user's open connections stay open (see connections.max.reauth.ms)."""

@@ -46,8 +46,9 @@ def command(listen: str, insecure: bool, client_config: dict[str, Any]) -> None:
     host, port = parse_address(listen, "--listen")
     if not (insecure or is_loopback(host)):
         raise ConfigError(
-            f"--listen {listen}: the pages have no log-in, anybody could read them and abort transactions; "
-            "put a web server with one before them, or say --insecure where the network keeps others out"
+            f"--listen {listen}: the pages have no login, so anybody could read them and "
+            "abort transactions; put a web server with a login before them, or use "
+            "--insecure in a network that keeps others out"
         )
     servers = client_config["bootstrap.servers"]
     with Admin(only_settings_of(ADMIN, client_config)) as admin, _listening(host, port) as sock:

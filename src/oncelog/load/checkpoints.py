@@ -125,6 +125,6 @@ def _ensure_topic(admin: Admin) -> None:
         return
     if policy != "compact":
         raise MisuseError(
-            f"topic {CHECKPOINT_TOPIC} has cleanup.policy={policy}, which loses the checkpoints of loads; "
-            "it must be compact"
+            f"topic {CHECKPOINT_TOPIC} has cleanup.policy={policy}, which loses the "
+            "checkpoints of loads; set cleanup.policy=compact"
         )

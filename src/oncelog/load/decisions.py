@@ -186,7 +186,7 @@ def _find_refusal(
             return Refused(reason)
     if len(sources) < len(checkpoints):
         return Refused(
-            f"the load began with {len(checkpoints)} files, of which {len(sources)} are given; "
+            f"the load began with {len(checkpoints)} files, but {len(sources)} were given; "
             f"{checkpoints[len(sources)].name} is missing"
         )
     names = {source.name for source in sources[: len(checkpoints)]}
@@ -220,7 +220,7 @@ def _mismatch(checkpoint: FileCheckpoint, source: Source, how: str) -> str | Non
         return reason
     if checkpoint.size_bytes != source.size_bytes:
         return _changed_text(
-            checkpoint, source, f"it had {checkpoint.size_bytes} bytes and has {source.size_bytes}"
+            checkpoint, source, f"its size was {checkpoint.size_bytes} bytes and is now {source.size_bytes}"
         )
     return None
 
@@ -245,9 +245,9 @@ def topic_mismatch(checkpoint: FileCheckpoint, topic: str, topic_id: str | None)
     The reason is another name, or that the topic was deleted and created again.
     """
     if checkpoint.topic != topic:
-        return f"the load goes into topic {checkpoint.topic!r}, not {topic!r}"
+        return f"the load writes to topic {checkpoint.topic!r}, not {topic!r}"
     if None not in (checkpoint.topic_id, topic_id) and checkpoint.topic_id != topic_id:
-        return f"topic {topic!r} was deleted and created again since; load into it under another id"
+        return f"topic {topic!r} was deleted and created again since then; use another load id"
     return None
 
 
@@ -267,21 +267,19 @@ def content_mismatch(checkpoint: FileCheckpoint, source: Source, digest: str | N
         return _changed_text(
             checkpoint, source, f"it ends before position {checkpoint.position}, up to which it was read"
         )
-    return _changed_text(
-        checkpoint, source, f"what was read up to position {checkpoint.position} is not the same any more"
-    )
+    return _changed_text(checkpoint, source, f"the data up to position {checkpoint.position} has changed")
 
 
 def _changed_text(checkpoint: FileCheckpoint, source: Source, change: str) -> str:
     if checkpoint.name != source.name:
         return (
-            f"{source.name} stands in the place of {checkpoint.name} "
-            f"and is not the file that was read: {change}. "
-            "Give the files in the order they had, new ones at the end, or load under another id"
+            f"{source.name} is in the place of {checkpoint.name}, but is not the file that "
+            f"was read: {change}. Give the files in their earlier order with new files at the "
+            "end, or use another load id"
         )
     return (
-        f"{source.name} changed since it was read: {change}. "
-        "Bring the old file back, or load the new one under another id"
+        f"{source.name} changed since it was read: {change}. Restore the old file, or use "
+        "another load id for the new one"
     )
 
 

@@ -80,7 +80,7 @@ def source_of(path: Path) -> Source:
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
     if not stat.S_ISREG(status.st_mode):
-        raise MisuseError(f"{path} is no regular file, so a load could not go on in its middle")
+        raise MisuseError(f"{path} is not a regular file, so a load could not continue in its middle")
     return Source(str(path.absolute()), status.st_size, status.st_mtime_ns)
 
 

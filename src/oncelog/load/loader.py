@@ -150,14 +150,14 @@ def check_load(load: Load, config: Mapping[str, Any]) -> list[Layout]:
     Raises MisuseError for an invalid load id, a `transactional.id` in the config, or an unknown file format.
     """
     if not is_load_id(load.load_id):
-        raise MisuseError(f"{load.load_id!r}: an id is of letters, digits, dot, _ and -, at most 200")
+        raise MisuseError(f"load id {load.load_id!r}: expected letters, digits, dot, _ and -, at most 200")
     if "transactional.id" in config:
-        raise MisuseError("transactional.id is made of the load's id; leave it out")
+        raise MisuseError("transactional.id is derived from the load id; leave it out")
     layouts = []
     for path in load.files:
         layout = layout_of(path.name, load.format)
         if layout is None:
-            raise MisuseError(f"{path}: its name does not tell how it is to be read; give the format")
+            raise MisuseError(f"{path}: the file name does not show the format; set the format")
         layouts.append(layout)
     return layouts
 
@@ -297,8 +297,8 @@ def _send(producer: Producer, topic: str, step: Step) -> None:
         sizes = pc.binary_length(step.chunk.table["value"].cast(pa.binary()))
         number = step.checkpoint.records - step.records + pc.index(sizes, pc.max(sizes)).as_py() + 1
         raise MessageTooLarge(
-            f"{step.chunk.source.name}, record {number}: {error.detail}. Give -X max.request.size=BYTES, and "
-            "the topic a larger max.message.bytes"
+            f"{step.chunk.source.name}, record {number}: {error.detail}. Raise -X "
+            "max.request.size=BYTES and the topic's max.message.bytes"
         ) from error
 
 

@@ -88,7 +88,7 @@ def _check_names(names: Sequence[str], key: str | None) -> None:
     if len(set(names)) < len(names):
         raise MisuseError(f"two columns have the same name: {', '.join(names)}")
     if key is not None and key not in names:
-        raise MisuseError(f"there is no column {key!r} for the key; there are {', '.join(names)}")
+        raise MisuseError(f"column {key!r} for the key does not exist; the columns are {', '.join(names)}")
 
 
 class Lines:
@@ -98,7 +98,7 @@ class Lines:
 
     def __init__(self, options: Options) -> None:
         if options.key is not None:
-            raise MisuseError("plain lines have no columns to take a key from; leave --key out")
+            raise MisuseError("plain lines have no columns to take a key from; leave out --key")
 
     def record_ends(self, data: Buffer, *, is_end: bool) -> Any:
         return line_ends(data)
@@ -183,7 +183,7 @@ class CsvRows:
         if is_whole and start < len(head) and (not len(ends) or ends[-1] < len(head)):
             ends = [*ends, len(head)]
         if not len(ends):
-            raise MisuseError("no header line with the names of the columns was found")
+            raise MisuseError("the file has no header line with the names of the columns")
         self.header_bytes = int(ends[0])
         self._nulls, self._key = tuple(options.nulls), options.key
         self._names = self._read(head[: self.header_bytes], None).column_names
@@ -211,7 +211,7 @@ class CsvRows:
         try:
             return text_to_json(column, self._kinds[name])
         except ValueError as error:
-            raise ValueError(f"column {name!r}: {error}; --text takes all columns as text") from None
+            raise ValueError(f"column {name!r}: {error}; --text reads all columns as text") from None
 
     def _columns(self, data: Buffer) -> dict[str, Any]:
         # Blanks and tabs are values, so they are not stripped.

@@ -76,7 +76,7 @@ def text_to_json(column: Any, kind: str) -> Any:
     misfits = pc.invert(pc.match_substring_regex(column, NUMBER if kind == "number" else BOOLEAN))
     if pc.any(misfits).as_py():
         example = column.filter(misfits)[0].as_py()
-        raise ValueError(f"{example!r} is no {kind}, as all values before were")
+        raise ValueError(f"{example!r} is not a {kind}, as all earlier values were")
     return column
 
 

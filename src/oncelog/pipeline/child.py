@@ -127,7 +127,7 @@ def _load(path: Path) -> Callable[[SparkSession, Mapping[str, str]], StreamingQu
     name = f"pipeline_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is no Python file")
+        raise ConfigError(f"{path} is not a Python file")
     module: ModuleType = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
@@ -153,7 +153,7 @@ def _run(
     spark.streams.addListener(_listener(send_event, metrics, batch_ended))
     query = make(spark, os.environ)
     if not hasattr(query, "awaitTermination"):
-        raise ConfigError(f"pipeline() of {job.file} returned {query!r}, and must return the started query")
+        raise ConfigError(f"pipeline() of {job.file} returned {query!r}, but must return the started query")
     started.set()
     if job.query_id is not None and str(query.id) != job.query_id:
         query.stop()

@@ -111,7 +111,7 @@ class _Pages:
 
     async def not_found(self, request: Request, _error: Exception) -> Response:
         """Return the response for an unknown address."""
-        return self._render("error.html", {"error": f"there is no page {request.url.path}"}, 404)
+        return self._render("error.html", {"error": f"page {request.url.path} does not exist"}, 404)
 
     def transactions(self, request: Request) -> dict[str, Any]:
         """Return all transactional ids, and the open transactions that hold back a last stable offset."""
@@ -169,7 +169,7 @@ class _Pages:
         form = await request.form()
         token = str(form.get("token", "")).encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(token, self._token.encode()):
-            return self._refuse("this form is not of this page: open it again", 403)
+            return self._refuse("this form is from another page or session: open the page again", 403)
         try:
             tp = TopicPartition(str(form["topic"]), int(str(form["partition"])))
             producer_id, producer_epoch, first_offset = (
@@ -185,8 +185,8 @@ class _Pages:
         except OncelogError as error:
             return self._refuse(error, 502)
         if not is_found:
-            text = f"producer id {producer_id}, epoch {producer_epoch} has no transaction open at {tp}"
-            return self._refuse(f"{text} from offset {first_offset} on: nothing was aborted", 404)
+            text = f"producer id {producer_id}, epoch {producer_epoch} has no open transaction in {tp}"
+            return self._refuse(f"{text} from offset {first_offset} on, so nothing was aborted", 404)
         return RedirectResponse("/", 303)
 
     def _abort(self, tp: TopicPartition, producer_id: int, producer_epoch: int, first_offset: int) -> bool:

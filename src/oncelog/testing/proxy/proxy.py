@@ -22,7 +22,7 @@ def parse_address(text: str) -> Address:
     """Return host and port of `host:port`; an IPv6 address is in brackets. Raises ConfigError."""
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{text!r} is no HOST:PORT")
+        raise ConfigError(f"{text!r}: expected HOST:PORT")
     return host.strip("[]"), int(port)
 
 

@@ -99,14 +99,14 @@ class Rule:
     def _check_options(self, action: Action) -> None:
         if self.api is not None and self.api not in API_NAMES:
             raise ConfigError(
-                f"api={self.api} is no Kafka API; expected for example Produce, Fetch, Metadata"
+                f"api={self.api} is not a Kafka API; use for example Produce, Fetch or Metadata"
             )
         needed = _NEEDS.get(action)
         if needed and getattr(self, needed) is None:
             raise ConfigError(f"action={action} needs {needed}")
         for option, actions in _ALLOWED_FOR.items():
             if getattr(self, option) is not None and action not in actions:
-                raise ConfigError(f"{option} means nothing with action={action}")
+                raise ConfigError(f"{option} has no effect with action={action}; leave it out")
         if self.error is not None:
             error_code_of(self.error)
 
@@ -145,7 +145,7 @@ def error_code_of(name: str) -> int:
     for code, error in ERROR_BY_CODE.items():
         if error.kafka_name == name:
             return code
-    raise ConfigError(f"error={name} is no Kafka error name; expected for example NOT_ENOUGH_REPLICAS")
+    raise ConfigError(f"error={name} is not a Kafka error name; use for example NOT_ENOUGH_REPLICAS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +263,8 @@ def _kind_of(word: str, text: str) -> str:
     if word in ("*", "any"):
         return "any"
     raise ConfigError(
-        f"rule {text!r}: {word!r} is no direction (request, response), no API name and no action "
-        f"({', '.join(Action)})"
+        f"rule {text!r}: {word!r} is not a direction (request, response), an API name or an "
+        f"action ({', '.join(Action)})"
     )
 
 
