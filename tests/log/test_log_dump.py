@@ -128,4 +128,4 @@ def test_an_index_cut_within_an_entry_is_reported(directory: Path) -> None:
     path.write_bytes(path.read_bytes()[:-3])
     result = _dump(path)
     assert result.exit_code == 1
-    assert "5 bytes of an entry" in result.stderr
+    assert "the last entry is incomplete (5 bytes)" in result.stderr

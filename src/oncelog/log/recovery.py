@@ -287,10 +287,8 @@ def _open_segments(
         is_lost = has_gap and not _may_be_compacted(segment, options)
         if is_lost:
             # A power loss can remove the end of one segment and keep the next segment.
-            warnings.append(
-                f"offsets {segment.end_offset} to {next_base} (exclusive) are lost, and all "
-                "later offsets are removed"
-            )
+            lost = f"offsets {segment.end_offset} to {next_base} (exclusive) are lost"
+            warnings.append(f"{lost}, and all later offsets are removed")
         if bad is not None or is_lost:
             _remove_later(disk, directory, bases[number + 1 :], options.now_ms)
             # Without this sync, a power loss could restore a removed segment after new records were appended.
