@@ -17,7 +17,7 @@ MAX_REQUEST_BYTES = 16_384
 MAX_CONNECTIONS = 20
 """Maximum number of simultaneous connections.
 
-Further connections are closed, so that scrapers cannot use up the log's file descriptors.
+Further connections are closed, so that scrapers cannot use up the file descriptors that the log needs.
 """
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -34,7 +34,7 @@ class RequestReader:
         self.backlog = NO_BYTES
         """Bytes that the connection processes next.
 
-        While it is not empty, new bytes are collected in `_arrived`.
+        While the backlog is not empty, new bytes are collected in `_arrived`.
         """
         self.received_bytes = 0
         """Bytes received since the connection was opened."""

@@ -52,8 +52,7 @@ def arrow_to_batches(
     rows.
 
     Raises MisuseError for a null timestamp, columns of different lengths, or a column of more than 2 GiB.
-    Raises ConfigError if the codec's
-    library is missing.
+    Raises ConfigError if the codec's library is missing.
     """
     rows = _Rows(keys, values, timestamps_ms, headers)
     batches: list[tuple[WritableBuffer, int]] = []

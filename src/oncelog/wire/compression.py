@@ -2,8 +2,8 @@
 
 A few bytes may claim to become gigabytes. Therefore gzip, lz4 and zstd data are decompressed in steps until
 the output ends or exceeds the limit. A block of snappy is decompressed at once, but only if the size that
-it claims is possible. The standard library has gzip. The other codecs need optional libraries
-(`pip install 'oncelog[compression]'`).
+it claims is possible. The standard library has gzip. The other codecs need optional
+libraries (`pip install 'oncelog[compression]'`).
 
 Snappy data comes in two framings: xerial's blocks (Java, aiokafka) and a single bare block (librdkafka). Both
 can be read; batches are written in xerial's. LZ4 frames are written in the form that Java accepts: version 1,

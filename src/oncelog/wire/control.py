@@ -81,9 +81,10 @@ def decode_control(buffer: Buffer, position: int = 0, *, verify: bool = True) ->
 
 
 def _unpack(layout: struct.Struct, data: bytes | None, offset: int) -> int:
-    """Return the integer after the version, at `offset`.
+    """Return the integer after the version in a control record's key or value.
 
-    As the protocol demands, newer versions are read as version 0.
+    `offset`: the record's offset, for error texts. As the protocol demands, newer versions are read as
+    version 0.
     """
     if data is None or len(data) < layout.size:
         raise CorruptMessage(f"the control record at offset {offset} has {len(data or b'')} bytes")

@@ -2,8 +2,8 @@
 
 The layout of a frame is `i32 size | header | body`. A request header is `i16 api_key | i16 api_version | i32
 correlation_id | nullable string client_id`, with a 16-bit string length at every version. A response header
-is `i32 correlation_id`. At flexible versions, both headers end in a tag block. The response header
-of ApiVersions has no tag block at any version, because a client must read this response before it knows the
+is `i32 correlation_id`. At flexible versions, both headers end in a tag block. The response header of
+ApiVersions has no tag block at any version, because a client must read this response before it knows the
 broker's versions.
 """
 

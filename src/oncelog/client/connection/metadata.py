@@ -80,10 +80,7 @@ class ClusterMetadata:
         self._topics[row.name] = _Topic(topic_id, bool(row.is_internal), partitions)
 
     def _newer(self, before: PartitionInfo | None, topic: str, row: Any) -> PartitionInfo:
-        """Return the state with the higher leader epoch:
-
-        the existing state `before`, or the new state `row`.
-        """
+        """Return the existing state `before`, or the new state `row` unless its leader epoch is lower."""
         # The partition is not stale after this response, even if the response has an older epoch, as in
         # Java's client. After a restore from a backup, every response has an older epoch: a partition that
         # stayed stale would have no leader from then on. See

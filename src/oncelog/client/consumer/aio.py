@@ -440,9 +440,9 @@ class AsyncConsumer:
         and automatic commits move past them. A cancelled poll delivers nothing, and the next poll returns its
         records.
 
-        Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage, and any error that has kept a
-        partition unreachable for longer than request.timeout.ms. You may poll again after any of these
-        errors.
+        Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage or InvalidRecord for a batch that
+        cannot be decoded, and any error that has kept a partition unreachable for longer than
+        request.timeout.ms. You may poll again after any of these errors.
         """
         limit = self.poll_limit(max_records)
         is_ready = await self._wait_for_records(

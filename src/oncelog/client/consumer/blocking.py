@@ -248,9 +248,9 @@ class Consumer:
         and automatic commits move past them. If Ctrl-C or another signal interrupts a poll, that poll
         delivers nothing, and the next poll returns its records.
 
-        Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage, and any error that has kept a
-        partition unreachable for longer than request.timeout.ms. You may poll again after any of these
-        errors.
+        Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage or InvalidRecord for a batch that
+        cannot be decoded, and any error that has kept a partition unreachable for longer than
+        request.timeout.ms. You may poll again after any of these errors.
         """
         limit = self._async.poll_limit(max_records)
         is_ready = self._wait_for_records(timeout, lambda now_ms: self._core.prepare_records(limit, now_ms))

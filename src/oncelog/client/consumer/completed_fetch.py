@@ -48,7 +48,7 @@ class CompletedFetch:
     def take_records(self, position: int, max_records: int, *, check_crcs: bool) -> tuple[list[Record], int]:
         """Return up to `max_records` records from `position` on, and the position after them.
 
-        Raises CorruptMessage if the first batch cannot be decoded.
+        Raises CorruptMessage or InvalidRecord if the first batch cannot be decoded.
         """
         taken: list[Record] = []
         while self._batches and len(taken) < max_records:

@@ -196,9 +196,7 @@ class ConsumerCore:
         self.delivery.drop(tp)
 
     def seek_to(self, partitions: Collection[TopicPartition], to: Reset) -> None:
-        """Look up new positions of these partitions, or of all assigned partitions if `partitions`
-        is empty.
-        """
+        """Look up new positions of these partitions; of all assigned partitions if `partitions` is empty."""
         for tp in partitions or list(self._states):
             self._look_up(self._state(tp), to)
             self.delivery.drop(tp)
@@ -469,8 +467,8 @@ class ConsumerCore:
     def prepare_records(self, max_records: int, now_ms: float) -> bool:
         """Put up to `max_records` fetched records into `delivery`, unless it has some.
 
-        Return False if `delivery` stays empty. Raises CorruptMessage for a batch that cannot be decoded. The
-        position stays before that batch.
+        Return False if `delivery` stays empty. Raises CorruptMessage or InvalidRecord for a batch that cannot
+        be decoded. The position stays before that batch.
         """
         if self.delivery.has_columns:
             self._fetch_undelivered_again()
@@ -501,7 +499,8 @@ class ConsumerCore:
     def take(self, max_records: int, now_ms: float) -> list[Record]:
         """Return up to `max_records` fetched records, from several partitions if necessary.
 
-        Raises CorruptMessage for a batch that cannot be decoded. The position stays before that batch.
+        Raises CorruptMessage or InvalidRecord for a batch that cannot be decoded. The position stays before
+        that batch.
         """
         self.prepare_records(max_records, now_ms)
         return self.delivery.take(max_records)
@@ -537,7 +536,8 @@ class ConsumerCore:
     def prepare_columns(self, now_ms: float, *, include_headers: bool = False) -> bool:
         """Put one fetch of one partition into `delivery` as a RecordBatch. Return False if there is none.
 
-        Raises CorruptMessage for a batch that cannot be decoded. The position stays before that batch.
+        Raises CorruptMessage or InvalidRecord for a batch that cannot be decoded. The position stays before
+        that batch.
         """
         if self.delivery.has_records:
             self._fetch_undelivered_again()

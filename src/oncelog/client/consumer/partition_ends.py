@@ -2,8 +2,7 @@
 
 The end offset (high watermark) is the offset of the next record, and lag is the distance to it. The stable
 end offset (last stable offset) is the first offset of the earliest open transaction, or the end offset if no
-transaction is open. Readers with
-read_committed stop at the stable end offset.
+transaction is open. Readers with read_committed stop at the stable end offset.
 """
 
 from __future__ import annotations

@@ -105,8 +105,9 @@ class RangeFetcher:
     async def fetch(self, offset: int, end: int) -> RangeChunk:
         """Return the chunk from `offset` on, with at least one batch. `end` is for error texts.
 
-        Raises OffsetOutOfRange with the available offsets, CorruptMessage, and TimedOut if no batch arrives
-        within request.timeout.ms. If the partition is unreachable for that time, raises the last error.
+        Raises OffsetOutOfRange with the available offsets, CorruptMessage or InvalidRecord for a damaged
+        batch, and TimedOut if no batch arrives within request.timeout.ms. If the partition is unreachable for
+        that time, raises the last error.
         """
         cluster = self._cluster
         deadline_ms = cluster.now_ms() + cluster.settings["request.timeout.ms"]

@@ -164,8 +164,7 @@ class GroupSession:
 
         Return the Rebalance that takes the owned partitions away. The caller must notify the application of
         this Rebalance before the member leaves. Return None if no partitions are owned, for example in a
-        second call. Source: Kafka's
-        ConsumerCoordinator.onLeavePrepare and close.
+        second call. Source: Kafka's ConsumerCoordinator.onLeavePrepare and close.
         """
         membership = self._membership
         self._core.delivery.return_unfinished()

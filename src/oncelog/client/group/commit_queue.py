@@ -25,8 +25,8 @@ errors count as transient: ILLEGAL_GENERATION and REBALANCE_IN_PROGRESS. The nex
 same commit. The application still gets REBALANCE_IN_PROGRESS for its own commits. If the outcome of a commit
 is unknown, the same or a newer commit follows, and never an older one.
 
-Source: Kafka's CommitRequestManager and ConsumerCoordinator. Unlike these two classes, this queue
-repeats a failed commit by time, with the newest positions. The cases are in tests/tables/commit_queue.txt.
+Source: Kafka's CommitRequestManager and ConsumerCoordinator. Unlike these two classes, this queue repeats a
+failed commit by time, with the newest positions. The cases are in tests/tables/commit_queue.txt.
 """
 
 from __future__ import annotations

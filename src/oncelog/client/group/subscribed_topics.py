@@ -99,7 +99,7 @@ class SubscribedTopics:
         self._reported_errors = {topic: error.code for topic, error in final.items()}
 
     def report_errors_if_due(self) -> None:
-        """Report errors that persist again every metadata.max.age.ms, as Java does with each refresh."""
+        """Every metadata.max.age.ms, report persistent errors once more, as Java does with each refresh."""
         # Guard: test_a_member_is_told_again_of_a_name_that_no_topic_can_have.
         if self._cluster.now_ms() - self._reported_ms >= self._settings["metadata.max.age.ms"]:
             self._reported_errors = {}

@@ -253,7 +253,7 @@ class Producer:
     def _check_rows(
         self, values: Iterable[bytes | None], keys: Iterable[bytes | None] | None, headers: tuple[Header, ...]
     ) -> None:
-        """Raise the error of the first invalid record, before any record is appended."""
+        """Raise the error of the first invalid record in a list or tuple, before any record is appended."""
         if not isinstance(values, (list, tuple)):
             return  # an iterator can be read only once
         listed_keys = keys if isinstance(keys, (list, tuple)) else ()

@@ -771,7 +771,7 @@ class ProducerCore:
         limit_ms = self.options.delivery_timeout_ms
         last = f" (last error: {batch.last_error})" if batch.last_error else ""
         text = f"no acknowledgement for {batch.tp} within delivery.timeout.ms={limit_ms}{last}"
-        # "Not stored" is certain only if no attempt was ever sent. Guard:
+        # "Not stored" is certain only if each attempt that was sent got a response that refuses it. Guard:
         # test_after_the_delivery_timeout_nothing_is_missing_or_doubled.
         if not batch.is_on_wire and not batch.may_be_stored:
             return TimedOut(f"{text}; the records were not stored")

@@ -159,9 +159,7 @@ class ProducerDriver:
             waiter.put(None)
 
     def reset_after_fork(self) -> None:
-        """In a forked child, replace the lock, which a thread of the parent may hold, and fail all
-        records.
-        """
+        """In a forked child, fail all records, and replace the lock, which the parent may hold."""
         self.lock = threading.RLock()
         self.room_waiters = []
         self.core.detach(MisuseError("this producer was made before a fork; make one in the child process"))

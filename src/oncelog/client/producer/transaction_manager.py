@@ -353,7 +353,7 @@ class TransactionManager:
         )
 
     async def _wait_until_idle(self, deadline_ms: float) -> None:
-        """Wait until every record is complete and no partition is being added.
+        """Wait until every record is complete and no partition is being added, or until the session fails.
 
         An abort drops records that would need a retry. A partition that is added after the end would open
         another transaction.
