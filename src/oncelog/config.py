@@ -15,7 +15,7 @@ from oncelog.settings import Setting, SettingsTable
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-"""Kafka's class name for the authorizer that stores ACLs in the cluster itself. Oncelog's does the same."""
+"""Kafka's name for the authorizer that stores ACLs in the cluster itself. It selects Oncelog's authorizer."""
 
 _ASSIGNORS = "org.apache.kafka.coordinator.group.assignor."
 ASSIGNOR_NAMES = {

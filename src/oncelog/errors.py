@@ -11,7 +11,7 @@
 | AuthenticationError | TLS or SASL authentication failed |
 | OutcomeUnknown | a record was given up, and may or may not be stored |
 | TransactionAborted | a record's transaction was aborted before the record was stored |
-| LoadRefused | a load was continued with different files or options |
+| LoadRefused | the files, the topic or the options of a load have changed |
 | BrokerError | the broker returned an error code; one class per code |
 """
 
@@ -89,7 +89,10 @@ class TransactionAborted(OncelogError):
 
 
 class LoadRefused(OncelogError):
-    """Files, topic or options differ from those at the start of the load. Nothing was written."""
+    """Files, topic or options differ from those at the start of the load.
+
+    An open transaction is aborted. Records that the load committed before the error stay.
+    """
 
 
 MAX_MESSAGE_CHARACTERS = 1_000
@@ -131,7 +134,7 @@ class BrokerError(OncelogError):
     def message(self) -> str:
         """The description without the error's name: the `error_message` of a response.
 
-        Only MAX_MESSAGE_CHARACTERS are returned, because the text may quote names that a client chose.
+        It is cut to MAX_MESSAGE_CHARACTERS, because it may quote long names that a client chose.
         """
         return (self.detail or self.hint)[:MAX_MESSAGE_CHARACTERS]
 

@@ -39,7 +39,7 @@ class Limits:
     scan_block_headers: int = 4096
     """Batch headers that recovery processes together."""
     search_step_cost: int = 4096
-    """Batches, records and kilobytes that a look-up by time reads in one step."""
+    """Work of a look-up by time in one step: the sum of the batches, records and kilobytes that it reads."""
 
     # Producers
     max_producers_at_work: int = 2048
@@ -95,7 +95,7 @@ class Limits:
     partitions_per_step: int = 16
     """Partitions that one step creates or removes, or new topics that it checks."""
     large_answer_partitions: int = 100
-    """Number of partitions from which the bytes of a Metadata response are cached for later requests."""
+    """Minimum number of partitions in a Metadata response that is cached as encoded bytes."""
     max_answers_kept: int = 16
     """Number of encoded Metadata responses in the cache."""
     max_session_partitions: int = 200_000

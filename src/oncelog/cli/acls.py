@@ -147,8 +147,8 @@ def _acls(given: dict[str, Any]) -> Iterator[Any]:
     from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
 
     pattern = PatternType.PREFIXED if given["prefixed"] else PatternType.LITERAL
-    principals = [(each, Permission.ALLOW) for each in given["allow_principal"]]
-    principals += [(each, Permission.DENY) for each in given["deny_principal"]]
+    principals = [(principal, Permission.ALLOW) for principal in given["allow_principal"]]
+    principals += [(principal, Permission.DENY) for principal in given["deny_principal"]]
     for kind, name in _resources(given):
         literal = PatternType.LITERAL if kind == "cluster" else pattern
         for operation in _operations(given, kind):
@@ -167,7 +167,7 @@ def _acls(given: dict[str, Any]) -> Iterator[Any]:
 
 
 def _operations(given: dict[str, Any], kind: str) -> list[str]:
-    named = [each.upper().replace("-", "_") for each in given["operations"]]
+    named = [operation.upper().replace("-", "_") for operation in given["operations"]]
     for role, needs in _ROLES.items():
         if given[role]:
             named += needs.get(kind, ())

@@ -116,7 +116,7 @@ def _canonical(given: Mapping[str, str]) -> dict[str, str]:
 def environment_servers() -> str | None:
     """Return the bootstrap servers in the environment, or None.
 
-    Raises click.UsageError if the two variables name different clusters.
+    Raises click.UsageError if ONCELOG_BOOTSTRAP_SERVERS and ONCELOG_BOOTSTRAP_SERVER name different clusters.
     """
     names = ("ONCELOG_BOOTSTRAP_SERVERS", "ONCELOG_BOOTSTRAP_SERVER")
     return _only_cluster(

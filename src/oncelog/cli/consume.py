@@ -187,7 +187,8 @@ def _print(polls: Iterator[list[Any]], output: str) -> int:
             sys.stdout.write("[]\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes standard output at exit. Without this, the flush would raise BrokenPipeError again.
+        # Python flushes standard output at exit. If it still were the closed pipe, the flush would raise
+        # BrokenPipeError again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return count
 

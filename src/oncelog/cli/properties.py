@@ -51,7 +51,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     for number, raw in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         line = raw.lstrip(_BLANKS)
         if not pending:
-            # Also after a line that is only a backslash.
+            # `pending` is also "" after a line that is only a backslash, so a comment may follow that line.
             if not line or line[0] in "#!":
                 continue
             first = number

@@ -101,7 +101,7 @@ def list_quotas(output: str, client_config: dict[str, Any], **given: Any) -> Non
             "quota": key,
             "value": value,
         }
-        for entity, values in sorted(found.items(), key=lambda each: str(each[0]))
+        for entity, values in sorted(found.items(), key=lambda item: str(item[0]))
         for key, value in sorted(values.items())
     ]
     emit(rows, output, columns=["user", "client_id", "ip", "quota", "value"])
@@ -117,7 +117,7 @@ def _shown(name: str | None) -> str | None:
 @bootstrap_options
 def set_quotas(quotas: tuple[str, ...], client_config: dict[str, Any], **given: Any) -> None:
     """Set quotas of an entity. Its other quotas stay."""
-    values = dict(_pair(each) for each in quotas)
+    values = dict(_pair(quota) for quota in quotas)
     entity = _entity(given)
     with _admin(client_config) as admin:
         admin.alter_client_quotas({entity: values})

@@ -138,9 +138,9 @@ def command(
 
     def on_ready(listeners: Sequence[Listener], metrics_port: int | None) -> None:
         lines = []
-        for each in listeners:
-            name = f"{each.name}://" if len(listeners) > 1 else ""
-            lines.append(f"listening on {name}{each.bootstrap_servers}")
+        for listener in listeners:
+            name = f"{listener.name}://" if len(listeners) > 1 else ""
+            lines.append(f"listening on {name}{listener.bootstrap_servers}")
         if metrics_port is not None:
             lines.append(f"metrics on http://{metrics_host}:{metrics_port}/metrics")
         say(lines)

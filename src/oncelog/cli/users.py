@@ -99,8 +99,8 @@ def _set_offline(data_dir: Path, user: str, password: str, iterations: int) -> N
     salt = os.urandom(24)
     with held_data_dir(data_dir) as disk:
         changes = [
-            (int(each), salt, salt_password(each, password, salt, iterations), iterations)
-            for each in Mechanism
+            (int(mechanism), salt, salt_password(mechanism, password, salt, iterations), iterations)
+            for mechanism in Mechanism
         ]
         Users(disk).alter(user, [], changes)
 
@@ -118,7 +118,7 @@ def delete(user: str, yes: bool, client_config: dict[str, Any]) -> None:
         mechanisms = admin.list_users([user])[user]
         if yes:
             admin.delete_user(user)
-    names = ", ".join(each.label for each in mechanisms)
+    names = ", ".join(mechanism.label for mechanism in mechanisms)
     say(f"{'deleted' if yes else 'would delete'} {user}: {names}")
     if not yes:
         say(f"nothing is deleted; repeat with --yes to delete on {cluster_text(client_config)}", err=True)

@@ -54,7 +54,7 @@ def layout_of(name: str, requested: Format | None) -> Layout | None:
 
 
 class Source(NamedTuple):
-    """A file in its current state. `name`: absolute path. `modified_ns`: modification time since 1970."""
+    """A file in its current state. `name`: absolute path. `modified_ns`: time in ns since the epoch."""
 
     name: str
     size_bytes: int
@@ -72,6 +72,8 @@ class FileCheckpoint(NamedTuple):
     records     number of stored records
     digest      SHA-256 of everything before `position`, or of a whole Parquet file
     is_done     True if the file was read to its end
+
+    `size_bytes` and `modified_ns` are those of the Source when the checkpoint was stored.
     """
 
     topic: str
@@ -255,7 +257,7 @@ def content_mismatch(checkpoint: FileCheckpoint, source: Source, digest: str | N
     """Return the reason why the part of the file that was read has changed; None if it has not.
 
     `digest` is None if the file now ends before `checkpoint.position`, or if a finished file now continues
-    behind it.
+    behind that position.
     """
     if digest == checkpoint.digest:
         return None

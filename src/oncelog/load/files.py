@@ -1,4 +1,5 @@
-"""Readers that split files into chunks. A chunk is an Arrow table, with the position and digest after it.
+"""Readers that split files into chunks. A chunk is an Arrow table, with the file's position and digest behind
+the records of the table.
 
 Text files (csv, jsonl, lines) are split by `load.record_boundaries`; their digest covers the bytes before the
 position. Parquet files are read by rows; their digest covers the whole file.
@@ -32,8 +33,9 @@ _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 class Chunk:
     """Consecutive records of a file. `table` has the column value, and the column key if the load has a key.
 
-    `position` and `digest` are those of the FileCheckpoint after this chunk. `consumed_bytes`: bytes of the
-    file on disk that have been read so far. `is_last`: True if the file ends after this chunk.
+    `size_bytes`: bytes of the records' text after decompression, or of Parquet rows in memory. `position` and
+    `digest` are those of the FileCheckpoint after this chunk. `consumed_bytes`: bytes of the file on disk
+    that have been read so far. `is_last`: True if the file ends after this chunk.
     """
 
     source: Source

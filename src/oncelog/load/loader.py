@@ -171,7 +171,8 @@ def how_of(load: Load, index: int, layout: Layout, *, more: str = "") -> str:
     how = layout.format if options.key is None else f"{layout.format} with key {options.key}"
     if layout.format != "csv":
         return how + more
-    # --null and --text are not included: an error in the middle of a file tells the user to set them.
+    # --null and --text are not included. If a value in the middle of a file is refused, the error tells the
+    # user to set one of them, and the load must then resume.
     return f"{how}{more}{DELIMITED_BY}{delimiter_of(load.files[index], options)!r}"
 
 

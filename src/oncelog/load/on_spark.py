@@ -1,15 +1,17 @@
 """A load on Spark: files are read in parallel, each by a task that works like the plain loader.
 
-The driver takes over the load's transactional id. Before any file is read, it stores a first checkpoint for
-each new file in one transaction. Each task takes over the transactional id of its own file. This fences every
-earlier attempt at the file, in this run or an older one, and ends the attempt's transaction. Only then does
-the task use the file's checkpoint. See
+The driver takes over the load's transactional id. It checks the files that earlier runs have read, and then
+stores a first checkpoint for each new file in one transaction. Only then do tasks read the files. See
 test_a_file_in_the_place_of_another_stops_the_load_before_anything_is_stored.
+
+Each task takes over the transactional id of its own file. This fences every earlier attempt at the file, in
+this run or an older one, and ends the attempt's transaction. Only then does the task use the file's
+checkpoint. See test_a_task_that_lives_on_is_fenced_and_a_bad_file_keeps_none_back.
 
 If its transactional id is new (epoch 0) and nothing of the file was read, a task uses the checkpoint that the
 driver read. No other attempt can have run since then. Any other task reads the checkpoints again. So does a
-task that Spark retries, because epochs restart at 0 after the last one. If every task read all checkpoints,
-the total time would grow with the square of the number of files.
+task that Spark retries, because the epoch of its transactional id restarts at 0 after the last epoch. If
+every task read all checkpoints, the total time would grow with the square of the number of files.
 """
 
 from __future__ import annotations
@@ -97,10 +99,10 @@ def run_load_on_spark(
 
 
 def _how(load: Load, index: int, layout: Layout) -> str:
-    """Return the parsing options as text. The text differs from the plain loader's.
+    """Return the parsing options as text, with a mark that the plain loader's text lacks.
 
-    Therefore one load cannot use both loaders: they have different transactional ids, so they could not fence
-    each other's transactions.
+    Because of the mark, a load that one of the loaders began is refused by the other. The loaders use
+    different transactional ids, so they could not fence each other's transactions.
     """
     return how_of(load, index, layout, more=", with --spark")
 

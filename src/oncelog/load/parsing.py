@@ -63,7 +63,7 @@ class TextRows(Protocol):
         """
 
     def parse(self, data: Buffer) -> Any:
-        """Return the records in `data`, which has only complete lines, as a table.
+        """Return the records in `data`, which has only complete records, as a table.
 
         Raises ValueError and pyarrow.ArrowException.
         """

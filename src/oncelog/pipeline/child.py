@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
 
 _PY4J_ERRORS = {"Py4JError", "Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetError"}
-"""Errors of calls into Spark after its JVM has died. Other network errors have classes of Spark."""
+"""Errors of calls into Spark after its JVM has died. Spark itself wraps network errors in its own classes."""
 _POLL_S, _QUICK_POLL_S = 0.2, 0.02
 SendEvent = Callable[..., None]
 
@@ -131,7 +131,7 @@ def _load(path: Path) -> Callable[[SparkSession, Mapping[str, str]], StreamingQu
     module: ModuleType = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
-    # Spark's executors cannot import the file.
+    # Spark's executors cannot import the file, so its functions are pickled as a whole, not by name.
     cloudpickle.register_pickle_by_value(module)
     spec.loader.exec_module(module)
     pipeline = getattr(module, "pipeline", None)
@@ -171,8 +171,9 @@ def _run(
 def _stop_between_batches(query: StreamingQuery, batch_ended: threading.Event) -> None:
     """Wait for the end of the running micro-batch, and stop the query.
 
-    If the query fails before its end, raises the query's exception. Spark itself has no stop between batches.
-    If a batch begins just before the stop, Spark interrupts this batch, and the next run repeats it.
+    If the query fails before the end of the micro-batch, raises the query's exception. Spark itself has no
+    stop between batches. If a batch begins just before the stop, Spark interrupts this batch, and the next
+    run repeats it.
     """
     batch_ended.clear()
     while query.isActive and query.status["isTriggerActive"] and not batch_ended.is_set():
@@ -202,7 +203,7 @@ def _listener(
 
 
 class _MetricsPipe:
-    """The named pipe to which the sink writes its metrics. The sink runs in a process of its own."""
+    """The named pipe to which the sink writes its metrics. Spark runs the sink in a separate process."""
 
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)

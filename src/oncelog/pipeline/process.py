@@ -103,7 +103,7 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-        # Without its driver, the JVM cleans up and exits. The next run must not start before.
+        # Without its driver, the JVM cleans up and exits. The next run must not start before that.
         self._wait_for_group()
         self.kill()
         self._wait_for_group()

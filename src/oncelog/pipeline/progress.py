@@ -9,7 +9,7 @@ from oncelog.spark.sink.sink_metrics import SinkMetrics
 
 
 def batch_summary(progress: Mapping[str, Any], sink: SinkMetrics | None) -> dict[str, Any]:
-    """Return the fields of a batch for the log line and the status file. Unknown fields are left out.
+    """Return the fields of a batch for the log line and the status file, without fields of unknown value.
 
     `lag` is the number of offsets in the sources that no batch has read yet. Sources that do not report their
     offsets are not counted.

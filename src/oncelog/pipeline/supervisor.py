@@ -64,7 +64,8 @@ class Supervisor:
     def run(self) -> int:
         """Run the pipeline and return the exit code.
 
-        0: ended or stopped. 1: gave up. 2: cannot succeed without a change. 128+N: killed by signal N.
+        0: ended or stopped. 1: gave up. 2: cannot succeed without a change. 128+N: signal N was the second
+        signal, and the query was killed.
         """
         with self._handling_signals():
             while True:
@@ -117,7 +118,7 @@ class Supervisor:
             while (events := child.events(self._wake[0], is_ending=exit_info is not None)) is not None:
                 for event in events:
                     event_exit = self._handle(event)
-                    # The first end decides. Later errors do not change the result.
+                    # The first event "ended" decides. Later errors do not change the result.
                     exit_info = exit_info or event_exit
                 self._forward_signals(child)
         return exit_info or ExitInfo(ExitKind.DIED, f"the process of the query died ({child.exit_text})")

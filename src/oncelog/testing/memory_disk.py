@@ -3,7 +3,7 @@
 `after_kill` and `after_power_loss` return the disk that the next process finds. Synced data always survive.
 Data that were written but not synced survive a kill completely, and a power loss at random:
 
-- a file's bytes block by block, with or without its length;
+- a file's bytes up to some position, or block by block; its length is the written or the synced one;
 - the changes of a directory's names (creations, unlinks, renames) one by one, until the directory is synced;
 - a new or renamed directory only if its parent's change survives, even if its files were synced.
 
@@ -266,7 +266,9 @@ class MemoryDisk:
         self.crash_after: int | None = None
         """Value of `steps` at which SimulatedCrash is raised; None for never."""
         self.steps = 0
-        """Number of steps so far. Each byte that is written is one step, and so is any other change."""
+        """Number of steps so far. Each byte that is written is one step, and so is each other operation that
+        `errors` can contain.
+        """
         self.now_ms: Callable[[], int] = lambda: 1 << 60
         """The clock for modification times. The default is far in the future, so that no file is old."""
         self.on_crash: Callable[[], object] = lambda: None
@@ -280,7 +282,10 @@ class MemoryDisk:
         self._is_dead = False
 
     def after_kill(self) -> MemoryDisk:
-        """Return the disk after a kill: all written data are there. Unsynced data can still be lost later."""
+        """Return the disk after a kill: all written data are there.
+
+        Data that were not synced can still be lost in a later power loss.
+        """
         disk = MemoryDisk()
         disk.now_ms = self.now_ms
         disk._root = self._root.copy({})
@@ -310,7 +315,9 @@ class MemoryDisk:
     def step(self, operation: str, path: str, count: int = 1) -> int:
         """Count `count` steps of an operation. Return how many of these happen before the crash.
 
-        Raises OSError if `errors` contains the operation, and SimulatedCrash if the process has ended.
+        Raises OSError if `errors` contains the operation, and SimulatedCrash if the process has ended or ends
+        in this step. Only in a write does the caller raise SimulatedCrash, after it has stored the bytes
+        before the crash.
         """
         self._refuse(operation, path)
         done = count if self.crash_after is None else min(count, max(self.crash_after - self.steps, 0))
@@ -504,7 +511,7 @@ class MemoryDisk:
 def _survivor(inode: _Inode, rng: Random, entry_bytes: int) -> bytes:
     """Return one of the contents that a power loss may leave in a file, chosen at random.
 
-    A truncated file often ends between two entries of `entry_bytes`, where a reader cannot detect the cut.
+    A torn file often ends between two entries of `entry_bytes`, where a reader cannot detect the cut.
     """
     data, synced = inode.durable(), inode.synced
     fate = rng.choice(("synced", "written", "torn", "holed", "blocks"))
@@ -512,7 +519,8 @@ def _survivor(inode: _Inode, rng: Random, entry_bytes: int) -> bytes:
         return synced
     if fate == "written" or data == synced:
         return data
-    # Bytes that were synced and not changed since. After a truncation, the bytes behind them may differ.
+    # The first `durable` bytes were synced and not changed since. The bytes behind them were appended later,
+    # or written again after a truncation.
     durable = len(posixpath.commonprefix([data, synced]))
     if fate == "blocks":
         return _some_blocks(data, synced, durable, rng)

@@ -51,7 +51,7 @@ def free_ports(count: int) -> list[int]:
             if len(ports) == count:
                 return ports
             probe = bound.enter_context(socket.socket())
-            # The port is in use.
+            # OSError: the port is in use. Try the next one.
             with suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 ports.append(port)
@@ -102,8 +102,9 @@ def dying_with_parent() -> list[str]:
 class NodeProcess:
     """One process of a cluster. It keeps its port and its directory when it is restarted.
 
-    `mark`: a text in its command line that no other process's command line contains. `environment` is added
-    to the environment of this process. `page`: the address of its web page, if it has one.
+    `mark`: a text in its command line that no other process's command line contains. The node inherits the
+    environment of this process, with `environment` added. `page`: the address of the node's web page, if it
+    has one.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ __all__ = ["AuditFinding", "AuditResult", "Difference", "KeyTotals", "audit_file
 MAX_FINDINGS = 1000
 """Maximum number of listed findings per partition, and of listed repeated keys in total.
 
-Counts are complete.
+Counts include the findings that are not listed.
 """
 OFFSETS_PER_TASK = 5_000_000
 _DAMAGE = {
@@ -125,10 +125,12 @@ def audit_files(
 
     A path is local or a URI that pyarrow.fs supports (file:, s3:, gs:, hdfs:). Every executor must reach it.
     All paths must belong to one cluster, and only one of them may contain a given partition. A topic counts
-    as compacted if it is in the data directory's `cleaner-offset-checkpoint` or in `compacted_topics`.
-    `against` contains paths too; otherwise `key_check` and `against` work as in `audit_topic`.
+    as compacted if it is in the data directory's `cleaner-offset-checkpoint`, if the directory's
+    `oncelog-topics.json` says so, or if it is in `compacted_topics`. `against` contains paths too; otherwise
+    `key_check` and `against` work as in `audit_topic`.
 
-    Raises ConfigError for a path without segment files.
+    Raises ConfigError for a path without segment files, and MisuseError if there is no path or if `against`
+    contains an audited partition.
     """
     roots = [paths] if isinstance(paths, str) else list(paths)
     if not roots:
@@ -169,10 +171,11 @@ def _with_keys(
     max_findings: int,
     moved: Callable[[], Mapping[TopicPartition, int]],
 ) -> AuditResult:
-    """Return the result, with keys compared with those of `other`, or else checked if `key_check` requests
-    it.
+    """Return the result of `judged` and of the check of keys.
 
-    `moved` returns the log starts that have moved since the audit began.
+    If `other` is given, the keys of `records` are compared with those of `other`. Otherwise, if `key_check`
+    requests it, they are checked for repetition. `moved` returns the log starts that have moved since the
+    audit began.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -239,7 +242,7 @@ def _with_moved_log_starts(
 ) -> AuditResult:
     """Return the result with notes on the moved log starts, and without a comparison of keys.
 
-    Topics that lose records at different times always differ.
+    While topics lose records at different times, a comparison of their keys proves nothing.
     """
     if not log_starts:
         return result

@@ -25,8 +25,8 @@ _NULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _SHORT_BYTES, _LONG_BYTES = 32, 256
 """Limits of `_checksums`.
 
-Rows of up to _SHORT_BYTES are fastest in vector code. Columns whose mean row is above _LONG_BYTES are fastest
-as memory views.
+Columns without a row above _SHORT_BYTES are fastest in vector code. Columns whose mean row is above
+_LONG_BYTES are fastest as memory views.
 """
 
 

@@ -104,8 +104,8 @@ def file_system(root: str) -> tuple[fs.FileSystem, str]:
 def find_segments(roots: Sequence[str]) -> list[PartitionFiles]:
     """Return the partition directories at or directly below `roots`.
 
-    The directory of an internal topic must be a root itself. Raises ConfigError for a root without segments,
-    and for a partition that occurs twice (replicas).
+    An internal topic's partition is found only if its directory is itself a root. Raises ConfigError for a
+    root without segments, and for a partition that occurs twice (replicas).
     """
     found: dict[TopicPartition, PartitionFiles] = {}
     for root in roots:

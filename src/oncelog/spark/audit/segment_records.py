@@ -55,8 +55,8 @@ def committed_records(spark: SparkSession, found: Sequence[PartitionFiles]) -> D
         .withColumn("is_committed", f.coalesce(ended, f.lit(False)))
         .where("NOT is_control AND NOT is_committed")
     )
-    # Hidden batches are few, but Spark has no size of either side. Without the hint it would shuffle all
-    # records.
+    # Hidden batches are few, but Spark cannot estimate the size of either side of the join. Without the
+    # broadcast hint Spark would shuffle all records.
     return records.join(f.broadcast(hidden), ["topic", "partition", *_PLACE], "left_anti").drop(*_PLACE)
 
 

@@ -4,8 +4,8 @@ The table has the options of `format("oncelog")`. It shows all stored batches, i
 ones. A task parses the 61 header bytes of a batch and computes the checksum over the rest. With the option
 `checkRecords` the task also compares the records with the header.
 
-Offsets below the last stable offset are fetched with read_committed, so each row says whether such a reader
-gets the batch.
+Offsets below the last stable offset are fetched with read_committed. So the rows of their batches say whether
+a read_committed reader gets the batch.
 """
 
 from __future__ import annotations

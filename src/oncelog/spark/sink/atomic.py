@@ -76,12 +76,13 @@ class AtomicWrite(NamedTuple):
 def write_atomic(
     df: DataFrame, batch_id: int, options: Mapping[str, Any], *, name: str | None = None
 ) -> AtomicWrite:
-    """Write a micro-batch in one transaction, once, however often it is called for `batch_id`.
+    """Write a micro-batch in one transaction. Repeated calls for `batch_id` store its rows once.
 
         stream.writeStream.foreachBatch(lambda df, batch_id: write_atomic(df, batch_id, options))
 
-    `options` are those of writing with format("oncelog"). `name` is the sequence to which `batch_id` belongs,
-    by default the streaming query's id. Two calls for one micro-batch and topic need different names.
+    `options` are those of writing with format("oncelog"). `name` identifies the series of batches that
+    `batch_id` numbers, and is by default the streaming query's id. Two calls for one micro-batch and topic
+    need different names.
 
     A name that first appears in a later batch than 0 needs the option firstBatchId. To avoid that, call this
     function in every micro-batch, even with an empty DataFrame.

@@ -181,11 +181,11 @@ def _write(
 
 
 class TaskLease:
-    """The right of one attempt to write a task's share, stored as an offset in a transaction.
+    """The right of one attempt to write a task's share, stored as a committed offset of a consumer group.
 
-    The lease has a transactional id that all attempts of the task share. InitProducerId for that id fences an
+    All attempts of a task store the lease under one transactional id. InitProducerId for that id fences an
     attempt that is still acquiring the lease. The stored lease shows that an earlier attempt has acquired it.
-    So exactly one attempt of a task writes, and Kafka alone decides which.
+    So at most one attempt of a task writes, and Kafka alone decides which.
     """
 
     def __init__(self, sink: Sink, task: int, batch_id: int, share: TransactionShare) -> None:

@@ -23,7 +23,7 @@ from oncelog.spark.sink.decisions import (
 from oncelog.spark.sink.state import Sink
 
 _LOOKS, _PAUSE_S = 20, 0.025
-"""Tasks other than task 0 read the note _LOOKS times, _PAUSE_S seconds apart, before they store it
+"""Tasks other than task 0 read the note up to _LOOKS times, _PAUSE_S seconds apart, before they store it
 themselves.
 """
 _MAX_ATTEMPTS = 20
@@ -63,8 +63,9 @@ def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNot
 def _note_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNote:
     """Read and replace the note in one step: InitProducerId fences all other writers of the note.
 
-    One note says which run writes a batch. Tasks of a repeat only prepare their transactions, and the driver
-    ends them. See test_a_repeat_is_seen_only_once_every_task_has_succeeded.
+    All tasks of a batch follow the same note, so they agree on whether the batch is a repeat. In a repeat the
+    tasks only prepare their transactions, and the driver ends them. See
+    test_a_repeat_is_seen_only_once_every_task_has_succeeded.
     """
     settings = {**sink.settings.producer, "transactional.id": sink.plan_id}
     with Producer(settings) as producer:

@@ -41,7 +41,7 @@ from oncelog.types import OffsetAndMetadata
 
 _FORMAT = 1
 _MAX_EARLIER_RUNS = 100
-"""The run ids, 13 characters each, must fit into offset.metadata.max.bytes (4096)."""
+"""The run ids, 16 characters each in JSON, must fit into offset.metadata.max.bytes (4096)."""
 
 
 class RowSum(NamedTuple):
@@ -422,8 +422,9 @@ def is_plan_repeated(committed: str, now: str) -> bool:
     """Return True if a streaming query repeats the committed batch as it was planned.
 
     Both arguments are digests of the checkpoint's entry for the batch. Spark plans a batch once, and a
-    repetition uses the same plan. A batch that was planned a second time has another digest, and may have
-    more rows that no other batch writes. A missing digest ("") counts as the same plan.
+    repetition uses the same plan. A batch that was planned a second time has another digest. Its plan may
+    cover additional rows, which would be lost if the batch were skipped. A missing digest ("") counts as the
+    same plan.
     """
     return not committed or not now or committed == now
 

@@ -139,7 +139,7 @@ class SinkRows:
 
 
 class TaskRows(SinkRows):
-    """The rows of a task that has a marker. It adds up their hashes, because the marker contains the sum."""
+    """The rows of a task that has a marker: adds up the rows' hashes too, for the marker."""
 
     def __init__(self, topic: str | None, max_row_bytes: int) -> None:
         super().__init__(topic, max_row_bytes)
@@ -177,8 +177,8 @@ def _groups(rows: pa.RecordBatch, topic: str | None, first: int) -> Iterator[tup
     partitions = np.full(rows.num_rows, -1, np.int64)
     if "partition" in rows.schema.names:
         chosen = rows.column("partition").cast(pa.int64())
-        # Null means "by key" and becomes -1. A negative partition is an error. It is moved below -1 to tell
-        # it from null, and refused below.
+        # Null means "by key" and becomes -1. A negative partition p is an error. It becomes p - 1, so that
+        # the loop below can tell -1 from null and refuse it.
         below = pc.if_else(pc.less(chosen, 0), pc.subtract(chosen, 1), chosen)
         partitions = pc.fill_null(below, -1).to_numpy(zero_copy_only=False)
     lowest = int(partitions.min())

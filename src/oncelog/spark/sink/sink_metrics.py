@@ -1,8 +1,8 @@
 """Metrics of the sink for each micro-batch: rows, bytes, skipped tasks, time of the commit.
 
 StreamingQueryProgress has no place for metrics of a sink written in Python. So the driver appends a line of
-JSON to the file or named pipe in the environment variable ONCELOG_SINK_METRICS, and logs the same metrics to
-`oncelog.spark`. Set the variable before Spark starts.
+JSON to the file or named pipe whose path is in the environment variable ONCELOG_SINK_METRICS, and logs the
+same metrics to `oncelog.spark`. Set the variable before Spark starts.
 """
 
 from __future__ import annotations

@@ -93,11 +93,10 @@ def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"
 
 
 def repeats_whole_stages(setting: Callable[[str], str | None]) -> bool:
-    """Return True if Spark repeats every reader of a shuffle file whose contents differ after a
-    recomputation.
+    """Return True if Spark repeats all readers of a shuffle file that it computes again with other contents.
 
-    Without that repetition, a lost shuffle file doubles some rows and loses others, unless the plan is
-    deterministic. `setting` returns the value of a Spark setting, or None if it is not set.
+    If Spark repeats only some of the readers, a lost shuffle file doubles some rows and loses others, unless
+    the plan is deterministic. `setting` returns the value of a Spark setting, or None if it is not set.
     """
     retries, rolls_back = (setting(f"{_CHECKSUM}.{name}") for name in _ON_MISMATCH)
     return (retries or "true").lower() == "true" or (rolls_back or "false").lower() == "true"

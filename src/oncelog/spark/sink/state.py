@@ -29,9 +29,9 @@ from oncelog.types import OffsetAndMetadata, TopicPartition
 KEPT_MS = 50 * 365 * 24 * 3_600_000
 """Retention of `begun` and `finished` in milliseconds: 50 years."""
 _ENDED_KEPT_MS = 24 * 3_600_000
-"""Retention, in milliseconds, of the note that a write without a name has ended.
+"""Retention, in milliseconds, of the note that a write without a name has ended: one day.
 
-Tasks of the write that are still running then end sooner than that.
+Tasks of the write that are still running when the note is stored end within a day.
 """
 
 
@@ -64,7 +64,10 @@ class Sink:
 
     @property
     def group(self) -> str:
-        """Return the text with which all names of the sink begin."""
+        """Return the text with which all names of the sink begin.
+
+        For `write_atomic` the text itself is the transactional id, and the group that stores the marker.
+        """
         escaped = self.name.replace("%", "%25").replace("/", "%2F")
         return f"{self.settings.prefix}-{escaped}{self.part and '/' + self.part}"
 
@@ -122,7 +125,7 @@ class Sink:
             return None
 
     def has_ended(self, admin: Admin) -> bool:
-        """Return True if a write without a name has ended. None of its tasks may write then."""
+        """Return True if a write without a name has ended. After that none of its tasks may write."""
         return BatchCommit.decode(self.finished_id, self._kept(admin, self.finished_id)) is not None
 
     def marker(self, admin: Admin) -> TaskMarker | None:
@@ -144,7 +147,7 @@ class Sink:
         return TaskMarker.decode(name, self._kept(admin, name, is_stable=is_fenced))
 
     def tasks(self, admin: Admin, finished: BatchCommit | None) -> list[int]:
-        """Return the number of each task that ever began a transaction. Every broker is asked.
+        """Return the numbers of the tasks of which any broker still has a marker or the transactional id.
 
         Brokers before Kafka 3.0 cannot list transactional ids. For them, return the tasks with a marker and
         those that `finished` counts.
@@ -157,8 +160,7 @@ class Sink:
         return sorted(_numbers(names, f"{self.group}/"))
 
     def keep(self, admin: Admin, group: str, kept: OffsetAndMetadata, *, retention_ms: int = KEPT_MS) -> None:
-        """Store `kept` in a group whose offsets are not written in transactions, for years unless the caller
-        says less.
+        """Store `kept` as the offset of a group, without a transaction, for `retention_ms` milliseconds.
 
         Offsets that a transaction commits expire, so a missing marker does not prove that nothing was
         written. OffsetCommit 4, which this call uses, can set the retention time. See
@@ -229,7 +231,7 @@ def forget_markers(sink: Sink, admin: Admin, tasks: Iterable[int]) -> None:
             sink._kept(admin, sink.task_id(task), is_stable=True)
             admin.delete_group(sink.task_id(task))
         except OncelogError:
-            # The ACLs forbid it or the marker is missing. A marker that stays expires.
+            # The ACLs forbid the deletion, or the marker is missing. A marker that stays expires.
             continue
 
 

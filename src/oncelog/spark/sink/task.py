@@ -1,4 +1,4 @@
-"""The sink's tasks, which write their parts of a batch in transactions, and the driver's part in it.
+"""The sink's tasks, which write their parts of a batch in transactions, and the driver, which finishes it.
 
 Normally a task commits its own transaction. In a repeat (a batch that another run began) the task only
 prepares its transaction: rows and marker stay in an open transaction. The task's report takes the producer id
@@ -56,9 +56,10 @@ __all__ = ["Sink", "TaskReport", "abandon", "finish", "send_part", "write_task"]
 class TaskReport:
     """The result of one task.
 
-    `already_committed`: an earlier attempt committed the rows, and this one wrote nothing. `size_bytes`
-    counts keys and values. `commit_seconds` lasts from sending the last row to the response to the commit.
-    `plan` is set only in a repeat. `prepared` is the transaction that the driver has to end.
+    `already_committed`: an earlier attempt committed the rows, and this attempt wrote nothing. `size_bytes`
+    counts keys and values. `commit_seconds` lasts from sending the last row to the response to the commit, or
+    in a repeat until the transaction is prepared. `plan` is set only in a repeat. `prepared` is the
+    transaction that the driver has to end.
     """
 
     task: int
@@ -101,10 +102,8 @@ class _SinkTask:
             match self._verdict(None, finished):
                 case AlreadyCommitted():
                     return self._count(batches, already_committed=not is_empty)
-                case Refuse(
-                    Reason.BATCH_ID_WENT_BACK
+                case Refuse(Reason.BATCH_ID_WENT_BACK) as refused:
                     # A zombie of an older batch must not fence the task of the present batch.
-                ) as refused:
                     raise refused.error(self._batch_id, self._task)
                 case Refuse(Reason.UNKNOWN) as refused if not is_empty:
                     raise refused.error(self._batch_id, self._task)

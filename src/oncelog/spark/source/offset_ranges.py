@@ -197,8 +197,8 @@ def split_ranges(
 ) -> list[OffsetRange]:
     """Split ranges into at least `min_partitions` pieces of at most `max_records` offsets.
 
-    Every range has at least one piece. Additional pieces go to the ranges whose pieces are largest. The
-    result is smaller only if there are fewer than `min_partitions` offsets.
+    Every range has at least one piece. Additional pieces go to the ranges whose pieces are largest. There are
+    fewer than `min_partitions` pieces only if the ranges contain fewer offsets than that.
     """
     pieces = [1 if max_records is None else -(-r.size // max_records) for r in ranges]
     # A heap, because a scan of all ranges for each piece took 8 s (3,000 ranges, minPartitions=10000).

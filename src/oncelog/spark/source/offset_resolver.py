@@ -69,9 +69,9 @@ class OffsetResolver:
     def available(self, *, may_miss: bool = False, expected: Collection[TopicPartition] = ()) -> Available:
         """Return the offsets that exist now in the subscribed partitions. No record is read.
 
-        If a topic that the user named does not exist, raise UnknownTopicOrPartition. With `may_miss`, leave
-        the topic out instead, because a running stream reports the loss itself. `expected` are the partitions
-        of the stream's last position.
+        Raises UnknownTopicOrPartition if a topic that the user named does not exist, and ConfigError if a
+        partition that the user assigned does not exist. With `may_miss`, they are left out instead, because a
+        running stream reports the loss itself. `expected` are the partitions of the stream's last position.
         """
         partitions, topic_ids = self._partitions(may_miss, expected)
         latest = self._offsets(partitions, "latest", self._isolation)

@@ -142,12 +142,13 @@ def _low_ms(condition: Filter) -> int | None:
 
 @contextmanager
 def times_beyond_python() -> Iterator[None]:
-    """While this context is open, PySpark decodes filters with times outside the years 1 to 9999 in UTC.
+    """While this context is open, PySpark replaces a filter's time that Python cannot represent.
 
-    A Python datetime cannot represent such a time. PySpark would end the planning with OverflowError before
-    it calls the source. A user can write such a time: midnight of '0001-01-01' east of Greenwich. The nearest
-    datetime is used instead. As a lower bound, the nearest datetime excludes no more rows than the time
-    itself. See test_conditions_with_extreme_timestamps_give_the_right_rows.
+    A Python datetime is limited to the years 1 to 9999 (UTC). For a filter with another time, PySpark raises
+    OverflowError while it plans the query, before it calls the source. A user can write such a time: midnight
+    of '0001-01-01' east of Greenwich. The nearest datetime replaces it. As a lower bound, the nearest
+    datetime excludes no more rows than the time itself. See
+    test_conditions_with_extreme_timestamps_give_the_right_rows.
     """
     original = VariantUtils._get_timestamp
 

@@ -184,7 +184,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
 
 
 class FilteringReader(BatchReader):
-    """A batch read that leaves out offsets by the query's filters.
+    """A batch read that leaves out the offsets that the query's filters exclude.
 
     Spark refuses a reader with `pushFilters` while spark.sql.python.filterPushdown.enabled is false.
     """
@@ -192,7 +192,7 @@ class FilteringReader(BatchReader):
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
         # Spark's planning process creates this reader, then decodes the filters, then calls `pushFilters`. So
-        # the context is opened here and closed there.
+        # the context is opened here and closed in `pushFilters`.
         self._filter_decoding = ExitStack()
         self._filter_decoding.enter_context(times_beyond_python())
 
