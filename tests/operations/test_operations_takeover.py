@@ -40,6 +40,8 @@ from oncelog.wire.stored import (
 )
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+UNASSIGNED = (1).to_bytes(16, "big")
+"""Kafka's DirectoryId of a replica whose directory does not exist yet."""
 CONFIG = {"node.id": 1, "log.retention.check.interval.ms": 50, "log.cleaner.backoff.ms": 50}
 KEPT = {"forever": 8, "table": 5, "again": 5}
 """Records that Kafka's settings keep. All except three of `forever` are more than a month old."""
@@ -504,7 +506,8 @@ def test_a_partition_whose_log_directory_kafka_had_lost_stops_the_start(plain: P
     metadata = read_metadata(RealDisk(plain))
     (bank,) = (topic for topic in metadata.topics.values() if topic.name == "bank")
     shutil.rmtree(plain / "bank-1")
-    for number in (1, 2):  # lost, being migrated; 0 is one that is not made yet
+    # MIGRATING and LOST in Kafka's DirectoryId. Only UNASSIGNED, 1, is a directory that Kafka has not created.
+    for number in (0, 2):
         change = PartitionChangeRecord(
             partition_id=1, topic_id=bank.topic_id, directories=[number.to_bytes(16, "big")]
         )
@@ -521,7 +524,7 @@ def test_a_topic_that_kafka_put_aside_and_made_again_stops_the_start(plain: Path
     topic_id = b"\x09" * 16
     topic = TopicRecord(name="ours", topic_id=topic_id)
     partition = PartitionRecord(
-        partition_id=0, topic_id=topic_id, replicas=[1], isr=[1], leader=1, directories=[bytes(16)]
+        partition_id=0, topic_id=topic_id, replicas=[1], isr=[1], leader=1, directories=[UNASSIGNED]
     )
     append_metadata(plain, b"\x01\x02\x00" + topic.encode(0), b"\x01\x03\x01" + partition.encode(1))
     text = refusal(plain)

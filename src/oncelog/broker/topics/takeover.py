@@ -68,10 +68,11 @@ _WITHOUT_MEANING = {
 }  # fmt: skip
 """Kafka's topic settings that have no effect on a single broker. They are not adopted."""
 _STRAY = re.compile(r"(?P<topic>.+)-\d+\.[0-9a-f]{32}-stray")
-_UNASSIGNED = bytes(16)
-"""Directory id of a replica that has no directory yet. Ids 1 and 2 mean lost and unknown.
+_UNASSIGNED = (1).to_bytes(16, "big")
+"""Directory id of a replica that has no directory yet.
 
-Source: kafka DirectoryId.
+Id 0 (MIGRATING) means a directory that exists but is not known, and id 2 (LOST) a directory that failed. Both
+kinds of directory may have records. Source: kafka DirectoryId.
 """
 _LOG = re.compile(r"\d{20}\.log")
 _MAGIC_POSITION = 16
