@@ -506,7 +506,7 @@ def test_a_partition_whose_log_directory_kafka_had_lost_stops_the_start(plain: P
     metadata = read_metadata(RealDisk(plain))
     (bank,) = (topic for topic in metadata.topics.values() if topic.name == "bank")
     shutil.rmtree(plain / "bank-1")
-    # MIGRATING and LOST in Kafka's DirectoryId. Only UNASSIGNED, 1, is a directory that Kafka has not created.
+    # MIGRATING and LOST in Kafka's DirectoryId. Only UNASSIGNED, 1, means that no directory exists yet.
     for number in (0, 2):
         change = PartitionChangeRecord(
             partition_id=1, topic_id=bank.topic_id, directories=[number.to_bytes(16, "big")]

@@ -93,7 +93,7 @@ class ConsumerGroups:
     def leave(
         self, group_id: str, identities: Sequence[tuple[str, str | None]], now_ms: int
     ) -> tuple[list[int], list[AppendHandle]]:
-        """Remove members; `identities` has their (member id, instance id).
+        """Remove members. `identities` has (member id, instance id) of each.
 
         Return an error code for each member, and the appends that the response must wait for. Raises
         UnknownMemberId if the group does not exist, NotCoordinator, InvalidRequest, MessageTooLarge.
@@ -130,7 +130,7 @@ class ConsumerGroups:
     def _resolve_topics(self, names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
         """Return the topics with these names or matching these patterns.
 
-        Results are cached until topics change.
+        Results are cached until a topic changes or more of a pattern is resolved.
         """
         topics, patterns = self._topics, self.patterns
         if self._resolved_at != (topics.revision, patterns.revision):
@@ -146,8 +146,8 @@ class ConsumerGroups:
                 topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in topics_found
             }
             if self._resolved_at != (topics.revision, patterns.revision):
-                # `find` has resolved another pattern and raised the revision. `resolved` may lack the names
-                # that match that pattern, so do not cache it.
+                # `find` has raised the revision, because results that are cached for other members may lack
+                # names. The next call clears the cache, so do not add to it.
                 return resolved
             self._resolved_count += len(resolved) + 1
             if self._resolved_count > self._limits.max_catalogued_topics:
@@ -164,7 +164,7 @@ class ConsumerGroups:
         return None if subscribed is None else set(subscribed)
 
     def _forget_patterns(self) -> None:
-        """Once there are `_max_patterns` patterns, forget those that no member uses."""
+        """If there are more than `_max_patterns` patterns, forget those that no member uses."""
         if len(self.patterns) > self._max_patterns:
             members = (member for group in self._groups.values() for member in group.members.values())
             self.patterns.keep({member.regex for member in members if member.regex})
@@ -197,7 +197,7 @@ class ConsumerGroups:
         return self._deadlines.next_ms
 
     def tick(self, now_ms: int) -> None:
-        """Handle the deadlines of groups that have passed."""
+        """Handle the group deadlines that have passed."""
         for group_id in self._deadlines.take(now_ms):
             group = self._groups.get(group_id)
             if group is None:
@@ -221,7 +221,7 @@ class ConsumerGroups:
         del self._groups[group_id]
         return written
 
-    # The start
+    # Replay at the start of the broker
 
     def replay(self, key: bytes, value: bytes | None) -> None:
         """Apply a record of `__consumer_offsets` at the start. Raises PeerError."""
@@ -231,7 +231,7 @@ class ConsumerGroups:
         group = self._groups.get(group_id)
         if group is None:
             group = self._groups[group_id] = self._new(group_id)
-            # The record of the epoch sets this. If there is no such record, the group is deleted below.
+            # 0 means that no epoch record has been replayed. A group without any record is deleted below.
             group.epoch = 0
         replay_record(group, record_key, value)
         is_gone = not (group.members or group.targets or group.epoch or group.assignment_epoch)

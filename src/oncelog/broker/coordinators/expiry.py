@@ -24,8 +24,9 @@ class ExpiryRounds:
     def begin(self, keys: Iterable[str], look: Callable[[str], BackgroundTask | None]) -> None:
         """Begin a round: call `look` for each key, `step_entries` keys per step.
 
-        Some keys may be deleted by then. If one key needs several steps, `look` returns a task for them. An
-        error of `look` or of that task ends the round. While an earlier round is running, this does nothing.
+        A key may have been deleted when `look` is called for it. If one key needs several steps, `look`
+        returns a task for them. An error of `look` or of that task ends the round. While an earlier round is
+        running, this does nothing.
         """
         if self._is_running or self._is_closed:
             return

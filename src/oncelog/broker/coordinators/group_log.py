@@ -76,9 +76,9 @@ def _encode_member(member: Member, protocol_name: str | None) -> GroupMetadataVa
 
 
 def decode_group(group: ClassicGroup, data: bytes, now_ms: int) -> None:
-    """Restore the state of `group`, which is new, from a record's value.
+    """Restore the stored state of a new `group` from a record's value.
 
-    The sessions of its members start now. Raises PeerError.
+    The sessions of its members start at `now_ms`. Raises PeerError.
     """
     value = GroupMetadataValue.from_bytes(data)
     group.state = GroupState.STABLE if value.members else GroupState.EMPTY

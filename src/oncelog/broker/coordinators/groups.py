@@ -53,7 +53,7 @@ METADATA_RECORDS = 4
 """Multiple of message.max.bytes that the metadata of a classic group's members may take in memory.
 
 A group's record has the metadata of one protocol only. The multiple is above 1, because a member that changes
-its assignor sends metadata for two.
+its assignor sends metadata for both.
 """
 
 
@@ -104,7 +104,7 @@ class GroupCoordinator:
         return is_group or self.offsets.has(group_id)
 
     def has_only_offsets(self, group_id: str) -> bool:
-        """Return True if the group has offsets, but no client has joined it. Raises NotCoordinator."""
+        """Return True if the group has offsets, but exists in neither protocol. Raises NotCoordinator."""
         has_joined = self.get(group_id) is not None or self.consumers.get(group_id) is not None
         return not has_joined and self.offsets.has(group_id)
 
@@ -220,16 +220,13 @@ class GroupCoordinator:
         return self._deadlines.next_ms
 
     def tick(self, now_ms: int) -> None:
-        """Handle the deadlines of classic groups that have passed."""
+        """Handle those deadlines of classic groups that have passed."""
         for group_id in self._deadlines.take(now_ms):
             group = self._groups.get(group_id)
             if group is not None:
                 group.tick(now_ms)
-                self.publish_changes(
-                    group,
-                    now_ms,
-                    # This does not raise: if the group cannot be stored, the waiting requests get the error.
-                )
+                # This does not raise: if the group cannot be stored, the waiting requests get the error.
+                self.publish_changes(group, now_ms)
 
     def delete(self, group_id: str, budget: StepBudget, now_ms: int) -> Work[AppendHandle | None]:
         """Delete a group and its offsets in steps. Return the last append.
@@ -397,7 +394,8 @@ class GroupCoordinator:
             except StopIteration as done:
                 self._offsets_left |= done.value
         done_names = {name: deletions[name] for name in before if name not in self._offsets_left}
-        # Sync the tombstones that a replay found, too: they may still be in the page cache only.
+        # Sync up to the newest record, not only this call's tombstones. An earlier run of the broker may have
+        # written the others, and they may still be in the page cache only.
         indexes = {index for name in done_names for index in before[name]}
         written = [self.topic.last_append(index) for index in sorted(indexes)]
         when_synced(self._flush_queue, written, lambda: topics.forget_deletions(done_names))
@@ -407,14 +405,14 @@ class GroupCoordinator:
         for name, deletion in list(self._topics.offsets_to_delete.items()):
             before = self.topic.log_end_offsets() if deletion.before is None else deletion.before
             # A power loss may have truncated the log. Records that are appended from now on do not belong to
-            # the deleted topic, so the limit must not be above the log end.
+            # the deleted topic, so `before` must not be above the log end.
             ends = {index: self.topic.last_append(index).last_offset + 1 for index in before}
             self._topics.bound_deletion(name, {index: min(before[index], ends[index]) for index in ends})
         for _ in self.delete_topic_offsets(list(self._topics.offsets_to_delete), now_ms):
             pass
 
     def expire(self, now_ms: int) -> None:
-        """Begin a background round that deletes expired offsets, and empty groups that have none left."""
+        """Begin a background round that deletes expired offsets, and empty groups without offsets."""
         budget = StepBudget(self._limits.request_step_elements)
         self._expiring.begin(self.group_ids(), lambda group_id: self._expire_group(group_id, budget, now_ms))
 
@@ -448,7 +446,10 @@ class GroupCoordinator:
         self.offsets.expire(group_id, partitions, subscribed, since_ms, now_ms)
 
     def _expire_empty_group(self, group_id: str, now_ms: int) -> None:
-        """Delete a group without offsets if it has no members and no deadline. Raises NotCoordinator."""
+        """Delete a group without offsets if it has no members. A classic group must have no deadline either.
+
+        Raises NotCoordinator.
+        """
         group, consumers = self.get(group_id), self.consumers.get(group_id)
         if consumers is not None and not consumers.members:
             self.consumers.write_tombstones(group_id, now_ms)
@@ -459,7 +460,7 @@ class GroupCoordinator:
         """Stop the current round of expiry."""
         self._expiring.close()
 
-    # The start
+    # Replay at the start of the broker
 
     def load(self, now_ms: int) -> None:
         """Replay groups and offsets at the start. Unreadable partitions are in `topic.damaged` afterwards."""

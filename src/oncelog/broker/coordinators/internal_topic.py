@@ -99,7 +99,7 @@ def partition_for(key: str, partition_count: int) -> int:
 
 
 class InternalTopic:
-    """One internal topic. The first append creates it, with a number of partitions that never changes.
+    """One internal topic. Its first use creates it, with a number of partitions that never changes.
 
     `note_stored` is called with the partition and the size in bytes of each append. `max_record_bytes`
     returns the current size limit of a record.
@@ -126,7 +126,7 @@ class InternalTopic:
 
     @property
     def topic(self) -> Topic | None:
-        """The topic; None before the first append."""
+        """The topic; None until it is created."""
         return self._topics.get(self.name)
 
     @property
@@ -218,7 +218,7 @@ class InternalTopic:
         return {} if topic is None else {i: p.log_end_offset for i, p in enumerate(topic.partitions)}
 
     def roll_for_compaction(self, now_ms: int) -> None:
-        """Roll long active segments, because only closed ones are compacted: behaviour T2
+        """Roll large active segments, because only closed ones are compacted: behaviour T2
         (docs/behaviours.md).
         """
         topic = self.topic
@@ -263,7 +263,11 @@ class UnreadableRecord(StorageError):
 
 
 class _Replay:
-    """An iterator over all batches of a partition. `offset` is how far the replay has come."""
+    """An iterator over all batches of a partition.
+
+    `offset` is the base offset of the batch that is being replayed, or else the offset after the last
+    replayed one. If the replay fails, the damage is there.
+    """
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition

@@ -14,16 +14,19 @@ from oncelog.settings import Settings
 CONSUMER_OFFSETS, TRANSACTION_STATE = "__consumer_offsets", "__transaction_state"
 INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, TRANSACTION_STATE})
 METADATA_LOG = "__cluster_metadata"
-"""Name of the metadata log in data directories of Apache Kafka. This broker has no topic of that name."""
+"""Name of the metadata log in data directories of Apache Kafka. This broker has no topic with this name."""
 
 _POLICY = "cleanup.policy"
-# Kafka's default is a day. Here it is shorter, because every transaction leaves a marker in the log, and a
-# start reads the whole log.
+# The delete.retention.ms of internal topics. Kafka's default is a day. This one is shorter, because every
+# transaction leaves a marker in the log, and a start of the broker reads the whole log.
 _MARKERS_STAY_MS = "600000"
 
 
 def with_internal_settings(name: str, own: Mapping[str, str], broker: Settings) -> dict[str, str]:
-    """Return a topic's own settings. For an internal topic, add those that its coordinator requires."""
+    """Return a topic's own settings.
+
+    For an internal topic, add the coordinator's defaults, and set cleanup.policy to compact.
+    """
     if name not in INTERNAL_TOPICS:
         return dict(own)
     defaults = {"delete.retention.ms": _MARKERS_STAY_MS}
@@ -36,7 +39,7 @@ def with_internal_settings(name: str, own: Mapping[str, str], broker: Settings) 
 
 
 def check_internal_settings(name: str, own: Mapping[str, str]) -> None:
-    """Raise InvalidConfig if these settings would let an internal topic be deleted instead of compacted."""
+    """Raise InvalidConfig if the cleanup.policy of an internal topic is not compact."""
     policy = own.get(_POLICY, "compact")
     if name in INTERNAL_TOPICS and policy != "compact":
         raise InvalidConfig(

@@ -45,7 +45,7 @@ class MarkerWriter:
         self._topics, self._note_stored, self._on_offsets_marker = topics, note_stored, on_offsets_marker
 
     def write(self, tp: TopicPartition, marker: Marker, now_ms: int) -> AppendHandle:
-        """Append the marker, and apply it to the committed offsets. Readers see it at once.
+        """Append the marker. In `__consumer_offsets`, also commit or drop the transaction's pending offsets.
 
         Raises UnknownTopicOrPartition, InvalidProducerEpoch, TransactionCoordinatorFenced, KafkaStorageError.
         """

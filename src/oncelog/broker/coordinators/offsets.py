@@ -80,7 +80,7 @@ class Offsets:
         now_ms: int,
         records: Sequence[OffsetRecord] | None = None,
     ) -> AppendHandle:
-        """Store offsets of a transaction. They are pending until a commit marker puts them into force.
+        """Store offsets of a transaction. They are pending until a marker commits or drops them.
 
         `records` are the encoded offsets if the caller has called `encode`. Raises InvalidProducerEpoch,
         NotCoordinator, MessageTooLarge.
@@ -106,9 +106,9 @@ class Offsets:
     ) -> Work[list[OffsetRecord]]:
         """Return the records of a commit.
 
-        As in Kafka, raises MessageTooLarge above message.max.bytes in total. Each record contains the group
-        id. Without the limit, a small request with a group id of 32,767 bytes could create a huge batch,
-        because the batch repeats the group id for every partition.
+        As in Kafka, raises MessageTooLarge if the records together exceed message.max.bytes. Each record
+        contains the group id. Without the limit, a small request with a group id of 32,767 bytes could create
+        a huge batch, because the batch repeats the group id for every partition.
         """
         limit, size_bytes, records = self._settings["message.max.bytes"], 0, []
         for tp, committed in offsets.items():
@@ -291,10 +291,12 @@ class Offsets:
     ) -> Generator[None, None, set[str]]:
         """Delete all offsets of deleted topics in bounded steps, in memory and by tombstones.
 
-        `before` has for each topic the log end offsets of its deletion, by partition index. Later records may
-        belong to a new topic with the same name, so they stay. Return the topics of which some offsets could
-        not be deleted from the log. Reasons are a full disk, a damaged partition, or an open transaction with
-        newer offsets for the same key, which a tombstone would delete, too.
+        `before` has the log end offsets at the deletion of each topic, by partition index of
+        `__consumer_offsets`. Later records may belong to a new topic with the same name, so they stay.
+
+        Return the topics of which some offsets could not be deleted from the log. The reason may be: the disk
+        is full, the partition is damaged, or an open transaction has a newer offset for the same key. In the
+        last case a tombstone would delete the newer offset, too.
         """
         batch_size = self._limits.max_tombstones_per_batch
         doomed: list[tuple[int, bytes]] = []
@@ -315,7 +317,8 @@ class Offsets:
                 doomed = []
                 yield None
         left |= set() if self._append_tombstones(doomed, now_ms) else before.keys()
-        # If a new topic with the name has offsets, keep its entry in `_indexes`: its own deletion needs it.
+        # If a new topic with the same name has offsets, keep the entry of the name in `_indexes`: a deletion
+        # of the new topic needs the entry.
         # See test_offsets_of_a_topic_made_before_a_restart_finished_a_deletion_go_with_it.
         for topic in before.keys() - left - with_newer:
             self._indexes.pop(topic, None)
@@ -343,8 +346,8 @@ class Offsets:
     ) -> None:
         """Delete a group's offsets that are older than offsets.retention.minutes.
 
-        Offsets of `subscribed` topics stay. `empty_since_ms` is None if the group has members now, or never
-        had any. Raises NotCoordinator.
+        Offsets of `subscribed` topics stay. `empty_since_ms` is the time at which a classic group lost its
+        last member; None for a group that has members or never had any. Raises NotCoordinator.
         """
         retention_ms = self._settings["offsets.retention.minutes"] * 60_000
         committed = self.of(group)
@@ -363,7 +366,7 @@ class Offsets:
         ]
         self.delete(group, expired, now_ms)
 
-    # The start
+    # Replay at the start of the broker
 
     def replay(self, index: int, batch: StoredBatch) -> None:
         """Apply a batch of the log to memory. Records of other kinds than committed offsets are ignored."""

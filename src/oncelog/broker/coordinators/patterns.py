@@ -33,7 +33,7 @@ Each of them costs as much to parse as 250 other bytes.
 _MAX_MEMORY_BYTES = 262_144
 """Memory limit of a compiled pattern. It allows about 10,000 instructions."""
 _COMPILING_STEPS = 200
-"""Steps that are counted for compiling one byte of a pattern."""
+"""Steps that are counted for compiling one character of a pattern."""
 
 T = TypeVar("T")
 
@@ -134,9 +134,7 @@ class TopicPatterns:
         self._unresolved: dict[str, None] = {}
         self._is_resolving = False
         self.revision = 0
-        """Incremented when the result of `find` for an existing pattern changes, except if only deleted
-        topics leave it.
-        """
+        """Incremented when `find` may return more names for an existing pattern."""
 
     def __len__(self) -> int:
         return len(self._resolutions)
@@ -165,8 +163,8 @@ class TopicPatterns:
     def find(self, text: str) -> list[str]:
         """Return the topic names that match, which may include deleted topics.
 
-        While the pattern is being resolved for the first time, return none. A pattern that RE2 rejects
-        matches nothing; a data directory of an older version may contain one.
+        While the pattern is being resolved for the first time, return an empty list. A pattern that RE2
+        rejects matches nothing; a data directory of an older version may contain one.
         """
         resolution = self._resolutions.get(text)
         is_new = resolution is None
@@ -222,7 +220,8 @@ class TopicPatterns:
                 resolution.names.append(name)
             resolution.examined += 1
         resolution.was_complete = True
-        # A compiled pattern may take 256 KB, so it is compiled again for the next new topic.
+        # A compiled pattern may take 256 KB, so drop it, and compile the pattern again for the next new
+        # topic.
         resolution.pattern = None
         return steps
 

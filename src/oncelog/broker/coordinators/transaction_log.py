@@ -22,7 +22,7 @@ def decode_key(data: bytes) -> str:
 
 
 def encode_value(entry: TransactionEntry, version: int) -> bytes:
-    """Return the record value of an entry. Version 0 has no fields of KIP-890; version 1 has."""
+    """Return the record value of an entry. Version 1 adds the fields of KIP-890 to version 0."""
     by_topic = groupby(sorted(entry.partitions), key=lambda tp: tp.topic)
     partitions = [
         TransactionLogValue.PartitionsSchema(topic=topic, partition_ids=[tp.partition for tp in group])

@@ -3,7 +3,8 @@
 A partition needs no verification if the producer, with this epoch, already has an open transaction there.
 Otherwise the request's version matters. Newer versions (Produce 12, TxnOffsetCommit 5) add their partitions
 to the transaction. With older versions, the partition must be in the transaction already, if
-transaction.partition.verification.enable is set. For Produce, the coordinator's errors are translated:
+transaction.partition.verification.enable is set. The coordinator's errors are translated, here with the
+versions of Produce:
 
     PRODUCER_FENCED                              INVALID_PRODUCER_EPOCH
     TRANSACTION_ABORTABLE                        INVALID_TXN_STATE, before Produce 11
@@ -62,8 +63,8 @@ class TransactionVerification:
     """The verification of one request's transactional batches.
 
     The keys of `unverified` are the partitions in which the producer has no open transaction yet; the values
-    are the producer. A partition that the client may not write to must not be in `unverified`, because it
-    would join the transaction before it is rejected.
+    are the producer. A partition that the client may not write to must not be in `unverified`, because the
+    partition would join the transaction before its batch is rejected.
 
     The coordinator's record adds partitions to the transaction. While `awaits_durability`, that record is not
     durable, so no batch may be stored. Otherwise a power loss could lose the record and keep a batch. Then
@@ -121,7 +122,8 @@ class TransactionVerification:
         """Raise an error if the client's batch for this partition must not be stored.
 
         `is_continued` is true if other requests may have run since this one began. One of them may have ended
-        the transaction. The epoch would not show this, because a classic end does not change it. See
+        the transaction. The epoch would not show this, because without KIP-890 the end of a transaction does
+        not raise it. See
         test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_no_more_batches.
         """
         producer = self._unverified.get(tp)
@@ -138,7 +140,10 @@ class TransactionVerification:
                 raise self._translated(error) from None
 
     def was_open(self, tp: TopicPartition) -> bool:
-        """Return True if the transaction was open in the partition when the request began."""
+        """Return True if the partition needed no verification when the request began.
+
+        The transaction was open in the partition, or the partition knew a newer epoch.
+        """
         return tp not in self._unverified
 
     def begins_epoch(self, tp: TopicPartition) -> bool:
@@ -209,8 +214,9 @@ def _needs_verification(partition: Partition, producer: ProducerIdAndEpoch) -> b
     """Return True if the partition must join the producer's transaction, or be in it, before the batch is
     stored.
 
-    This is not so if the transaction is open there already. If the partition knows a newer epoch, the append
-    will reject the batch. As in Kafka, the partition must not join the transaction before that.
+    This is not so if the transaction is open there already, or if the partition knows a newer epoch. In the
+    second case the append rejects the batch. As in Kafka, a rejected batch must not add its partition to the
+    transaction.
     """
     return not partition.has_open_transaction(*producer) and not knows_newer_epoch(partition, producer)
 

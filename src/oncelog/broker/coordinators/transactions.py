@@ -92,7 +92,10 @@ MAX_MARKERS_AT_ONCE = 100
 Further markers are written in background steps.
 """
 MARKERS_REACH_THE_DISK_MS = 60_000
-"""Age in ms up to which a power loss may still take a decision's markers. Linux writes pages after 30 s."""
+"""Age in ms up to which a power loss may still lose a decision's markers.
+
+Linux writes changed pages to the disk after about 30 s.
+"""
 _GONE = (UnknownTopicOrPartition, InvalidProducerEpoch)
 """Errors of a partition that needs no marker: it was deleted, or it knows a newer epoch of the producer."""
 
@@ -125,7 +128,9 @@ class TransactionCoordinator:
         self.version: int = settings["oncelog.transaction.version"]
         self._entries: dict[str, TransactionEntry] = {}
         self._seen_epochs: dict[int, int] = {}
-        """Producer id -> highest epoch in any partition at the start, if above that in the coordinator's log.
+        """Producer id -> highest epoch that any partition knew at the start.
+
+        It contains only ids whose epoch in the coordinator's log is lower.
         """
         self._last_offsets: dict[str, int] = {}
         """Transactional id -> offset of its newest record in `__transaction_state`."""
@@ -147,7 +152,7 @@ class TransactionCoordinator:
         test_a_decision_that_cannot_be_made_durable_is_followed_later.
         """
         self._decisions: dict[ProducerIdAndEpoch, TransactionEntry | None] = {}
-        """Producer of a leftover -> the decision about it in the log; None if there is none."""
+        """Producer of a leftover -> the newest decision in the log about the leftover; None without one."""
         self._aborted_classic: dict[ProducerIdAndEpoch, set[TopicPartition]] = {}
         """Producer of a leftover -> partitions in which the log aborts a classic transaction of the same
         epoch.
@@ -186,8 +191,9 @@ class TransactionCoordinator:
     ) -> TransactionResult:
         """Carry out InitProducerId. `take_id` returns a new producer id if the decision needs one.
 
-        Raises InvalidTransactionTimeout, NotCoordinator or the error of `decide_init`. If an earlier
-        instance's transaction is open, this begins to abort it and raises ConcurrentTransactions.
+        Raises InvalidRequest (empty id), InvalidTransactionTimeout, NotCoordinator, CoordinatorLoadInProgress
+        or the error of `decide_init`. If an earlier instance's transaction is open, this begins to abort it
+        and raises ConcurrentTransactions.
         """
         _check_id(transactional_id)
         self.topic.check(transactional_id)
@@ -222,8 +228,8 @@ class TransactionCoordinator:
         return TransactionResult(verdict.entry, (self._append(verdict.entry, now_ms),))
 
     def _above_seen_epochs(self, entry: TransactionEntry | None) -> TransactionEntry | None:
-        """Return the entry, with the highest epoch of its producer that a partition knew at the start if that
-        is higher.
+        """Return the entry, with its producer's epoch raised to the highest that a partition knew at the
+        start.
 
         With the default flush settings, a power loss may take an epoch from the coordinator's log, while a
         partition keeps it. If that epoch were handed out again, a new instance's batches would be taken for
@@ -259,7 +265,7 @@ class TransactionCoordinator:
     ) -> TransactionResult:
         """Add partitions to the producer's transaction.
 
-        Raises NotCoordinator or the error of `decide_add`.
+        Raises InvalidRequest (empty id), NotCoordinator or the error of `decide_add`.
         """
         _check_id(transactional_id)
         entry = self.get(transactional_id)
@@ -279,8 +285,10 @@ class TransactionCoordinator:
         return [self._last_append(transactional_id)] if transactional_id in self._entries else []
 
     def verify(self, transactional_id: str, producer: ProducerIdAndEpoch, tp: TopicPartition) -> None:
-        """Raise the error of `rules.transactions.coordinator.verify` if the partition is not in the
-        transaction.
+        """Raise an error if the partition is not in the transaction.
+
+        Raises InvalidRequest (empty id), NotCoordinator or the error of
+        `rules.transactions.coordinator.verify`.
         """
         _check_id(transactional_id)
         refusal = verify(self.get(transactional_id), producer, tp)
@@ -295,9 +303,10 @@ class TransactionCoordinator:
         client_version: int,
         now_ms: int,
     ) -> TransactionResult:
-        """Carry out EndTxn: append the decision, whose markers follow later.
+        """Carry out EndTxn: append the decision. Its markers follow later.
 
-        Raises the error of `decide_end`.
+        Raises InvalidRequest (empty id), NotCoordinator, CoordinatorLoadInProgress or the error of
+        `decide_end`.
         """
         _check_id(transactional_id)
         entry = self.get(transactional_id)
@@ -360,7 +369,7 @@ class TransactionCoordinator:
                 raise UnreadableRecord(record.offset, str(error)) from error
 
     def _note_decision(self, record: DecodedRecord) -> None:
-        """If the record decides a leftover, remember the decision."""
+        """Remember the transactional id and the decision of each leftover that the record is about."""
         if record.value is None:
             return
         # A record that a newer one replaces may be unreadable. `_load_partition` raises an error for the
@@ -405,8 +414,9 @@ class TransactionCoordinator:
     def fence_all(self, now_ms: int) -> None:
         """Fence every producer that was initialized before this start. Raises StorageError.
 
-        After the restore of a backup, new instances would get epochs that producers had already got after the
-        backup was taken. See test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one.
+        Without the fencing, after the restore of a backup, new instances would get epochs that other
+        producers already got after the backup was taken. See
+        test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one.
         """
         fenced: dict[Partition, None] = {}
         for entry in list(self._entries.values()):
@@ -466,7 +476,7 @@ class TransactionCoordinator:
     def end_leftovers(
         self, producer: ProducerIdAndEpoch, tps: Collection[TopicPartition], now_ms: int
     ) -> None:
-        """End leftovers of older epochs in partitions in which the producer begins a transaction.
+        """End the leftovers of this producer's older epochs, in partitions in which it begins a transaction.
 
         Raises NotCoordinator.
         """
@@ -540,7 +550,7 @@ class TransactionCoordinator:
     def hold_young_decisions(self, now_ms: int) -> None:
         """Protect decisions from compaction until their markers are surely on disk.
 
-        With the default flush settings, a power loss may take markers that are younger than
+        With the default flush settings, a power loss may lose markers that are younger than
         MARKERS_REACH_THE_DISK_MS. The next start then needs the decisions to write these markers again
         (`rules.idempotence.lost_markers`). The age is measured between two calls of this method. Timestamps
         of records would not do, because the clock may have been set back. See
@@ -665,8 +675,8 @@ class TransactionCoordinator:
         self, prepared: TransactionEntry, marked: list[AppendHandle], now_ms: int, error: BrokerError | None
     ) -> None:
         if error is not None:
-            # The markers that are not durable may be lost, so write them again. A second marker is harmless:
-            # the producer begins no transaction before this one is complete.
+            # The markers that are not durable may be lost, so write them again. A second marker is harmless,
+            # because the producer begins no transaction before the present one is complete.
             unknown = {handle.partition.topic_partition for handle in marked if is_pending_flush([handle])}
             self._unfinished[prepared.transactional_id] = unknown
             return
@@ -686,8 +696,8 @@ class TransactionCoordinator:
         _, partition = self._topics.partition(tp)
         producer_state = partition.producer(entry.producer_id)
         if entry.client_version >= EPOCH_PER_TRANSACTION:
-            # If the producer's next transaction is open here, this marker was written before a power loss,
-            # which took only the Complete record.
+            # If the producer's next transaction is open in the partition, this marker is already there: a
+            # power loss has lost only the Complete record. Do not write the marker again.
             refusal = reject_same_epoch(producer_state, entry.producer_id, entry.producer_epoch)
             if refusal is not None:
                 raise refusal.error(refusal.reason)

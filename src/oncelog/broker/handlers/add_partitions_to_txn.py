@@ -1,10 +1,10 @@
 """AddPartitionsToTxn (key 24), versions 0-5: add partitions to a transaction.
 
-Clients use versions up to 3, with one transaction per request. Brokers use version 4 and later (KIP-890): a
-request has several transactions. A transaction with verify_only only gets a check that the partitions are
-part of it. If a partition does not exist, none is added: that partition gets UNKNOWN_TOPIC_OR_PARTITION, and
-the others get OPERATION_NOT_ATTEMPTED. Versions 0 and 1 get INVALID_PRODUCER_EPOCH instead of
-PRODUCER_FENCED. Source: Kafka's KafkaApis.handleAddPartitionsToTxnRequest.
+Clients use versions up to 3, with one transaction per request. Brokers use version 4 and later (KIP-890),
+with several transactions per request. With verify_only, the coordinator only checks that the partitions are
+in the transaction. If a partition does not exist or the client may not write to it, none is added: that
+partition gets the error, and the others get OPERATION_NOT_ATTEMPTED. Versions 0 and 1 get
+INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED. Source: Kafka's KafkaApis.handleAddPartitionsToTxnRequest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """AlterConfigs (key 33), versions 0-2: replace all settings that a topic, broker or group itself has.
 
-Errors: UNKNOWN_TOPIC_OR_PARTITION; INVALID_CONFIG (unknown key or bad value); INVALID_REQUEST (a resource
-without settings, a null value, a resource or key named twice).
+    UNKNOWN_TOPIC_OR_PARTITION  there is no such topic
+    INVALID_CONFIG              an unknown key or bad value of a topic or group
+    INVALID_REQUEST             an unknown key or bad value of a broker, a resource type without settings, a
+                                null value, a resource or key named twice
+
 Source: Kafka's ConfigurationControlManager.
 """
 

@@ -3,10 +3,10 @@
 The response header always has version 0. The feature transaction.version is 2 if every transaction raises its
 producer's epoch (KIP-890).
 
-Errors: INVALID_REQUEST for a client name or version with other characters than letters, digits, dots and
-hyphens. A request of an unsupported version gets UNSUPPORTED_VERSION in a version 0 response, with the range
-of ApiVersions alone. Clients then try a lower version: Java and kafka-python the highest of that range,
-librdkafka version 0.
+Errors: INVALID_REQUEST unless the client's software name and version consist of letters, digits, dots and
+hyphens, and begin and end with a letter or digit. A request of an unsupported version gets
+UNSUPPORTED_VERSION in a version 0 response, with the range of ApiVersions alone. Clients then try a lower
+version: Java and kafka-python the highest of that range, librdkafka version 0.
 Source: KIP-35, KIP-511, KIP-584.
 """
 

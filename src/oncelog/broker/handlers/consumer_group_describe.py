@@ -1,7 +1,7 @@
 """ConsumerGroupDescribe (key 69), versions 0-1: groups of the consumer protocol (KIP-848).
 
 Errors: GROUP_ID_NOT_FOUND (no such group, or a classic one), INVALID_GROUP_ID (empty),
-TOPIC_AUTHORIZATION_FAILED (a member reads a topic that the client may not describe).
+TOPIC_AUTHORIZATION_FAILED (a member subscribes to, or is assigned, a topic that the client may not describe).
 Source: Kafka's GroupCoordinatorService.
 """
 

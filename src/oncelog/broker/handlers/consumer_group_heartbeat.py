@@ -1,9 +1,15 @@
 """ConsumerGroupHeartbeat (key 68), versions 0-1: a member of the consumer protocol joins, stays or leaves.
 
-Errors: INVALID_REQUEST (a field is missing, unexpected, or too long to be stored), MESSAGE_TOO_LARGE (no
-record can hold the member), GROUP_ID_NOT_FOUND (also a classic group with members), UNSUPPORTED_ASSIGNOR,
-INVALID_REGULAR_EXPRESSION. `rules.groups.consumer` decides the rest.
-Source: KIP-848; Kafka's GroupCoordinatorService and GroupMetadataManager.
+    UNSUPPORTED_VERSION         the consumer protocol is not enabled
+    INVALID_REQUEST             a field is missing, unexpected, or too long to be stored
+    MESSAGE_TOO_LARGE           no record can hold the member
+    GROUP_ID_NOT_FOUND          no such group, or a classic group with members
+    UNSUPPORTED_ASSIGNOR        the assignor is not enabled
+    INVALID_REGULAR_EXPRESSION  RE2 rejects the expression
+
+`rules.groups.consumer` decides the rest.
+Source: KIP-848; Kafka's GroupCoordinatorService and
+GroupMetadataManager.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     UNKNOWN_TOPIC_OR_PARTITION  there is no such topic
     INVALID_TOPIC_EXCEPTION     an internal topic
     INVALID_PARTITIONS          not above the topic's count, or above MAX_PARTITIONS
-    INVALID_REPLICA_ASSIGNMENT  an assignment to any broker but this one
+    INVALID_REPLICA_ASSIGNMENT  an assignment to any broker but this one, or not of exactly the new partitions
     INVALID_REQUEST             a topic named twice
     POLICY_VIOLATION            more than 10,000 new partitions in one request
     THROTTLING_QUOTA_EXCEEDED   over controller_mutation_rate, version 3 and later
@@ -45,7 +45,8 @@ _Result = CreatePartitionsResponse.CreatePartitionsTopicResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    # Finish even if the client has disconnected: the topics file already names these partitions.
+    # Finish even if the client has disconnected: once the topics file names the new partitions, they must be
+    # created.
     answer: Answer = respond_in_steps(state.slots, _answer(state, request, now_ms), is_cancellable=False)
     return answer
 

@@ -2,10 +2,11 @@
 
 In every version, the partition count -1 and the replication factor -1 mean the default.
 
-    INVALID_TOPIC_EXCEPTION     an invalid name, or one that collides with another
+    INVALID_TOPIC_EXCEPTION     an invalid name, or one that differs from another only in '.' and '_'
     TOPIC_ALREADY_EXISTS        a topic has the name
     INVALID_PARTITIONS          fewer than 1, or more than MAX_PARTITIONS
-    INVALID_REPLICATION_FACTOR  neither 1 nor -1, because there is one broker
+    INVALID_REPLICATION_FACTOR  0 or below -1; or above 1, because there is one broker, unless
+                                oncelog.accept.any.replication.factor is set
     INVALID_REPLICA_ASSIGNMENT  an assignment to any broker but this one, or a missing index
     INVALID_CONFIG              an unknown key or a bad value
     INVALID_REQUEST             a topic named twice, or both an assignment and a partition or replica count
@@ -68,7 +69,8 @@ _Result = CreateTopicsResponse.CreatableTopicResult
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    # Finish even if the client has disconnected: the topics file already names these topics.
+    # Finish even if the client has disconnected: once the topics file names the new topics, their partitions
+    # must be created.
     answer: Answer = respond_in_steps(state.slots, _create_all(state, request, now_ms), is_cancellable=False)
     return answer
 

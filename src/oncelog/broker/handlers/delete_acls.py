@@ -21,7 +21,7 @@ from oncelog.wire.messages import DeleteAclsRequest, DeleteAclsResponse
 
 KEY = 31
 MAX_REPEATED = 10_000
-"""Limit of the matches in a response, beyond the number of ACLs.
+"""A limit: a response may have this many more matches than there are ACLs.
 
 The response repeats an ACL for each filter that matches it.
 """

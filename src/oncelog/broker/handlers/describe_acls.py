@@ -57,7 +57,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeAclsRes
 def acl_filter(requested: DescribeAclsRequest | DeleteAclsRequest.DeleteAclsFilter) -> AclFilter:
     """Return the filter of a DescribeAcls or DeleteAcls request.
 
-    Raises InvalidRequest for an unknown type.
+    Raises InvalidRequest for an unknown resource type, pattern type, operation or permission.
     """
     try:
         return AclFilter(

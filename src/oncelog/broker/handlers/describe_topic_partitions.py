@@ -43,7 +43,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeTopicPa
             if requested:
                 unauthorized.append(_error_result(name, error))
             continue
-        # This must follow the authorization: the cursor must not reveal the name of a topic that the client
+        # Check this only after the authorization, because `next_cursor` must not name a topic that the client
         # may not describe.
         if page.is_full:
             page.end_at(name, 0)

@@ -2,9 +2,9 @@
 
 Version 7 and later have fetch sessions (`broker.fetch_sessions`), version 13 and later topic ids. Partitions
 are read in the order of the request until the response has max_bytes. The first partition that has data
-returns at least one whole batch, even above the limits. If unread responses use up much memory, the limit is
-lower. With isolation_level 1 the data ends at the last stable offset, and aborted_transactions is a list,
-perhaps empty; otherwise it is null.
+returns at least one whole batch, even above the limits. While unsent responses of all connections use much
+memory, the broker lowers max_bytes. With isolation_level 1 the data ends at the last stable offset, and
+aborted_transactions is a list, perhaps empty; otherwise it is null.
 
     UNKNOWN_TOPIC_OR_PARTITION  an unknown partition by name
     UNKNOWN_TOPIC_ID            an unknown topic id
@@ -14,9 +14,9 @@ perhaps empty; otherwise it is null.
     OFFSET_OUT_OF_RANGE         below the log start or above the log end
     KAFKA_STORAGE_ERROR         the batch cannot be read
 
-If there are fewer than min_bytes and no error, the response waits for appends, at most max_wait_ms. A client
-over its consumer_byte_rate quota gets an immediate response without partitions. Source: KIP-74, KIP-227,
-KIP-320; Kafka's ReplicaManager.fetchMessages.
+If the response is smaller than min_bytes and has no error, it waits for appends, at most max_wait_ms. A
+client over its consumer_byte_rate quota gets an immediate response without partitions. Source: KIP-74,
+KIP-227, KIP-320; Kafka's ReplicaManager.fetchMessages.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
         # An append between two steps could not complete this fetch, because the purgatory does not watch it
         # yet. Respond now: the client's next fetch returns the new records.
         return fetch.response(results)
-    # Do not wait longer than an idle connection may stay open: after that the client is gone.
+    # A connection that waits for a response is not closed as idle. Without this limit, a large max_wait_ms
+    # would keep the fetch of a client that has vanished.
     idle_ms, max_wait_ms = state.settings["connections.max.idle.ms"], message.max_wait_ms
     pending = PendingResponse(blocks_pipeline=True)
     delayed = DelayedFetch(
@@ -109,7 +110,7 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
 def _read_again(fetch: _Fetch, delayed: DelayedFetch) -> Work[Answer]:
     """Read a delayed fetch after an append or at its deadline.
 
-    If there is still too little data, watch it again.
+    If there is still too little data before the deadline, let the purgatory watch the fetch again.
     """
     results = yield from _read_all(fetch)
     missing_bytes = fetch.missing_bytes(results)
@@ -299,8 +300,9 @@ class _Fetch:
     def _diverges(result: _Result, partition: Partition, requested: FetchRequest.FetchPartition) -> bool:
         """Compare the epoch of the last record that the reader has with the log's epochs (KIP-595).
 
-        If that epoch ended at a lower offset here, return True and set the diverging epoch: the reader must
-        truncate its copy. Raises OffsetOutOfRange if no such epoch is known.
+        If the log lacks that epoch, or the epoch ended at a lower offset here, return True and set the
+        diverging epoch: the reader must truncate its copy. Raises OffsetOutOfRange if the epoch is above the
+        log's newest one.
         """
         if requested.last_fetched_epoch < 0:
             return False

@@ -4,9 +4,10 @@ Operation 0 sets a value, 1 resets it to the default, 2 appends to a list, and 3
 For a topic, only cleanup.policy and the throttled replicas are lists.
 
     UNKNOWN_TOPIC_OR_PARTITION  there is no such topic
-    INVALID_CONFIG              an unknown key, a bad value, or a list operation on another type
-    INVALID_REQUEST             a resource without settings, an unknown operation, a null value, a resource
-                                or key named twice
+    INVALID_CONFIG              an unknown key or bad value of a topic or group, or a list operation on
+                                another type
+    INVALID_REQUEST             an unknown key or bad value of a broker, a resource type without settings, an
+                                unknown operation, a null value, a resource or key named twice
 
 Source: KIP-339; Kafka's ConfigurationControlManager.
 """
@@ -74,7 +75,9 @@ def _apply_operations(
 
 
 def _effective(state: BrokerState, resource: _Requested) -> Mapping[str, SettingValue]:
-    """Return the values of the lists to which APPEND and SUBTRACT apply."""
+    """Return the effective settings of the resource: APPEND and SUBTRACT change the effective value of a
+    list.
+    """
     if resource.resource_type == ResourceType.TOPIC:
         return state.topics.settings_of(resource.resource_name)
     if resource.resource_type == ResourceType.BROKER and resource.resource_name != CLUSTER:

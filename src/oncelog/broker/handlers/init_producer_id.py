@@ -1,12 +1,12 @@
-"""InitProducerId (key 22), versions 0-5: a producer id for a new session, or for a transactional id.
+"""InitProducerId (key 22), versions 0-5: a producer id and epoch for an idempotent or transactional producer.
 
-Without a transactional id the response always has a new producer id at epoch 0, whatever id the client had.
-With a transactional id, `rules.transactions.coordinator.decide_init` decides.
+Without a transactional id the response always has a new producer id at epoch 0, even if the request has an
+older id. With a transactional id, `rules.transactions.coordinator.decide_init` decides.
 `broker.coordinators.producer_ids` allocates producer ids.
 
 Errors: INVALID_REQUEST if only one of producer_id and producer_epoch is -1. COORDINATOR_LOAD_IN_PROGRESS,
-which clients retry, if no block can be written or producer_ids_rate is exceeded. Versions 0 to 3 get
-INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED. Source: KIP-98, KIP-360; Kafka's
+which clients retry, if the disk cannot store a block of producer ids or producer_ids_rate is exceeded.
+Versions 0 to 3 get INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED. Source: KIP-98, KIP-360; Kafka's
 TransactionCoordinator.handleInitProducerId.
 """
 

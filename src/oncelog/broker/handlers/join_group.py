@@ -1,6 +1,6 @@
 """JoinGroup (key 11), versions 0-9: a member joins its group.
 
-The response waits until all members have joined.
+The response waits until all members have joined or the rebalance timeout has passed.
 
     INVALID_GROUP_ID         an empty group id
     INVALID_SESSION_TIMEOUT  not within group.min.session.timeout.ms and group.max.session.timeout.ms

@@ -1,6 +1,6 @@
 """ListPartitionReassignments (key 46), version 0: always none, because there is only one broker.
 
-As in Kafka, the response to a refused request names its partitions, without replicas.
+As in Kafka, the response to a refused request names the requested partitions, without replicas.
 Source: KIP-455.
 """
 

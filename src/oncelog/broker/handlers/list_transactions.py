@@ -1,9 +1,9 @@
 """ListTransactions (key 66), versions 0-2: the transactional ids of this broker, filtered (behaviour T14).
 
-Filters are producer ids and names of states; the response lists unknown names. Version 1 and later also
-filter by a minimum duration in ms, and version 2 by a regular expression that must match the whole id. Only
-ids that the client may describe are matched, so that the response time reveals nothing about others. Errors:
-INVALID_REGULAR_EXPRESSION if RE2 rejects the expression.
+Filters are producer ids and names of states; the response lists the state names that are unknown. Version 1
+and later also filter by a minimum duration in ms, and version 2 by a regular expression that must match the
+whole id. Only ids that the client may describe are matched, so that the response time reveals nothing about
+others. Errors: INVALID_REGULAR_EXPRESSION if RE2 rejects the expression.
 Source: KIP-664, KIP-994, KIP-1152; Kafka's TransactionStateManager.listTransactionStates.
 """
 

@@ -1,8 +1,9 @@
 """Metadata (key 3), versions 0-13: the broker, the topics and the leaders of their partitions.
 
-In version 0 an empty list means all topics; from version 1 on null means all and an empty list none. If the
-request (version 4 and later) and auto.create.topics.enable allow it, an unknown topic is created with
-num.partitions, and the response describes it. A topic that is named twice gets one result.
+In version 0 an empty list means all topics; from version 1 on null means all and an empty list none. If
+auto.create.topics.enable and the request allow it, an unknown topic is created with num.partitions, and the
+response describes it. A request below version 4 always allows it. A topic that is named twice gets one
+result.
 
 Errors: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION (an invalid name), UNKNOWN_TOPIC_ID (version 10
 and later).
@@ -73,7 +74,7 @@ def _handle(state: BrokerState, request: Request, now_ms: int) -> Work[Message]:
     )
     may_create = message.allow_auto_topic_creation and state.settings["auto.create.topics.enable"]
     includes = message.include_topic_authorized_operations, message.include_cluster_authorized_operations
-    # The address is part of the key: it depends on the listener of the request. See
+    # The address is part of the cache key, because it depends on the listener of the request. See
     # test_metadata_names_the_listener_of_the_connection.
     key = version, requested, may_create, includes, state.address(request)
     is_for_all = request.access is FULL_ACCESS
@@ -139,8 +140,8 @@ def _create_missing(
 ) -> Work[dict[str, BrokerError]]:
     """Create the requested topics that do not exist, with one durable write. Return the errors by topic name.
 
-    Once MAX_PARTITIONS_PER_REQUEST partitions are created, the remaining topics stay unknown. Clients repeat
-    the request for an unknown topic.
+    A request creates at most MAX_PARTITIONS_PER_REQUEST partitions, but always at least one topic. The
+    remaining topics stay unknown, and clients repeat the request for them.
     """
     refused: dict[str, BrokerError] = {}
     count: int = state.settings["num.partitions"]
@@ -172,7 +173,8 @@ def _create_missing(
         if isinstance(result, Topic):
             state.quotas.charge(MUTATIONS, request.quota_principal, count, now_ms)
         elif not isinstance(result, TopicAlreadyExists):
-            # TopicAlreadyExists means that another request is creating the topic: the client repeats its own.
+            # TopicAlreadyExists means that another request is creating the topic: this client repeats its
+            # request.
             refused[new.name] = result if isinstance(result, BrokerError) else KafkaStorageError(str(result))
     return refused
 

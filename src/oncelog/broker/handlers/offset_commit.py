@@ -48,7 +48,7 @@ def _commit(state: BrokerState, request: Request, now_ms: int) -> Work[Answer]:
     if request.header.api_version >= FIRST_ID_VERSION:
         _name_topics(state, message)
     has_retention = message.retention_time_ms >= 0
-    # The sum is limited: for offsets that never expire, clients send the largest number.
+    # Limit the sum to an int64: clients send the largest int64 for offsets that never expire.
     expire_ms = min(now_ms + message.retention_time_ms, INT64_MAX) if has_retention else -1
     response = OffsetCommitResponse(
         topics=[

@@ -1,7 +1,7 @@
 """OffsetFetch (key 9), versions 1-10: the committed offsets of groups.
 
 From version 2 on null topics mean all. A partition without a committed offset has offset -1 and no error.
-With require_stable (version 7 and later), a partition that an open transaction may commit gets
+With require_stable (version 7 and later), a partition for which an open transaction has a pending offset gets
 UNSTABLE_OFFSET_COMMIT, which clients retry. Version 10 names topics by id; an unknown id gets
 UNKNOWN_TOPIC_ID. Source: KIP-447, KIP-709, KIP-848; Kafka's OffsetMetadataManager.fetchOffsets.
 """
@@ -69,8 +69,8 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
                 )
             )
         return result
-    # A group that is named several times gets one result, for its first entry, because its offsets may be
-    # many.
+    # A group that is named several times gets one result, for its first entry. Otherwise a small request
+    # could make the broker return the offsets of a large group thousands of times.
     groups: dict[str, OffsetFetchRequest.OffsetFetchRequestGroup] = {}
     for group in message.groups:
         groups.setdefault(group.group_id, group)
@@ -231,8 +231,7 @@ def _offsets(
     for topic, partitions in requested:
         results = []
         for index in partitions:
-            # With null topics, leave out partitions whose offset was deleted between the steps, as Kafka
-            # does.
+            # If the request has null topics, leave out partitions whose offset was deleted between the steps.
             if topics is not None or TopicPartition(topic, index) in committed:
                 results.append(fields_of(TopicPartition(topic, index)))
             if budget.spend():

@@ -1,8 +1,9 @@
 """OffsetForLeaderEpoch (key 23), versions 2-4: the end offset of a leader epoch of a partition.
 
 For the current epoch the result is the log end offset. For an older epoch the result is the largest epoch in
-the log that is not above it, with that epoch's end offset: the start of the next epoch. For an epoch above
-the current one, and for -1, the result is -1/-1.
+the log that is not above it, with that epoch's end offset: the start of the next epoch. If the log has only
+newer epochs, the result is the requested epoch and the start offset of the oldest one. For an epoch above the
+current one, and for -1, the result is -1/-1.
 
 Errors: UNKNOWN_TOPIC_OR_PARTITION; FENCED_LEADER_EPOCH or UNKNOWN_LEADER_EPOCH for a wrong current epoch.
 Source: KIP-101, KIP-320; Kafka's LeaderEpochFileCache.endOffsetFor.

@@ -3,15 +3,15 @@
 ApiVersions offers version 0, too: otherwise librdkafka before 2.11.1 does not compress (KAFKA-18659). Version
 13 names topics by id. Checks, in this order:
 
-    TRANSACTIONAL_ID_AUTHORIZATION_FAILED  transactional batches without a transactional id; all
-                                           partitions get this error
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED  transactional batches without a transactional id, or with one
+                                           that the client may not use; all partitions get this error
     UNKNOWN_TOPIC_ID                       version 13: an unknown topic id
     UNKNOWN_TOPIC_OR_PARTITION             an unknown topic or partition
     INVALID_RECORD                         not exactly one batch of magic 2
     UNSUPPORTED_COMPRESSION_TYPE           zstd before version 7
     INVALID_REQUIRED_ACKS                  acks is not -1, 0 or 1
     INVALID_TOPIC_EXCEPTION                an internal topic
-    NOT_ENOUGH_REPLICAS                    min.insync.replicas is above one
+    NOT_ENOUGH_REPLICAS                    acks is -1, and min.insync.replicas is above one
     errors of transaction_verification     a transactional batch outside a transaction
 
 The log checks the rest. A request with acks=0 gets no response, and an error closes its connection. With
@@ -65,9 +65,9 @@ FIRST_ZSTD_VERSION, FIRST_ID_VERSION = 7, 13
 STEP_COST = 50_000
 """Cost of decompression and parsing after which a step ends, in records. Bytes are converted to records.
 
-A request of 10 KB may have 60 batches that expand to 150,000 records each. Such batches are not refused: with
-acks=0, or without retries, their records would be lost.
-See test_a_request_of_many_batches_that_are_opened_is_carried_out_in_steps.
+A request of 10 KB may have 60 batches that expand to 150,000 records each. Refusing such batches would lose
+their records if the producer has acks=0 or no retries. See
+test_a_request_of_many_batches_that_are_opened_is_carried_out_in_steps.
 """
 
 _SIZE = struct.Struct(">i")
@@ -296,7 +296,8 @@ class _Produce:
 
     def _keep_request(self, pending: PendingResponse) -> None:
         pending.request_bytes = _keep_records(self.message)
-        # A producer with acks=0 may close its connection right after it has sent its last request.
+        # A producer with acks=0 may close its connection right after its last request. Store the batches
+        # anyway.
         pending.outlives_client = self.message.acks == 0
 
     def _answer_all(

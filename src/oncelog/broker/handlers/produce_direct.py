@@ -1,10 +1,10 @@
 """The fast path of Produce: append the batches of a plain request without decoding it into a message.
 
 All checks that refuse a request are in `broker.handlers.produce`. A request that might fail one of them is
-not plain, and this module leaves it unchanged for that handler. Not plain are: an old version, acks=0, an
-unknown topic, a topic whose appends wait for a flush or for replicas, malformed bytes, and every request
-while `on_append` is set. A transactional batch is plain if its producer's transaction is already open in the
-partition. The first batch of a transaction needs the coordinator.
+not plain, and this module leaves it unchanged for that handler. A request is not plain if it has an old
+version, acks=0, malformed bytes, an unknown topic, or a topic whose appends wait for a flush or for replicas.
+While `on_append` is set, no request is plain. A transactional batch is plain if its producer's transaction is
+already open in the partition. The first batch of a transaction needs the coordinator.
 
     request   i16 key | i16 version | i32 correlation id | client id | tags | transactional id | i16 acks
               | i32 timeout | topics: name, partitions: (i32 index, records, tags), tags | tags
@@ -51,7 +51,9 @@ _Result = ProduceResponse.PartitionProduceResponse
 
 
 _Batch = tuple[memoryview, Partition, memoryview, BatchHeader]
-"""(bytes of the topic's name or id and of its partition count, partition, batch, header of the batch)"""
+"""(bytes of the topic's name or id and of its partition count in the request, partition, batch, header of the
+batch)
+"""
 
 
 def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | None = None) -> bytes | None:

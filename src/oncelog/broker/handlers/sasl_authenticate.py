@@ -3,9 +3,9 @@
 From version 1 on, the last response has the session lifetime, after which the client must re-authenticate
 (KIP-368).
 
-Errors: SASL_AUTHENTICATION_FAILED, with the same text for an unknown user and a wrong password, after which
-the connection closes; ILLEGAL_SASL_STATE on a listener without SASL, and before SaslHandshake. Source:
-Kafka's SaslServerAuthenticator.
+Errors: SASL_AUTHENTICATION_FAILED, with the same text for an unknown user and a wrong password; the
+connection closes. ILLEGAL_SASL_STATE on a listener without SASL, and for an authenticated client that has not
+sent SaslHandshake again. Source: Kafka's SaslServerAuthenticator.
 """
 
 from __future__ import annotations

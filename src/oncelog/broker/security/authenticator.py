@@ -33,7 +33,7 @@ _SCRAM = {mechanism.label: mechanism for mechanism in Mechanism}
 class CloseAfterResponse:
     """A response after which the connection is closed.
 
-    The broker first waits `delay_ms`, then sends it and closes.
+    The broker first waits `delay_ms`, then sends `response` and closes.
     """
 
     response: Message
@@ -123,9 +123,9 @@ class Authenticator:
 
     @property
     def is_authenticating(self) -> bool:
-        """True between SaslHandshake and the end of the exchange.
+        """True from SaslHandshake to the end of the exchange.
 
-        At other times, SASL requests get ILLEGAL_SASL_STATE.
+        While it is False, the SASL requests that `check_request_allowed` allows get ILLEGAL_SASL_STATE.
         """
         return self._state in (AuthState.HANDSHAKE_DONE, AuthState.REAUTHENTICATING)
 

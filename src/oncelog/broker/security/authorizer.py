@@ -34,7 +34,10 @@ from oncelog.rules.security.authorization import (
 
 FILE_NAME = "oncelog-acls.json"
 KEPT_BYTES = 1 << 20
-"""Largest size in bytes of the cached results of a principal and host. Clients choose the resource names."""
+"""Largest size in bytes of the cached results of a principal and host.
+
+Clients choose the resource names, so without a limit they could fill the memory.
+"""
 MAX_KEPT_NAME = 256
 """Longest resource name whose check is cached, in characters."""
 _ENTRY_BYTES = 250
@@ -123,7 +126,7 @@ class Authorizer:
     def access(self, principal: str, host: str) -> Access:
         """Return the permissions of a principal at a host.
 
-        All connections with both share one object and its cache.
+        All connections with the same principal and host share one object and its cache.
         """
         if principal in self.super_users:
             return FULL_ACCESS
@@ -210,7 +213,7 @@ class AccessByAcls:
 
     def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
         # As in Kafka's Authorizer, "hardcode" stands for any name without its own ACLs. An ACL on all names
-        # allows it, and so does allow.everyone.if.no.acl.found.
+        # allows such a name, and so does allow.everyone.if.no.acl.found.
         return self.may(operation, resource_type, "hardcode") or is_allowed_somewhere(
             self._authorizer.acls, self._principal, self._host, operation, resource_type
         )

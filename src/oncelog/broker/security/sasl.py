@@ -17,7 +17,7 @@ from oncelog.errors import SaslAuthenticationFailed
 from oncelog.rules.security.scram import Credential, Mechanism
 
 TokenCheck = Callable[[str, int], tuple[str, int]]
-"""(token, now_ms) -> (user name, expiry of the token in ms since the epoch).
+"""(token, now_ms) -> (user name, expiry of the token). Both times are in ms since the epoch.
 
 The check raises SaslAuthenticationFailed.
 """
@@ -41,7 +41,10 @@ class Exchange(Protocol):
     expires_ms: int | None
 
     def answer(self, data: bytes, now_ms: int) -> bytes:
-        """Return the response to a message of the client. Raises SaslAuthenticationFailed."""
+        """Return the response to a message of the client. `now_ms` is in ms since the epoch.
+
+        Raises SaslAuthenticationFailed.
+        """
         ...
 
 

@@ -24,7 +24,7 @@ from oncelog.errors import (
 from oncelog.rules.security.authorization import ResourceType as acl
 
 Change = Callable[[Mapping[str, str]], Mapping[str, str | None]]
-"""(settings that the resource itself has) -> the same after the change.
+"""(the settings that a resource itself has) -> its settings after the change.
 
 The function may raise a BrokerError.
 """
@@ -98,8 +98,8 @@ def alter(
 class _Plan:
     """The changes of one request, validated one by one and stored together.
 
-    One file has the settings of all topics, and another one those of all groups. Each file is written once:
-    one write for each resource could block the broker for minutes.
+    One file has the settings of all topics, and another one those of the broker and of all groups. Each file
+    is written once: one write for each resource could block the broker for minutes.
     """
 
     def __init__(self, state: BrokerState, request: Request) -> None:

@@ -76,7 +76,10 @@ def to_text(value: SettingValue) -> str | None:
 
 
 def topic_entries(broker: Settings, overrides: Mapping[str, str]) -> Iterator[ConfigEntry]:
-    """Yield every topic setting. Its synonyms are the topic's own value, the broker's and the default."""
+    """Yield every topic setting, but internal ones only if the topic has them.
+
+    The synonyms of a setting are the topic's own value, the broker's and the default.
+    """
     settings = topic_settings(broker, overrides)
     for row in TOPIC.settings:
         if row.key.startswith("internal.") and row.key not in overrides:

@@ -1,7 +1,7 @@
 """Settings of the broker and of groups that clients change while the broker runs.
 
-Each change durably replaces the whole file. Settings of this broker override those of the whole cluster, and
-both override the configuration with which the broker was started.
+Each change durably replaces the whole file `oncelog-configs.json`. Settings of this broker override those of
+the whole cluster, and both override the configuration with which the broker was started.
 Source: KIP-226; kafka DynamicBrokerConfig; GroupConfig of KIP-848.
 """
 
@@ -153,7 +153,10 @@ def _with(
 
 
 def validate_broker_settings(values: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the settings of a broker unchanged. As in Kafka, raises InvalidRequest if one is invalid."""
+    """Return the settings of a broker without null values.
+
+    As in Kafka, raises InvalidRequest if a value is invalid or the setting cannot be changed at run time.
+    """
     static = [key for key in values if key not in DYNAMIC]
     if static:
         raise InvalidRequest(

@@ -35,7 +35,7 @@ class Listener:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The address for clients of this listener, as responses have it.
+        """The address of the broker in responses to clients of this listener.
 
         See test_metadata_names_the_listener_of_the_connection.
         """
@@ -53,9 +53,10 @@ class Listener:
 
 
 def parse_listeners(settings: Settings, host_name: str) -> tuple[Listener, ...]:
-    """Parse the setting `listeners`. A listener on all interfaces advertises `host_name`.
+    """Parse the setting `listeners`.
 
-    Raises ConfigError for invalid or contradictory settings.
+    A listener on all interfaces advertises `host_name`, unless advertised.listeners has its address. Raises
+    ConfigError for invalid or contradictory settings.
     """
     protocols = _protocols(settings)
     parts = [_parse(text, "listeners", settings) for text in settings["listeners"]]

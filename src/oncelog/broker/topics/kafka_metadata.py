@@ -73,7 +73,7 @@ class KafkaPartition:
 
     @property
     def whole_at(self) -> list[int]:
-        """Nodes that have all acknowledged records; empty if the metadata has none of these lists."""
+        """Nodes that have all acknowledged records; empty if the metadata names none."""
         return self.isr or self.eligible or self.last_eligible
 
 

@@ -6,8 +6,8 @@ that this broker cannot honour. A problem stops the start, and nothing is writte
 `oncelog.takeover.accept` has the word for this kind of problem.
 
 `oncelog-takeover.json` is written last, so that the next start repeats an adoption that a crash interrupted.
-The file lists the files of the metadata log. If Kafka has run since, they differ, and the newer metadata is
-adopted.
+The file has the names and sizes of the files of the metadata log. If the present ones differ, Kafka has run
+since, and the newer metadata is adopted.
 """
 
 from __future__ import annotations
@@ -289,9 +289,10 @@ def _is_stray_of(directory: str, name: str) -> bool:
 
 
 def _plan_broker_settings(plan: TakeoverPlan, metadata: KafkaMetadata, settings: Settings) -> None:
-    """Add a problem for each broker setting in Kafka's metadata that differs from this broker's.
+    """Compare the broker settings in Kafka's metadata with this broker's. Nothing is adopted.
 
-    Broker and group settings are not adopted.
+    Add a problem for each different default of a topic setting, and a note for each other broker or group
+    setting.
     """
     stored = dict(metadata.configs.get((BROKER_SETTINGS, ""), {}))
     stored |= metadata.configs.get((BROKER_SETTINGS, str(settings["node.id"])), {})

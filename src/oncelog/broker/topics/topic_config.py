@@ -86,7 +86,7 @@ def _stored(key: str, text: str) -> str | None:
             value = float(text)
             return None if math.isnan(value) else str(value)
     except ValueError:
-        # No version accepted this value. The caller parses it and raises an error that names the setting.
+        # No version accepted this value. Return it: the caller raises an error that names the setting.
         pass
     return text
 

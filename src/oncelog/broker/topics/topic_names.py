@@ -10,7 +10,7 @@ from oncelog.errors import InvalidTopicException
 MAX_LENGTH = 249
 """Longest topic name.
 
-The directory name `<topic>-<partition>.<uuid>-delete` must be legal in the file system.
+A directory name has at most 255 characters. `<topic>-<partition>` then leaves five for the partition index.
 """
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+")

@@ -76,9 +76,9 @@ class Topic:
     partition_count: int = 0
     """The number of partitions, including those that are being created."""
     directory_count: int = 0
-    """An index above all directories that the topic may have.
+    """One above the highest index of a directory that the topic may have.
 
-    It exceeds `partition_count` after a failed growth.
+    After a failed growth this exceeds `partition_count`.
     """
     new_partitions: list[Partition] = field(default_factory=list)
     """Partitions that are open but not usable yet.
@@ -88,10 +88,13 @@ class Topic:
     is_growing: bool = False
     """True while a request adds partitions in steps.
 
-    Other requests to add partitions to the topic wait for it.
+    Other requests that add partitions to the topic wait until it is False.
     """
     is_being_removed: bool = False
-    """True while the topic's directories are removed in steps. The name cannot be used until then."""
+    """True while the topic's directories are removed in steps.
+
+    Until that ends, no new topic can have the name.
+    """
 
     @property
     def is_internal(self) -> bool:
@@ -166,9 +169,9 @@ class Topics:
         No topic can be created with them.
         """
         self.offset_ends: Callable[[Collection[str]], Mapping[str, Mapping[int, int]]] = lambda names: {}
-        """Callback that returns the log end offsets of partitions of `__consumer_offsets` by topic name.
+        """Callback: topic names -> topic name -> partition of `__consumer_offsets` -> its log end offset.
 
-        It includes each partition that may have committed offsets of the topic.
+        The result includes each partition that may have committed offsets of the topic.
         """
         self.revision = 0
         """Incremented by every change of a topic."""
@@ -205,7 +208,7 @@ class Topics:
     def keep_response(self, key: object, body: bytes) -> None:
         """Cache an encoded response.
 
-        When the cache is full, it is cleared: clients repeat the same few large requests.
+        A full cache is cleared as a whole. This suffices, because clients repeat the same few large requests.
         """
         if len(self.large_responses) >= self._logs.limits.max_answers_kept:
             self.large_responses.clear()
@@ -271,8 +274,8 @@ class Topics:
     ) -> list[Topic | BrokerError | StorageError]:
         """Create topics durably in one step.
 
-        Return for each the topic, or the error that `create` would raise. Raises StorageError if none could
-        be created.
+        Return for each the topic, or the error that `create` would raise. Raises StorageError if the file
+        cannot be written, KafkaStorageError if the broker is stopping.
         """
         return run_work(self.create_in_steps(new_topics, now_ms))
 
@@ -393,9 +396,9 @@ class Topics:
     def begin_deletion(self, topics: Sequence[Topic]) -> None:
         """Delete topics durably, with one write of the file. Their directories remain. Raises StorageError.
 
-        When this returns, the topics are not live, and no start makes them live again. Until
-        `forget_deletions`, `offsets_to_delete` in the file names them. The caller must take the first step of
-        `remove_in_steps` next.
+        When this returns, the topics are not live, and no start makes them live again. `offsets_to_delete`
+        names those that may have committed offsets until `forget_deletions`. The caller must take the first
+        step of `remove_in_steps` next.
         """
         self._move(topics, TopicEvent.DELETE)
         try:
@@ -661,7 +664,7 @@ class Topics:
         going = [topic for topic in self._entries.values() if is_going(topic.state)]
         for topic in going:
             self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), None)
-        # On a full disk this fails. The next start does it.
+        # This fails on a full disk. Then the next start repeats it.
         with suppress(OSError):
             self._logs.forget_missing_partitions()
         # A start writes oncelog-topics.json only if there are deleted topics, so that a broker can start on a
