@@ -375,8 +375,9 @@ class GroupCoordinator:
     def delete_topic_offsets(self, deleted: Iterable[str], now_ms: int) -> Generator[None, None, None]:
         """Delete the offsets of deleted topics in bounded steps.
 
-        Until the last step no topic with these names can be created, because its consumers would start at the
-        old offsets. If some offsets cannot be deleted, or the broker stops, the next start deletes them.
+        Until the last step no topic with these names can be created, because consumers of the new topic would
+        start at the old offsets. If some offsets cannot be deleted, or the broker stops, the next start
+        deletes them.
         """
         topics = self._topics
         deletions = {name: deletion for name in deleted if (deletion := topics.offsets_to_delete.get(name))}

@@ -31,7 +31,7 @@ MAX_UNICODE_CLASSES = 16
 Each of them costs as much to parse as 250 other bytes.
 """
 _MAX_MEMORY_BYTES = 262_144
-"""Memory limit of a compiled pattern. It allows about 10,000 instructions."""
+"""Memory limit of a compiled pattern in bytes. It allows about 10,000 instructions."""
 _COMPILING_STEPS = 200
 """Steps that are counted for compiling one character of a pattern."""
 

@@ -1,7 +1,7 @@
 """The broker's ACLs, stored in a file, and its authorization checks, whose results are cached.
 
-`rules.security.authorization` makes the decisions. Each change durably replaces the whole file. Without
-`authorizer.class.name` there is no authorizer, and every operation is allowed.
+`rules.security.authorization` makes the decisions. Each change durably replaces the whole file
+`oncelog-acls.json`. Without `authorizer.class.name` there is no authorizer, and every operation is allowed.
 """
 
 from __future__ import annotations

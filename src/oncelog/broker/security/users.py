@@ -1,7 +1,7 @@
 """The SCRAM users of the broker, stored in a file.
 
 A stored credential is enough to verify a password, but not to log in with it (RFC 5802). PLAIN logins are
-checked against the same users. Each change durably replaces the whole file.
+checked against the same users. Each change durably replaces the whole file `oncelog-users.json`.
 """
 
 from __future__ import annotations

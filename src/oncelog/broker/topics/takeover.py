@@ -281,7 +281,11 @@ def _plan_gone(
 
 
 def _is_stray_of(directory: str, name: str) -> bool:
-    """Return True if the directory is a stray of the topic. Kafka cuts off names that are too long."""
+    """Return True if the directory is a stray of the topic.
+
+    Kafka renames a directory to `...-stray` if its metadata does not name the partition. It truncates names
+    that are too long.
+    """
     match = _STRAY.fullmatch(directory)
     assert match is not None
     start: str = match["topic"]

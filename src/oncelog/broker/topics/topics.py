@@ -78,7 +78,7 @@ class Topic:
     directory_count: int = 0
     """One above the highest index of a directory that the topic may have.
 
-    After a failed growth this exceeds `partition_count`.
+    After a failed attempt to add partitions this exceeds `partition_count`.
     """
     new_partitions: list[Partition] = field(default_factory=list)
     """Partitions that are open but not usable yet.
@@ -615,10 +615,11 @@ class Topics:
             return self._logs.open_partition(tp, config, topic_id, now_ms)
 
     def _take_back(self, failed: Sequence[tuple[Topic, int]]) -> Steps[None]:
-        """Undo failed growths: restore the previous partition counts, and remove the new directories.
+        """Undo failed attempts to add partitions: restore the old counts, and remove the new directories.
 
-        A directory that the disk does not remove is removed with the topic, or reused when the topic grows
-        again. If a deletion of the topic begins, this stops, because the deletion removes all directories.
+        A directory that the disk does not remove is removed with the topic, or reused when partitions
+        are added again. If a deletion of the topic begins, this stops, because the deletion removes all
+        directories.
         """
         if not failed:
             return
@@ -698,7 +699,7 @@ class Topics:
     def _count_directories(self) -> None:
         """Set `directory_count` of topics that have empty directories above their partition counts.
 
-        A failed growth leaves such directories. Raises StorageError.
+        A failed attempt to add partitions leaves such directories. Raises StorageError.
         """
         try:
             for tp in self._logs.partition_directories():
