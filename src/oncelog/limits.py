@@ -58,7 +58,7 @@ class Limits:
     snapshot_step_shards: int = 256
     """Number of shards that one step of a snapshot writes: first their producer ids, then their sizes."""
     snapshot_vector_entries: int = 16
-    """Number of entries in a shard from which a snapshot encodes the entries as columns, not one by one."""
+    """Minimum number of entries in a shard for a snapshot to encode them as columns, not one by one."""
     producer_id_block: int = 1000
     """Number of producer ids that are reserved on disk at a time."""
     first_producer_epoch: int = 0

@@ -212,7 +212,8 @@ def recheck_file(load: Load, index: int, layout: Layout, checkpoint: FileCheckpo
 def _check_digest(path: Path, reader: Any, checkpoint: FileCheckpoint) -> None:
     digest = reader.digest_at(checkpoint.position)
     if checkpoint.is_done and digest is not None and not reader.is_at_end():
-        # Two compressed files of the same size may have contents of different lengths.
+        # A finished file must end at its checkpoint. A compressed file that replaced it may have the same
+        # size and the same beginning, and contain more.
         digest = None
     reason = content_mismatch(checkpoint, source_of(path), digest)
     if reason is not None:

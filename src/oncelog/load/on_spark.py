@@ -127,7 +127,8 @@ def _begin(
             pairs = [(index, checkpoints[index]) for index in assignment.recheck]
             checks = spark.sparkContext.parallelize(pairs, len(pairs)).map(partial(_recheck, load=load))
             _raise_first(load, sorted(checks.collect(), key=lambda outcome: outcome.index))
-        # Open each new file before checkpoints are stored. If this fails, no file gets a checkpoint.
+        # Open each new file before checkpoints are stored. If a file cannot be opened, no new file gets a
+        # checkpoint.
         for index in assignment.new:
             with closing(open_reader(load.files[index], layouts[index], load.options)):
                 pass

@@ -57,7 +57,7 @@ def main() -> None:
     lines = _lines(0)
     job = Job(**json.loads(next(lines)))
     reports = os.fdopen(job.report_fd, "w")
-    # Spark calls its listener in another thread.
+    # Spark calls its listener in another thread, which sends events too.
     lock = threading.Lock()
 
     def send_event(event: str, **fields: Any) -> None:
@@ -226,7 +226,7 @@ class _MetricsPipe:
 def _sink_metrics() -> Iterator[_MetricsPipe | None]:
     """Yield the pipe for the sink's metrics.
 
-    Yield None if the user has set a file for them (FILE_VARIABLE).
+    Yield None if the user has set a file for the metrics (FILE_VARIABLE).
     """
     if FILE_VARIABLE in os.environ:
         yield None

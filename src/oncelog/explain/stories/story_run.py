@@ -218,7 +218,7 @@ def _read(consumer: Consumer, tp: TopicPartition) -> list[int]:
 
 
 def has_requests_at_broker(count: int) -> Any:
-    """Return a predicate for `wait_until`: `count` Produce requests have reached the broker."""
+    """Return a predicate for `wait_until`: at least `count` Produce requests have reached the broker."""
 
     def holds(events: Sequence[WireEvent]) -> bool:
         passed = (event for event in events if event.batches and event.fate in _PRODUCE_FATES_AT_BROKER)
@@ -228,7 +228,7 @@ def has_requests_at_broker(count: int) -> Any:
 
 
 def has_fate(fate: Fate, direction: Direction, count: int = 1) -> Any:
-    """Return a predicate for `wait_until`: `count` Produce messages of a direction had this fate."""
+    """Return a predicate for `wait_until`: at least `count` Produce messages of a direction had this fate."""
 
     def holds(events: Sequence[WireEvent]) -> bool:
         matches = (e for e in events if e.api == "Produce" and e.direction is direction and e.fate is fate)

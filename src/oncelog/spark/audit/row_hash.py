@@ -1,8 +1,8 @@
 """A hash of Arrow rows that ignores their order: the sum of a 64-bit hash per row, modulo 2**64.
 
-The hash distinguishes a repeated batch from a different one. It does not resist a deliberate collision. A
-field contributes its CRC-32C and length, and null differs from empty. Fields are mixed one after another, so
-a value that moves to another row or column changes the sum.
+The hash distinguishes a repeated batch from a different one. It does not resist a deliberate collision. An
+integer contributes its value. Any other field contributes its CRC-32C and length, and null differs from
+empty. Fields are mixed one after another, so a value that moves to another row or column changes the sum.
 """
 
 from __future__ import annotations

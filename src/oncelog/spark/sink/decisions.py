@@ -41,7 +41,9 @@ from oncelog.types import OffsetAndMetadata
 
 _FORMAT = 1
 _MAX_EARLIER_RUNS = 100
-"""The run ids, 16 characters each in JSON, must fit into offset.metadata.max.bytes (4096)."""
+"""Maximum length of `PlanNote.earlier`. Its run ids take 16 characters each in JSON, and the whole note must
+fit into offset.metadata.max.bytes (4096).
+"""
 
 
 class RowSum(NamedTuple):

@@ -61,7 +61,7 @@ class SinkMetrics:
 def publish(metrics: SinkMetrics) -> None:
     """Log the metrics, and append them to the file.
 
-    If that fails, only log the error: the batch must not fail.
+    If the file cannot be written, only log the error: the batch must not fail.
     """
     _log.info("%s", metrics)
     path = os.environ.get(FILE_VARIABLE)

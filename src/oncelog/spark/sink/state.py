@@ -223,7 +223,8 @@ def forget_markers(sink: Sink, admin: Admin, tasks: Iterable[int]) -> None:
     try:
         sink.keep(admin, sink.finished_id, BatchCommit(0, len(tasks)).encode(), retention_ms=_ENDED_KEPT_MS)
     except OncelogError:
-        # Without the note the markers must stay. They expire, and the rows are committed.
+        # Without the note, a late copy of a task would find no marker and write its rows again. So the
+        # markers stay until they expire.
         return
     for task in tasks:
         try:

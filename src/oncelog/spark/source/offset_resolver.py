@@ -70,8 +70,9 @@ class OffsetResolver:
         """Return the offsets that exist now in the subscribed partitions. No record is read.
 
         Raises UnknownTopicOrPartition if a topic that the user named does not exist, and ConfigError if a
-        partition that the user assigned does not exist. With `may_miss`, they are left out instead, because a
-        running stream reports the loss itself. `expected` are the partitions of the stream's last position.
+        partition that the user assigned does not exist. With `may_miss`, leave missing topics and partitions
+        out instead, because a running stream reports the loss itself. `expected` are the partitions of the
+        stream's last position.
         """
         partitions, topic_ids = self._partitions(may_miss, expected)
         latest = self._offsets(partitions, "latest", self._isolation)

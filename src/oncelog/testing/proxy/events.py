@@ -15,7 +15,7 @@ from oncelog.testing.proxy.txn_messages import TxnRequest, describe_request, des
 
 
 class Direction(StrEnum):
-    """The direction of a message. NOTE: a remark of the program that runs the proxy."""
+    """The direction of a message. NOTE: a remark of the proxy, or of the program that runs it."""
 
     REQUEST = "request"
     RESPONSE = "response"
@@ -31,9 +31,10 @@ class Fate(StrEnum):
     HELD        kept by the proxy until it is released
     RELEASED    forwarded after it was held
     COPY        a second copy of a request, sent to the broker
-    UNEXPECTED  the response to a copy; no client expects it
+    UNEXPECTED  the response to a copy, or to a request released after its connection ended; no client
+                expects it
     QUEUED      a response that waits for an earlier response
-    LOST        not selected by a rule, but it could no longer be delivered
+    LOST        could no longer be delivered, was lost while held, or was replaced by a FORGED response
     FORGED      a request that the proxy answered with an error, or a response that it replaced by an error
     """
 

@@ -74,8 +74,8 @@ class InFlightRequest:
     response: asyncio.Future[bytes | None]
     """The response's frame; None if the broker closed the connection."""
     send_number: int = 0
-    """Number of this request among those of its API that the proxy sent to the broker on this connection,
-    from 1.
+    """This is request number `send_number`, from 1, of its API that the proxy sent to the broker on this
+    connection. 0: not sent.
     """
     is_copy: bool = False
     is_dropped: bool = False

@@ -8,8 +8,9 @@ Clients match responses to requests by order. If a response has an unexpected co
 the connection (Java's client and librdkafka alike). Therefore a response that is held or dropped also blocks
 all later responses.
 
-After a connection has ended, the broker may still finish the requests that it was sent. Therefore a lost
-acknowledgement always means that the records were stored but the client does not know it.
+After the client's connection has ended, the broker gets DRAIN_SECONDS to finish the requests that it was
+sent. Therefore a lost response means that the broker has handled the request, but the client does not know
+the result.
 """
 
 from __future__ import annotations
