@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection
 
 import pytest
-from oncelog_simulator.clients import QUICK, Sender
+from oncelog_simulator.clients import SHORT_TIMEOUTS, Sender
 from oncelog_simulator.history.check import Outcome
 from oncelog_simulator.world import BrokerHost, Host, World
 
@@ -67,7 +67,7 @@ def test_two_calls_that_start_a_connection_leave_nothing_behind_after_close() ->
     left: list[str] = []
 
     async def main() -> None:
-        cluster = ClusterConnection(PRODUCER.parse(QUICK))
+        cluster = ClusterConnection(PRODUCER.parse(SHORT_TIMEOUTS))
         await asyncio.gather(cluster.start(), cluster.start())
         await cluster.close()
         left.extend(str(task.get_coro()) for task in asyncio.all_tasks() if not task.done())
@@ -94,7 +94,7 @@ def test_a_close_while_a_connection_starts_leaves_nothing_behind(monkeypatch: py
 
     async def main() -> None:
         with pytest.raises(MisuseError, match="closed"):
-            await ClusterConnection(PRODUCER.parse(QUICK)).start()
+            await ClusterConnection(PRODUCER.parse(SHORT_TIMEOUTS)).start()
         left.extend(str(task.get_coro()) for task in asyncio.all_tasks() if not task.done())
 
     done = Host(world, "client").run(main)
