@@ -124,7 +124,7 @@ def test_batches_that_are_opened_take_turns_with_other_connections(monkeypatch: 
 def test_a_batch_that_grows_too_much_is_refused(settings: dict[str, str]) -> None:
     partition = open_partition(log_config=config(max_message_bytes=10_000, **settings))
     large = log_batch(value=bytes(50_000), compression=Compression.ZSTD)
-    with pytest.raises(MessageTooLarge, match="over 40000 bytes"):
+    with pytest.raises(MessageTooLarge, match="larger than 40000 bytes"):
         put(partition, large)
     put(partition, log_batch(value=bytes(30_000), compression=Compression.ZSTD))
 
@@ -438,7 +438,7 @@ def test_a_count_that_no_codec_could_hold_is_refused(codec: Compression) -> None
     count = 300_000  # of the shortest records, all alike
     honest = seal([_KEYLESS * count], count, **sealed)
     assert put(partition, memoryview(honest)).last_offset == count - 1
-    with pytest.raises(InvalidRecord, match="2147483647 records in a batch of"):
+    with pytest.raises(InvalidRecord, match="the batch says 2147483647 records"):
         put(partition, memoryview(seal([_KEYLESS], 2**31 - 1, **sealed)))
     assert partition.log_end_offset == count
 

@@ -222,7 +222,7 @@ def test_the_bytes_of_a_failed_write_are_not_accepted_again() -> None:
     with pytest.raises(KafkaStorageError):
         put(partition, data)
     disk.errors = {}
-    with pytest.raises(InvalidRecord, match="base offset 1 in a batch from a client"):
+    with pytest.raises(InvalidRecord, match="must be 0, not 1"):
         put(partition, data)
     assert put(partition, batch(1)).base_offset == 1
 

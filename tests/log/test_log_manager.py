@@ -59,7 +59,7 @@ def test_the_cluster_id_and_the_directory_id_are_kept() -> None:
     again = _open(disk)
     assert (again.cluster_id, again.directory_id, len(known[0])) == (*known, 22)
     again.release()
-    with pytest.raises(StorageError, match=r"node\.id=1, the setting is 2"):
+    with pytest.raises(StorageError, match=r"node\.id=1, but the setting is 2"):
         _open(disk, node_id=2)
     with pytest.raises(StorageError, match=r"cluster\.id"):
         _open(disk, cluster_id="other")
@@ -234,7 +234,7 @@ def test_a_newer_format_is_refused_and_nothing_is_touched(key: str) -> None:
     disk.mkdir("t-0.abc-delete")
     steps = disk.steps
     with pytest.raises(
-        StorageError, match=rf"meta.properties says {key}=7.* up to 1: a newer one"
+        StorageError, match=rf"meta.properties contains {key}=7.* up to 1: a newer"
     ) as refused:
         _open(disk)
     assert "backup from before the upgrade" in str(refused.value)

@@ -147,7 +147,7 @@ def test_a_damaged_batch_cuts_the_log_there() -> None:
     assert "cut at position" in partition.recovery_warnings[0]
     assert "checksum" in partition.recovery_warnings[0]
     gone = last_base - 9
-    assert "everything from offset 9 on is gone" in partition.recovery_warnings[0]
+    assert "bytes from offset 9 on are removed" in partition.recovery_warnings[0]
     assert f"at least {gone} offsets of acknowledged records" in partition.recovery_warnings[0]
     assert len(_names(disk.after_kill(), ".log")) == 3
     assert put(partition, batch(9, pid=1)).base_offset == 9
@@ -463,7 +463,7 @@ def test_a_log_that_lost_its_synced_end_hides_no_new_records(clean: bool, torn_b
     disk.open(f"{TP}/{0:020d}.log").truncate(kept_bytes + torn_bytes)
     again = open_partition(disk, clean_shutdown=clean, recovery_point=recovery_point)
     assert again.log_end_offset == 1
-    assert "ends at offset 1, though 6 were synced" in str(again.recovery_warnings)
+    assert "ends at offset 1, but offsets up to 6 were synced" in str(again.recovery_warnings)
     put_marker(again, marker(1, commit=True))
     put(again, batch(1, pid=1, is_transactional=True, timestamp_ms=NOW_MS + 9))
     put_marker(again, marker(1, commit=True))
@@ -594,10 +594,10 @@ def test_a_log_that_ends_below_its_synced_end_is_reported() -> None:
         put(partition, batch(number))
     assert open_partition(disk.after_kill(), recovery_point=3).recovery_warnings == []
     again = open_partition(disk.after_kill(), recovery_point=5)
-    assert "ends at offset 3, though 5 were synced" in again.recovery_warnings[0]
+    assert "ends at offset 3, but offsets up to 5 were synced" in again.recovery_warnings[0]
     assert put(again, batch(3)).base_offset == 3
     stopped = open_partition(disk.after_kill(), recovery_point=5, clean_shutdown=True)
-    assert "ends at offset 3, though 5 were synced" in stopped.recovery_warnings[0]
+    assert "ends at offset 3, but offsets up to 5 were synced" in stopped.recovery_warnings[0]
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])

@@ -145,9 +145,9 @@ def test_a_marker_without_a_coordinator_epoch_fences_none() -> None:
     ("batches", "words"),
     [
         ("7.0 0+5, ?+8", "nothing up to offset 12 was audited: planted"),
-        ("7.0 t0+5, 7.1 COMMIT, 7.1 ABORT", "ABORT of a transaction that ended with COMMIT already"),
-        ("7.0 t0+5, 7.1 ABORT, 7.1 COMMIT", "COMMIT of a transaction that ended with ABORT already"),
-        ("7.0 0+3, ?-4, 7.0 3+2 @7", "the log start moved from 0 to 7 meanwhile"),
+        ("7.0 t0+5, 7.1 COMMIT, 7.1 ABORT", "ABORT of a transaction that already ended with COMMIT"),
+        ("7.0 t0+5, 7.1 ABORT, 7.1 COMMIT", "COMMIT of a transaction that already ended with ABORT"),
+        ("7.0 0+3, ?-4, 7.0 3+2 @7", "the log start moved from 0 to 7 during the audit"),
     ],
 )
 def test_a_finding_says_what_it_is_about(batches: str, words: str) -> None:

@@ -355,7 +355,7 @@ def test_records_inside_batches_are_checked_where_keys_are(spark: Any, tmp_path:
     found = {f.topic: (f.kind, f.base_offset, f.last_offset) for f in result.findings if f.key is None}
     assert found == {name: ("bad_records", 0, 2) for name in (*faults, "codec") if name != "sound"}
     texts = {f.topic: f.explanation for f in result.findings if f.key is None}
-    assert "record 2 has the offset 1, as the record before it" in texts["twice"]
+    assert "record 2 has the offset 1, like the record before it" in texts["twice"]
     assert "record 2 has the offset 4, after offset 1, in a batch that ends at 2" in texts["beyond"]
     assert audit_files(spark, str(tmp_path)).verdict == "clean"
 

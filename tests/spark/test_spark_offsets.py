@@ -54,7 +54,7 @@ def test_malformed_offsets_are_refused_with_the_option_name(text: str) -> None:
 
 def test_offsets_must_name_every_partition() -> None:
     spec = parse_offsets("startingOffsets", '{"a": {"0": 1}, "b": {"0": 1}}')
-    with pytest.raises(ConfigError, match="left out: a-1; not read: b-0"):
+    with pytest.raises(ConfigError, match="missing: a-1; not read: b-0"):
         spec.resolve({A0: 0, A1: 0}, {A0: 9, A1: 9})
 
 
@@ -107,11 +107,11 @@ def test_offsets_must_name_every_partition() -> None:
             None,
             "both set the end",
         ),
-        ({**NEEDED, "startingTimestamp": "5", "endingTimestamp": "4"}, None, "after its end at 4"),
+        ({**NEEDED, "startingTimestamp": "5", "endingTimestamp": "4"}, None, "ends it at 4"),
         (
             {**NEEDED, "startingOffsets": '{"a": {"0": 5}}', "endingOffsets": '{"a": {"0": 4}}'},
             None,
-            "startingOffsets starts a-0 at 5, after its end at 4 by endingOffsets",
+            "startingOffsets starts a-0 at 5, after endingOffsets ends it at 4",
         ),
         ({**NEEDED, "maxOffsetsPerTrigger": "5"}, "batch", "has no meaning in a batch"),
         (

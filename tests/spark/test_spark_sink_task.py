@@ -406,7 +406,7 @@ def test_a_batch_finished_by_version_0_4_1_is_not_written_again(bootstrap: str, 
     again = again_of(sink)
     reports = [write_task(again, 0, n, [batch(f"v{n}")]) for n in range(2)]
     assert [report.already_committed for report in reports] == [True, True]
-    with pytest.raises(SinkError, match="batch 0 was committed by 2 tasks, and now it has more"):
+    with pytest.raises(SinkError, match="batch 0 was committed by 2 tasks, but now has more tasks"):
         write_task(again, 0, 2, [batch("w")])
     with Admin(sink.settings.admin) as admin:
         admin.delete_group(sink.task_in_0_4_1(1))
@@ -491,7 +491,7 @@ def test_a_header_that_is_null_is_refused_with_its_row(
         ),
         (
             {"value": ["a", "b" * 2_000_000], "topic": ["t"] * 2},
-            r"row 3 for topic 't' has 2000000 bytes, above kafka.max.request.size=1048576 less 200",
+            r"row 3 for topic 't' has 2000000 bytes, above kafka.max.request.size=1048576 minus 200",
         ),
     ],
     ids=["topic", "partition", "negative", "large"],
@@ -680,8 +680,12 @@ def test_the_columns_of_sparks_own_sink_are_accepted() -> None:
     for types, topic, said in (
         ([("key", "string")], "t", "the column value is missing"),
         ([("value", "string")], None, "add a column named topic"),
-        ([("value", "bigint")], "t", "column value is bigint, and must be string or binary"),
-        ([("value", "string"), ("partition", "bigint")], "t", "partition is bigint, and must be int"),
+        ([("value", "bigint")], "t", "column value has the type bigint, but must be string or binary"),
+        (
+            [("value", "string"), ("partition", "bigint")],
+            "t",
+            "partition has the type bigint, but must be int",
+        ),
     ):
         with pytest.raises(ConfigError, match=said):
             check_columns(types, topic)

@@ -113,7 +113,7 @@ def _text(story: Story, scenes: Sequence[StoryRun], is_as_told: bool) -> str:
         if scene.written:
             parts += ["In the logs:", *(f"  {line}" for line in scene.written), ""]
         parts += [*_verdict(scene), ""]
-    parts.append("The story did NOT end as described." if is_as_told else "The story ended as described.")
+    parts.append("The story ended as described." if is_as_told else "The story did NOT end as described.")
     return "\n".join(parts) + "\n"
 
 
