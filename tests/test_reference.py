@@ -15,8 +15,8 @@ from test_language import BANNED, BARE_ERROR
 
 from oncelog import config, errors
 from oncelog.client.consumer.core import ConsumerCore
-from oncelog.client.producer.metrics import METRICS as PRODUCER_METRICS
-from oncelog.client.producer.metrics import ProducerMetrics
+from oncelog.client.producer.producer_metrics import METRICS as PRODUCER_METRICS
+from oncelog.client.producer.producer_metrics import ProducerMetrics
 from oncelog.error_guide import ERRORS, EXCEPTIONS
 from oncelog.explain.stories import STORIES
 from oncelog.log.disk import Disk
@@ -96,7 +96,7 @@ def test_every_metric_of_the_broker_has_a_unit_and_its_labels_a_meaning() -> Non
 
 
 def test_every_metric_of_the_clients_is_described() -> None:
-    from oncelog.client.consumer.metrics import METRICS as CONSUMER_METRICS
+    from oncelog.client.consumer.consumer_metrics import METRICS as CONSUMER_METRICS
 
     assert set(ProducerMetrics().to_dict(0.0, 0, 0)) == set(PRODUCER_METRICS)
     core = ConsumerCore(config.CONSUMER.parse({}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -164,6 +165,14 @@ def import_circles(imports: Mapping[str, Collection[str]]) -> list[frozenset[str
         if module not in order:
             visit(module)
     return circles
+
+
+def test_at_most_two_modules_have_one_name() -> None:
+    """A traceback shows a file's name. `core`, `aio` and `blocking` are parts of each client."""
+    count = Counter(path.name for path in SOURCE.rglob("*.py"))
+    for name in ("__init__.py", "core.py", "aio.py", "blocking.py"):
+        del count[name]
+    assert [name for name, files in count.items() if files > 2] == []
 
 
 def test_no_module_is_in_an_import_circle() -> None:

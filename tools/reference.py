@@ -404,8 +404,8 @@ def _default_of(option: click.Option, context: click.Context) -> str:
 def render_metrics() -> str:
     """Return docs/reference/metrics.md."""
     from oncelog.broker.metrics import LABELS, UNITS
-    from oncelog.client.consumer.metrics import METRICS as CONSUMER_METRICS
-    from oncelog.client.producer.metrics import METRICS as PRODUCER_METRICS
+    from oncelog.client.consumer.consumer_metrics import METRICS as CONSUMER_METRICS
+    from oncelog.client.producer.producer_metrics import METRICS as PRODUCER_METRICS
     from oncelog.spark.sink.sink_metrics import FILE_VARIABLE
     from oncelog.spark.sink.sink_metrics import METRICS as SINK_METRICS
 

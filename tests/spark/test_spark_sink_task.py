@@ -21,8 +21,8 @@ from oncelog.client.producer.blocking import Producer
 from oncelog.errors import ConfigError, ProducerFenced
 from oncelog.spark.audit.row_hash import hash_rows
 from oncelog.spark.sink.decisions import BatchBegun, PlanNote, RowRefused, RowSum, SinkError, SinkRefused
-from oncelog.spark.sink.rows import TaskRows, check_columns
 from oncelog.spark.sink.sink_options import SINK_OPTIONS, parse_sink_options, repeats_whole_stages
+from oncelog.spark.sink.sink_rows import TaskRows, check_columns
 from oncelog.spark.sink.state import KEPT_MS, new_run_id
 from oncelog.spark.sink.task import Sink, TaskReport, abandon, finish, write_task
 from oncelog.types import OffsetAndMetadata, TopicPartition

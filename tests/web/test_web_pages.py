@@ -20,7 +20,7 @@ from support.topics import new_topic, producer_of, values
 
 from oncelog import Admin, Consumer, OffsetAndMetadata, TopicPartition
 from oncelog.client.admin.aio import AsyncAdmin
-from oncelog.client.admin.transactions import TransactionDescription
+from oncelog.client.admin.transaction_requests import TransactionDescription
 from oncelog.errors import TransactionalIdNotFound
 from oncelog.web.app import make_app
 

@@ -128,7 +128,7 @@ def _filters(given: dict[str, Any]) -> list[Any]:
 @bootstrap_options
 def add(client_config: dict[str, Any], **given: Any) -> None:
     """Add ACLs."""
-    from oncelog.client.admin.acls import acl_text
+    from oncelog.client.admin.acl_requests import acl_text
 
     acls = list(_acls(given))
     if not acls:
@@ -183,7 +183,7 @@ def remove(yes: bool, client_config: dict[str, Any], **given: Any) -> None:
     """Remove the ACLs of a resource (with exactly this name or prefix), of a principal, or of both."""
     from dataclasses import replace
 
-    from oncelog.client.admin.acls import acl_text
+    from oncelog.client.admin.acl_requests import acl_text
     from oncelog.rules.security.authorization import PatternType
 
     if given["principal"] is None and not list(_resources(given)):

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from oncelog.client.admin import core
-from oncelog.client.admin.acls import (
+from oncelog.client.admin.acl_requests import (
     check_acls_created,
     create_acls_request,
     delete_acls_request,
@@ -17,7 +17,7 @@ from oncelog.client.admin.acls import (
     describe_acls_request,
     described_acls,
 )
-from oncelog.client.admin.groups import (
+from oncelog.client.admin.group_requests import (
     GroupDescription,
     GroupListing,
     check_group_deleted,
@@ -25,7 +25,7 @@ from oncelog.client.admin.groups import (
     described_consumer_group,
     listed_groups,
 )
-from oncelog.client.admin.quotas import (
+from oncelog.client.admin.quota_requests import (
     QuotaChanges,
     alter_quotas_request,
     check_quotas_altered,
@@ -33,7 +33,7 @@ from oncelog.client.admin.quotas import (
     described_quotas,
 )
 from oncelog.client.admin.request_router import RequestRouter
-from oncelog.client.admin.scram_users import (
+from oncelog.client.admin.scram_requests import (
     DEFAULT_ITERATIONS,
     check_users_altered,
     delete_user_request,
@@ -41,7 +41,7 @@ from oncelog.client.admin.scram_users import (
     described_users,
     set_user_request,
 )
-from oncelog.client.admin.transactions import (
+from oncelog.client.admin.transaction_requests import (
     HANGING_AGE_MS,
     TransactionDescription,
     TransactionListing,

@@ -8,10 +8,14 @@ from typing import Self
 
 from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.core import ConfigChanges
-from oncelog.client.admin.groups import GroupDescription, GroupListing
-from oncelog.client.admin.quotas import QuotaChanges
-from oncelog.client.admin.scram_users import DEFAULT_ITERATIONS
-from oncelog.client.admin.transactions import HANGING_AGE_MS, TransactionDescription, TransactionListing
+from oncelog.client.admin.group_requests import GroupDescription, GroupListing
+from oncelog.client.admin.quota_requests import QuotaChanges
+from oncelog.client.admin.scram_requests import DEFAULT_ITERATIONS
+from oncelog.client.admin.transaction_requests import (
+    HANGING_AGE_MS,
+    TransactionDescription,
+    TransactionListing,
+)
 from oncelog.client.admin.types import (
     ActiveProducer,
     ClusterDescription,

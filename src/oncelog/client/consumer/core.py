@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from oncelog.client.arguments import offset_of
 from oncelog.client.consumer.completed_fetch import CompletedFetch
+from oncelog.client.consumer.consumer_metrics import ConsumerMetrics
 from oncelog.client.consumer.delivery_buffer import Columns, DeliveryBuffer
 from oncelog.client.consumer.fetch_messages import (
     FetchedPartition,
@@ -30,7 +31,6 @@ from oncelog.client.consumer.fetch_messages import (
     fetched_partitions,
 )
 from oncelog.client.consumer.list_offsets import OffsetAt
-from oncelog.client.consumer.metrics import ConsumerMetrics
 from oncelog.errors import (
     BrokerError,
     FencedLeaderEpoch,

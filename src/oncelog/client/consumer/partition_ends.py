@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from oncelog.client.admin.blocking import Admin
-from oncelog.client.admin.transactions import HANGING_AGE_MS
+from oncelog.client.admin.transaction_requests import HANGING_AGE_MS
 from oncelog.client.admin.types import PartitionProducers
 from oncelog.errors import OncelogError
 from oncelog.rules.transactions.hanging import HeldBack, OpenTransaction, judge

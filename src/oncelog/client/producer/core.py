@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 from oncelog.client.connection.metadata import ClusterMetadata
 from oncelog.client.producer.batch import BatchResult, Callback, ProducerBatch, indeterminate_error, split
-from oncelog.client.producer.metrics import ProducerMetrics
 from oncelog.client.producer.options import ProducerOptions
 from oncelog.client.producer.partitioner import Partitioner
 from oncelog.client.producer.produce_messages import (
@@ -30,6 +29,7 @@ from oncelog.client.producer.produce_messages import (
     produce_request,
     responses_by_partition,
 )
+from oncelog.client.producer.producer_metrics import ProducerMetrics
 from oncelog.client.producer.queues import PartitionQueue, TopicQueues
 from oncelog.client.producer.rows import Row
 from oncelog.client.producer.schedule import SendSchedule

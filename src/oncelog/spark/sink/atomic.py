@@ -36,9 +36,9 @@ from oncelog.spark.sink.decisions import (
     is_plan_repeated,
 )
 from oncelog.spark.sink.error_hints import explain_error
-from oncelog.spark.sink.rows import KINDS, check_columns
 from oncelog.spark.sink.sink_metrics import SinkMetrics, publish
 from oncelog.spark.sink.sink_options import FULL_RETRY, parse_sink_options, repeats_whole_stages
+from oncelog.spark.sink.sink_rows import KINDS, check_columns
 from oncelog.spark.sink.task import Sink, TaskReport
 from oncelog.types import TransactionShare
 

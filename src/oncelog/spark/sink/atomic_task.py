@@ -23,8 +23,8 @@ from oncelog.errors import OncelogError, TimedOut
 from oncelog.spark.audit.row_hash import hash_rows
 from oncelog.spark.sink.decisions import RowRefused, RowSum, SinkError, WriteLease, may_acquire_lease
 from oncelog.spark.sink.error_hints import explain_error
-from oncelog.spark.sink.rows import Part, SinkRows, row_sizes
 from oncelog.spark.sink.sink_options import SinkSettings
+from oncelog.spark.sink.sink_rows import Part, SinkRows, row_sizes
 from oncelog.spark.sink.task import Sink, send_part
 from oncelog.types import TransactionShare
 

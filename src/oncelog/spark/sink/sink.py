@@ -25,9 +25,9 @@ from pyspark.sql.types import StructType
 
 from oncelog.errors import ConfigError
 from oncelog.spark.sink.decisions import SinkError
-from oncelog.spark.sink.rows import check_columns
 from oncelog.spark.sink.sink_metrics import SinkMetrics, publish
 from oncelog.spark.sink.sink_options import FULL_RETRY, SinkSettings, parse_sink_options, repeats_whole_stages
+from oncelog.spark.sink.sink_rows import check_columns
 from oncelog.spark.sink.state import new_run_id
 from oncelog.spark.sink.task import Sink, TaskReport, abandon, finish, write_task
 from oncelog.spark.source.source import OncelogSource

@@ -45,7 +45,7 @@ from oncelog.spark.sink.decisions import (
     decide_task,
 )
 from oncelog.spark.sink.error_hints import explain_error
-from oncelog.spark.sink.rows import Part, TaskRows
+from oncelog.spark.sink.sink_rows import Part, TaskRows
 from oncelog.spark.sink.state import Sink, forget_markers
 from oncelog.types import TransactionShare
 
