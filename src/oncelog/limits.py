@@ -54,7 +54,7 @@ class Limits:
     Above the limit, the oldest are dropped.
     """
     snapshot_every_bytes: int = 64 << 20
-    """Bytes appended since the last producer snapshot after which a checkpoint takes a new snapshot."""
+    """Minimum number of bytes since the last producer snapshot for a checkpoint to take a new one."""
     snapshot_step_shards: int = 256
     """Number of shards that one step of a snapshot writes: first their producer ids, then their sizes."""
     snapshot_vector_entries: int = 16

@@ -168,8 +168,8 @@ class PartitionAudit:
     def _move_log_start(self, removed: StoredBatch) -> None:
         """Restart the audit at a log start that moved during the audit.
 
-        Earlier batches are deleted now. A gap between them and the new log start would look like lost
-        batches. The rows "removed" of tests/tables/audit.txt test this.
+        The batches below the new log start were deleted during the audit. Without the restart, the missing
+        offsets would look like lost batches. The rows "removed" of tests/tables/audit.txt test this.
         """
         before, now = self._log_start_offset, removed.last_offset + 1
         if now <= before:

@@ -43,8 +43,9 @@ class _Epoch:
         self.starts, self.ends, self.offsets = array("q"), array("q"), array("q")
 
     def place(self, sequence: int) -> int:
-        """Return the position of a sequence number. Of all positions with that number, it is the one nearest
-        to the next position. It is at least 0.
+        """Return the position of a sequence number: the one nearest to `next`, but not below 0.
+
+        Sequence numbers wrap around. Therefore several positions have the same sequence number.
         """
         delta = advance(sequence, -advance(self.next, 0))
         if delta >= _SEQUENCES // 2 and self.next + delta >= _SEQUENCES:
@@ -153,8 +154,8 @@ class SequenceAudit:
 
     def _check_sequence(self, batch: StoredBatch, state: _Epoch, sequence: int) -> None:
         if state.starts_anywhere:
-            # The first data batch has the first sequence. A marker, with which the remaining log may begin,
-            # has no sequence.
+            # The remaining log may begin with a marker, which has no sequence. So the first sequence is that
+            # of the first data batch.
             state.starts_anywhere = False
             state.next = sequence
             self.unknown_starts += sequence != 0

@@ -176,13 +176,13 @@ class FetchPurgatory:
         heapq.heappush(self._deadlines, (fetch.deadline_ms, next(self._serial), fetch))
 
     def watch_again(self, fetch: DelayedFetch, missing_bytes: int) -> None:
-        """Delay a fetch again, after `begin` has read it in steps, until `missing_bytes` more are
+        """Delay a fetch again, after `begin` has read its partitions in steps, until `missing_bytes` more are
         appended.
         """
         fetch.is_reading, fetch.missing_bytes = False, missing_bytes
 
     def remove(self, fetch: DelayedFetch) -> None:
-        """Remove a fetch after `begin` has read it in steps and answered it."""
+        """Remove a fetch after `begin` has read its partitions in steps and answered it."""
         self._forget(fetch)
 
     def check_and_complete(self, tp: TopicPartition, size_bytes: int, stable_end: int | None = None) -> None:
@@ -226,9 +226,9 @@ class FetchPurgatory:
         fetch.pending.resolve(response)
 
     def _begin(self, fetch: DelayedFetch) -> None:
-        """Start to read the fetch again in steps, unless `begin` is still reading.
+        """Start to read the partitions of a fetch again in steps, unless such a read is in progress.
 
-        After its last step, `begin` checks for newer appends.
+        A read in progress checks for newer appends after its last step.
         """
         assert fetch.begin is not None
         if not fetch.is_reading:

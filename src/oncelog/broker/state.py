@@ -230,7 +230,9 @@ class BrokerState:
             self._visible_bytes[tp] = self._visible_bytes.get(tp, 0) + size_bytes
 
     def complete_satisfied_fetches(self) -> None:
-        """Complete the delayed fetches that have enough bytes since the last call."""
+        """Subtract the bytes that became visible since the last call from the `missing_bytes` of delayed
+        fetches, and complete the fetches that now have enough.
+        """
         while self._visible_bytes:
             visible_bytes, self._visible_bytes = self._visible_bytes, {}
             for tp, size_bytes in visible_bytes.items():

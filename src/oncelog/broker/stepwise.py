@@ -159,8 +159,8 @@ def respond_in_steps(
 ) -> Any:
     """Run the first step, and return the response, or a PendingResponse if more steps are needed.
 
-    Raises the error of the first step. The work may itself return a PendingResponse, if its response waits
-    for a flush, for example.
+    Raises the error of the first step. The work may itself return a PendingResponse, for example if its
+    response waits for a flush.
 
     - `is_cancellable`: the work stops if its client disconnects. If false, the work runs to its end, and
       needs no slot, because other requests may be waiting for its end.

@@ -50,7 +50,7 @@ def _added() -> dict[str, EntryPoint]:
 
 
 def _load(entry: EntryPoint) -> click.Command:
-    """Return an added command. Raise ClickException if its package cannot be imported."""
+    """Load a command that another package provides. Raises ClickException if it cannot be loaded."""
     try:
         command: click.Command = entry.load()
     except Exception as error:

@@ -55,7 +55,7 @@ def topic_of(value: str) -> str:
 def partitions_of(value: Iterable[TopicPartition] | TopicPartition) -> list[TopicPartition]:
     """Return one partition or several as a list.
 
-    Raises MisuseError for an item that is no valid TopicPartition.
+    Raises MisuseError for an item that is not a valid TopicPartition.
     """
     partitions = items_of(value, TopicPartition, "TopicPartition(topic, partition)")
     for tp in partitions:
@@ -79,7 +79,7 @@ def mapping_of(value: Mapping[T, Any], kind: type[T], what: str) -> dict[T, Any]
 
 
 def by_partition(value: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
-    """Return a copy of a mapping by partition. Raises MisuseError if a key is no valid TopicPartition."""
+    """Return a copy of a mapping by partition. Raises MisuseError if a key is not a valid TopicPartition."""
     return mapping_of(value, TopicPartition, "TopicPartition(topic, partition)")
 
 

@@ -261,7 +261,7 @@ class ParquetRows:
         self._raw.close()
 
     def records_within(self, max_bytes: int) -> int:
-        """Return the approximate number of rows that have `max_bytes` bytes."""
+        """Return the approximate number of records that fit in `max_bytes`, at least 1."""
         meta = self._file.metadata
         size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
         return max(1, max_bytes * self.count // max(int(size), 1))

@@ -23,7 +23,7 @@ INDEXED_OFFSETS = "oncelog-txnindex-checkpoint"
 restart restored the lost ones.
 """
 INDEX_STARTS = "oncelog-txnindex-start-checkpoint"
-"""Offsets from which on every segment has had a transaction index file. So if a segment at or above this
+"""Offsets from which every segment has had a transaction index file. So if a segment at or above this
 offset has none, the file was lost.
 """
 LEADER_EPOCHS = "leader-epoch-checkpoint"

@@ -213,7 +213,7 @@ class LocalLog:
         if len(self.segments) == 1 and self.recovery_point <= active.base_offset:
             # No flush has yet made the name of the first segment durable. A power loss could remove the first
             # segment and keep the second one. The log would then begin inside a transaction, or with a gap
-            # that recovery takes for lost records. See test_no_power_loss_takes_the_first_segment_alone.
+            # that looks like lost records to recovery. See test_no_power_loss_takes_the_first_segment_alone.
             self.disk.sync_directory(self.directory)
         segment = Segment.create(
             self.disk, self.directory, self.end_offset, now_ms, limits=self.config.limits
@@ -221,7 +221,8 @@ class LocalLog:
         self.segments.add(segment)
         self._is_directory_dirty = True
         with suppress(OSError):
-            # If this snapshot fails, recovery uses an older one, and a deletion of segments writes a new one.
+            # If this snapshot fails, recovery uses an older one. A later deletion of segments writes a
+            # snapshot if it needs one.
             self.snapshot()
         return segment
 
@@ -483,7 +484,8 @@ class LocalLog:
 
     def close_unchanged(self) -> None:
         """Close the files of a log that has had no append since it was opened."""
-        with suppress(OSError):  # a failed write may have left bytes after the end
+        with suppress(OSError):
+            # A failed write may have left bytes after the end.
             self.segments.active.cut_failed_write()
             self.segments.active.transactions.truncate_reserved()
         self.abandon()

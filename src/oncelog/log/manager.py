@@ -258,7 +258,7 @@ class LogManager:
         for name in self.disk.list(str(tp)):
             if name.endswith(".log") and name != _FIRST_SEGMENT:
                 return False
-            if ".log" in name:  # also a compacted segment that is not swapped in yet
+            if ".log" in name:  # includes compacted segments that are not swapped in yet
                 file = self.disk.open(f"{tp}/{name}")
                 size_bytes = file.size()
                 file.close()
@@ -470,7 +470,7 @@ class LogManager:
                 if dirty is not None and dirty.is_due(
                     config.min_cleanable_dirty_ratio, config.max_compaction_lag_ms, now_ms
                 ):
-                    # Recovery takes a gap above the checkpointed recovery point for lost records, and
+                    # Recovery interprets a gap above the checkpointed recovery point as lost records, and
                     # compaction leaves gaps. So the range must be below the recovery point in the checkpoint
                     # file, not only below the one in memory. See
                     # test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_disk.

@@ -94,7 +94,7 @@ class Partition:
         self.topic_id = topic_id
         self.recovery_warnings = recovered.warnings
         self.indexed_from = recovered.indexed_from
-        """The base offset from which on every segment has a transaction index file."""
+        """The base offset from which every segment has a transaction index file."""
         self.opened_cost = 0
         """The total cost of decompressing clients' batches since opening, in records. See `prepare_batch`."""
         self.on_log_start: Callable[[], None] | None = None
@@ -159,8 +159,8 @@ class Partition:
             partition = cls._load(disk, directory, topic_partition, options, topic_id, leader_epoch)
         except OSError as error:
             if is_new:
-                with suppress(OSError):  # a remaining directory would block the next attempt
-                    disk.remove_tree(directory)
+                with suppress(OSError):
+                    disk.remove_tree(directory)  # a remaining directory would block the next attempt
             raise StorageError(f"{disk.describe(directory)} cannot be opened: {explain(error)}") from error
         if partition.high_watermark < partition.log_end_offset:
             # The high watermark hides records that flush.messages has not synced. Before the process ended,

@@ -56,11 +56,11 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class OpenOptions:
-    """The settings and the checkpoints with which to open a directory.
+    """The settings and the checkpoints for opening a directory.
 
     - `is_clean`: the last process closed the partition. If so, `recovery_point` is not used.
     - `recovery_point`: all records below this offset are synced.
-    - `cleaned_to`: compaction has cleaned the log up to this offset, so a gap below it is no loss.
+    - `cleaned_to`: compaction has cleaned the log up to this offset, so a gap below it is not a loss.
     - `indexed_from`: the value that `Recovered` had when it was last stored; None if unknown.
     """
 

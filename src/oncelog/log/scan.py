@@ -206,7 +206,7 @@ def scan_headers_past_damage(
         begin, offset = position, reached
         if last is not None and not _is_whole(file, last, position):
             begin, offset = last, reached - 1  # the length in its header is wrong
-        # The log may continue before the end that a wrong length claims.
+        # Search from `begin`, because the next batch may start before the end that a wrong length claims.
         position = find_behind(file, begin, end, offset, limits) or end
         yield Damage(begin, position)
 

@@ -113,8 +113,8 @@ class Segment:
         for suffix in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
             remove_if_exists(disk, f"{stem}{suffix}{ending}")
             disk.open(f"{stem}{suffix}{ending}", create=True).close()
-        # The log file is created last, because recovery takes its base offset for the end of the previous
-        # segment. If its creation fails, the previous segment may still grow beyond that offset. See
+        # The log file is created last, because recovery assumes that the previous segment ends at its base
+        # offset. If its creation fails, the previous segment may still grow beyond that offset. See
         # test_a_segment_that_could_not_be_made_ends_no_log.
         file = disk.open(f"{stem}{LOG_SUFFIX}{ending}", create=True)
         try:
@@ -192,8 +192,8 @@ class Segment:
             self._index, self._times = self._empty_indexes()
             self._walk_from_index(self._interval_bytes, verify=False)
             if largest[0] > self.max_timestamp_ms:
-                # The walk ends at damage and may miss the largest timestamp. Retention must not take the
-                # records after the damage for older than they are. See
+                # The walk ends at damage, so it may miss the largest timestamp. Keep the known one: with a
+                # smaller one, retention would delete the segment too early. See
                 # test_retention_sees_the_times_behind_a_damage.
                 self.max_timestamp_ms, self.max_timestamp_offset = largest
         self.end_offset = end_offset

@@ -351,8 +351,8 @@ class Snapshots:
         existing, kept = set(_offsets_in(names)), set(offsets)
         if synced_to is not None:
             kept.update(around(existing, synced_to))
-        # `remove` deletes the `.snapshot` file first. Left alone, a `.snapshot` file would pass for Apache
-        # Kafka's.
+        # `remove` deletes the `.snapshot` file first. A `.snapshot` file without its `.producers` file would
+        # look like one of Apache Kafka's.
         for offset in existing - kept:
             self.remove(offset)
         needed = {file_name(offset, FULL_SUFFIX) for offset in existing & kept}

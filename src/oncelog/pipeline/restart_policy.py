@@ -67,7 +67,9 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start a new run after `pause_ms`. `failed_at_ms`: times of the failures that now count."""
+    """Start a new run after `pause_ms`. `failed_at_ms`: times of the failures within `window_ms`, this one
+    included.
+    """
 
     pause_ms: int
     failed_at_ms: tuple[int, ...]

@@ -131,7 +131,7 @@ class _Call(Generic[T]):
         self._news.put(None)
 
     def cancel(self) -> None:
-        """Cancel the coroutine. The loop starts it first if `start` was called before."""
+        """Cancel the coroutine's task, or close the coroutine if `start` was not called."""
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:

@@ -240,7 +240,7 @@ class Connection(asyncio.BufferedProtocol):
         self.reader.clear()
         self._node.slots.remove_waiter(self._schedule_turn)
         self._server.lost(self)
-        # The parts refer to the connection by their callbacks. Without these references it is freed now. With
+        # The callbacks of these objects refer to the connection. Without the callbacks it is freed now. With
         # them it stays until the garbage collector runs, and for good if GcTuner has frozen it. See
         # test_a_closed_connection_is_freed_without_the_garbage_collector.
         self.auth.on_authenticated = self._responses.on_large = self._throttle.on_mute = _ignore

@@ -35,9 +35,9 @@ class ResponseSlot:
         self.is_done = False
         self.payload: Payload | None = None
         self.is_abandoned = False
-        """True if the client is gone, but the request is kept.
+        """True if the client is gone, but its request still runs.
 
-        The response is then discarded. The requests behind it are still carried out.
+        The response will be discarded. The requests after this one are carried out, too.
         """
 
     @property
@@ -166,7 +166,7 @@ class ResponseQueue:
     def abandon(self) -> None:
         """Keep the last request of a client that is gone, if it is a JoinGroup or SyncGroup.
 
-        As on Kafka, the requests behind it are then carried out, too.
+        As in Kafka, the requests after it are then carried out, too.
         """
         last = self.slots[-1] if self.slots else None
         if last is not None and last.pending is not None and not last.is_done:

@@ -125,7 +125,7 @@ def _has_tagged_header(api: Api, version: int) -> bool:
 
 
 def decode_request_header(frame: Buffer) -> RequestHeader:
-    """Parse the header of a request frame (without size prefix), also for unsupported APIs and versions.
+    """Parse the header of a request frame (without size prefix), even for an unsupported API or version.
 
     For an unknown API, no tag block is expected. As in Kafka, a client id that is not UTF-8 gets replacement
     characters: a client id is only a label. Raises PeerError.
@@ -187,7 +187,7 @@ def _uvarint(view: memoryview, position: int) -> tuple[int, int]:
 def decode_request(frame: Buffer) -> tuple[RequestHeader, Message]:
     """Return header and body of a request frame (without size prefix).
 
-    Raises PeerError, also for an unknown API or version.
+    Raises PeerError for an invalid frame, and for an unknown API or version.
     """
     header = decode_request_header(frame)
     api = API_BY_KEY.get(header.api_key)

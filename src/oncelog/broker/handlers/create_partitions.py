@@ -3,13 +3,13 @@
     UNKNOWN_TOPIC_OR_PARTITION  there is no such topic
     INVALID_TOPIC_EXCEPTION     an internal topic
     INVALID_PARTITIONS          not above the topic's count, or above MAX_PARTITIONS
-    INVALID_REPLICA_ASSIGNMENT  an assignment to any broker but this one, or not of exactly the new partitions
+    INVALID_REPLICA_ASSIGNMENT  other than one assignment per new partition, each to this broker alone
     INVALID_REQUEST             a topic named twice
     POLICY_VIOLATION            more than 10,000 new partitions in one request
     THROTTLING_QUOTA_EXCEEDED   over controller_mutation_rate, version 3 and later
 
 With validate_only nothing is created. The partitions are created in steps; clients see a topic's new
-partitions when all of them exist. Source: KIP-195; Kafka's ReplicationControlManager.
+partitions once all of them exist. Source: KIP-195; Kafka's ReplicationControlManager.
 """
 
 from __future__ import annotations

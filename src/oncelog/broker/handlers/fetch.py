@@ -249,7 +249,7 @@ class _Fetch:
         # between, and the stable offset must not be above the high watermark.
         first, stable = partition.log_start_offset, partition.last_stable_offset
         high, end = partition.high_watermark, partition.log_end_offset
-        # As in Kafka, an offset between high watermark and log end is no error: there is nothing to read yet.
+        # As in Kafka, an offset between high watermark and log end is valid: there is nothing to read yet.
         # The epoch is checked before the range: a reader of a truncated log must learn where to truncate its
         # own copy.
         diverges = self._diverges(result, partition, requested)

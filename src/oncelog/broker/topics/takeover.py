@@ -369,7 +369,7 @@ def _plan_formats(plan: TakeoverPlan, logs: LogManager, own_topics: set[str]) ->
                 file = logs.disk.open(f"{tp}/{name}")
                 head = file.pread(_MAGIC_POSITION + 1, 0)
                 file.close()
-                # A power loss may leave zeros. They are no message, because the length of a message is not 0.
+                # A power loss may leave zeros. They are not a message: its length would not be 0.
                 if len(head) > _MAGIC_POSITION and head[_MAGIC_POSITION] < MAGIC and any(head[8:12]):
                     old.setdefault(tp.topic, head[_MAGIC_POSITION])
     for topic, version in sorted(old.items()):

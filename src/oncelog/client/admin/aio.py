@@ -625,7 +625,7 @@ class AsyncAdmin:
     # ACLs
 
     async def create_acls(self, acls: Collection[Acl] | Acl) -> None:
-        """Add ACLs. An ACL that exists already is no error. Raises SecurityDisabled, InvalidRequest."""
+        """Add ACLs. It is not an error if an ACL already exists. Raises SecurityDisabled, InvalidRequest."""
         acls = items_of(acls, Acl, "Acl(...)")
         check_acls_created(await self._router.to_controller(create_acls_request(acls)), acls)
 

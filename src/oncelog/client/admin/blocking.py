@@ -330,7 +330,7 @@ class Admin:
     # ACLs
 
     def create_acls(self, acls: Collection[Acl] | Acl) -> None:
-        """Add ACLs. An ACL that exists already is no error. Raises SecurityDisabled, InvalidRequest."""
+        """Add ACLs. It is not an error if an ACL already exists. Raises SecurityDisabled, InvalidRequest."""
         self._thread.run(self._async.create_acls(acls))
 
     @with_renamed_keyword("wanted", "acl_filter")

@@ -145,7 +145,8 @@ class Fetcher:
             if self._failure_count:
                 await asyncio.sleep(cluster.retry_pause_ms(self._failure_count - 1) / 1000)
             if len(topics := {tp.topic for tp in partitions}) > 1:
-                with suppress(OncelogError):  # one request finds nearly all leaders
+                # This one request finds nearly all leaders. `_find_leader` looks up the rest.
+                with suppress(OncelogError):
                     await cluster.refresh_metadata(sorted(topics), allow_auto_topic_creation=False)
             lookups |= {asyncio.ensure_future(self._find_leader(tp)): tp for tp in partitions}
             # From here on, only `lookups` counts and not `partitions`: `start_due` may already look up again

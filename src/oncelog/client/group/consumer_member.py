@@ -70,7 +70,7 @@ class ConsumerMember:
         self._topic_ids: dict[str, bytes] = {}
         # The target assignment; None until the coordinator has sent one.
         self._target: frozenset[TopicIdPartition] | None = None
-        # The owned partitions of which the application was notified. Heartbeats report them as owned.
+        # The owned partitions that the application was notified of. Heartbeats report them as owned.
         self._acknowledged: frozenset[TopicIdPartition] = frozenset()
         # True if the owned partitions have changed since the last call of `_acknowledge`.
         self._is_unacknowledged = False

@@ -35,7 +35,7 @@ def no_answer(group_id: str, request: GroupRequest, limit_ms: float, last: Excep
 
 
 class GroupCoordinatorClient:
-    """A client of one group's coordinator, for members and for consumers that are no members.
+    """A client of one group's coordinator, for members and for consumers that are not members.
 
     The constructor raises MisuseError if group.id is not set.
     """

@@ -60,7 +60,7 @@ class Subscription(NamedTuple):
 def subscription_of(topics: Collection[str] | str, pattern: str | re.Pattern[str] | None) -> Subscription:
     """Return the subscription to one topic, to several topics, or to a pattern.
 
-    Raises MisuseError for topics together with a pattern, and for a pattern that is no regular expression.
+    Raises MisuseError for topics together with a pattern, and for a pattern that is not a regular expression.
     """
     if pattern is None:
         return Subscription(frozenset(names_of(topics)))

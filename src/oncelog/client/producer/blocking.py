@@ -408,7 +408,7 @@ class Producer:
         self._thread.run(require_manager(self._transactions).send_offsets(offsets, group, timeout))
 
     def share_transaction(self) -> TransactionShare:
-        """Return the TransactionShare with which other producers, also in other processes, join the
+        """Return the TransactionShare that lets other producers, also in other processes, join the
         transaction.
         """
         return require_manager(self._transactions).share()

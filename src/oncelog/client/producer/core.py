@@ -362,7 +362,7 @@ class ProducerCore:
         self.topics.clear()
         for batch in self._incomplete:
             batch.result.complete(None, None, error)
-        for queue in self._partitions.values():  # also the children of batches that were split
+        for queue in self._partitions.values():  # includes the children of batches that were split
             for batch in queue.batches():
                 batch.result.complete(None, None, error)
 
@@ -622,7 +622,7 @@ class ProducerCore:
     # Results of requests
 
     def on_queued(self, call: ProduceCall) -> None:
-        """Note that a request waits for a connection, until `on_written` or its end."""
+        """Mark the batches of a request that waits for a connection. `on_written` removes the mark."""
         for batch in call.batches:
             batch.is_queued = True
 

@@ -149,7 +149,7 @@ class TransactionManager:
             self._transaction.begin(raises_epoch=self._raises_epoch())
 
     def share(self) -> TransactionShare:
-        """Return the TransactionShare with which other producers join this transaction."""
+        """Return the TransactionShare that lets other producers join this transaction."""
         self.session.check(Operation.SEND)
         identity = self._core.identity
         assert identity is not None

@@ -371,7 +371,7 @@ class _Loads:
         return False
 
     def _first_common(self, giver: int, kind: int) -> str | None:
-        """Return the first topic in the subscription `kind` of which the giver has partitions, or None."""
+        """Return the first topic in the subscription `kind` that the giver has partitions of, or None."""
         heap = self._common[giver].get(kind)
         if heap is None:
             self._steps_left -= len(self._topics[giver])

@@ -381,7 +381,7 @@ class ClassicGroup:
             return None
         if request.member_id in self._pending_member_ids:
             # Only dynamic members get an id before they join. If a static member could join with such an id,
-            # two members would have its instance id. See
+            # two members could have its instance id. See
             # test_an_id_given_to_a_dynamic_member_takes_no_instance.
             return UnknownMemberId if request.group_instance_id is not None else None
         return self._member_error(request.member_id, request.group_instance_id)

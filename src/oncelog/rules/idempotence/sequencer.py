@@ -1,4 +1,4 @@
-"""Decide which batch of a partition is sent next, and with which sequence.
+"""Decide which batch of a partition is sent next, and which sequence it gets.
 
 A batch gets its producer id, epoch and base sequence when it is first sent, and keeps them until its outcome
 is known. Each partition has a list of the batches that have sequences and no outcome, ordered by sequence:

@@ -99,7 +99,7 @@ def parse_overrides(text: str) -> dict[str, int]:
 
 
 def usable_descriptors(limit: int) -> int:
-    """Return how many of the process's file descriptors connections may use. The log needs the others."""
+    """Return the number of file descriptors that connections may use. The rest of `limit` is for the log."""
     return limit - min(limit // 4, 1_024)
 
 

@@ -389,7 +389,7 @@ def _is_being_completed(entry: CoordinatorEntry, ours: ProducerIdAndEpoch) -> bo
 
 
 def operation_at_close(state: State) -> Operation | None:
-    """Return the operation with which close() must end an open transaction; None if none is open.
+    """Return the operation that close() must use to end an open transaction; None if none is open.
 
     A requested commit may have succeeded, so only another commit may follow, as in Java's client.
     """

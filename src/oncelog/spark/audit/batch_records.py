@@ -11,7 +11,7 @@ from oncelog.wire.records import check_count, payload_of, read_varint
 def records_problem(data: Buffer, position: int, header: BatchHeader) -> str | None:
     """Return how the records of the batch at `position` contradict its header, or None if they do not.
 
-    Gaps in the offsets are no contradiction, because compaction leaves them. The header's record count shows
+    Gaps in the offsets are allowed, because compaction leaves them. The header's record count shows
     if a record is missing.
     """
     try:

@@ -173,8 +173,8 @@ def _listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
 
 
 def _segments_of(infos: Sequence[fs.FileInfo]) -> list[Segment]:
-    # Oncelog's broker creates an index with each segment. Empty ones count as missing: otherwise the tasks of
-    # all earlier segments would read them.
+    # Oncelog's broker creates a transaction index with every segment. Empty ones count as missing, because
+    # `_aborted` opens the indexes of all later segments for every segment that it checks.
     indexes = {info.base_name for info in infos if info.base_name.endswith(TXN_SUFFIX) and info.size != 0}
     return sorted(
         Segment(int(match[1]), info.size, match[1] + TXN_SUFFIX in indexes)
@@ -280,7 +280,7 @@ def open_segment(system: fs.FileSystem, path: str) -> Iterator[tuple[_ArrowFile,
 
 
 class Damage(NamedTuple):
-    """Bytes in a segment file that are no batch.
+    """Bytes in a segment file that are not a batch.
 
     They begin at `position` in the file, where the batch with `offset` should begin. They end at `behind`,
     the position of the next batch, whose base offset is `next_offset`. `behind` and `next_offset` are None if

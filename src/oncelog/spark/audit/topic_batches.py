@@ -188,9 +188,9 @@ def _read_rows(
     If the log start overtakes the read, one row covers the removed offsets. If a batch cannot be read, the
     last row covers the rest of the range.
 
-    The client rejects a whole fetch response if it contains bytes that are no batch. From there on, batches
-    are fetched one at a time, up to the bad one. `place` counts batches in the order read. If rows were
-    sorted by offset, batches that are stored in the wrong order would look sound. See
+    The client rejects a whole fetch response if it contains bytes that are not a batch. The batches are then
+    fetched one at a time, up to the bad one. `place` counts batches in the order read. If rows were sorted by
+    offset, batches that are stored in the wrong order would look sound. See
     test_batches_in_the_wrong_order_are_found.
     """
     tp, position, end = wanted

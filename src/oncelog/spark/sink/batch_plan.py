@@ -87,7 +87,7 @@ def _note_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNote:
 
 
 def note_begun(sink: Sink, admin: Admin, batch_id: int) -> BatchBegun | None:
-    """Note that this run begins the batch. If another run began it before, return that run's note instead.
+    """Store the note that this run begins the batch. If another run began it before, return its note instead.
 
     Otherwise return None. Raises SinkError if the other run began so long ago that its markers may have
     expired.

@@ -64,9 +64,9 @@ class Sink:
 
     @property
     def group(self) -> str:
-        """Return the text with which all names of the sink begin.
+        """Return the prefix of all names of the sink.
 
-        For `write_atomic` the text itself is the transactional id, and the group that stores the marker.
+        For `write_atomic` the prefix itself is the transactional id, and the group that stores the marker.
         """
         escaped = self.name.replace("%", "%25").replace("/", "%2F")
         return f"{self.settings.prefix}-{escaped}{self.part and '/' + self.part}"
@@ -147,7 +147,7 @@ class Sink:
         return TaskMarker.decode(name, self._kept(admin, name, is_stable=is_fenced))
 
     def tasks(self, admin: Admin, finished: BatchCommit | None) -> list[int]:
-        """Return the numbers of the tasks of which any broker still has a marker or the transactional id.
+        """Return the numbers of the tasks whose marker or transactional id a broker still has.
 
         Brokers before Kafka 3.0 cannot list transactional ids. For them, return the tasks with a marker and
         those that `finished` counts.
@@ -193,7 +193,7 @@ class Sink:
     def marker_in_0_4_1(self, admin: Admin, name: str) -> TaskMarker | None:
         """Return the marker that version 0.4.1 stored under a name, or None if there is none.
 
-        A sink of another name may have used the same group. An offset that is no marker is ignored.
+        A sink of another name may have used the same group. An offset that is not a marker is ignored.
         """
         try:
             return TaskMarker.decode(name, self._kept(admin, name))

@@ -32,7 +32,7 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the visible records of a range, in order. Raises DataLossError if some offsets no longer exist.
 
-    Offsets without a visible record (markers, aborted transactions, compaction) are no loss. `topic_id` is
+    Offsets without a visible record (markers, aborted transactions, compaction) are not a loss. `topic_id` is
     the id of the topic for which the range was planned. If a topic of the same name now has another id, the
     range is lost. If `topic_id` is None, the id is not checked.
     """
