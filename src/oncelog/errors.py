@@ -9,7 +9,7 @@
 | StorageError | the disk failed, or data is unreadable; the text names file and position |
 | TimedOut | an operation did not finish in time |
 | AuthenticationError | TLS or SASL authentication failed |
-| OutcomeUnknown | a record was given up, and may or may not be stored |
+| OutcomeUnknown | a record got no acknowledgement and is not sent again; it may be stored |
 | TransactionAborted | a record's transaction was aborted before the record was stored |
 | LoadRefused | the files, the topic or the options of a load have changed |
 | BrokerError | the broker returned an error code; one class per code |
@@ -67,7 +67,9 @@ class AuthenticationError(NotConnectedError):
 
 
 class OutcomeUnknown(OncelogError):
-    """The record was given up, but it may be stored. If you send the record again, it may be stored twice.
+    """The record got no acknowledgement and is not sent again, but it may be stored.
+
+    If you send the record again, it may be stored twice.
 
     `cause`: the last error. `code` and `kafka_name`: the broker's error, if the last error was a response.
     """
@@ -184,7 +186,7 @@ class OffsetOutOfRange(
 
 
 class CorruptMessage(
-    BrokerError, code=2, retriable=True, hint="CRC-32C or framing of a record batch is wrong"
+    BrokerError, code=2, retriable=True, hint="the CRC-32C or the framing of a record batch is wrong"
 ):
     kafka_name = "CORRUPT_MESSAGE"
 
@@ -209,7 +211,9 @@ class NotLeaderOrFollower(
     kafka_name = "NOT_LEADER_OR_FOLLOWER"
 
 
-class RequestTimedOut(BrokerError, code=7, retriable=True, hint="the request was not completed in its time"):
+class RequestTimedOut(
+    BrokerError, code=7, retriable=True, hint="the broker did not complete the request in time"
+):
     kafka_name = "REQUEST_TIMED_OUT"
 
 
@@ -373,7 +377,7 @@ class PolicyViolation(BrokerError, code=44):
 class OutOfOrderSequenceNumber(
     BrokerError,
     code=45,
-    hint="the base sequence is not the one after the last stored; a batch is missing or out of order",
+    hint="the base sequence does not follow the last stored sequence; a batch is missing or out of order",
 ):
     kafka_name = "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
@@ -385,7 +389,7 @@ class DuplicateSequenceNumber(BrokerError, code=46, hint="the batch is stored al
 class InvalidProducerEpoch(
     BrokerError,
     code=47,
-    hint="a newer epoch of this producer id has written here, which fences this producer",
+    hint="this producer is fenced: the broker knows a newer epoch of its producer id",
 ):
     kafka_name = "INVALID_PRODUCER_EPOCH"
 
@@ -396,9 +400,7 @@ class InvalidTxnState(
     kafka_name = "INVALID_TXN_STATE"
 
 
-class InvalidProducerIdMapping(
-    BrokerError, code=49, hint="the producer id is not the one of this transactional id"
-):
+class InvalidProducerIdMapping(BrokerError, code=49, hint="the transactional id has another producer id"):
     kafka_name = "INVALID_PRODUCER_ID_MAPPING"
 
 
@@ -448,7 +450,7 @@ class SaslAuthenticationFailed(BrokerError, code=58):
     kafka_name = "SASL_AUTHENTICATION_FAILED"
 
 
-class UnknownProducerId(BrokerError, code=59, hint="the broker no longer knows this producer id"):
+class UnknownProducerId(BrokerError, code=59, hint="the broker does not know this producer id"):
     kafka_name = "UNKNOWN_PRODUCER_ID"
 
 
@@ -516,7 +518,9 @@ class UnknownLeaderEpoch(BrokerError, code=75, retriable=True):
     kafka_name = "UNKNOWN_LEADER_EPOCH"
 
 
-class UnsupportedCompressionType(BrokerError, code=76, hint="the codec is not supported in this version"):
+class UnsupportedCompressionType(
+    BrokerError, code=76, hint="this version of the request does not support the codec"
+):
     kafka_name = "UNSUPPORTED_COMPRESSION_TYPE"
 
 

@@ -44,17 +44,21 @@ class ConsumerMetrics:
         }
 
 
+_BYTES_CONSUMED = (
+    "Bytes returned to the application: of values by `poll`, of whole Arrow batches by `poll_arrow`."
+)
+
 METRICS = {
     "fetch-latency-avg": ("average", "ms", "Time from a Fetch request to its response."),
     "fetch-latency-max": ("maximum", "ms", "Time from a Fetch request to its response."),
-    "fetch-rate": ("rate", "responses/s", "Fetch responses."),
-    "fetch-total": ("counter", "responses", "Fetch responses."),
+    "fetch-rate": ("rate", "responses/s", "Fetch responses received."),
+    "fetch-total": ("counter", "responses", "Fetch responses received."),
     "fetch-size-avg": ("average", "bytes", "Size of the record batches of a Fetch response."),
     "fetch-size-max": ("maximum", "bytes", "Size of the record batches of a Fetch response."),
     "records-consumed-rate": ("rate", "records/s", "Records returned to the application."),
     "records-consumed-total": ("counter", "records", "Records returned to the application."),
-    "bytes-consumed-rate": ("rate", "bytes/s", "Bytes of the values returned to the application."),
-    "bytes-consumed-total": ("counter", "bytes", "Bytes of the values returned to the application."),
-    "records-lag-max": ("gauge", "records", "Largest distance of a partition's position from its end."),
+    "bytes-consumed-rate": ("rate", "bytes/s", _BYTES_CONSUMED),
+    "bytes-consumed-total": ("counter", "bytes", _BYTES_CONSUMED),
+    "records-lag-max": ("gauge", "records", "Largest lag of an assigned partition."),
 }
 """Name -> kind, unit, meaning: what `Consumer.metrics()` returns, for docs/reference/metrics.md."""

@@ -14,7 +14,7 @@ from oncelog.errors import (
 
 
 class ProducerMetrics:
-    """Counters since the producer was made, and samples of the last 30 s for rates and averages."""
+    """Counters since the creation of the producer, and samples of the last 30 s for rates and averages."""
 
     def __init__(self) -> None:
         self.records = SampledStat()
@@ -74,27 +74,31 @@ METRICS = {
     "record-send-total": ("counter", "records", "Records sent, retries included."),
     "byte-rate": ("rate", "bytes/s", "Bytes of batches sent, after compression, retries included."),
     "byte-total": ("counter", "bytes", "Bytes of batches sent, after compression, retries included."),
-    "record-delivered-total": ("counter", "records", "Records that the broker acknowledged."),
+    "record-delivered-total": ("counter", "records", "Records reported as delivered."),
     "record-retry-total": ("counter", "records", "Records of batches that were sent again."),
-    "record-error-total": ("counter", "records", "Records that failed."),
+    "record-error-total": (
+        "counter",
+        "records",
+        "Records that failed. Some of them may be stored (OutcomeUnknown).",
+    ),
     "produce-request-rate": ("rate", "requests/s", "Produce requests sent."),
     "request-latency-avg": ("average", "ms", "Time from a Produce request to its response."),
     "request-latency-max": ("maximum", "ms", "Time from a Produce request to its response."),
     "batch-size-avg": ("average", "bytes", "Size of a batch after compression."),
-    "records-per-request-avg": ("average", "records", "Records of a batch."),
+    "records-per-request-avg": ("average", "records", "Number of records in a batch."),
     "buffer-total-bytes": ("gauge", "bytes", "The setting buffer.memory."),
-    "buffer-available-bytes": ("gauge", "bytes", "Part of buffer.memory that holds no records."),
+    "buffer-available-bytes": ("gauge", "bytes", "Free bytes of buffer.memory."),
     "duplicate-sequence-total": ("counter", "responses", "Responses with DUPLICATE_SEQUENCE_NUMBER."),
     "out-of-order-sequence-total": ("counter", "responses", "Responses with OUT_OF_ORDER_SEQUENCE_NUMBER."),
     "producer-fenced-total": (
         "counter",
         "responses",
-        "Responses that fence the producer.",
+        "Responses with INVALID_PRODUCER_EPOCH or PRODUCER_FENCED.",
     ),
     "epoch-bump-total": (
         "counter",
         "epochs",
-        "Epochs that the producer began after a failed batch.",
+        "Times that the producer raised its epoch.",
     ),
 }
 """Name -> kind, unit, meaning: what `to_dict` returns, for docs/reference/metrics.md."""
