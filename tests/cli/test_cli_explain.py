@@ -27,7 +27,7 @@ def test_a_story_is_drawn_and_judged(tmp_path: Path) -> None:
     assert "The lost acknowledgement" in result.output
     assert "✗◄" in result.output
     assert "answer lost, connection cut" in result.output
-    assert "known: stored at 0 before" in result.output
+    assert "duplicate: already stored at 0" in result.output
     assert "3 sent, 3 acknowledged, 3 stored, 0 lost, 0 doubled" in result.output
     assert result.output.endswith("The story ended as described.\n")
     assert "Produce answer  ok  offset 0" in "".join(ElementTree.parse(drawing).getroot().itertext())

@@ -47,7 +47,7 @@ def test_a_retry_and_a_recognised_batch_are_named() -> None:
     assert lost.remark == "stored at 0–2; answer lost, connection cut"
     assert note == Note("the producer connects again")
     assert (again.tone, again.text[-7:]) == (Tone.REPEAT, "(again)")
-    assert (recognised.tone, recognised.remark) == (Tone.REPEAT, "known: stored at 0 before")
+    assert (recognised.tone, recognised.remark) == (Tone.REPEAT, "duplicate: already stored at 0")
 
 
 def test_a_refusal_and_a_queued_response_are_drawn() -> None:

@@ -180,7 +180,7 @@ class _ArrowBuilder:
         key = _key(batch)
         existing = self._offsets.get(key) if batch.producer_id is not None else None
         if existing == outcome.base_offset:
-            return f"known: stored at {existing} before", Tone.REPEAT
+            return f"duplicate: already stored at {existing}", Tone.REPEAT
         self._offsets[key] = outcome.base_offset
         last = outcome.base_offset + batch.records_count - 1
         return f"stored at {_span(outcome.base_offset, last)}", Tone.GOOD
@@ -209,7 +209,7 @@ _REQUEST_ARROWS: dict[Fate, _ArrowStyle] = {
     Fate.DROPPED: (_P, _N, Tone.LOST, "lost"),
     Fate.CUT: (_P, _N, Tone.LOST, "lost with the connection"),
     Fate.HELD: (_P, _N, Tone.HELD, "held back"),
-    Fate.RELEASED: (_N, _B, Tone.PLAIN, "let go"),
+    Fate.RELEASED: (_N, _B, Tone.PLAIN, "released"),
     Fate.COPY: (_N, _B, Tone.REPEAT, ""),
     Fate.LOST: (_P, _N, Tone.LOST, ""),
     Fate.FORGED: (_P, _N, Tone.LOST, ""),
@@ -222,7 +222,7 @@ _RESPONSE_ARROWS: dict[Fate, _ArrowStyle] = {
     Fate.HELD: (_B, _N, Tone.HELD, "answer held back"),
     Fate.QUEUED: (_B, _N, Tone.HELD, "answer waits its turn"),
     Fate.RELEASED: (_N, _P, Tone.PLAIN, ""),
-    Fate.UNEXPECTED: (_B, _N, Tone.LOST, "nobody waits for this answer"),
+    Fate.UNEXPECTED: (_B, _N, Tone.LOST, "no request waits for this answer"),
     Fate.LOST: (_B, _N, Tone.LOST, "answer lost"),
     Fate.FORGED: (_N, _P, Tone.REFUSED, ""),
 }

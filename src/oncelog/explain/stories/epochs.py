@@ -27,10 +27,10 @@ REMEMBERED_BATCHES = 5
     name="cache-miss",
     title="Six in flight: the cache miss",
     text=(
-        "A broker remembers five batches of a producer. With six in flight and the first acknowledgement "
-        "lost, the retry of the first is no longer remembered and is refused as out of order; a producer "
-        "that then raises its epoch stores everything twice. That is why idempotence allows five in "
-        "flight at most."
+        "A broker remembers the last five batches of a producer on a partition. If six are in flight "
+        "and the first acknowledgement is lost, the broker no longer remembers the first batch and "
+        "refuses its retry as out of order. A producer that then raises its epoch stores everything "
+        "twice. Therefore idempotence allows at most five batches in flight."
     ),
 )
 def cache_miss(environment: StoryEnvironment) -> None:
@@ -39,28 +39,32 @@ def cache_miss(environment: StoryEnvironment) -> None:
 
 
 def _six_in_flight(environment: StoryEnvironment) -> None:
-    heading = "The limit of five forced off: six in flight, the first acknowledgement lost"
+    heading = "Without the limit of five: six in flight, the first acknowledgement lost"
     with environment.run(heading, [_hold_response(2)]) as run:
         _lose_first_of(run, 6, {"oncelog.unsafe.max.in.flight": 6})
         epochs = [batch.producer_epoch for batch in run.batches_at_broker()]
         run.check("the retry of the first is refused: only five are remembered", bool(run.errors()))
-        run.check("the producer takes that for a loss, raises its epoch and sends on from 0", 1 in epochs)
+        run.check(
+            "the producer treats this as a loss, raises its epoch and restarts at sequence 0", 1 in epochs
+        )
     run.check("records are stored a second time", run.counts.doubled >= RECORDS_PER_BATCH)
     run.check("nothing is lost", run.counts.lost == 0)
 
 
 def _five_in_flight(environment: StoryEnvironment) -> None:
-    heading = "The limit in force: five in flight, the first acknowledgement lost"
+    heading = "With the limit of five: five in flight, the first acknowledgement lost"
     with environment.run(heading, [_hold_response(2)]) as run:
         refusal = _refusal_of_six(run)
-        run.check("asking for six is refused, naming both settings", _names_both(refusal))
+        run.check("a setting of six is refused, and the error names both settings", _names_both(refusal))
         _lose_first_of(run, REMEMBERED_BATCHES, {})
         retried = run.offsets()[1 + REMEMBERED_BATCHES]
         run.check("the retry of the first is recognised", retried == RECORDS_PER_BATCH)
         run.check("nothing is refused", run.errors() == [])
-        run.check("the epoch stays", {batch.producer_epoch for batch in run.batches_at_broker()} == {0})
+        run.check(
+            "the epoch does not change", {batch.producer_epoch for batch in run.batches_at_broker()} == {0}
+        )
     in_order = list(numbers(1 + REMEMBERED_BATCHES))
-    run.check("the log holds every record once, in order", run.log == in_order)
+    run.check("the log has every record once, in order", run.log == in_order)
 
 
 def _hold_response(nth: int) -> Rule:
@@ -96,9 +100,9 @@ def _names_both(text: str) -> bool:
     name="stale-epoch",
     title="A late message of an older epoch",
     text=(
-        "A batch is delayed until its records have failed to the caller (delivery.timeout.ms). Its "
-        "outcome is unknown, so the producer raises its epoch. When the batch arrives after all, it is "
-        "refused."
+        "A batch is delayed until its records have failed (delivery.timeout.ms). The producer does "
+        "not know if the batch is stored, so it raises its epoch. When the delayed batch arrives, the "
+        "broker refuses it."
     ),
 )
 def stale_epoch(environment: StoryEnvironment) -> None:
@@ -115,7 +119,7 @@ def stale_epoch(environment: StoryEnvironment) -> None:
             late = run.send(producer, range(4, 7))
             producer.flush(PATIENCE_SECONDS)
             failures = [future.exception(PATIENCE_SECONDS) for future in late]
-            run.check("the delayed records fail to the caller", all(failures))
+            run.check("the futures of the delayed records fail", all(failures))
             _send_batch(run, producer, 3)
             before = _producers(run)
             run.proxy.note("the delayed batch arrives")
@@ -123,12 +127,12 @@ def stale_epoch(environment: StoryEnvironment) -> None:
             run.wait_until("the late answer", has_fate(Fate.UNEXPECTED, Direction.RESPONSE))
         sent = run.batches_at_broker()
         run.check(
-            "the next batch went out under the next epoch, from sequence 0",
+            "the next batch has the next epoch and sequence 0",
             (sent[1].producer_epoch, sent[1].base_sequence) == (1, 0),
         )
         run.check("the late batch is refused", run.errors() == ["INVALID_PRODUCER_EPOCH"])
         run.check("the broker's state of the producer did not change", before == _producers(run))
-    run.check("the log holds the first and the third batch, once", run.log == [1, 2, 3, 7, 8, 9])
+    run.check("the log has the first and the third batch, once", run.log == [1, 2, 3, 7, 8, 9])
 
 
 def _is_second_batch(event: WireEvent) -> bool:
@@ -155,25 +159,26 @@ def _producers(run: StoryRun) -> list[tuple[int, int, int | None]]:
 
 @story(
     name="unknown-producer",
-    title="A producer the broker does not know",
+    title="A producer that the broker does not know",
     text=(
-        "A topic that is deleted and created again forgets its producers. The first batch of an unknown "
-        "producer is accepted whatever its sequence; from there on sequences are checked again."
+        "When a topic is deleted and created again, the broker forgets the topic's producers. It "
+        "accepts the first batch of an unknown producer with any sequence, and checks the sequences "
+        "of later batches."
     ),
 )
 def unknown_producer(environment: StoryEnvironment) -> None:
-    with environment.run("The topic is deleted and created again while a producer goes on") as run:
+    with environment.run("The topic is deleted and created again while a producer is running") as run:
         with run.producer() as producer:
             _send_batch(run, producer, 1)
-            run.check("before, the broker knows the producer", len(_producers(run)) == 1)
+            run.check("at first, the broker knows the producer", len(_producers(run)) == 1)
             _recreate_topic(run)
-            run.check("after, it knows none", _producers(run) == [])
+            run.check("afterwards, the broker knows no producer", _producers(run) == [])
             _send_batch(run, producer, 2)
         second = run.batches_at_broker()[-1]
-        run.check("the producer goes on with sequence 3", second.base_sequence == RECORDS_PER_BATCH)
+        run.check("the producer continues with sequence 3", second.base_sequence == RECORDS_PER_BATCH)
         run.check("any first sequence of an unknown producer is accepted", run.errors() == [])
-        run.check("from there on its sequences are watched again", _producers(run)[0][2] == 5)
-    run.check("the new log holds the second batch alone", run.log == [4, 5, 6])
+        run.check("the broker remembers the producer's sequences again", _producers(run)[0][2] == 5)
+    run.check("the new log has only the second batch", run.log == [4, 5, 6])
 
 
 def _recreate_topic(run: StoryRun) -> None:
@@ -186,8 +191,9 @@ def _recreate_topic(run: StoryRun) -> None:
     name="two-sessions",
     title="What idempotence does not cover",
     text=(
-        "Producer ids live as long as a producer object, and sequences count per partition: the same "
-        "records sent by a new session, or to another partition, are new records."
+        "A producer id lasts as long as a producer object, and each partition has its own sequences. "
+        "Therefore the same records are new records if a new session sends them, or if they go to "
+        "another partition."
     ),
 )
 def two_sessions(environment: StoryEnvironment) -> None:
@@ -227,6 +233,6 @@ def _second_partition(environment: StoryEnvironment) -> None:
             producer.flush(PATIENCE_SECONDS)
             reported_offsets(futures)
         sent = run.batches_at_broker()
-        run.check("both partitions count sequences from 0", [b.base_sequence for b in sent] == [0, 0])
+        run.check("the sequences of both partitions start at 0", [b.base_sequence for b in sent] == [0, 0])
         run.check("both batches are stored", run.errors() == [])
     run.check("the records are in the topic twice", run.log == [*numbers(1), *numbers(1)])

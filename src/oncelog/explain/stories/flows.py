@@ -44,13 +44,16 @@ def send_and_wait(run: StoryRun, batches: int, settings: dict[str, object] | Non
 @story(
     name="all-acked",
     title="Every batch acknowledged",
-    text="Several batches are in flight at once. Their sequence numbers count records: 0, 3, 6, 9, 12.",
+    text=(
+        "Several batches are in flight at once. Each batch carries the sequence number of its first "
+        "record: 0, 3, 6, 9, 12."
+    ),
 )
 def all_acked(environment: StoryEnvironment) -> None:
     with environment.run("Five batches, five acknowledgements", [in_flight_together(3)]) as run:
         reported = send_and_wait(run, 5)
-        run.check("five batches crossed, once each, in order", run.sequences_at_broker() == [0, 3, 6, 9, 12])
-        run.check("every record was told its offset", reported == list(range(15)))
+        run.check("five batches arrive, once each, in order", run.sequences_at_broker() == [0, 3, 6, 9, 12])
+        run.check("the producer reports the offset of every record", reported == list(range(15)))
     _exactly_once(run)
 
 
@@ -58,9 +61,10 @@ def all_acked(environment: StoryEnvironment) -> None:
     name="lost-ack",
     title="The lost acknowledgement",
     text=(
-        "The broker stores a batch and its acknowledgement is lost. The producer cannot know, so it sends "
-        "the batch again under the same producer id, epoch and sequences. The broker remembers those and "
-        "answers with the original offset instead of storing it twice."
+        "The broker stores a batch, and the acknowledgement is lost. The producer cannot know that "
+        "the batch is stored, so it sends the batch again with the same producer id, epoch and "
+        "sequences. The broker recognises them and answers with the original offset instead of "
+        "storing the batch twice."
     ),
 )
 def lost_ack(environment: StoryEnvironment) -> None:
@@ -69,15 +73,18 @@ def lost_ack(environment: StoryEnvironment) -> None:
         reported = send_and_wait(run, 1)
         first, second = run.batches_at_broker()
         run.check("the retry carries the same producer id, epoch and sequences", first == second)
-        run.check("it is acknowledged with the original offset", run.offsets() == [0, 0])
-        run.check("the application is told that offset", reported == [0, 1, 2])
+        run.check("the retry is acknowledged with the original offset", run.offsets() == [0, 0])
+        run.check("the application gets that offset", reported == [0, 1, 2])
     _exactly_once(run)
 
 
 @story(
     name="lost-ack-without-idempotence",
     title="The lost acknowledgement without idempotence",
-    text="The same loss, and nothing in the batch by which the broker could recognise the retry.",
+    text=(
+        "The acknowledgement is lost in the same way, but nothing in the batch lets the broker "
+        "recognise the retry."
+    ),
 )
 def lost_ack_without_idempotence(environment: StoryEnvironment) -> None:
     rule = Rule(action=Action.CUT, api="Produce", direction="response", nth=1)
@@ -87,15 +94,18 @@ def lost_ack_without_idempotence(environment: StoryEnvironment) -> None:
             "no batch carries a producer id", {b.producer_id for b in run.batches_at_broker()} == {None}
         )
         run.check("the retry is stored again, at new offsets", run.offsets() == [0, 3])
-        run.check("the application is told only the second place", reported == [3, 4, 5])
-    run.check("the log holds every record twice", run.counts.doubled == RECORDS_PER_BATCH)
+        run.check("the application gets only the offsets of the second copy", reported == [3, 4, 5])
+    run.check("the log has every record twice", run.counts.doubled == RECORDS_PER_BATCH)
     run.check("nothing is lost", run.counts.lost == 0)
 
 
 @story(
     name="lost-acks",
     title="The acknowledgements of the last two of five batches lost",
-    text="Five batches are stored, three are acknowledged. The other two are sent again and recognised.",
+    text=(
+        "Five batches are stored, and three are acknowledged. The other two are sent again, and the "
+        "broker recognises them."
+    ),
 )
 def lost_acks(environment: StoryEnvironment) -> None:
     cut = Rule(action=Action.CUT, api="Produce", direction="response", nth=4)
@@ -107,7 +117,7 @@ def lost_acks(environment: StoryEnvironment) -> None:
         run.check(
             "both are acknowledged with their original offsets", run.offsets() == [0, 3, 6, 9, 12, 9, 12]
         )
-        run.check("every record was told its offset", reported == list(range(15)))
+        run.check("the producer reports the offset of every record", reported == list(range(15)))
     _exactly_once(run)
 
 
@@ -115,9 +125,9 @@ def lost_acks(environment: StoryEnvironment) -> None:
     name="lost-batch",
     title="The third of five batches lost",
     text=(
-        "The fourth and fifth arrive and leave a gap, so the broker refuses them. After "
-        "request.timeout.ms the producer sends the third, fourth and fifth again with the sequences they "
-        "had."
+        "The third batch is lost. The fourth and fifth arrive and leave a gap, so the broker refuses "
+        "them. After request.timeout.ms the producer sends the third, fourth and fifth again with "
+        "their original sequences."
     ),
 )
 def lost_batch(environment: StoryEnvironment) -> None:
@@ -129,11 +139,11 @@ def lost_batch(environment: StoryEnvironment) -> None:
         reported = send_and_wait(run, 5)
         sequences = run.sequences_at_broker()
         run.check("the fourth and fifth arrive without the third", sequences[:4] == [0, 3, 9, 12])
-        run.check("the broker refuses them: a gap", run.errors() == [OUT_OF_ORDER] * 2)
+        run.check("the broker refuses both, because of the gap", run.errors() == [OUT_OF_ORDER] * 2)
         run.check("after the time-out all three are sent again in order", sequences[4:] == [6, 9, 12])
         epochs = {batch.producer_epoch for batch in run.batches_at_broker()}
-        run.check("with the sequences they had, under the same epoch", epochs == {0})
-        run.check("every record was told its offset", reported == list(range(15)))
+        run.check("all batches have the same epoch", epochs == {0})
+        run.check("the producer reports the offset of every record", reported == list(range(15)))
     _exactly_once(run)
 
 
@@ -141,8 +151,9 @@ def lost_batch(environment: StoryEnvironment) -> None:
     name="reorder",
     title="A batch overtakes another",
     text=(
-        "Records 1-3, 7-9, 4-6 arrive in this order. 7-9 is refused while 4-6 is missing; the producer "
-        "puts it back in its queue in sequence order, and the partition ends as 1 to 9."
+        "Records 1-3, 7-9 and 4-6 arrive in this order. The broker refuses 7-9 while 4-6 is missing. "
+        "The producer puts 7-9 back in its queue in sequence order, and in the end the partition has "
+        "records 1 to 9 in order."
     ),
 )
 def reorder(environment: StoryEnvironment) -> None:
@@ -150,14 +161,14 @@ def reorder(environment: StoryEnvironment) -> None:
     with environment.run("The third batch overtakes the second", [rule]) as run:
         reported = send_and_wait(run, 3)
         sequences = run.sequences_at_broker()
-        run.check("the broker is given 1-3, 7-9, 4-6, and 7-9 again", sequences == [0, 6, 3, 6])
+        run.check("the broker receives 1-3, 7-9, 4-6, and 7-9 again", sequences == [0, 6, 3, 6])
         run.check("7-9 is refused while 4-6 is missing", run.errors() == [OUT_OF_ORDER])
-        run.check("every record was told its offset", reported == list(range(9)))
+        run.check("the producer reports the offset of every record", reported == list(range(9)))
     _exactly_once(run)
 
 
 def _exactly_once(run: StoryRun) -> None:
     """Check that the log of a completed run has every record once, in the order of sending."""
     counts = run.counts
-    run.check("the log holds every record once, in order", run.log == list(range(1, counts.sent + 1)))
+    run.check("the log has every record once, in order", run.log == list(range(1, counts.sent + 1)))
     run.check("every record was acknowledged", counts.acknowledged == counts.sent)

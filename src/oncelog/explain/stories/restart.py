@@ -19,14 +19,15 @@ from oncelog.testing.proxy.rules import Action, Rule
     name="restart",
     title="kill -9 between store and acknowledgement",
     text=(
-        "The broker is killed after it stored a batch and before its acknowledgement arrived. It rebuilds "
-        "what it knows of producers from its log, so the retry is recognised after the restart."
+        "The broker is killed after it stored a batch, and before its acknowledgement arrived. When "
+        "the broker starts again, it rebuilds its producer state from the log, so it recognises the "
+        "retry."
     ),
 )
 def restart(environment: StoryEnvironment) -> None:
     if not environment.is_own_broker:
         raise MisuseError(
-            "this story kills its broker, so it runs on its own only: leave --bootstrap-server out"
+            "this story kills its broker, so it needs a broker of its own: leave --bootstrap-server out"
         )
     rule = Rule(action=Action.HOLD, api="Produce", direction="response", nth=2)
     with (
@@ -37,10 +38,10 @@ def restart(environment: StoryEnvironment) -> None:
         with environment.run(heading, [rule], upstream=broker.bootstrap_servers) as run:
             reported = _play(run, broker)
             sequences, offsets = run.sequences_at_broker(), run.offsets()
-            run.check("the retry crosses the restart with the same sequences", sequences == [0, 3, 3])
-            run.check("it is recognised and told its original offset", offsets == [0, 3, 3])
-            run.check("the application is told that offset", reported == list(range(6)))
-        run.check("the log holds every record once, in order", run.log == list(numbers(2)))
+            run.check("after the restart, the retry has the same sequences", sequences == [0, 3, 3])
+            run.check("the broker recognises the retry and returns the original offset", offsets == [0, 3, 3])
+            run.check("the application gets that offset", reported == list(range(6)))
+        run.check("the log has every record once, in order", run.log == list(numbers(2)))
 
 
 def _play(run: StoryRun, broker: BrokerProcess) -> list[int | None]:

@@ -31,28 +31,33 @@ _STATES = {
     name="transaction",
     title="A transaction, step by step",
     text=(
-        "Records to two partitions and the offsets of a group, all or nothing. The coordinator is found "
-        "and gives a producer id; partitions are added to the transaction (by the broker itself at the "
-        "first batch, since transaction version 2; by a request of their own before); EndTxn makes the "
-        "decision durable (PrepareCommit), markers go to every partition and to __consumer_offsets, and "
-        "it is complete (CompleteCommit). What was written is read back from the logs afterwards."
+        "A transaction writes records to two partitions and commits a group's offsets, all or "
+        "nothing. The producer finds the coordinator and gets a producer id. The partitions are added "
+        "to the transaction: since transaction version 2 by the broker at the first batch, before by "
+        "a separate request. EndTxn stores the decision (PrepareCommit). Then markers are written to "
+        "every partition and to __consumer_offsets, and the transaction is complete (CompleteCommit). "
+        "Finally the records are read back from the logs."
     ),
 )
 def transaction(environment: StoryEnvironment) -> None:
-    with environment.run("Committed, as the cluster does it", partitions=2) as run:
+    with environment.run("Committed, with the cluster's transaction version", partitions=2) as run:
         _commit(run)
     with (
         Broker(config={"oncelog.transaction.version": 0}) as classic,
         environment.run(
-            "Committed, as it was before transaction version 2",
+            "Committed, with transaction version 0",
             partitions=2,
             upstream=classic.bootstrap_servers,
         ) as run,
     ):
         _commit(run)
         apis = [event.api for event in run.proxy.events]
-        run.check("partitions and offsets are announced first", "AddOffsetsToTxn" in apis)
-    with environment.run("Aborted: the records are in the log, and nobody sees them", partitions=2) as run:
+        run.check(
+            "the producer adds the group's offsets by a request (AddOffsetsToTxn)", "AddOffsetsToTxn" in apis
+        )
+    with environment.run(
+        "Aborted: the records are in the log, but read_committed consumers skip them", partitions=2
+    ) as run:
         _abort(run)
 
 
@@ -63,7 +68,7 @@ def _commit(run: StoryRun) -> None:
         run.proxy.note("commit")
         producer.commit_transaction()
     states = _describe_logs(run, name)
-    run.check("the decision is in the log before it is complete", _ends_with(states, "Commit"))
+    run.check("the coordinator's log has the decision, then the completion", _ends_with(states, "Commit"))
     run.check("the group's offset is committed", _committed(run, group) == 3)
 
 
@@ -75,8 +80,8 @@ def _abort(run: StoryRun) -> None:
         run.proxy.note("abort")
         producer.abort_transaction()
     states = _describe_logs(run, name)
-    run.check("the decision is in the log before it is complete", _ends_with(states, "Abort"))
-    run.check("no read_committed reader sees a record", _visible(run) == 0)
+    run.check("the coordinator's log has the decision, then the completion", _ends_with(states, "Abort"))
+    run.check("a read_committed consumer returns no record", _visible(run) == 0)
     run.check("the group's offset is not committed", _committed(run, group) is None)
 
 
@@ -84,14 +89,15 @@ def _abort(run: StoryRun) -> None:
     name="fenced",
     title="Two instances of one application: the older is fenced",
     text=(
-        "A second producer starts with the same transactional id, as when an application is taken for "
-        "dead and started again elsewhere. The coordinator aborts what the first left open and raises the "
-        "epoch; from then on every call of the first is refused, and nothing of it is seen."
+        "A second producer starts with the same transactional id, for example because the first "
+        "application is believed to be dead. The coordinator aborts the open transaction of the first "
+        "producer and raises the epoch. From then on every call of the first producer is refused, and "
+        "read_committed consumers return none of its records."
     ),
 )
 def fenced(environment: StoryEnvironment) -> None:
     name, _ = _names()
-    with environment.run("A second instance starts while the first is in the middle", partitions=2) as run:
+    with environment.run("A second instance starts during a transaction of the first", partitions=2) as run:
         with _producer(run, name) as first:
             first.init_transactions()
             first.begin_transaction()
@@ -100,37 +106,44 @@ def fenced(environment: StoryEnvironment) -> None:
             run.proxy.note("a second instance starts with the same transactional id")
             with _producer(run, name) as second:
                 second.init_transactions()
-                run.proxy.note("the first does not know, and wants to commit")
-                run.check("the first is told that it is fenced", _is_refused(first))
+                run.proxy.note("the first instance does not know this, and tries to commit")
+                run.check("the first instance cannot commit", _is_refused(first))
                 second.begin_transaction()
                 _send_both(run, second)
                 second.commit_transaction()
         _describe_logs(run, name)
-    run.check("the records of the second are seen, once, and none of the first", run.counts.stored == 6)
+    run.check(
+        "a read_committed consumer returns the records of the second instance, and none of the first",
+        run.counts.stored == 6,
+    )
 
 
 @story(
     name="lost-commit",
-    title="The answer to a commit is lost",
+    title="The response to a commit is lost",
     text=(
-        "Was it committed? The producer cannot know, and must not abort: it asks the same again, and is "
-        "told so as often as it asks."
+        "The coordinator commits a transaction, but its response is lost. The producer cannot know "
+        "the outcome, so it must not abort. It repeats the request, and the coordinator confirms the "
+        "commit."
     ),
 )
 def lost_commit(environment: StoryEnvironment) -> None:
     rule = Rule(action=Action.CUT, api="EndTxn", direction="response", nth=1)
     name, _ = _names()
-    with environment.run("EndTxn is carried out, its answer lost", [rule], partitions=2) as run:
+    with environment.run("EndTxn is carried out, and its response is lost", [rule], partitions=2) as run:
         with _producer(run, name) as producer:
             producer.init_transactions()
             producer.begin_transaction()
             _send_both(run, producer)
             producer.commit_transaction()
         ends = [event for event in run.proxy.events if event.api == "EndTxn" and not event.error_code]
-        run.check("EndTxn crossed twice, and was answered with success", len(ends) >= 4)
+        run.check("EndTxn was sent twice, and both responses report success", len(ends) >= 4)
         states = _describe_logs(run, name)
-        run.check("it was committed once", states.count("CompleteCommit") == 1)
-    run.check("every record is seen, once", (run.counts.stored, run.counts.doubled) == (6, 0))
+        run.check("the transaction was committed once", states.count("CompleteCommit") == 1)
+    run.check(
+        "a read_committed consumer returns every record once",
+        (run.counts.stored, run.counts.doubled) == (6, 0),
+    )
 
 
 def _names() -> tuple[str, str]:
