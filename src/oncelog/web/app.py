@@ -169,14 +169,16 @@ class _Pages:
         form = await request.form()
         token = str(form.get("token", "")).encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(token, self._token.encode()):
-            return self._refuse("this form is from another page or session: open the page again", 403)
+            return self._refuse(
+                "this form is from another site or an earlier start of these pages: open the page again", 403
+            )
         try:
             tp = TopicPartition(str(form["topic"]), int(str(form["partition"])))
             producer_id, producer_epoch, first_offset = (
                 int(str(form[name])) for name in ("producer_id", "producer_epoch", "first_offset")
             )
         except (KeyError, ValueError):
-            text = "topic, partition, producer_id, producer_epoch and first_offset are needed"
+            text = "the form needs topic, partition, producer_id, producer_epoch and first_offset"
             return self._refuse(text, 400)
         try:
             is_found = await run_in_threadpool(

@@ -33,7 +33,7 @@ _LOOKS = {
 _LEGEND = (
     ("stored", "line", BLUE),
     ("acknowledgement lost", "cross", BAD),
-    ("request lost or unanswered", "diamond", WARN),
+    ("request lost or failed", "diamond", WARN),
     ("retry recognised, not stored", "dot", GOOD),
     ("out of order, rejected", "triangle", VIOLET),
 )
@@ -45,7 +45,7 @@ def sequences_picture(marks: Sequence[Mark], killed_at_s: float) -> str:
     """Draw a panel per partition: sequence numbers over time, with a mark for each fault."""
     partitions = sorted({mark.partition for mark in marks})
     rows = (len(partitions) + 2) // 3
-    title = "Sequence numbers by partition, and what the network did to them"
+    title = "Sequence numbers by partition, with the faults of the network"
     svg = Svg(WIDTH, TOP + rows * (PANEL_HEIGHT + 46), title)
     svg.text(14, 26, title, size=15, bold=True)
     _draw_legend(svg)
@@ -116,7 +116,7 @@ def _tip(mark: Mark) -> str:
 
 _RESULTS = (
     (AttemptResult.COMMITTED, BLUE, "transaction of a task, committed"),
-    (AttemptResult.ABORTED, BAD, "open when the driver died: aborted, hidden"),
+    (AttemptResult.ABORTED, BAD, "open when the driver was killed: aborted"),
     (AttemptResult.SKIPPED, GOOD, "already committed, not written again"),
 )
 _TASK_LEFT, _TASK_HIGH, _TASK_TOP, _RESTART_WIDTH = 60.0, 28.0, 96.0, 110.0

@@ -64,7 +64,7 @@ def render_report(result: DemoResult) -> str:
         f"<p>{result.flights:,} flights that left New York City in 2013, sent over a network that loses "
         f"and reorders requests and loses acknowledgements (seed {result.seed}). The broker was killed with "
         f"SIGKILL halfway and restarted. Spark then read the flights, joined them with airline, airport and "
-        f"aircraft, and wrote them back, although its driver was killed halfway too. "
+        f"aircraft, and wrote them to another topic. Spark's driver was killed halfway, too. "
         f"All of it took {result.total_seconds:.0f} seconds.</p>",
         _verdict(result),
         "<h2>The same flights under each delivery guarantee</h2>",
@@ -82,7 +82,7 @@ def render_report(result: DemoResult) -> str:
         "<h2>Spark's aggregation of the enriched flights</h2>",
         _pipeline_text(result),
         delay_picture(result.pipeline.table.to_pylist(), airline_names()),
-        "<h2>Where the time went</h2>",
+        "<h2>Duration of each step</h2>",
         table({"step": step, "seconds": f"{s:.1f}"} for step, s in result.step_seconds.items()),
         f"<p>{escape(platform.platform())}, Python {platform.python_version()}. "
         f"Run it again: <code>oncelog demo --seed {result.seed}</code></p>",
@@ -95,9 +95,9 @@ def _verdict(result: DemoResult) -> str:
         return "".join(verdict(problem, is_good=False) for problem in result.problems)
     doubled = result.loads[1].counts.doubled
     words = (
-        f"Exactly once: every one of {result.flights:,} flights is in the topic once, and once in the topic "
-        f"that Spark wrote, with no gap in any sequence. Without idempotence the same faults doubled "
-        f"{doubled:,} records."
+        f"Exactly once: each of the {result.flights:,} flights is once in the loaded topic "
+        f"and once in the topic that Spark wrote, and no sequence has a gap. Without idempotence, faults of "
+        f"the same kinds doubled {doubled:,} records."
     )
     return verdict(words, is_good=True)
 
@@ -107,8 +107,8 @@ def _load_text(checked: CheckedLoad) -> str:
     return (
         f"<p>{faults.produce_requests:,} Produce requests. The network lost {faults.requests_lost} of them "
         f"and {faults.acknowledgements_lost} acknowledgements, and {faults.requests_late} requests were "
-        f"overtaken. The broker was killed after {load.killed_at_s:.1f} s and served again "
-        f"{load.restart_seconds:.2f} s later, on the same directory. It recognised "
+        f"overtaken. The broker was killed after {load.killed_at_s:.1f} s and accepted requests again "
+        f"{load.restart_seconds:.2f} s later, with the same data directory. It recognised "
         f"{faults.duplicates_recognised} batches as already stored and rejected "
         f"{faults.out_of_order_rejected} as out of order; the producer (id {load.producer_id}) sent those "
         f"again in order. The topic has {PARTITIONS} partitions.</p>"
@@ -143,9 +143,10 @@ def _enrichment_text(flights: int, checked: CheckedEnrichment) -> str:
         f"<code>read_committed</code> consumers saw {e.rows_visible_at_kill:,}. Restarted from its "
         f"checkpoint, Spark repeated batch {killed}: {skipped} tasks found the marker of their earlier "
         f"commit, compared their rows with it and wrote nothing; the other {len(again) - skipped} "
-        f"wrote.</p><p>In the end {checked.counts.records:,} rows are committed, one for each of {flights:,} "
-        f"flights, with the airline, airport and aircraft that the source data gives it; {checked.aborted:,} "
-        "more rows in the log belong to aborted attempts, and <code>read_committed</code> hides them.</p>"
+        f"wrote.</p><p>In the end {checked.counts.records:,} rows are committed, one for each of the "
+        f"{flights:,} flights, with the flight's airline, airport and aircraft from the source data. "
+        f"{checked.aborted:,} more rows in the log belong to aborted attempts. "
+        "<code>read_committed</code> consumers skip them.</p>"
     )
 
 
@@ -154,8 +155,8 @@ def _control_text(result: DemoResult) -> str:
         reason = escape(result.control_left_out)
         return f"<p>The comparison with Spark's own Kafka sink was left out: {reason}.</p>"
     return (
-        f"<p>Spark's own Kafka sink, its driver killed in the middle of the same micro-batch, doubled "
-        f"{result.control.counts.doubled:,} rows.</p>"
+        f"<p>The driver was killed in the middle of the same micro-batch with Spark's own Kafka sink, too. "
+        f"That sink doubled {result.control.counts.doubled:,} rows.</p>"
     )
 
 

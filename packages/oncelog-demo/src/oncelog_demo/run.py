@@ -267,11 +267,11 @@ def _problems_on_spark(result: DemoResult) -> list[str]:
         problems.append(f"enriched on Spark: {checked.counts}")
     if checked.enrichment.rows_stored != checked.counts.records + checked.aborted:
         problems.append(
-            f"enriched on Spark: the log holds {checked.enrichment.rows_stored} rows, but "
+            f"enriched on Spark: the log has {checked.enrichment.rows_stored} rows, but "
             f"{checked.counts.records} are committed and {checked.aborted} aborted"
         )
     if checked.aborted == 0:
-        problems.append("no transaction was aborted: the kill shows nothing; try another seed")
+        problems.append("no transaction was aborted: the kill had no effect; try another seed")
     if result.control is not None and result.control.counts.doubled == 0:
         problems.append("Spark's own sink doubled no record: the comparison shows nothing; try another seed")
     return problems

@@ -18,8 +18,8 @@ class AttemptResult(StrEnum):
     """The outcome of a task's attempt at a micro-batch."""
 
     COMMITTED = "committed"
-    ABORTED = "lost its driver, aborted"
-    SKIPPED = "was committed before, skipped"
+    ABORTED = "aborted, because its driver was killed"
+    SKIPPED = "skipped, because an earlier attempt had committed"
 
 
 @dataclass(frozen=True, slots=True)

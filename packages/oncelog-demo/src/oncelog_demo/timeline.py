@@ -20,7 +20,7 @@ class BatchEvent(StrEnum):
     REQUEST_LOST = "request lost"
     DUPLICATE = "retry recognised, not stored again"
     REJECTED = "out of order, rejected"
-    UNANSWERED = "sent, never answered"
+    UNANSWERED = "sent, never acknowledged"
 
 
 @dataclass(frozen=True, slots=True)
