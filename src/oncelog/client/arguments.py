@@ -1,8 +1,8 @@
 """Checks of the arguments of public calls, before anything is sent.
 
-A str is a collection of characters. So a call that only iterated over its argument would take
-`delete_topics("x1")` as the topics `x` and `1`. A TopicPartition is a tuple and has the same problem.
-Therefore a call that takes several items also takes a single item, and raises MisuseError for anything else.
+A str is a collection of characters. If `delete_topics("x1")` only iterated over its argument, it would delete
+the topics `x` and `1`. A TopicPartition is a tuple and has the same problem. Therefore a call that takes
+several items also takes a single item, and raises MisuseError for anything else.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ class Clock:
     If the wall clock is set forward, this clock follows. If the wall clock is set back, this clock continues
     at normal speed until the wall clock has caught up. So no deadline or expiry is delayed.
 
-    Subtract `lead_ms` before you compare `now_ms` with times from another clock, such as those of records or
-    tokens.
+    Subtract `lead_ms` before you compare `now_ms` with times from another clock, for example the times of
+    records or tokens.
     """
 
     __slots__ = ("_anchor_ns", "_monotonic_ns", "_wall_ns")

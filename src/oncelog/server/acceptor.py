@@ -33,7 +33,7 @@ class Acceptor:
         self._opened: Any = None
 
     def principal_of(self, transport: asyncio.BaseTransport) -> str:
-        """Return the principal of the client's certificate; ANONYMOUS without one.
+        """Return the principal of the client's certificate; ANONYMOUS without a certificate.
 
         Raises ConfigError if no rule of ssl.principal.mapping.rules matches.
         """

@@ -420,7 +420,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     def activity(self, now_ms: int) -> ConnectionActivity:
-        """Return the facts from which the connection's deadlines are computed."""
+        """Return the values from which the connection's deadlines are computed."""
         if self._is_read_paused and self.reader.incomplete_since_ms is not None:
             # Reading is paused, so the client cannot send the rest of its request. Restart the read time-out.
             self.reader.incomplete_since_ms = now_ms
@@ -471,4 +471,4 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _ignore(*_: object) -> None:
-    """Take the place of the callbacks of a connection that has ended."""
+    """Do nothing. Replaces the callbacks of a connection that has ended."""

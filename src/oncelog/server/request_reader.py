@@ -78,7 +78,7 @@ class RequestReader:
             self.backlog = memoryview(bytes(rest))
 
     def next_backlog(self) -> bool:
-        """If the backlog is empty, move the bytes that arrived behind it into the backlog.
+        """If the backlog was processed, move the bytes of `_arrived` into it.
 
         Return True if any bytes were moved.
         """

@@ -3,8 +3,8 @@
 Kafka's clients match responses to requests by their order. Therefore no response may overtake an earlier one,
 not even the response of a long poll. See test_deferred_fetch_and_produce_of_one_connection_answer_in_order.
 
-A response that is not ready has a slot. Responses behind this slot wait in slots, too. The small responses of
-one round are joined into one write.
+A response that is not ready has a slot. Later responses wait in slots, too. The small responses of one round
+are joined into one write.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ResponseSlot:
 
     @property
     def blocks_pipeline(self) -> bool:
-        """True while the requests behind this slot must not be started."""
+        """True while the requests after this one must not be started."""
         return not self.is_done and self.pending is not None and self.pending.blocks_pipeline
 
 
@@ -52,7 +52,7 @@ class ResponseQueue:
     def __init__(self, metrics: Metrics, on_large: Callable[[], None]) -> None:
         self.transport: asyncio.Transport | None = None
         self.slots: deque[ResponseSlot] = deque()
-        """Slots of the responses that are not ready, and of all responses behind the first such response."""
+        """Slots of the responses that are not ready, and of all responses after the first of them."""
         self.blocking_count = 0
         """Number of reasons to start no further request, such as a fetch that waits for records."""
         self.slot_bytes = 0
@@ -73,7 +73,7 @@ class ResponseQueue:
         self.blocking_count += 1
 
     def reserve(self, pending: PendingResponse | None) -> ResponseSlot:
-        """Append a slot behind all responses so far, and return it."""
+        """Append a slot after all earlier responses, and return it."""
         slot = ResponseSlot(pending)
         self.slots.append(slot)
         self.blocking_count += slot.blocks_pipeline

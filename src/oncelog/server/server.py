@@ -203,8 +203,8 @@ class Server:
     def after_work(self) -> None:
         """Complete fetches, start flushes and set the timer after background work.
 
-        The appends of background work complete fetches and wait for flushes, as those of requests do. See
-        test_what_is_stored_in_a_later_step_is_synced_and_seen_at_once.
+        The appends of background work complete fetches and wait for flushes, as the appends of requests do.
+        See test_what_is_stored_in_a_later_step_is_synced_and_seen_at_once.
         """
         if not self._is_stopping:
             self.after_round(self.clock.now_ms())

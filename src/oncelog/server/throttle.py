@@ -50,7 +50,7 @@ class Throttle:
     def measure(self, now_ms: int, work: Callable[[], T]) -> T:
         """Call `work`, charge its time even if it raises, and return its result. Calls may be nested.
 
-        `now_ms`: current clock time, from which the quota's window is chosen.
+        `now_ms`: the current clock time. It selects the window of the quota.
         """
         is_outer = not self._charged_until
         if is_outer:

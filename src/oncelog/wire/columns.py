@@ -41,8 +41,8 @@ _SCHEMA = pa.schema(
 _MAX_TOTAL_BYTES = 1 << 30
 """Maximum total size of the batches of one call after decompression, in bytes.
 
-A compressed batch that would exceed this total is rejected. Uncompressed batches count, but only Arrow's
-limit of 2 GiB rejects them.
+A compressed batch that would exceed this total is rejected. Uncompressed batches count towards the total, but
+are rejected only above Arrow's limit of 2 GiB.
 """
 # Maximum number of records per batch. During decoding, a record takes about 100 bytes of memory.
 _MAX_RECORDS = 1 << 22
@@ -52,7 +52,7 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def fetch_schema(include_headers: bool = False) -> pa.Schema:
-    """Return the schema of `batches_to_arrow`. Its column names are those of Spark's Kafka source."""
+    """Return the schema of `batches_to_arrow`. The columns have the names that Spark's Kafka source uses."""
     return _SCHEMA.append(pa.field("headers", HEADERS_TYPE)) if include_headers else _SCHEMA
 
 

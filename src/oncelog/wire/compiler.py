@@ -73,7 +73,7 @@ class _Source:
 
 
 def bad_uuid(name: str, value: bytes) -> NoReturn:
-    """Raise TypeError for a UUID that has not 16 bytes. `Message.encode` turns it into a MisuseError."""
+    """Raise TypeError for a UUID of a wrong length. `Message.encode` turns it into a MisuseError."""
     raise TypeError(f"{name} must be 16 bytes, not {len(value)}")
 
 
@@ -397,8 +397,8 @@ class _DecoderMaker:
         source.depth -= 1
 
     def tagged(self, field: Field, target: str, owner: type[Any]) -> None:
-        # Null is the varint 0 if the struct is a tagged field, and the byte -1 elsewhere. In both, 1 means
-        # that a struct follows. Kafka writes null tagged structs: see
+        # Null is the varint 0 if the struct is a tagged field, and the byte -1 elsewhere. In both cases, 1
+        # means that a struct follows. Kafka writes null tagged structs: see
         # test_transactions_and_offsets_of_kafkas_go_on.
         is_nullable_struct = (
             field.struct is not None and not field.is_array and field.is_nullable(self.version)

@@ -1,8 +1,8 @@
 """The codecs of record batches, with limited output.
 
-A few bytes may claim to become gigabytes. Therefore gzip, lz4 and zstd data are decompressed in steps until
-the output ends or exceeds the limit. A block of snappy is decompressed at once, but only if the size that
-it claims is possible. The standard library has gzip. The other codecs need optional
+A batch of a few bytes may decompress to gigabytes. Therefore gzip, lz4 and zstd data are decompressed in
+steps until the output ends or exceeds the limit. A block of snappy is decompressed at once, but only if the
+size that it claims is possible. Python's standard library supports gzip. The other codecs need optional
 libraries (`pip install 'oncelog[compression]'`).
 
 Snappy data comes in two framings: xerial's blocks (Java, aiokafka) and a single bare block (librdkafka). Both

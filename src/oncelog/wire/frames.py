@@ -65,7 +65,7 @@ def encode_large_request(
 ) -> list[Buffer]:
     """Return a request frame in parts.
 
-    Records of LARGE_BYTES or more are parts of their own, without a copy.
+    Records of LARGE_BYTES or more are separate parts and are not copied.
     """
     return _in_pieces(_request_parts(message, version, correlation_id, client_id))
 

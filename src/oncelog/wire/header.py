@@ -57,8 +57,8 @@ _COMPRESSIONS, _TIMESTAMP_TYPES = tuple(Compression), tuple(TimestampType)
 class BatchHeader(NamedTuple):
     """The header of a batch. `batch_length` is the number of bytes after the field itself.
 
-    `producer_id`, `producer_epoch` and `base_sequence` are None if the batch has none. `magic` is always 2,
-    because batches of other formats are rejected.
+    `producer_id` and `producer_epoch` are None if the batch has no producer, `base_sequence` if it has no
+    sequence. `magic` is always 2, because batches of other formats are rejected.
     """
 
     base_offset: int
@@ -88,7 +88,7 @@ class BatchHeader(NamedTuple):
     def last_sequence(self) -> int | None:
         """The sequence number of the last record; None if the batch has no sequence.
 
-        Sequence numbers continue at 0 after 2^31-1. The room wire may not import
+        Sequence numbers continue at 0 after 2^31-1. The package wire may not import
         oncelog.rules.idempotence.sequence. Guard: test_the_last_sequence_wraps_as_the_rule_says keeps both
         calculations equal.
         """

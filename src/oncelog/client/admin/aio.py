@@ -413,8 +413,8 @@ class AsyncAdmin:
         """Return an offset per partition: "earliest", "latest", "max-timestamp" or a time in milliseconds.
 
         "latest" is the high watermark, or with READ_COMMITTED the last stable offset. "max-timestamp" is the
-        record with the largest timestamp, and needs Kafka 3.0 or later. A time finds the first record at or
-        after that time. Raises UnknownTopicOrPartition, UnsupportedVersion.
+        record with the largest timestamp, and needs Kafka 3.0 or later. A time selects the first record with
+        this timestamp or a later one. Raises UnknownTopicOrPartition, UnsupportedVersion.
         """
         offsets = await list_offsets(await self._router.connect(), by_partition(specs), isolation)
         results = {
@@ -536,8 +536,8 @@ class AsyncAdmin:
     async def describe_groups(self, group_ids: Collection[str] | str) -> dict[str, GroupDescription]:
         """Return groups by id, with their members and assignments.
 
-        Raises GroupIdNotFound for an unknown group. Brokers before Kafka 4 describe an unknown group as one
-        in state Dead instead.
+        Raises GroupIdNotFound for an unknown group. Brokers before Kafka 4 send no error for an unknown
+        group, but a description with state Dead.
         """
         names = names_of(group_ids, "group ids (str)")
         return {group_id: await self._describe_group(group_id) for group_id in names}
@@ -567,8 +567,8 @@ class AsyncAdmin:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return all committed offsets of a group; an empty dict for a group that does not exist.
 
-        With `stable`, return only the offsets of these partitions, and wait for open transactions that commit
-        them (KIP-447).
+        With `stable`, return only the offsets of the partitions in `stable`. First wait for open transactions
+        that commit offsets of these partitions (KIP-447).
         """
         all_topics = OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group_id, topics=None)
         request = OffsetFetchRequest(group_id=group_id, topics=None, groups=[all_topics])

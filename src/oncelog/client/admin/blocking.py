@@ -228,8 +228,8 @@ class Admin:
         """Return an offset per partition: "earliest", "latest", "max-timestamp" or a time in milliseconds.
 
         "latest" is the high watermark, or with READ_COMMITTED the last stable offset. "max-timestamp" is the
-        record with the largest timestamp, and needs Kafka 3.0 or later. A time finds the first record at or
-        after that time. Raises UnknownTopicOrPartition, UnsupportedVersion.
+        record with the largest timestamp, and needs Kafka 3.0 or later. A time selects the first record with
+        this timestamp or a later one. Raises UnknownTopicOrPartition, UnsupportedVersion.
         """
         return self._thread.run(self._async.list_offsets(specs, isolation, raise_errors=raise_errors))
 
@@ -293,8 +293,8 @@ class Admin:
     def describe_groups(self, group_ids: Collection[str] | str) -> dict[str, GroupDescription]:
         """Return groups by id, with their members and assignments.
 
-        Raises GroupIdNotFound for an unknown group. Brokers before Kafka 4 describe an unknown group as one
-        in state Dead instead.
+        Raises GroupIdNotFound for an unknown group. Brokers before Kafka 4 send no error for an unknown
+        group, but a description with state Dead.
         """
         return self._thread.run(self._async.describe_groups(group_ids))
 
@@ -307,8 +307,8 @@ class Admin:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return all committed offsets of a group; an empty dict for a group that does not exist.
 
-        With `stable`, return only the offsets of these partitions, and wait for open transactions that commit
-        them (KIP-447).
+        With `stable`, return only the offsets of the partitions in `stable`. First wait for open transactions
+        that commit offsets of these partitions (KIP-447).
         """
         return self._thread.run(self._async.group_offsets(group_id, stable))
 

@@ -107,7 +107,8 @@ class RequestRouter:
     async def to_controller(self, message: Any, min_version: int | None = None) -> Any:
         """Send a request to the controller and return the response.
 
-        With KRaft, metadata name any broker as the controller, and that broker forwards the request.
+        With KRaft, the metadata report an arbitrary broker as the controller. That broker forwards the
+        request.
         """
         cluster = await self.connect()
         return await cluster.request(cluster.metadata.controller_id, message, min_version=min_version)
@@ -144,7 +145,8 @@ class RequestRouter:
     async def to_config_owner(self, resource: ConfigResource, message: Any) -> Any:
         """Send a request to the broker that owns a resource's settings, and return the response.
 
-        For a topic, that is any broker. Raises BrokerNotAvailable if the cluster has no such broker.
+        Any broker can handle a topic's settings. Raises BrokerNotAvailable if the owner is a broker that the
+        cluster does not have.
         """
         cluster = await self.connect()
         node_id = _node_of(resource)
@@ -160,7 +162,7 @@ class RequestRouter:
     ) -> dict[ConfigResource, R]:
         """Call `request_owner` for the resources of each owner, and return all results.
 
-        If an owner is unreachable, only the results of its own resources fail. Guard:
+        If an owner is unreachable, only the results for its resources have an error. Guard:
         test_settings_of_a_broker_that_is_away_take_no_result_from_the_others.
         """
         results: dict[ConfigResource, R] = {}

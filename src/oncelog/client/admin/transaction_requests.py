@@ -21,7 +21,7 @@ from oncelog.wire.messages import (
 HANGING_AGE_MS = 1_200_000
 """Kafka's default transaction.max.timeout.ms plus five minutes.
 
-The coordinator may still end a transaction that is younger.
+A younger transaction may still be ended by its coordinator.
 """
 
 

@@ -62,9 +62,9 @@ class BrokerConnection:
         self._features: dict[str, int] = {}
         self._last_used_ms = self.now_ms()
         self._muted_until_ms = 0.0
-        """Monotonic time in milliseconds until which the broker throttles this client."""
+        """The broker throttles this client until this monotonic time in milliseconds."""
         self._timer: asyncio.TimerHandle | None = None
-        """Timer for the earliest deadline of a request (`_timer_ms`); None without a request."""
+        """Timer for the earliest deadline of all requests (`_timer_ms`); None if there are no requests."""
         self._timer_ms = 0.0
         # Timers of the current connection. They are cancelled when the connection is lost, because a timer
         # would keep the connection and its receive buffer of 64 KB in memory.
@@ -75,7 +75,8 @@ class BrokerConnection:
     def now_ms(self) -> float:
         """Return the monotonic time in milliseconds.
 
-        This is not the event loop's time, because uvloop's does not advance within a loop iteration.
+        This is not the event loop's time, because uvloop does not advance its time within one iteration of
+        the loop.
         """
         return self._runtime.monotonic_ns() / 1e6
 

@@ -33,7 +33,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger("oncelog.client")
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
-"""Longest wait of a look-up for an unknown topic, in ms. Brokers learn of a new topic one after another."""
+"""Longest wait of a look-up for an unknown topic, in ms. Brokers learn of a new topic at different times."""
 
 
 def parse_bootstrap(servers: Collection[str] | None) -> list[tuple[str, int]]:
@@ -75,9 +75,9 @@ class ClusterConnection:
     Metadata are refreshed every metadata.max.age.ms. `topics_in_use` returns the topics to keep at a refresh.
     If it is None, all requested topics are kept until `forget_topics`.
 
-    A refresh by age never creates a topic. Otherwise a deleted topic would come back as long as any client
-    runs that once used the topic. Java's producer does create the topic, until metadata.max.idle.ms after the
-    last send.
+    A refresh by age never creates a topic. Otherwise a deleted topic would be created again while a client
+    that once used it is running. Java's producer does create the topic again, until metadata.max.idle.ms
+    after the last send.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class ClusterConnection:
     ) -> Any:
         """Return the response to a request. If `node_id` is None, try every known address until one responds.
 
-        The other arguments are those of `submit`. Raises DisconnectedError, TimedOut, PeerError,
+        See `submit` for the other arguments. Raises DisconnectedError, TimedOut, PeerError,
         UnsupportedVersion or AuthenticationError.
         """
         if node_id is None:
@@ -322,7 +322,7 @@ class ClusterConnection:
         return response
 
     async def _close_removed_brokers(self) -> None:
-        """Close unused connections to addresses that are not in the metadata any more."""
+        """Close unused connections to addresses that are no longer in the metadata."""
         addresses = {(broker.host, broker.port) for broker in self.metadata.brokers.values()}
         await self._close_connections(
             [
@@ -365,7 +365,7 @@ class ClusterConnection:
         """Return the number of partitions of a topic.
 
         The broker may create the topic. Raises the errors of `leader`. The call does not wait for leaders: a
-        partition without a leader must not prevent writes to the others.
+        partition without a leader must not prevent writes to the other partitions.
         """
         await self._wait_for_metadata(
             TopicPartition(name, 0),

@@ -71,8 +71,8 @@ class Connector:
 
         Ready means that the broker has reported its versions and, with SASL, authenticated this client. The
         time limit is socket.connection.setup.timeout.ms. If an address accepts the connection and then fails,
-        the limit grows by the time since it accepted, as in Java's client. Raises DisconnectedError,
-        AuthenticationError, OSError, and ValueError for an invalid host or port.
+        the limit grows by the time since that address accepted, as in Java's client. Raises
+        DisconnectedError, AuthenticationError, OSError, and ValueError for an invalid host or port.
         """
         setup_ms = self._settings["socket.connection.setup.timeout.ms"]
         until_s = self._loop.time() + setup_ms / 1000
@@ -105,7 +105,7 @@ class Connector:
             ) from None
 
     async def _addresses(self) -> list[str]:
-        """Return the IP addresses of the host, in the order in which to try them."""
+        """Return the IP addresses of the host, in the order of the attempts to connect."""
         try:
             ip_address(self._host)
         except ValueError:

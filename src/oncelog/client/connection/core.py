@@ -30,7 +30,7 @@ from oncelog.wire.primitives import Buffer
 MAX_FRAME_BYTES = 2**30
 """Largest response accepted.
 
-If a peer sends text (HTTP, SSH), its first four bytes, read as a size, are larger.
+A peer that sends text (HTTP, SSH) is detected: the first four bytes of text, read as a size, are larger.
 """
 
 _FIRST_API_VERSIONS_VERSION = 3
@@ -38,7 +38,7 @@ _FIRST_API_VERSIONS_VERSION = 3
 
 _UNSUPPORTED_VERSION = 35
 _SESSION_SHARE = 0.85
-"""Part of a session's lifetime after which the client authenticates again. Java's client: 0.85 to 0.95."""
+"""The client authenticates again after this fraction of a session's lifetime. Java's client: 0.85 to 0.95."""
 _API_VERSIONS_KEY = 18
 CLIENT_SOFTWARE_NAME, CLIENT_SOFTWARE_VERSION = "oncelog", "0.6.0"
 
@@ -109,7 +109,7 @@ class ConnectionCore:
         return len(self._in_flight)
 
     def next_deadline_ms(self) -> float | None:
-        """Return the earliest deadline of a request in flight; None without one."""
+        """Return the earliest deadline of the requests in flight; None if there are none."""
         return min((request.deadline_ms for request in self._in_flight), default=None)
 
     def expired(self, now_ms: float) -> list[Any]:

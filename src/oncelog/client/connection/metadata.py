@@ -1,7 +1,7 @@
 """The client's copy of the cluster's metadata: brokers, topics, partition leaders.
 
-While a topic keeps its id, the leader epoch of a partition only grows. Therefore an outdated broker's
-response does not bring an old leader back. Source: Kafka's Metadata.updateLatestMetadata.
+While a topic keeps its id, the leader epoch of a partition only grows. Therefore a lower epoch shows that a
+response is outdated, and its leader is ignored. Source: Kafka's Metadata.updateLatestMetadata.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ClusterMetadata:
         self._topics[row.name] = _Topic(topic_id, bool(row.is_internal), partitions)
 
     def _newer(self, before: PartitionInfo | None, topic: str, row: Any) -> PartitionInfo:
-        """Return the existing state `before`, or the new state `row` unless its leader epoch is lower."""
+        """Return the new state `row`, or `before` if the leader epoch of `row` is lower."""
         # The partition is not stale after this response, even if the response has an older epoch, as in
         # Java's client. After a restore from a backup, every response has an older epoch: a partition that
         # stayed stale would have no leader from then on. See
@@ -124,7 +124,7 @@ class ClusterMetadata:
         return existing.topic_id if existing else None
 
     def topic_error(self, topic: str) -> BrokerError | None:
-        """Return the error of the latest response about the topic; None if it had none."""
+        """Return the error of the latest response about the topic; None if that response had no error."""
         return self._errors.get(topic)
 
     def mark_stale(self, partitions: Iterable[TopicPartition]) -> None:
@@ -142,7 +142,7 @@ class ClusterMetadata:
         return self._unknown_since_ms.get(topic)
 
     def forget(self, topics: Collection[str]) -> None:
-        """Drop the state of topics, such as deleted ones."""
+        """Drop the state of these topics, for example because they were deleted."""
         for topic in topics:
             self._drop(topic)
             self._errors.pop(topic, None)

@@ -77,8 +77,8 @@ def credentials(settings: Mapping[str, Any], token: Callable[[], str]) -> Creden
 def parse_jaas(text: str) -> tuple[str | None, str | None]:
     """Return the user name and password of a JAAS configuration, None for each that is missing.
 
-    The syntax is that of sasl.jaas.config in Java. Raises ConfigError, whose text never contains the
-    password.
+    The configuration has the syntax of Java's sasl.jaas.config. Raises ConfigError; the error text never
+    contains the password.
     """
     match = _JAAS.fullmatch(text)
     if match is None or not match["module"].endswith(("PlainLoginModule", "ScramLoginModule")):
@@ -108,7 +108,7 @@ def begin(login: Credentials) -> Exchange:
 
 
 class _SingleMessage:
-    """An exchange in which the client sends one message."""
+    """An exchange with a single message of the client: PLAIN or OAUTHBEARER."""
 
     def __init__(self, message: bytes) -> None:
         self._message = message

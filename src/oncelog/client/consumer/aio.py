@@ -167,8 +167,8 @@ class AsyncConsumer:
                 raise
             await self._end()
         except asyncio.CancelledError:
-            # A second call finishes the close. Leave now, because the group would wait for a member that
-            # nobody polls. Guard: test_a_cancelled_close_keeps_no_member_in_the_group.
+            # A second call finishes the close. Leave now. Otherwise the group would wait for a member that is
+            # no longer polled. Guard: test_a_cancelled_close_keeps_no_member_in_the_group.
             if self._group is not None and not self._closed:
                 self._group.begin_leaving()
             raise
@@ -287,7 +287,7 @@ class AsyncConsumer:
         on_revoked: RebalanceCallback | None = None,
         on_lost: RebalanceCallback | None = None,
     ) -> None:
-        """Join the group named by group.id and read this member's share of the topics.
+        """Join the group that the setting group.id names, and read this member's share of the topics.
 
         With `pattern` instead of names, read every topic whose whole name matches, except Kafka's internal
         topics. The matching topics are looked up again every metadata.max.age.ms.
@@ -326,7 +326,7 @@ class AsyncConsumer:
                 await self._group.close()
         finally:
             # Leave the group even if this call is cancelled. Otherwise the group would wait for a member that
-            # nobody polls. Guard: test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
+            # is no longer polled. Guard: test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
             if self._group is not None:
                 self._group.begin_leaving()
             self._group, self._subscription = None, Subscription()
@@ -392,7 +392,7 @@ class AsyncConsumer:
     async def committed(
         self, partitions: Collection[TopicPartition] | TopicPartition
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the group's committed offset of each partition; None for a partition without one.
+        """Return the group's committed offset of each partition; None if there is none.
 
         Raises MisuseError without a group.id.
         """
@@ -630,8 +630,8 @@ class AsyncConsumer:
         """Yield the records with offsets in [start, end) as pyarrow.RecordBatches.
 
         isolation.level decides which records are visible. The assignment and positions are neither used nor
-        changed. The iteration ends when all offsets below `end` were read, even if the last are only markers
-        and aborted records.
+        changed. The iteration ends when all offsets below `end` were read, even if the last of these offsets
+        belong only to markers and aborted records.
 
         Raises OffsetOutOfRange with the available offsets in its text. Raises TimedOut if no data below `end`
         arrive for request.timeout.ms.

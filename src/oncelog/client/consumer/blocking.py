@@ -140,7 +140,7 @@ class Consumer:
         on_revoked: RebalanceCallback | None = None,
         on_lost: RebalanceCallback | None = None,
     ) -> None:
-        """Join the group named by group.id and read this member's share of the topics.
+        """Join the group that the setting group.id names, and read this member's share of the topics.
 
         With `pattern` instead of names, read every topic whose whole name matches, except Kafka's internal
         topics. The matching topics are looked up again every metadata.max.age.ms.
@@ -187,7 +187,7 @@ class Consumer:
     def committed(
         self, partitions: Collection[TopicPartition] | TopicPartition
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """Return the group's committed offset of each partition; None for a partition without one.
+        """Return the group's committed offset of each partition; None if there is none.
 
         Raises MisuseError without a group.id.
         """
@@ -322,8 +322,9 @@ class Consumer:
         """Yield the records with offsets in [start, end) as pyarrow.RecordBatches.
 
         isolation.level decides which records are visible. The assignment and positions are neither used nor
-        changed. The iteration ends when all offsets below `end` were read, even if the last are only markers
-        and aborted records. While the caller processes a RecordBatch, the next data are fetched.
+        changed. The iteration ends when all offsets below `end` were read, even if the last of these offsets
+        belong only to markers and aborted records. While the caller processes a RecordBatch, the next data
+        are fetched.
 
         Raises OffsetOutOfRange with the available offsets in its text. Raises TimedOut if no data below `end`
         arrive for request.timeout.ms.
@@ -379,7 +380,7 @@ class Consumer:
     def _chunks(
         self, tp: TopicPartition, start: int, end: int, options: FetchOptions
     ) -> Iterator[tuple[int, RangeChunk]]:
-        """Yield each chunk with its start offset. The background thread fetches the next chunk ahead."""
+        """Yield each chunk with its start offset. Meanwhile the background thread fetches the next chunk."""
 
         def fetch(offset: int) -> concurrent.futures.Future[RangeChunk]:
             return self._thread.submit(self._async.fetch_chunk(tp, offset, end, options))

@@ -2,13 +2,14 @@
 
 In each partition, every visible record from the position on is delivered once, in offset order. The position
 is the offset of the next record to deliver. It also moves past records that the isolation level hides.
-`prepare_records` fills `delivery`, and the application takes records from there. Only records that were taken
-are before the position.
+`prepare_records` fills `delivery`, and the application takes records from there. The position moves past a
+visible record only when the application takes the record.
 
-A partition is in at most one fetch. It is fetched ahead until max.partition.fetch.bytes of its data are
-undelivered. A broker has at most FETCH_CONNECTIONS_PER_BROKER fetches in flight, each on its own connection.
-So a partition that needs records does not wait behind the long poll of other partitions. A seek replaces the
-partition's `generation`. Results of fetches and look-ups from before the seek are then ignored.
+A partition is in at most one fetch. Its data are fetched before the application asks for them, until
+max.partition.fetch.bytes are undelivered. A broker has at most FETCH_CONNECTIONS_PER_BROKER fetches in
+flight, each on a separate connection. So a partition that needs records does not wait behind the long poll of
+other partitions. A seek replaces the partition's `generation`. Then the results of earlier fetches and
+look-ups are ignored.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class FetchCall:
-    """A fetch for the caller to send, and to pass to `on_response` with its response.
+    """A fetch. The caller sends it, and passes it to `on_response` together with the response.
 
     `expected` has the fetch offset and the generation of each partition.
     """
@@ -345,7 +346,7 @@ class ConsumerCore:
     def _ready_partitions(self) -> list[TopicPartition]:
         """Return the partitions that may be fetched or delivered.
 
-        Each call starts with another partition, so that none starves.
+        Each call starts with another partition, so that no partition is starved.
         """
         ready = [tp for tp, s in self._states.items() if s.fetch_offset is not None and not s.is_paused]
         self._rotation += 1
@@ -465,7 +466,7 @@ class ConsumerCore:
                 raise self._no_position(tp)
 
     def prepare_records(self, max_records: int, now_ms: float) -> bool:
-        """Put up to `max_records` fetched records into `delivery`, unless it has some.
+        """Put up to `max_records` fetched records into `delivery`, unless it already has records.
 
         Return False if `delivery` stays empty. Raises CorruptMessage or InvalidRecord for a batch that cannot
         be decoded. The position stays before that batch.
@@ -506,7 +507,7 @@ class ConsumerCore:
         return self.delivery.take(max_records)
 
     def _fetch_undelivered_again(self) -> None:
-        """Fetch undelivered data again: the application has changed between `poll` and `poll_arrow`."""
+        """Fetch undelivered data again: the application has switched between `poll` and `poll_arrow`."""
         for tp in self.delivery.partitions():
             if (position := self.delivery.position(tp)) is not None and not self._states[tp].is_paused:
                 self.seek(tp, position)
@@ -544,8 +545,8 @@ class ConsumerCore:
         if self.delivery.has_columns:
             return True
         if (held := self.delivery.held_columns) is not None:
-            # The buffer can contain one RecordBatch only, and its current one is of a paused partition. Drop
-            # the current one, and fetch its data again after `resume`.
+            # The buffer can contain only one RecordBatch, and the current RecordBatch belongs to a paused
+            # partition. Drop it, and fetch its data again after `resume`.
             self.seek(held.tp, held.position)
         for tp in self._with_fetched_data():
             state = self._states[tp]

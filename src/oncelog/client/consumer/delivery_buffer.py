@@ -65,7 +65,7 @@ class DeliveryBuffer:
     # Looking up
 
     def position(self, tp: TopicPartition) -> int | None:
-        """Return the offset of the first undelivered record; None without one."""
+        """Return the offset of the partition's first undelivered record; None if there is none."""
         columns = self._columns
         if columns is not None and columns.tp == tp:
             return columns.position
@@ -99,8 +99,8 @@ class DeliveryBuffer:
     # Delivery
 
     # A Python signal handler runs between two bytecodes, and may raise. So each of the three functions below
-    # prepares its result first and ends with one assignment and the return. No handler can run between those
-    # two. Guard: test_a_signal_at_any_moment_loses_no_record.
+    # prepares its result first and ends with one assignment and the return. No handler can run between the
+    # assignment and the return. Guard: test_a_signal_at_any_moment_loses_no_record.
 
     def take(self, max_records: int) -> list[Record]:
         """Return up to `max_records` records. They count as delivered from now on."""

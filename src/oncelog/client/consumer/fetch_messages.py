@@ -122,7 +122,7 @@ def decode_headers(fetched: FetchedPartition, fetch_offset: int, isolation: Isol
     """Return the whole batches with their visibility. An incomplete batch at the end is left out.
 
     Raises CorruptMessage or InvalidRecord with partition and offset in the text. Raises PeerError if the
-    broker sent bytes without one whole batch.
+    broker sent bytes that do not contain a whole batch.
     """
     visibility = VisibilityFilter(isolation, fetched.aborted)
     batches: list[FetchedBatch] = []
@@ -142,7 +142,7 @@ def decode_headers(fetched: FetchedPartition, fetch_offset: int, isolation: Isol
             batches.append(FetchedBatch(position, header, verdict))
     except (CorruptMessage, InvalidRecord) as error:
         if batches:
-            return batches  # deliver these first; the next fetch starts with the damaged batch
+            return batches  # deliver the valid batches first; the next fetch starts with the damaged one
         raise type(error)(f"{fetched.tp} at offset {fetch_offset}: {error.detail}") from error
     if len(fetched.records) and not batches:
         raise PeerError(
@@ -172,8 +172,8 @@ def end_offset(batches: list[FetchedBatch], fetch_offset: int, high_watermark: i
     # test_a_piece_beyond_its_high_watermark_is_given_once.
     highest = last_offsets[-1]
     # In a damaged log with batches in the wrong order, the last batch need not have the highest offset. A
-    # fetch after the last batch could return the same data without end. In such a log only, batches with
-    # offsets from the high watermark on count as damaged, and are ignored here. Guard:
+    # fetch after the last batch could return the same data again and again. Only in such a log, batches at or
+    # above the high watermark are treated as damaged and ignored here. Guard:
     # test_batches_in_wrong_order_are_fetched_once.
     if any(after <= before for before, after in pairwise(last_offsets)):
         highest = max((offset for offset in last_offsets if offset < high_watermark), default=highest)

@@ -82,7 +82,7 @@ class Fetcher:
     def start_due(self) -> None:
         """Start all requests that are due.
 
-        Start none while an error waits for a poll: a success would drop that error.
+        While an error waits for a poll, start no request, because a success would drop that error.
         """
         core = self._core
         if core.has_error:
@@ -145,12 +145,12 @@ class Fetcher:
             if self._failure_count:
                 await asyncio.sleep(cluster.retry_pause_ms(self._failure_count - 1) / 1000)
             if len(topics := {tp.topic for tp in partitions}) > 1:
-                # This one request finds nearly all leaders. `_find_leader` looks up the rest.
+                # A single request finds nearly all leaders. `_find_leader` looks up the rest.
                 with suppress(OncelogError):
                     await cluster.refresh_metadata(sorted(topics), allow_auto_topic_creation=False)
             lookups |= {asyncio.ensure_future(self._find_leader(tp)): tp for tp in partitions}
-            # From here on, only `lookups` counts and not `partitions`: `start_due` may already look up again
-            # the partitions that `_take_found` has removed. Guard:
+            # From here on, use only `lookups` and not `partitions`: `start_due` may already look up again the
+            # partitions that `_take_found` has removed. Guard:
             # test_a_topic_that_may_be_created_soon_is_requested_once_at_a_time.
             remaining = lookups.values()
             self._take_found(lookups)
@@ -159,8 +159,8 @@ class Fetcher:
             while lookups:
                 done, _ = await asyncio.wait(lookups, return_when=asyncio.FIRST_COMPLETED)
                 if len(done) < len(lookups):
-                    # Collect results: thousands of leaders may be found one by one, and each `start_due`
-                    # visits all partitions.
+                    # Wait for more results, because each `start_due` visits all partitions, and thousands of
+                    # leaders may be found one by one.
                     await asyncio.sleep(_COLLECT_LEADERS_S)
                 self._take_found(lookups)
         finally:

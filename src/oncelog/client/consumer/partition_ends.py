@@ -78,7 +78,7 @@ def _holders(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicPartiti
         return {}
     holders = dict.fromkeys(tps, Holder())
     # Each partition has its own error: a partition that this client may not describe must not hide the
-    # others.
+    # results of other partitions.
     described = admin.describe_producers(tps, raise_errors=False)
     earliest = {tp: txn for tp in tps if (txn := _earliest(described[tp])) is not None}
     for tp, opened in earliest.items():

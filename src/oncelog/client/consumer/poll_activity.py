@@ -27,5 +27,5 @@ class PollActivity:
         self._left_ms = now_ms
 
     def idle_ms(self, now_ms: float) -> float:
-        """Return the time since the last poll stopped waiting, in ms; 0 while one waits."""
+        """Return the time since the last poll stopped waiting, in ms; 0 while a poll waits."""
         return 0.0 if self._waiting else now_ms - self._left_ms

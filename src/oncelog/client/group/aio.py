@@ -72,8 +72,8 @@ class GroupSession:
         self.protocol: GroupProtocol = member_type(
             core, settings, cluster, self._coordinator, self._membership, self._topics, self._commits
         )
-        # The task that leaves the group. An interrupt of the caller must not end this task, because the group
-        # would wait for a member that is gone. Guard:
+        # The task that leaves the group. An interrupt of the caller must not end this task. Otherwise the
+        # group would wait for a member that is gone. Guard:
         # test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
         self._departure: asyncio.Task[None] | None = None
         # True after `subscribe` while positions of the partitions that were assigned manually are still being
@@ -95,7 +95,7 @@ class GroupSession:
 
     @property
     def metadata(self) -> ConsumerGroupMetadata:
-        """The identity under which the application received its records: see Membership.metadata."""
+        """The member's identity when the application received its records: see Membership.metadata."""
         return self._membership.metadata
 
     @property
@@ -180,8 +180,8 @@ class GroupSession:
         owned, membership.owned, membership.revoking = membership.owned, [], []
         if not owned:
             return None
-        # During a rebalance the partitions count as lost, as in Java: the next generation may not include
-        # this member.
+        # During a rebalance the partitions are treated as lost, as in Java, because the next generation may
+        # not include this member.
         is_lost = membership.is_lost or self.protocol.is_rebalancing or not membership.is_in_generation
         return Rebalance(Change.LOST if is_lost else Change.REVOKED, owned)
 
@@ -242,7 +242,7 @@ class GroupSession:
         is_out = self._topics.is_subscribed and not self._membership.is_in_generation
         if is_out and not self._must_commit_manual:
             # With an empty identity, the coordinator would accept the commit. The commit would then override
-            # those of the present members.
+            # the commits of the present members.
             raise not_a_member()
         try:
             await self._commit_as(self.member, offsets)

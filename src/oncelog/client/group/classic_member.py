@@ -93,7 +93,7 @@ class ClassicMember:
         self._joining: asyncio.Task[_Assignment | None] | None = None
         self._heartbeats: asyncio.Task[None] | None = None
         # The channel (connection) of JoinGroup and SyncGroup, and the channel of requests that must not wait
-        # behind them. See `_start_joining`.
+        # for the responses to JoinGroup and SyncGroup. See `_start_joining`.
         self._join_channel, self._free_channel = "group", "join"
         # The new assignment, while the member revokes partitions that are not in it.
         self._pending: _Assignment | None = None
@@ -199,7 +199,7 @@ class ClassicMember:
     async def _exchange(self, assignment: _Assignment, deadline_ms: float) -> Rebalance | bool:
         """Revoke the owned partitions that the new assignment lacks.
 
-        If there are none, take the assignment.
+        If no partition must be revoked, take the assignment.
         """
         membership = self._membership
         membership.member = assignment.member
@@ -313,7 +313,7 @@ class ClassicMember:
 
     def _await_missing_topics(self) -> None:
         """Refresh metadata until a topic exists that was missing at the last join, and then join again."""
-        # The refresh by age comes only every metadata.max.age.ms, by default five minutes. Guard:
+        # The refresh by age runs only every metadata.max.age.ms, by default five minutes. Guard:
         # test_a_topic_that_is_created_after_subscribing_is_read_soon.
         missing = [topic for topic, count in self._partition_counts.items() if count is None]
         if missing and self._awaiting_topics is None:

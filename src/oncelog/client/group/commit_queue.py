@@ -21,9 +21,9 @@ One commit is in flight at a time. `next` returns the next commit to send:
 
 If an automatic commit fails with a final error, or its time limit has passed, its positions are dropped.
 Newer positions of the same partitions stay. While a member keeps its partitions through a rebalance, two
-errors count as transient: ILLEGAL_GENERATION and REBALANCE_IN_PROGRESS. The next generation will accept the
-same commit. The application still gets REBALANCE_IN_PROGRESS for its own commits. If the outcome of a commit
-is unknown, the same or a newer commit follows, and never an older one.
+errors are transient: ILLEGAL_GENERATION and REBALANCE_IN_PROGRESS. The next generation will accept the same
+commit. But a commit that the application has requested fails with REBALANCE_IN_PROGRESS. If the outcome of a
+commit is unknown, the same or a newer commit follows, and never an older one.
 
 Source: Kafka's CommitRequestManager and ConsumerCoordinator. Unlike these two classes, this queue repeats a
 failed commit by time, with the newest positions. The cases are in tests/tables/commit_queue.txt.

@@ -2,9 +2,9 @@
 
 One commit is in flight at a time. Three kinds of commits are urgent: commits of the application, automatic
 commits before a revocation, and automatic commits at a close. An urgent commit does not wait for the response
-to an earlier automatic commit. Instead the sending task is cancelled, and a new
-task sends the urgent commit. The coordinator handles the requests of a connection in order, so the older
-commit cannot overtake the urgent commit.
+to an earlier automatic commit. Instead, the sending task is cancelled and a new task sends the urgent commit.
+The coordinator handles the requests of a connection in order, so the older commit cannot overtake the urgent
+commit.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class GroupCommits:
             self._start(is_urgent=is_urgent)
 
     async def until_idle(self, deadline_ms: float) -> bool:
-        """Wait for the end of all commits; return False if the deadline comes first."""
+        """Wait for the end of all commits; return False if the deadline passes first."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(deadline_ms - self._cluster.now_ms(), 0) / 1000):
                 await self._is_idle.wait()

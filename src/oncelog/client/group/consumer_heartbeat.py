@@ -150,7 +150,7 @@ def compare_assignment(
     """Return the difference between the owned partitions and the target.
 
     `owned` has the topic id of each partition, and `names` has topic names by id. A topic that was deleted
-    and created again has another id, and counts as another topic.
+    and created again has another id, and is treated as a different topic.
     """
     revoked = [tp for tp, topic_id in owned.items() if TopicIdPartition(topic_id, tp.partition) not in target]
     owned_ids = {TopicIdPartition(topic_id, tp.partition) for tp, topic_id in owned.items()}

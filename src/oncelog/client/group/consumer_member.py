@@ -239,7 +239,7 @@ class ConsumerMember:
                     await self._hurry.wait()
 
     async def _send_heartbeat(self) -> None:
-        # A new subscription to a pattern needs this look-up too, because the periodic one comes only after
+        # A new subscription to a pattern needs this look-up too, because the periodic look-up runs only every
         # metadata.max.age.ms. Guard:
         # test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches.
         while self._topics.pattern is not None and not self._topics.is_matched:
@@ -280,7 +280,7 @@ class ConsumerMember:
     def _reported_as_owned(self) -> frozenset[TopicIdPartition]:
         """Return the partitions to report as owned.
 
-        They include taken partitions of which the application was not notified yet.
+        They include partitions that were just taken, even if the application was not notified of them yet.
         """
         if not self._is_unacknowledged:
             return self._acknowledged

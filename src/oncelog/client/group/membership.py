@@ -1,4 +1,4 @@
-"""The state of a consumer's membership in its group: its identity, its partitions, and those it must revoke.
+"""The state of a consumer's membership in its group: its identity, and the partitions it owns or must revoke.
 
 Both group protocols use the class `Membership`. A step may be cancelled while it waits. So a step stores its
 decisions in attributes before it waits, and the next step continues from there.
@@ -110,10 +110,10 @@ class Membership:
 
     @property
     def metadata(self) -> ConsumerGroupMetadata:
-        """The identity under which the application received its records.
+        """The member's identity when the application received its records.
 
         Outside the group this is the last identity, so that the coordinator refuses commits. With an empty
-        identity, the coordinator would accept the commits, and they would override those of the present
+        identity, the coordinator would accept the commits, and they would override the commits of the present
         members.
         """
         return self._last_member if self.member.generation_id < 0 else self.member

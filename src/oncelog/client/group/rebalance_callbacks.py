@@ -13,7 +13,7 @@ from oncelog.errors import MisuseError
 from oncelog.types import OffsetAndMetadata, TopicPartition
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
-"""Offsets to commit by partition. An offset is that of the next record to read."""
+"""Offsets to commit, by partition: in each partition, the offset of the next record to read."""
 RebalanceCallback = Callable[[list[TopicPartition]], Any]
 
 
@@ -48,7 +48,7 @@ class RebalanceListener(NamedTuple):
 
 
 class Subscription(NamedTuple):
-    """Topics by name, or all topics whose whole name matches `pattern`. False if there are neither."""
+    """Topics by name, or all topics whose whole name matches `pattern`. False if both are empty."""
 
     topics: frozenset[str] = frozenset()
     pattern: re.Pattern[str] | None = None

@@ -128,7 +128,7 @@ class AsyncProducer:
             core.room_waiter_count -= 1
 
     async def flush(self) -> None:
-        """Send all records so far without lingering, and wait until their callbacks have returned.
+        """Send all records of earlier calls without lingering, and wait until their callbacks have returned.
 
         Later records are not waited for. Failures are raised by the records' futures, not by this call.
         """
@@ -195,7 +195,7 @@ class AsyncProducer:
         await self._transaction_manager().send_offsets(offsets, group, timeout)
 
     async def commit_transaction(self, timeout: float | None = None) -> None:
-        """Send the remaining records, and commit the transaction: everything in it becomes visible at once.
+        """Send the remaining records, and commit: all records and offsets become visible together.
 
         See `Producer.commit_transaction`.
         """

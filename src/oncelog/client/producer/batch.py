@@ -93,7 +93,7 @@ class BatchResult:
     def notify(self) -> Iterator[BaseException]:
         """Call the callbacks and listeners of a complete result, and yield the exceptions that they raise.
 
-        No such exception ends the producer, not even SystemExit or CancelledError.
+        None of these exceptions ends the producer, not even SystemExit or CancelledError.
         """
         callbacks, self.callbacks = self.callbacks, {}
         for index, callback in callbacks.items():
@@ -108,7 +108,7 @@ class BatchResult:
         while self._listeners:
             try:
                 listener = self._listeners.pop(0)
-            except IndexError:  # another thread took the last one
+            except IndexError:  # another thread took the last listener
                 return
             try:
                 listener()
@@ -144,7 +144,7 @@ class BatchResult:
     def ranges(self, first: int, count: int) -> Iterator[OffsetRange | tuple[int, Exception]]:
         """Yield the results of `count` records from index `first` on.
 
-        Delivered records come as offset ranges, and failed records as (record count, error).
+        A result is the offset range of delivered records, or (record count, error) of failed records.
         """
         while count > 0:
             result, index = self._leaf(first)
@@ -213,7 +213,7 @@ class ProducerBatch(SequencedBatch):
         self.parent: ProducerBatch | None = None
         self.incomplete_children = 0
         self.is_queued = False
-        """True while the current attempt waits for a connection. No byte of the attempt was sent then."""
+        """True while the current attempt waits for a connection: no byte of it was sent yet."""
         self.is_completed = False
 
     def seal(self) -> None:
@@ -289,7 +289,10 @@ def split(batch: ProducerBatch) -> list[ProducerBatch]:
 
 
 def _index_of_half(sizes: list[int]) -> int:
-    """Return the index at which the second half of the bytes begins. Each half has at least one record."""
+    """Return the index of the record at which the second half of the bytes begins.
+
+    Each half has at least one record.
+    """
     sums = list(accumulate(sizes))
     return min(max(bisect_right(sums, sums[-1] // 2), 1), len(sizes) - 1)
 

@@ -133,8 +133,8 @@ class Producer:
             if needs_drain:
                 self._wake()
         except BaseException:
-            # Drain even after an interrupt, which may have come after the append. Otherwise the record would
-            # wait for up to a minute.
+            # Drain even after an interrupt, which may have happened after the append. Otherwise the record
+            # would wait for up to a minute.
             self._wake()
             raise
         return result, index
@@ -157,7 +157,7 @@ class Producer:
                 self._wait_for_room(core, size_bytes, deadline_ms)
             with self._driver.lock:
                 if not core.can_append(size_bytes):
-                    continue  # another thread has taken the room
+                    continue  # another thread has used the room
                 is_known = core.topic(topic) is not None
                 is_stale = (
                     is_known and not was_looked_up_again and core.may_have_more_partitions(topic, partition)
@@ -225,10 +225,10 @@ class Producer:
     ) -> Delivery:
         """Append many records, and return one Delivery for all of them. Blocks and raises like `send`.
 
-        `keys` and `timestamps_ms` belong to the values by position. Timestamps are milliseconds since the
-        epoch. A single timestamp, and `headers`, apply to every record. Lists are checked before any record
-        is appended. If an error comes after some records were appended, its attribute `delivery` is the
-        Delivery of these records.
+        `keys` and `timestamps_ms` have one item per value, in the same order. Timestamps are milliseconds
+        since the epoch. A single timestamp, and `headers`, apply to every record. Lists are checked before
+        any record is appended. If an error occurs after some records were appended, its attribute `delivery`
+        is the Delivery of these records.
         """
         now_ms = self._wall_ns() // 1_000_000
         stamps = iter(timestamps_ms) if isinstance(timestamps_ms, Iterable) else None
@@ -270,7 +270,7 @@ class Producer:
 
         Partitions are chosen as in `send`, except for rows without a key. Unless `partitioner` is
         round_robin, the rows without a key among 1,048,576 consecutive rows go to one partition. If an error
-        comes after some rows were appended, its attribute `delivery` is the Delivery of these rows.
+        occurs after some rows were appended, its attribute `delivery` is the Delivery of these rows.
         """
         from oncelog.client.producer.arrow_encoding import encode_table
 
@@ -300,7 +300,7 @@ class Producer:
         )
 
     def flush(self, timeout: float | None = None) -> None:
-        """Send all records so far without lingering, and wait until their callbacks have returned.
+        """Send all records of earlier calls without lingering, and wait until their callbacks have returned.
 
         Records that other threads send later are not waited for. Failures are raised by the records' futures,
         not by this call. Raises TimedOut after `timeout` seconds, while the records are still being sent.
@@ -400,7 +400,7 @@ class Producer:
 
         Pass `consumer.group_metadata()` as `group`, so that a member that has lost its partitions is fenced.
         A group id alone fences no member. Raises IllegalGeneration, UnknownMemberId, UnknownTopicOrPartition
-        and other errors, after which the transaction must be aborted.
+        and other errors. After these errors, abort the transaction.
 
         After TimedOut or an interruption, the offsets may be missing from the transaction. Repeat the same
         call until it returns, or abort: until then `commit_transaction` raises TransactionAbortable.
@@ -438,7 +438,7 @@ class Producer:
         self._thread.run(require_manager(self._transactions).take_over(share))
 
     def commit_transaction(self, timeout: float | None = None) -> None:
-        """Send the remaining records, and commit the transaction: everything in it becomes visible at once.
+        """Send the remaining records, and commit: all records and offsets become visible together.
 
         After the error of a failed record or TransactionAbortable, call `abort_transaction`. After
         ProducerFenced, make a new producer. After TimedOut it is unknown whether the transaction is

@@ -242,7 +242,7 @@ class ProducerCore:
 
         `size_bytes` is the record's `row_size_bytes`. If `partition` is None, the partitioner chooses it. The
         topic must be known. Raises MessageTooLarge if the record alone exceeds max.request.size, MisuseError
-        if there is no such partition, and the fatal error if there is one.
+        if the topic does not have `partition`, and the fatal error if the producer has failed.
         """
         self._check_append(size_bytes)
         queue = self.current_topic(topic).queue(partition, row[1], size_bytes, self.options.batch_bytes)
@@ -250,7 +250,8 @@ class ProducerCore:
         batch = queue.open
         needs_drain = False
         if batch is None or batch.size_bytes + size_bytes > self.options.batch_bytes:
-            # After a sealed batch that still waits, a new batch changes nothing in the schedule.
+            # If a sealed batch still waits, it is sent first, and the new batch changes nothing in the
+            # schedule.
             is_behind = len(queue.waiting) > 1
             batch = self._begin_batch(queue, now_ms)
             queue.open = batch
@@ -338,7 +339,7 @@ class ProducerCore:
         return self.fatal is not None or self.has_room(size_bytes)
 
     def refuse_appends(self, error: OncelogError) -> None:
-        """Let every further `append` raise `error`. Records so far are still sent."""
+        """Let every further `append` raise `error`. Records that were appended earlier are still sent."""
         if self.fatal is None:
             self.fatal = error
         self.close_open_batches()
@@ -394,7 +395,7 @@ class ProducerCore:
 
     @property
     def is_idle(self) -> bool:
-        """Return True if every record so far is complete. Callers need no lock."""
+        """Return True if every appended record is complete. Callers need no lock."""
         return not self._incomplete
 
     # Sending
@@ -478,7 +479,7 @@ class ProducerCore:
         return self.room_waiter_count > 0 or self.buffered_bytes * 4 > self.buffer_bytes * 3
 
     def _prepare_identity(self, now_ms: float) -> bool:
-        """Restart sequences that must restart, if they can. Return False if no batch may be sent.
+        """Restart the sequences that are due to restart. Return False if no batch may be sent.
 
         No batch may be sent without a producer id or, by a transactional producer, outside a transaction.
         """
@@ -501,7 +502,7 @@ class ProducerCore:
         return True
 
     def _raise_epoch(self) -> bool:
-        """Change to the next epoch. Return False if there is none, so that a new producer id is needed."""
+        """Change to the next epoch. Return False if no epoch is left, so that a new producer id is needed."""
         assert self.identity is not None
         self.identity = next_epoch(self.identity)
         self._kept_sequences.clear()
@@ -686,7 +687,7 @@ class ProducerCore:
         self.metrics.on_error(error)
         if batch.is_completed:
             return
-        batch.is_on_wire = False  # after its response, an attempt cannot be stored any more
+        batch.is_on_wire = False  # the broker has responded, so it can no longer store the attempt
         policy = error_policy_for(error.code, self.options.mode)
         error.reaction = policy.error_class.value
         queue = self._partitions[batch.tp]

@@ -186,7 +186,7 @@ class ProducerDriver:
         self._event.set()
 
     async def refuse_appends(self, error: OncelogError) -> None:
-        """Let every further `append` raise `error`. Records so far are still sent."""
+        """Let every further `append` raise `error`. Records that were appended earlier are still sent."""
         with self.lock:
             self.core.refuse_appends(error)
 
@@ -295,7 +295,7 @@ class ProducerDriver:
             raise interrupt
 
     async def flush(self) -> None:
-        """Send all records so far, and wait until their callbacks have returned."""
+        """Send all records of earlier calls, and wait until their callbacks have returned."""
         with self.lock:
             mark = FlushMark(self)
         self.wake()

@@ -100,7 +100,7 @@ class Partitioner:
         return partitions
 
     def next_round_robin(self, count: int) -> int:
-        """Return the partition after the one that was returned last."""
+        """Return the next partition in turn: the last returned partition plus 1, modulo `count`."""
         self._next = (self._next + 1) % count
         return self._next
 

@@ -58,7 +58,7 @@ class PartitionQueue:
     ) -> tuple[ProducerBatch, float] | None:
         """Return the batch to send next, and the earliest time (ms) at which it may be sent; 0 means now.
 
-        Return None if there is no such batch, or if a response must come first. Batches with a serial below
+        Return None if there is no such batch, or if a response must arrive first. Batches with a serial below
         `flush_below` do not linger. With `is_urgent`, no batch lingers.
         """
         if self._options.is_idempotent:
@@ -139,8 +139,8 @@ class TopicQueues:
 
     Only the first `count` of `queues` exist on the cluster. There are more if the topic was created again
     with fewer partitions. The batches of the queues from `count` on fail after delivery.timeout.ms. Records
-    without a key go to `sticky_queue` until its batch is full (KIP-480). `used_ms` is the latest time at
-    which the topic was looked up first, a batch was begun, or ProducerCore found that the topic is still in
+    without a key go to `sticky_queue` until its batch is full (KIP-480). `used_ms` is the time of the topic's
+    last use: its first look-up, the start of a batch, or the last time that ProducerCore found the topic in
     use.
     """
 

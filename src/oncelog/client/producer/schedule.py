@@ -33,7 +33,7 @@ class SendSchedule:
         self._timers: dict[PartitionQueue, Timer] = {}
         self._lingering: dict[PartitionQueue, None] = {}
         self._heap: list[Timer] = []
-        """A heap of timers, the earliest first. A timer that is no longer in `_timers` is void."""
+        """A heap of timers, the earliest first. A timer that is no longer in `_timers` is ignored."""
         self._timer_count = 0
 
     def remove(self, queue: PartitionQueue) -> None:
@@ -114,7 +114,7 @@ class SendSchedule:
         self._ready[node_id].move_to_end(queue, last=False)
 
     def ready_nodes(self) -> list[int]:
-        """Return the ids of the nodes to which some queue is ready to send."""
+        """Return the ids of the nodes for which at least one queue is ready."""
         return [node_id for node_id, ready in self._ready.items() if ready]
 
     def without_leader(self) -> Iterator[PartitionQueue]:

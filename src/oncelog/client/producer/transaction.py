@@ -60,7 +60,7 @@ class ProducerTransaction:
 
     @property
     def max_produce_version(self) -> int:
-        """Return the highest Produce version for the way in which this transaction adds partitions."""
+        """Return the highest Produce version. Above LAST_CLASSIC_PRODUCE_VERSION, brokers add partitions."""
         return MAX_PRODUCE_VERSION if self.raises_epoch else LAST_CLASSIC_PRODUCE_VERSION
 
     def admits(self, tp: TopicPartition) -> bool:

@@ -199,8 +199,8 @@ class TransactionManager:
     ) -> None:
         """Commit the group's positions with the transaction.
 
-        Raises an error after which the transaction must be aborted, or TimedOut. After TimedOut or a
-        cancellation, repeat the same call or abort.
+        Raises TimedOut, or an error that requires an abort. After TimedOut or a cancellation, repeat the same
+        call or abort.
         """
         self.session.check(Operation.SEND_OFFSETS)
         positions = offsets_of(offsets)
@@ -223,7 +223,7 @@ class TransactionManager:
         self.session.confirm_offsets(call)
 
     async def commit(self, timeout_s: float | None = None) -> None:
-        """Commit the transaction: everything in it becomes visible at once.
+        """Commit the transaction: its records and offsets become visible together.
 
         Raises the error of the first failed record. After TimedOut, call it again. A transaction that can
         only be aborted raises TransactionAbortable and never TimedOut. See
@@ -317,7 +317,7 @@ class TransactionManager:
             return None
 
     async def _abort_own_epoch(self, deadline_ms: float) -> ProducerIdAndEpoch | None:
-        """Abort a transaction that has its own epoch.
+        """Abort a transaction whose epoch no other transaction uses.
 
         The coordinator answers PRODUCER_FENCED also while it completes the previous transaction. In that case
         repeat the abort: see `fenced_abort_action`.
@@ -446,7 +446,10 @@ class TransactionManager:
             self._driver.spawn(self._add_pending())
 
     async def _add_pending(self) -> None:
-        """Add the partitions that have records to send. The next request adds partitions that come later."""
+        """Add the partitions that have records to send.
+
+        Partitions that get their first record later are added by the next request.
+        """
         identity, pending = self._core.identity, set(self._transaction.pending)
         assert identity is not None
         topics: dict[str, list[int]] = {}
