@@ -24,7 +24,7 @@ ASSIGNOR_NAMES = {
     f"{_ASSIGNORS}UniformAssignor": "uniform",
     f"{_ASSIGNORS}RangeAssignor": "range",
 }
-"""Map the allowed values of group.consumer.assignors to the assignors' names in the protocol."""
+"""The assignors' names in the protocol, by their names in group.consumer.assignors."""
 
 
 def _rows(*rows: tuple[Any, ...]) -> tuple[Setting, ...]:

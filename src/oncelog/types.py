@@ -45,7 +45,7 @@ class TimestampType(IntEnum):
 
 
 class Isolation(IntEnum):
-    """The isolation level of a reader. The numbers are those of Fetch's field isolation_level."""
+    """The isolation level of a reader. The values are the numbers of the field isolation_level in Fetch."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1

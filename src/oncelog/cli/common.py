@@ -19,7 +19,7 @@ _SERVERS = "bootstrap.servers"
 _PIPED_COLUMNS = 400
 
 _HARMLESS = "\n\t\u00a0\u2009\u202f\u3000\u200c\u200d"
-"""White space and joiners. Python calls them not printable, but a terminal shows them safely."""
+"""White space and joiners. `str.isprintable` is False for them, but a terminal shows them safely."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -85,7 +85,7 @@ def make_client_config(
 ) -> dict[str, str]:
     """Return the client settings of the command line, the environment, the file and the default.
 
-    The command line overrides the environment, and so on in this order. Raises click.UsageError if the
+    If several of them have a setting, the first one in this order wins. Raises click.UsageError if the
     command line or the environment names two clusters, because a command that deletes must not guess.
     """
     of_command_line = _canonical(parse_properties(properties))
@@ -125,7 +125,7 @@ def environment_servers() -> str | None:
 
 
 def _only_cluster(named: Sequence[tuple[str, str]]) -> str | None:
-    """Return the first value of (user's text, bootstrap servers) pairs, or None without pairs.
+    """Return the bootstrap servers of the first (user's text, bootstrap servers) pair; None without pairs.
 
     Raises click.UsageError if the pairs name different clusters.
     """
@@ -166,7 +166,7 @@ def _environment_properties() -> dict[str, str]:
 
 
 def only_settings_of(table: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `config` without settings of the environment that `table` lacks.
+    """Return `config` without the environment's settings that `table` does not contain.
 
     The environment may contain settings for other clients. Settings of -X stay, so that a wrong name is
     refused.
@@ -224,8 +224,8 @@ def emit(
 ) -> None:
     """Print rows in the format `output`.
 
-    `columns` are those of a table, by default the keys of the first row. `wide` are additional columns of
-    -o wide.
+    `columns`: the columns of a table, by default the keys of the first row. `wide`: the columns that -o wide
+    adds.
     """
     rows = list(rows)
     if output == "json":

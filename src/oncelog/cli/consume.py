@@ -177,7 +177,7 @@ def _print(polls: Iterator[list[Any]], output: str) -> int:
         except KeyboardInterrupt:
             pass
         except OncelogError:
-            # Close the JSON document also if the connection to the broker is lost.
+            # Close the JSON document even if the connection to the broker is lost.
             sys.stdout.write("\n]\n" if output == "json" and count else "")
             sys.stdout.flush()
             raise

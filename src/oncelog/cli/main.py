@@ -40,7 +40,7 @@ MOVED = {
     "dev": "oncelog-devtools",
     "simulate": "oncelog-simulator",
 }
-"""Commands that were part of this package up to 0.5, and the package of each."""
+"""Commands that were part of this package up to 0.5, and the packages that contain them now."""
 
 EXIT_ERROR, EXIT_USAGE, EXIT_VIOLATIONS, EXIT_TIMEOUT = 1, 2, 3, 4
 
@@ -97,7 +97,7 @@ class _LazyGroup(click.Group):
         try:
             return _load(entry)
         except click.ClickException:
-            if ctx.resilient_parsing:  # Shell completion leaves the command out.
+            if ctx.resilient_parsing:  # In shell completion, omit the command.
                 return None
             raise
 

@@ -60,7 +60,7 @@ def command(
       oncelog consume old --until-end --from-beginning -o jsonl | oncelog produce new --jsonl
     With --jsonl an object has the field value, and optionally key, headers (an object, or a list of objects
     with key and value), partition and timestamp (ms). key_base64 and value_base64 replace key and value for
-    bytes that are no text. topic and offset are ignored.
+    bytes that are not text. topic and offset are ignored.
     Ctrl-C sends the records read so far; a second Ctrl-C ends at once. Exit code 1: a record failed.
     """
     if jsonl and key_separator is not None:

@@ -67,7 +67,7 @@ def _parts(given: dict[str, Any]) -> dict[str, str]:
         if name == "" or (name is not None and is_default):
             raise click.UsageError(f"use --{kind} with a name, or --{kind}-default")
         if is_default:
-            # The empty name stands for the default entity, as in rules.limits.quotas.
+            # An empty name means the default entity, as in rules.limits.quotas.
             parts[kind] = ""
         elif name is not None:
             parts[kind] = name

@@ -33,7 +33,8 @@ Must never change: a load's checkpoints must stay in one partition, even if the 
 """
 _FORMAT = 1
 _TIMEOUT_MS = 90_000
-"""Longer than the open transaction of a killed loader lasts with the default transaction.timeout.ms."""
+"""With the default transaction.timeout.ms, the open transaction of a killed loader ends before this time-out.
+"""
 
 
 def checkpoint_partition(load_id: str) -> TopicPartition:

@@ -73,7 +73,7 @@ class FileCheckpoint(NamedTuple):
     digest      SHA-256 of everything before `position`, or of a whole Parquet file
     is_done     True if the file was read to its end
 
-    `size_bytes` and `modified_ns` are those of the Source when the checkpoint was stored.
+    `size_bytes` and `modified_ns` are copies of the Source's fields when the checkpoint was stored.
     """
 
     topic: str
@@ -133,7 +133,7 @@ def decide_start(
     topic_id: str | None,
     hows: Sequence[str],
 ) -> Resume | Complete | Refused:
-    """Decide what is left of a load. `checkpoints`: those of its first files, in order.
+    """Decide what is left of a load. `checkpoints`: the checkpoints of its first files, in order.
 
     `hows`: format, key and delimiter of each file now, as text. The key must not change, because it
     determined the partitions of the stored records.
@@ -160,7 +160,7 @@ def decide_assignment(
 ) -> Assignment | Refused:
     """Decide what is left of a load whose files are read in parallel.
 
-    The arguments are those of `decide_start`.
+    The arguments have the same meanings as in `decide_start`.
     """
     refused = _find_refusal(checkpoints, sources, topic, topic_id, hows)
     if refused is not None:
@@ -171,7 +171,7 @@ def decide_assignment(
 
 
 def initial_checkpoint(source: Source, how: str, *, topic: str, topic_id: str | None) -> FileCheckpoint:
-    """Return the checkpoint of a file from which nothing was read yet."""
+    """Return the first checkpoint of a file, before any of its records are read."""
     return FileCheckpoint(topic, topic_id, how, *source, position=0, records=0, digest="", is_done=False)
 
 
@@ -257,7 +257,7 @@ def content_mismatch(checkpoint: FileCheckpoint, source: Source, digest: str | N
     """Return the reason why the part of the file that was read has changed; None if it has not.
 
     `digest` is None if the file now ends before `checkpoint.position`, or if a finished file now continues
-    behind that position.
+    after that position.
     """
     if digest == checkpoint.digest:
         return None

@@ -1,4 +1,4 @@
-"""Readers that split files into chunks. A chunk is an Arrow table, with the file's position and digest behind
+"""Readers that split files into chunks. A chunk is an Arrow table, with the file's position and digest after
 the records of the table.
 
 Text files (csv, jsonl, lines) are split by `load.record_boundaries`; their digest covers the bytes before the
@@ -23,7 +23,7 @@ from oncelog.load.parsing import Options, ParquetRows, TextRows, open_file, text
 from oncelog.load.record_boundaries import chunk_ends
 
 _HEAD_BYTES = 1 << 20
-"""Number of bytes at the start of a CSV file from which the columns' names and kinds are taken."""
+"""Number of bytes at the start of a CSV file that determine the columns' names and kinds."""
 _LONGEST_RECORD_BYTES = 256 << 20
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 """Byte order marks of UTF-16 and UTF-32."""
@@ -34,8 +34,8 @@ class Chunk:
     """Consecutive records of a file. `table` has the column value, and the column key if the load has a key.
 
     `size_bytes`: bytes of the records' text after decompression, or of Parquet rows in memory. `position` and
-    `digest` are those of the FileCheckpoint after this chunk. `consumed_bytes`: bytes of the file on disk
-    that have been read so far. `is_last`: True if the file ends after this chunk.
+    `digest`: the values for the FileCheckpoint after this chunk. `consumed_bytes`: bytes of the file on disk
+    that were read up to the end of this chunk. `is_last`: True if the file ends after this chunk.
     """
 
     source: Source
@@ -87,10 +87,10 @@ def source_of(path: Path) -> Source:
 
 
 def check_given_once(paths: Sequence[Path], begun_count: int) -> None:
-    """Raise LoadRefused if a new file is given twice, perhaps by two paths, such as a link to the newest log.
+    """Raise LoadRefused if a new file is given twice, even through a symbolic link.
 
-    The first `begun_count` files already belong to the load and are not checked. Hard links count as separate
-    files.
+    The first `begun_count` files already belong to the load and are not checked. Hard links are treated as
+    separate files.
     """
     indexes: dict[Path, int] = {}
     for index, path in enumerate(paths):

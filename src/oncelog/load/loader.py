@@ -70,9 +70,9 @@ class Load:
 class Report:
     """The result of a run.
 
-    `records` and `transactions` are those of this run, `records_before` those of earlier runs. `done_bytes`
-    of `total_bytes` on disk have been read, by this run or earlier ones. `was_complete`: True if nothing was
-    left to do.
+    `records` and `transactions` count this run. `records_before` counts the records of earlier runs.
+    `done_bytes` of `total_bytes` on disk have been read, by this run or earlier ones. `was_complete`: True if
+    nothing was left to do.
     """
 
     total_bytes: int
@@ -109,9 +109,9 @@ def run_load(
     Older loaders with this id are fenced first. The topic must exist. `on_progress` is called with the report
     after each transaction.
 
-    Raises LoadRefused if files, topic, format or key are not those of the first run. Raises MisuseError,
-    StorageError (for a file), BrokerError and TimedOut. After an error, and after a kill, run the same load
-    again: it resumes.
+    Raises LoadRefused if files, topic, format or key differ from the first run. Raises MisuseError,
+    StorageError (for a file), BrokerError and TimedOut. To resume after an error or a kill, run the same load
+    again.
     """
     layouts = check_load(load, config)
     sources = [source_of(path) for path in load.files]
@@ -180,7 +180,7 @@ def how_of(load: Load, index: int, layout: Layout, *, more: str = "") -> str:
 def fenced_producer(load: Load, config: Mapping[str, Any], index: int | None = None) -> Iterator[Producer]:
     """Yield a producer that has fenced all older loaders of this load, or of its file number `index`.
 
-    Raises OncelogError if a newer loader fences this one.
+    Raises OncelogError if a newer loader fences this loader.
     """
     # A load id has no slash. Therefore a file's transactional id is never the id of another load.
     name = f"oncelog-load-{load.load_id}" + ("" if index is None else f"/{index}")

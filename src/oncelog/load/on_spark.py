@@ -8,10 +8,11 @@ Each task takes over the transactional id of its own file. This fences every ear
 this run or an older one, and ends the attempt's transaction. Only then does the task use the file's
 checkpoint. See test_a_task_that_lives_on_is_fenced_and_a_bad_file_keeps_none_back.
 
-If its transactional id is new (epoch 0) and nothing of the file was read, a task uses the checkpoint that the
-driver read. No other attempt can have run since then. Any other task reads the checkpoints again. So does a
-task that Spark retries, because the epoch of its transactional id restarts at 0 after the last epoch. If
-every task read all checkpoints, the total time would grow with the square of the number of files.
+A task uses the checkpoint that the driver read if the task's transactional id is new (epoch 0) and nothing of
+the file was read. No other attempt can have run since then. Any other task reads the checkpoints again. A
+task that Spark retries always reads them again, because the epoch of a transactional id restarts at 0 after
+the last epoch. If every task read all checkpoints, the total time would grow with the square of the number of
+files.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def _load(index: int, checkpoint: FileCheckpoint, load: Load, config: Mapping[st
         match decide_start([checkpoint], [source], topic=load.topic, topic_id=topic_id, hows=[how]):
             case Refused(reason):
                 raise LoadRefused(reason)
-            # An attempt whose result was lost has loaded the file.
+            # An earlier attempt has loaded the file, but Spark lost its result.
             case Complete():
                 return 0
             case Resume():

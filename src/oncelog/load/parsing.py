@@ -33,7 +33,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ROWS_AT_ONCE = 1024
 """Number of rows that are read from Parquet files at a time.
 
-A row may need much more memory than the file's metadata state.
+A row may need much more memory than the file's metadata says.
 """
 
 
@@ -57,13 +57,13 @@ class TextRows(Protocol):
     header_bytes: int
 
     def record_ends(self, data: Buffer, *, is_end: bool) -> Any:
-        """Return the end positions of the complete records in `data`, which begins with a record.
+        """Return the end positions of the complete records in `data`. A record begins at the start of `data`.
 
         `is_end`: True if `data` ends with the file.
         """
 
     def parse(self, data: Buffer) -> Any:
-        """Return the records in `data`, which has only complete records, as a table.
+        """Return the records in `data` as a table. All records in `data` are complete.
 
         Raises ValueError and pyarrow.ArrowException.
         """
@@ -273,9 +273,9 @@ class ParquetRows:
     def tables(self, row: int, max_records: int, max_bytes: int) -> Iterator[tuple[Any, int]]:
         """Yield tables of records from row number `row` on, each with its size in memory in bytes.
 
-        The sizes in the file's metadata do not help: they are sizes of encoded columns, in which a repeated
-        text counts once. Therefore a few rows are read at a time, and combined by their size in memory.
-        Guard: test_repeated_text_in_parquet.
+        The sizes in the file's metadata do not help: they are sizes of encoded columns, which store a
+        repeated text only once. Therefore a few rows are read at a time, and combined by their size in
+        memory. Guard: test_repeated_text_in_parquet.
         """
         batches: list[Any] = []
         records = size_bytes = 0

@@ -66,9 +66,9 @@ def _quoted_behind_runs(column: Any, quotes: Any, delimiter: int) -> tuple[Any, 
 def chunk_ends(ends: Any, size_bytes: int, *, max_records: int, is_end: bool) -> list[int]:
     """Return the end positions of chunks of whole records, each with at most `max_records` records.
 
-    `ends`: the end positions of the records in the data, which has `size_bytes` bytes. Bytes after the last
-    result are an incomplete record. `is_end`: True if the data ends with the file; the last record then ends
-    there, too.
+    `ends`: the end positions of the records in the data. `size_bytes`: the length of the data. Bytes after
+    the last result are an incomplete record. `is_end`: True if the data ends with the file; the last record
+    then ends there, too.
     """
     if is_end and size_bytes and (not len(ends) or ends[-1] < size_bytes):
         ends = np.append(ends, size_bytes)

@@ -90,8 +90,7 @@ def typed_to_json(column: Any) -> Any:
     Values inside lists, structs and maps are written in the same way as values of a column. A map becomes a
     list of pairs.
 
-    Raises ValueError for a value that has no such text: invalid UTF-8 in a text column, or a time whose year
-    cannot be written.
+    Raises ValueError for invalid UTF-8 in a text column, and for a time whose year cannot be written.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):

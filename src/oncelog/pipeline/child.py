@@ -57,7 +57,7 @@ def main() -> None:
     lines = _lines(0)
     job = Job(**json.loads(next(lines)))
     reports = os.fdopen(job.report_fd, "w")
-    # Spark calls its listener in another thread, which sends events too.
+    # Spark calls its listener in another thread, and that thread sends events, too.
     lock = threading.Lock()
 
     def send_event(event: str, **fields: Any) -> None:
@@ -118,7 +118,7 @@ def _exit_fields(error: BaseException, is_started: bool) -> dict[str, str]:
 def _load(path: Path) -> Callable[[SparkSession, Mapping[str, str]], StreamingQuery]:
     """Import a file and return its function `pipeline`.
 
-    Raises ConfigError if there is no such function, and any exception of the file's code.
+    Raises ConfigError if the file has no such function, and any exception that the file's code raises.
     """
     check_spark()
     from pyspark import cloudpickle

@@ -22,7 +22,8 @@ _POLL_S = 0.05
 
 
 class ChildProcess:
-    """The child process, in its own session: Ctrl-C in the terminal does not reach it. A context manager.
+    """The child process. It has its own session, so Ctrl-C in the terminal does not reach it. A context
+    manager.
 
     On exit, `with` waits until the process, its JVM and everything else in its process group have ended. A
     restarted query must not run beside the old JVM.
@@ -103,7 +104,8 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-        # Without its driver, the JVM cleans up and exits. The next run must not start before that.
+        # Without its driver, the JVM cleans up and exits. The next run must not start before the JVM has
+        # exited.
         self._wait_for_group()
         self.kill()
         self._wait_for_group()

@@ -46,8 +46,8 @@ def client_settings(
     """Return the client settings: the options `kafka.*` without that prefix, over `defaults`.
 
     `instead_of` has the settings that a user cannot set as keys, and advice for the error text as values.
-    Raises ConfigError for such a setting, for a value that `table` refuses, and if bootstrap servers are
-    missing.
+    Raises ConfigError for a setting in `instead_of`, for a value that `table` refuses, and if bootstrap
+    servers are missing.
     """
     client: dict[str, object] = {"client.id": "oncelog-spark", **defaults}
     for name, value in options.items():

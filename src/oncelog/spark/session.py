@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1"
 """A JVM option for short sessions: it turns off the JVM's optimizing compiler (C2). In a short session that
-compiler takes a sixth of the processor time, and its faster code does not gain that time back.
+compiler takes a sixth of the processor time, and its faster code saves less time than that.
 """
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 
@@ -74,7 +74,7 @@ def _start(app_name: str, master: str, conf: Mapping[str, str], *, is_short: boo
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        # The JVM reads its log configuration as it starts, before setLogLevel could be called.
+        # The JVM reads its log configuration when it starts, before setLogLevel could be called.
         "spark.driver.extraJavaOptions": _java_options(is_short=is_short),
     }
     if master.startswith("local"):

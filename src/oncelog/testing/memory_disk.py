@@ -264,10 +264,10 @@ class MemoryDisk:
         Operations: write, sync, truncate, create, rename, remove, replace, mkdir.
         """
         self.crash_after: int | None = None
-        """Value of `steps` at which SimulatedCrash is raised; None for never."""
+        """SimulatedCrash is raised when `steps` reaches this value; None for never."""
         self.steps = 0
-        """Number of steps so far. Each byte that is written is one step, and so is each other operation that
-        `errors` can contain.
+        """Number of completed steps. Each written byte is one step. Each other operation that `errors` can
+        contain is one step, too.
         """
         self.now_ms: Callable[[], int] = lambda: 1 << 60
         """The clock for modification times. The default is far in the future, so that no file is old."""
@@ -316,7 +316,7 @@ class MemoryDisk:
         """Count `count` steps of an operation. Return how many of these happen before the crash.
 
         Raises OSError if `errors` contains the operation, and SimulatedCrash if the process has ended or ends
-        in this step. Only in a write does the caller raise SimulatedCrash, after it has stored the bytes
+        in this step. In a write, the caller raises SimulatedCrash itself, after it has stored the bytes
         before the crash.
         """
         self._refuse(operation, path)
@@ -519,7 +519,7 @@ def _survivor(inode: _Inode, rng: Random, entry_bytes: int) -> bytes:
         return synced
     if fate == "written" or data == synced:
         return data
-    # The first `durable` bytes were synced and not changed since. The bytes behind them were appended later,
+    # The first `durable` bytes were synced and not changed since. The bytes after them were appended later,
     # or written again after a truncation.
     durable = len(posixpath.commonprefix([data, synced]))
     if fate == "blocks":
@@ -536,8 +536,8 @@ def _survivor(inode: _Inode, rng: Random, entry_bytes: int) -> bytes:
 
 
 def _some_blocks(data: bytes, synced: bytes, durable: int, rng: Random) -> bytes:
-    """Choose the written or the synced length, and for each block behind `durable` the written or synced
-    bytes.
+    """Choose the written or the synced length, and for each block after the first `durable` bytes its written
+    or synced contents.
     """
     length = rng.choice((len(data), len(synced)))
     size = rng.choice(_BLOCK_BYTES)

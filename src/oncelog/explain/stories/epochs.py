@@ -72,7 +72,7 @@ def _hold_response(nth: int) -> Rule:
 
 
 def _lose_first_of(run: StoryRun, batches: int, settings: dict[str, object]) -> None:
-    """Send one batch that is acknowledged, then `batches` whose responses are held and later lost."""
+    """Send one batch that is acknowledged, then `batches` more, whose responses are held and later lost."""
     with run.producer(settings) as producer:
         futures = run.send(producer, numbers(1 + batches))
         run.wait_until("all batches to arrive", has_requests_at_broker(1 + batches))

@@ -124,12 +124,12 @@ def audit_files(
     """Audit partition directories or whole data directories, of Oncelog or Apache Kafka, without a broker.
 
     A path is local or a URI that pyarrow.fs supports (file:, s3:, gs:, hdfs:). Every executor must reach it.
-    All paths must belong to one cluster, and only one of them may contain a given partition. A topic counts
-    as compacted if it is in the data directory's `cleaner-offset-checkpoint`, if the directory's
+    All paths must belong to one cluster, and only one of them may contain a given partition. A topic is
+    treated as compacted if it is in the data directory's `cleaner-offset-checkpoint`, if the directory's
     `oncelog-topics.json` says so, or if it is in `compacted_topics`. `against` contains paths too; otherwise
     `key_check` and `against` work as in `audit_topic`.
 
-    Raises ConfigError for a path without segment files, and MisuseError if there is no path or if `against`
+    Raises ConfigError for a path without segment files, and MisuseError if no path is given or if `against`
     contains an audited partition.
     """
     roots = [paths] if isinstance(paths, str) else list(paths)
@@ -173,9 +173,9 @@ def _with_keys(
 ) -> AuditResult:
     """Return the result of `judged` and of the check of keys.
 
-    If `other` is given, the keys of `records` are compared with those of `other`. Otherwise, if `key_check`
-    requests it, they are checked for repetition. `moved` returns the log starts that have moved since the
-    audit began.
+    If `other` is given, the keys of `records` are compared with the keys of `other`. Otherwise, if
+    `key_check` requests it, the keys are checked for repetition. `moved` returns the log starts that have
+    moved since the audit began.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -322,7 +322,7 @@ def _look_up(
 
 
 def _ask_coordinators(options: Mapping[str, str], topics: Sequence[str], judged: AuditOutput) -> None:
-    """Ask the coordinators about transactions that are open at the end. Those that hang become violations."""
+    """Ask the coordinators about transactions that are open at the end. Report hanging ones as violations."""
     kind = FindingKind.OPEN_TRANSACTION.value
     if not any(note.kind == kind for note in judged.notes):
         return

@@ -35,7 +35,7 @@ def render_audit(result: AuditResult, what: str, summary: Sequence[str]) -> str:
 
 def _row(finding: AuditFinding) -> dict[str, Any]:
     values = asdict(finding)
-    # Numbers in a table get thousands separators. Offsets and ids must not, so they become text.
+    # Numbers in a table get thousands separators. Offsets and ids must not have them, so they become text.
     shown = {name: None if values[name] is None else str(values[name]) for name in _SHOWN}
     first, last = (values[name] for name in _SEQUENCES)
     sequences = None if first is None else f"{first} to {last}"

@@ -57,7 +57,7 @@ class AuditOutput:
     partitions: dict[TopicPartition, PartitionTotals] = field(default_factory=dict)
 
     def add_violation(self, finding: AuditFinding) -> None:
-        """Add a violation that only a comparison of partitions or a coordinator showed."""
+        """Add a violation that was found by comparing partitions or by asking a coordinator."""
         self.findings.append(finding)
         totals = self.partitions[finding.tp]
         self.partitions[finding.tp] = replace(totals, findings=totals.findings + 1)

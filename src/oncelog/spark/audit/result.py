@@ -77,9 +77,9 @@ class AuditResult:
     """The result of an audit.
 
     `findings` lists at most MAX_FINDINGS per partition; `finding_count` counts all. `notes` are findings that
-    are no violations, such as open transactions, torn tails and moved log starts. `keys` is None if keys were
-    not checked, and `difference` is None if nothing was compared. `keys_problem` says why a requested check
-    or comparison of keys was not done.
+    are not violations, such as open transactions, torn tails and moved log starts. `keys` is None if keys
+    were not checked, and `difference` is None if nothing was compared. `keys_problem` says why a requested
+    check or comparison of keys was not done.
     """
 
     findings: tuple[AuditFinding, ...]
@@ -103,7 +103,7 @@ class AuditResult:
 
     @property
     def verdict(self) -> Verdict:
-        """Return `clean`, `violated`, or `unproven` if there is no violation but the proof is incomplete.
+        """Return `violated` after any violation, `unproven` if the proof is incomplete, otherwise `clean`.
 
         The proof is incomplete if records without a producer id exist and no check or comparison of keys
         covers them, or if a requested check or comparison of keys was not possible.

@@ -58,8 +58,8 @@ class PartitionFiles(NamedTuple):
     """A partition directory in the file system of `root`. It has at least one segment, sorted by offset.
 
     The `.txnindex` files cover every marker below `indexed_to`. A broker had synced everything below
-    `recovery_point`; None if there is no checkpoint file. Records below `log_start_offset` were removed
-    (DeleteRecords, retention), although the first segment may still contain them.
+    `recovery_point`, which is None if there is no checkpoint file. Records below `log_start_offset` were
+    removed (DeleteRecords, retention), although the first segment may still contain them.
     """
 
     tp: TopicPartition
@@ -173,8 +173,8 @@ def _listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
 
 
 def _segments_of(infos: Sequence[fs.FileInfo]) -> list[Segment]:
-    # Oncelog's broker creates a transaction index with every segment. Empty ones count as missing, because
-    # `_aborted` opens the indexes of all later segments for every segment that it checks.
+    # Oncelog's broker creates a transaction index with every segment. An empty index is treated as missing,
+    # because `_aborted` opens the indexes of all later segments for every segment that it checks.
     indexes = {info.base_name for info in infos if info.base_name.endswith(TXN_SUFFIX) and info.size != 0}
     return sorted(
         Segment(int(match[1]), info.size, match[1] + TXN_SUFFIX in indexes)
@@ -187,7 +187,8 @@ def _offsets(system: fs.FileSystem, directory: str, name: str) -> Mapping[TopicP
     """Return the contents of a checkpoint file, or None if there is no such file.
 
     A copy of a partition directory alone has no checkpoint file beside it. Raises ConfigError if the file
-    cannot be decoded. If such a file counted as empty, a compacted topic would seem to have gaps.
+    cannot be decoded. If the file were treated as empty instead, the gaps in compacted topics would be
+    reported.
     """
     path = f"{directory}/{name}"
     try:
@@ -317,7 +318,7 @@ def walk_segment(file: _ArrowFile, size_bytes: int, base_offset: int) -> Iterato
 
 
 def _find_behind(file: _ArrowFile, position: int, end: int, due: int) -> int | None:
-    """Return the position of the next batch behind damage, but skip batches inside a record's value.
+    """Return the position of the next batch after the damage. Skip batches inside a record's value.
 
     `end` is the size of the file, and `due` the expected offset. A batch inside a record's value can be
     mistaken for the next batch only if the damaged batch's length is wrong. The damaged batch's header then
@@ -414,10 +415,10 @@ def _aborted(
 ) -> tuple[list[tuple[int, int]] | None, str | None]:
     """Return the aborted transactions that may have data in a segment: (producer id, first offset).
 
-    The entry of a transaction is in the index of the segment with its marker. That is the segment of its data
-    or a later one, so all of these indexes are read. If one of them is damaged, the first value is None. The
-    second value describes damage of the segment's own index, or is None. A broker rebuilds the index from the
-    log when it starts, so no data is lost.
+    The entry of a transaction is in the index of the segment with its marker. The marker is in the segment of
+    the data or in a later one, so the indexes of all these segments are read. If one of them is damaged, the
+    first value is None. The second value describes damage of the segment's own index, or is None. A broker
+    rebuilds the index from the log when it starts, so no data is lost.
     """
     later = files.segments[index:]
     aborted: list[tuple[int, int]] = []

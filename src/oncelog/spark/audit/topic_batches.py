@@ -41,7 +41,7 @@ from oncelog.wire.control import ControlType, decode_control
 from oncelog.wire.primitives import Buffer
 
 PLACE_COLUMNS = ("topic", "partition", "part", "place")
-"""`part` and `place` give the order in which batches are stored.
+"""Batches that are sorted by `part`, then by `place`, are in stored order.
 
 `part` is the first offset of the range or segment that a task reads. `place` is the position in that range or
 segment.
@@ -86,7 +86,7 @@ HeaderRow = tuple[Any, ...]
 
 
 class BatchHeadersSource(DataSource):  # type: ignore[misc]
-    """`format("oncelog-batches")`, after it was registered with `spark.dataSource.register`."""
+    """The data source `format("oncelog-batches")`. Register it with `spark.dataSource.register` first."""
 
     @classmethod
     def name(cls) -> str:
@@ -211,7 +211,8 @@ def _read_rows(
             except OffsetOutOfRange:
                 log_start = consumer.beginning_offsets([tp])[tp]
                 if log_start <= position:
-                    # The offset is above the log: the topic was re-created, or its log truncated.
+                    # The offset is above the end of the log: the topic was re-created, or its log was
+                    # truncated.
                     raise
                 removed = no_batch(position, log_start - 1, "")._replace(problem=None, is_removed=True)
                 yield (*tp, wanted.start, next(places), *removed)
@@ -219,7 +220,8 @@ def _read_rows(
             except TimedOut:
                 if isolation is Isolation.READ_UNCOMMITTED:
                     raise
-                # Compaction removed all records from this position to the last stable offset.
+                # Compaction removed all records from this position to the last stable offset. Only
+                # read_uncommitted reads the batches above that offset.
                 isolation = Isolation.READ_UNCOMMITTED
     if problem is not None:
         yield (*tp, wanted.start, next(places), *no_batch(position, end - 1, problem))
@@ -268,6 +270,6 @@ def stored_batch(
 
 
 def no_batch(base_offset: int, last_offset: int, problem: str, *, is_torn: bool = False) -> StoredBatch:
-    """Return a StoredBatch that covers offsets at which no batch can be read. `problem` is the reason."""
+    """Return a StoredBatch for a range of offsets without a readable batch. `problem` is the reason."""
     nothing = StoredBatch(base_offset, last_offset, None, None, None, 0, 0, is_control=False, crc_ok=None)
     return nothing._replace(is_torn=is_torn, problem=problem)

@@ -56,8 +56,8 @@ class AtomicWrite(NamedTuple):
     """The outcome of one call of `write_atomic`.
 
     `already_committed`: an earlier call committed the batch, and this one wrote nothing. `size_bytes` counts
-    keys and values. `commit_seconds` lasts from the last row's acknowledgement to the response to the commit.
-    Both are 0 if `already_committed`.
+    keys and values. `commit_seconds` is the time from the last row's acknowledgement to the response to the
+    commit. Both are 0 if `already_committed`.
     """
 
     batch_id: int
@@ -80,12 +80,12 @@ def write_atomic(
 
         stream.writeStream.foreachBatch(lambda df, batch_id: write_atomic(df, batch_id, options))
 
-    `options` are those of writing with format("oncelog"). `name` identifies the series of batches that
+    `options` are the options of `df.write.format("oncelog")`. `name` identifies the series of batches that
     `batch_id` numbers, and is by default the streaming query's id. Two calls for one micro-batch and topic
     need different names.
 
-    A name that first appears in a later batch than 0 needs the option firstBatchId. To avoid that, call this
-    function in every micro-batch, even with an empty DataFrame.
+    If a name first appears in a batch after batch 0, the option firstBatchId is required. To avoid that, call
+    this function in every micro-batch, even with an empty DataFrame.
 
     Raises SinkError, ConfigError and Spark's own exceptions. After an exception the same call may be
     repeated.
@@ -135,7 +135,7 @@ def write_atomic(
 class _Call(NamedTuple):
     """A call for one batch in one run of a query.
 
-    Only one such call may succeed: a second one could write different rows.
+    Only one call with these values may succeed, because a second call could write different rows.
     """
 
     run_id: str | None
@@ -248,7 +248,7 @@ def digest_of_plan(df: DataFrame) -> str:
 
 
 def _metrics(name: str, written: AtomicWrite) -> SinkMetrics:
-    """Return the metrics of one transaction as those of a single task."""
+    """Return the metrics of one transaction. It counts as a single task."""
     report = TaskReport(0, RowSum(written.rows), *written[2:])
     return SinkMetrics.of(name, written.batch_id, [report])
 

@@ -49,7 +49,7 @@ def place_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows with the columns topic and partition filled in. Raises RowRefused.
 
-    `counts` maps topics to their number of partitions. Topics that it lacks are looked up and added.
+    `counts` maps topics to their number of partitions. Missing topics are looked up and added.
     """
     rows = SinkRows(settings.topic, settings.max_row_bytes)
     partitioner = Partitioner(str(PRODUCER.parse(settings.producer)["partitioner"]), random.randrange)

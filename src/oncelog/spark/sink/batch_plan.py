@@ -31,7 +31,9 @@ _DEFAULT_RETENTION_MINUTES = 10_080
 
 
 def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNote:
-    """Return the note under which this run writes the batch. Store it if it is missing. Raises SinkError."""
+    """Return the note that names this run as the writer of the batch. Store it if it is missing. Raises
+    SinkError.
+    """
     is_left_open = False
     for look in range(_LOOKS + _MAX_ATTEMPTS):
         try:
@@ -48,14 +50,14 @@ def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNot
         if plan == found:
             return plan
         if task and look < _LOOKS and not is_left_open:
-            # If several tasks stored the note at the same time, they would fence each other. So task 0 goes
-            # first.
+            # If several tasks stored the note at the same time, they would fence each other. So the other
+            # tasks first wait for task 0 to store it.
             admin._thread.run(asyncio.sleep(_PAUSE_S))
             continue
         try:
             return _note_plan(sink, admin, batch_id, task)
         except (ProducerFenced, InvalidProducerEpoch):
-            # The writer that fenced this one, in this run or another, stores the note.
+            # Another task, of this run or another run, has fenced this one and stores the note itself.
             continue
     raise SinkError(f"batch {batch_id}: several runs write this batch; stop all but one")
 

@@ -10,8 +10,9 @@ step. A batch that another run began is a repeat. Tasks of a repeat only prepare
 driver commits them (see spark/sink/task.py). So no row of a repeat is visible unless every committed task had
 the same rows.
 
-Once all tasks have committed, the driver notes the batch with the sum of all rows (`BatchCommit`). The first
-column is the batch that the driver noted last, the second column the batch of the task's marker:
+Once all tasks have committed, the driver notes the batch with the sum of all rows (`BatchCommit`). In this
+table, the first column is the batch that the driver noted last. The second column is the batch of the task's
+marker:
 
     noted                     task's marker      verdict
     this batch, with its sum  any                AlreadyCommitted (the driver compares the sums)
@@ -280,16 +281,16 @@ class SinkError(OncelogError):
 
 
 class SinkRefused(SinkError):
-    """The sink refuses the batch, and every repetition of it, until the user changes something."""
+    """The sink refuses the batch, and refuses it again until the user applies the remedy in the text."""
 
 
 class RowRefused(SinkRefused):
-    """A row that can never be written as it is."""
+    """A row that the sink can never write, for example because its topic is null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """The decision to write the part: it was not written before."""
+    """The decision to write the part, because it was not written before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,9 +331,9 @@ class Refuse:
 
 
 def decide_plan(batch_id: int, run_id: str, note: PlanNote | None) -> PlanNote | Refuse:
-    """Return the note under which `run_id` may write the batch.
+    """Return the note that names `run_id` as the writer of the batch, or a refusal.
 
-    The result is `note` itself, or a new note that the caller stores before it writes.
+    The note is `note` itself, or a new one that the caller stores before it writes.
     """
     if note is None or note.batch_id < batch_id:
         return PlanNote(batch_id, run_id)
@@ -405,7 +406,8 @@ def decide_task(
 def decide_atomic(
     batch_id: int, marker: TaskMarker | None, *, first_batch_id: int = 0, name: str | None = None
 ) -> Write | Compare | Refuse:
-    """Decide what to do with a micro-batch that is one transaction. `marker` is the last committed batch.
+    """Decide what to do with a micro-batch that is written as one transaction. `marker` is the last committed
+    batch.
 
     A missing marker does not prove that nothing was written, because markers expire. So a `name` that first
     appears in a batch after `first_batch_id` is refused until the user confirms it with the option
@@ -421,12 +423,12 @@ def decide_atomic(
 
 
 def is_plan_repeated(committed: str, now: str) -> bool:
-    """Return True if a streaming query repeats the committed batch as it was planned.
+    """Return True if a streaming query repeats the committed batch with the same plan.
 
     Both arguments are digests of the checkpoint's entry for the batch. Spark plans a batch once, and a
     repetition uses the same plan. A batch that was planned a second time has another digest. Its plan may
-    cover additional rows, which would be lost if the batch were skipped. A missing digest ("") counts as the
-    same plan.
+    cover additional rows, which would be lost if the batch were skipped. If a digest is missing (""), the
+    plans are assumed to be the same.
     """
     return not committed or not now or committed == now
 
@@ -480,8 +482,8 @@ def may_acquire_lease(mine: WriteLease, found: WriteLease | None) -> bool:
         return True
     if found.batch_id > mine.batch_id:
         return False
-    # After the last epoch the coordinator assigns another producer id. Ids have no order, so another id
-    # counts as newer.
+    # After the last epoch the coordinator assigns another producer id. Ids have no order, so a different id
+    # is treated as newer.
     return found.producer_id != mine.producer_id or found.producer_epoch < mine.producer_epoch
 
 

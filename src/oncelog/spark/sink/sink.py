@@ -72,7 +72,8 @@ def _check(schema: StructType, settings: SinkSettings) -> None:
 class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """A batch write.
 
-    Without a writeId, retries of tasks write once, but a write that the user repeats is stored twice.
+    Without a writeId, the rows of a retried task are stored once, but a write that the user repeats is stored
+    twice.
     """
 
     def __init__(self, settings: SinkSettings) -> None:
@@ -104,7 +105,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     def __init__(self, settings: SinkSettings) -> None:
         # On the driver, Spark creates a writer for each attempt at a micro-batch and pickles it to the tasks.
-        # So the run id is that of one attempt.
+        # So all tasks of one attempt have the same run id, and each attempt has another one.
         self._settings, self._run_id = settings, new_run_id()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:

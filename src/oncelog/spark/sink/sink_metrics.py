@@ -27,7 +27,7 @@ class SinkMetrics:
     `name` is the query's id, the writeId, or the name given to write_atomic. `rows`, and `size_bytes` of keys
     and values, describe the contents of the batch. `lanes` is the number of tasks; an earlier attempt had
     committed `lanes_skipped` of them. `commit_seconds` is the time of the slowest task's commit, its flush
-    included. `write_atomic` counts as one task. If it is skipped, its size is unknown (0).
+    included. A call of `write_atomic` counts as one task. If the call is skipped, the size is unknown (0).
     """
 
     name: str

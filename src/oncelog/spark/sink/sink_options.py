@@ -1,7 +1,7 @@
 # ruff: noqa: E501 (the table keeps one option per line)
 """The options of writing with `format("oncelog")`: their table, and their parsed values.
 
-Names and meanings are those of Spark's own Kafka sink, with additions.
+Options of Spark's own Kafka sink have the same names and meanings here. The other options are Oncelog's.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"
 
 
 def repeats_whole_stages(setting: Callable[[str], str | None]) -> bool:
-    """Return True if Spark repeats all readers of a shuffle file that it computes again with other contents.
+    """Return True if Spark repeats all tasks that read a lost shuffle file whose new contents differ.
 
-    If Spark repeats only some of the readers, a lost shuffle file doubles some rows and loses others, unless
-    the plan is deterministic. `setting` returns the value of a Spark setting, or None if it is not set.
+    If Spark repeats only some of these tasks, rows are doubled and lost, unless the plan is deterministic.
+    `setting` returns the value of a Spark setting, or None if it is not set.
     """
     retries, rolls_back = (setting(f"{_CHECKSUM}.{name}") for name in _ON_MISMATCH)
     return (retries or "true").lower() == "true" or (rolls_back or "false").lower() == "true"

@@ -1,6 +1,6 @@
 """The rows of a sink: check them, count them, and group them by topic and partition.
 
-Columns and options are those of Spark's own Kafka sink: value, and optionally key, headers, topic, partition.
+The columns are the same as in Spark's own Kafka sink: value, and optionally key, headers, topic, partition.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ class Part(NamedTuple):
 
 
 class SinkRows:
-    """The check and count of one task's rows. Row numbers start at 0."""
+    """A checker and counter of one task's rows. Row numbers start at 0."""
 
     def __init__(self, topic: str | None, max_row_bytes: int) -> None:
         self._topic, self._max_row_bytes = topic, max_row_bytes
         self.count = 0
         self.size_bytes = 0
-        """Bytes of keys and values so far."""
+        """Bytes of the keys and values of all checked rows."""
         self.largest = (0, 0)
-        """(bytes, row number) of the largest row so far."""
+        """(bytes, row number) of the largest checked row."""
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Check and count the rows of a batch; return the columns that are written.
@@ -107,7 +107,7 @@ class SinkRows:
             return
         lists = rows.column("headers")
         structs = lists.flatten()
-        # A null struct counts as a null name.
+        # A null struct is refused like a null name.
         names = structs.field("key") if structs.null_count == 0 else pc.struct_field(structs, "key")
         if not structs.null_count and not names.null_count:
             return

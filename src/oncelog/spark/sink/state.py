@@ -1,7 +1,7 @@
-"""The names under which one sink stores its state on the cluster, and access to that state.
+"""The consumer groups that store one sink's state on the cluster, and access to that state.
 
-Each name is a consumer group with one committed offset, for partition 0 of the marker topic. The offset is a
-batch id, and its metadata contains the rest of the state.
+Each group has one committed offset, for partition 0 of the marker topic. The offset is a batch id, and its
+metadata contains the rest of the state.
 
     PREFIX-NAME/3         marker of task 3, in the transaction of its rows; also its transactional id
     PREFIX-NAME/plan      the run that writes the newest batch; also a transactional id
@@ -31,7 +31,7 @@ KEPT_MS = 50 * 365 * 24 * 3_600_000
 _ENDED_KEPT_MS = 24 * 3_600_000
 """Retention, in milliseconds, of the note that a write without a name has ended: one day.
 
-Tasks of the write that are still running when the note is stored end within a day.
+Tasks of the write that still run when the note is stored will have ended within a day.
 """
 
 
@@ -87,7 +87,7 @@ class Sink:
         return f"{self.group}/finished"
 
     def task_id(self, task: int) -> str:
-        """Return the task's transactional id, which is also the group that stores its marker."""
+        """Return the task's transactional id. The group that stores its marker has the same name."""
         return f"{self.group}/{task}"
 
     @property
@@ -163,7 +163,7 @@ class Sink:
         """Store `kept` as the offset of a group, without a transaction, for `retention_ms` milliseconds.
 
         Offsets that a transaction commits expire, so a missing marker does not prove that nothing was
-        written. OffsetCommit 4, which this call uses, can set the retention time. See
+        written. So this call uses OffsetCommit 4, which can set the retention time. See
         test_an_offset_is_kept_as_long_as_its_commit_says.
         """
         admin.alter_group_offsets(group, {self.marker_at: kept}, retention_ms=retention_ms)
@@ -203,7 +203,7 @@ class Sink:
     def is_transactional_id(self, admin: Admin, name: str) -> bool:
         """Return True if a coordinator has the transactional id.
 
-        Brokers before Kafka 3.0 cannot say, and the result is then True too.
+        Brokers before Kafka 3.0 cannot list transactional ids; for them, return True.
         """
         with suppress(UnsupportedVersion):
             try:
@@ -232,7 +232,7 @@ def forget_markers(sink: Sink, admin: Admin, tasks: Iterable[int]) -> None:
             sink._kept(admin, sink.task_id(task), is_stable=True)
             admin.delete_group(sink.task_id(task))
         except OncelogError:
-            # The ACLs forbid the deletion, or the marker is missing. A marker that stays expires.
+            # The ACLs forbid the deletion, or the marker is missing. A marker that is not deleted expires.
             continue
 
 

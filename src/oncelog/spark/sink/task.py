@@ -1,8 +1,8 @@
-"""The sink's tasks, which write their parts of a batch in transactions, and the driver, which finishes it.
+"""Write the parts of a batch in transactions, in Spark's tasks, and finish the batch on the driver.
 
 Normally a task commits its own transaction. In a repeat (a batch that another run began) the task only
-prepares its transaction: rows and marker stay in an open transaction. The task's report takes the producer id
-and epoch to the driver.
+prepares its transaction: rows and marker stay in an open transaction. The task's report contains the producer
+id and epoch, so that the driver can end the transaction.
 
 Once all tasks have succeeded, every part that was committed before is known to have the same rows. The driver
 then commits the prepared transactions. Until then no new row is visible, so a row that has moved to another
@@ -57,9 +57,9 @@ class TaskReport:
     """The result of one task.
 
     `already_committed`: an earlier attempt committed the rows, and this attempt wrote nothing. `size_bytes`
-    counts keys and values. `commit_seconds` lasts from sending the last row to the response to the commit, or
-    in a repeat until the transaction is prepared. `plan` is set only in a repeat. `prepared` is the
-    transaction that the driver has to end.
+    counts keys and values. `commit_seconds` is the time from sending the last row to the response to the
+    commit. In a repeat, it ends when the transaction is prepared. `plan` is set only in a repeat. `prepared`
+    is the transaction that the driver has to end.
     """
 
     task: int
@@ -112,8 +112,8 @@ class _SinkTask:
             return self._without_rows(admin, plan)
         settings = {**sink.settings.producer, "transactional.id": sink.task_id(self._task)}
         with Producer(settings) as producer:
-            # After InitProducerId no earlier attempt can write. The transaction that such an attempt left
-            # open is committed or aborted.
+            # After InitProducerId no earlier attempt can write, and no transaction of an earlier attempt is
+            # open.
             producer.init_transactions()
             if sink.is_named:
                 refusal = decide_still_mine(plan, sink.plan(admin))
@@ -269,7 +269,7 @@ def _finish(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[TaskRepor
 def _fence_beyond(
     sink: Sink, admin: Admin, reports: Sequence[TaskReport], finished: BatchCommit | None
 ) -> dict[int, TaskMarker | None]:
-    """In a repeat, fence the tasks of earlier runs with higher numbers than `reports` has.
+    """In a repeat, fence the tasks of earlier runs whose task numbers are above those in `reports`.
 
     Return their markers by task number.
     """
@@ -293,7 +293,7 @@ def _fence_beyond(
 
 
 def _end(sink: Sink, prepared: Iterable[TransactionShare], *, is_commit: bool) -> None:
-    """End all transactions that tasks prepared. Then raise the first failure, if there is one."""
+    """Commit or abort all prepared transactions. Then raise the first failure, if there was one."""
     failures = []
     for share in prepared:
         try:
@@ -307,7 +307,7 @@ def _end(sink: Sink, prepared: Iterable[TransactionShare], *, is_commit: bool) -
 
 
 def abandon(sink: Sink, reports: Iterable[TaskReport]) -> None:
-    """On the driver, abort the transactions that tasks prepared for a batch in which another task failed."""
+    """Abort the prepared transactions of a batch. The driver calls this after another task has failed."""
     reports = list(reports)
     # If an abort fails here, the next run or the transaction timeout aborts the transaction.
     with suppress(OncelogError):

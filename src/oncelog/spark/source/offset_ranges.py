@@ -1,7 +1,7 @@
 """Decide which offsets each task reads, and which requested offsets are lost.
 
-Nothing here talks to a cluster or to Spark. The position of a stream is JSON in Spark's checkpoint. Its shape
-is that of Spark's own Kafka source, with additions under names that no topic can have:
+Nothing here talks to a cluster or to Spark. The position of a stream is JSON in Spark's checkpoint. It has
+the form of Spark's own Kafka source, with additional keys that cannot be topic names:
 
     {"flights": {"0": 120, "1": 118},
      "@ids": {"flights": "b3J..."},          topic ids; a re-created topic has another id
@@ -62,7 +62,7 @@ class OffsetsSpec:
     def times(self, partitions: Iterable[TopicPartition]) -> Offsets | None:
         """Return the times to look up in ms since the epoch, or None if the user gave no times.
 
-        Raises ConfigError if the user named other partitions than `partitions`.
+        Raises ConfigError if the user set times for a different set of partitions than `partitions`.
         """
         if self.timestamp_ms is not None:
             return dict.fromkeys(partitions, self.timestamp_ms)
@@ -74,7 +74,7 @@ class OffsetsSpec:
     def resolve(self, earliest: Offsets, latest: Offsets) -> Offsets:
         """Return the offset of each partition in `earliest`.
 
-        Raises ConfigError if the user named other partitions.
+        Raises ConfigError if the user set offsets for a different set of partitions.
         """
         if self.offsets is None:
             return dict(earliest if self.special == EARLIEST else latest)
@@ -317,7 +317,7 @@ class Available:
 class DataLoss(NamedTuple):
     """Requested offsets that do not exist.
 
-    `resume` is the offset at which the read continues, or None if the partition is no longer read.
+    The read continues at `resume`. If `resume` is None, the partition is no longer read.
     """
 
     tp: TopicPartition
@@ -330,8 +330,8 @@ def next_position(
 ) -> tuple[Position, list[DataLoss]]:
     """Return the end of the micro-batch that begins at `start`, and the losses before that end.
 
-    For Trigger.AvailableNow, `target` gives the offsets to stop at, and other partitions are not read. None
-    means no bound. If there is nothing to read, the end is `start` itself.
+    For Trigger.AvailableNow, `target` gives the offsets to stop at, and partitions outside `target` are not
+    read. If `target` is None, there is no bound. If there is nothing to read, the end is `start` itself.
     """
     losses = find_losses(start, now)
     begin, bound = _window(start, now, losses, target)
@@ -354,8 +354,8 @@ def _window(
 ) -> tuple[Offsets, Offsets]:
     """Return the start and the furthest end of a micro-batch per partition. No end is before its start.
 
-    A partition that `target` lacks keeps its offset in the position. If the position lost the partition, a
-    later micro-batch would read the partition from offset 0.
+    A partition that `target` lacks keeps its offset in the position. If the partition were missing from the
+    position, a later micro-batch would read it from offset 0.
     """
     begin = {
         tp: start.offsets.get(tp, 0)

@@ -22,7 +22,8 @@ _PAUSE_S = 0.1
 def describe_with_retry(
     admin: Admin, names: Collection[str], expected: Collection[TopicPartition]
 ) -> dict[str, TopicDescription]:
-    """Return the topics. A topic that does not exist carries its error; any other error is raised.
+    """Return the topics. For a topic that does not exist, the description has `error` set. Any other error is
+    raised.
 
     An unreachable broker must not look like a deleted topic. See
     test_an_unreachable_broker_is_not_taken_for_a_deleted_topic. While an `expected` partition is missing,
@@ -115,7 +116,8 @@ class OffsetResolver:
     def resolve(self, spec: OffsetsSpec, now: Available) -> Offsets:
         """Return the offset per partition that the user's start or end `spec` means.
 
-        Raises ConfigError if `spec` names other partitions, or if no record is at or after a starting time.
+        Raises ConfigError if `spec` contains a different set of partitions, or if a partition without a
+        record at or after its starting time is an error.
         """
         times = spec.times(now.earliest)
         if times is None:
@@ -128,8 +130,8 @@ class OffsetResolver:
                 f"{spec.option}: {tp} has no record at or after {times[tp]}; set "
                 "startingOffsetsByTimestampStrategy to latest to begin at its end"
             )
-        # A start may be above the last stable offset. Records between the two are older than the starting
-        # time, so they must not be read even after they become visible. See
+        # A start may be above the last stable offset. If it were lowered to that offset, the query would
+        # later read the records between the two, although they are older than the starting time. See
         # test_a_starting_timestamp_may_lie_behind_an_open_transaction.
         bound = now.written if is_start else now.latest
         return {tp: min(first.get(tp, now.latest[tp]), bound[tp]) for tp in times}
@@ -137,14 +139,14 @@ class OffsetResolver:
     def first_at(self, times: Mapping[TopicPartition, int]) -> Offsets:
         """Return the first offset at or after each time (ms since the epoch).
 
-        A partition without such an offset is left out.
+        The result lacks partitions that have no record at or after their time.
         """
         specs: dict[TopicPartition, OffsetSpec] = dict(times)
         results = self._admin.list_offsets(specs)
         return {tp: result.offset for tp, result in results.items() if result.offset is not None}
 
     def is_compacted(self, topics: Collection[str]) -> dict[str, bool]:
-        """Return, per topic, True if its cleanup.policy includes compaction, which leaves gaps in the log."""
+        """Map each topic to True if it is compacted. Compaction leaves gaps in the log."""
         resources = [ConfigResource("topic", name) for name in topics]
         configs = self._admin.describe_configs(resources)
         policies = {

@@ -47,7 +47,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PushedFilters:
-    """The offsets, partitions and topics in which matching rows can be.
+    """The offsets, partitions and topics that can contain matching rows.
 
     `topics` None means all topics. No record with a timestamp before `since_ms` (ms since the epoch) matches.
     """
@@ -60,8 +60,8 @@ class PushedFilters:
     def apply(self, ranges: Sequence[OffsetRange], firsts: Offsets | None = None) -> list[OffsetRange]:
         """Return the parts of `ranges` to read.
 
-        `firsts` has the first offset at or after `since_ms` per partition, and lacks partitions without one.
-        None: times exclude nothing.
+        `firsts` maps each partition to its first offset at or after `since_ms`, and lacks partitions that
+        have no such offset. If `firsts` is None, times exclude nothing.
         """
         kept = []
         for tp, start, end in ranges:
@@ -77,7 +77,7 @@ class PushedFilters:
 
 
 def combine_filters(filters: Iterable[Filter]) -> PushedFilters:
-    """Return the offsets, partitions and topics in which rows can satisfy all of `filters`."""
+    """Return the offsets, partitions and topics that can contain rows which satisfy all of `filters`."""
     found = PushedFilters()
     for condition in filters:
         match getattr(condition, "attribute", None):
@@ -124,8 +124,8 @@ def _names(condition: Filter) -> frozenset[str] | None:
 def _low_ms(condition: Filter) -> int | None:
     """Return the earliest time (ms since the epoch) that satisfies a filter, or None for no bound.
 
-    A bound of 0 or less excludes nothing: records without a timestamp have -1, and ListOffsets takes no
-    negative time. A time without a time zone is no bound.
+    A bound of 0 or less is ignored, because records without a timestamp have -1 and ListOffsets accepts no
+    negative time. A time without a time zone is ignored, too.
     """
     match condition:
         case (
@@ -142,9 +142,9 @@ def _low_ms(condition: Filter) -> int | None:
 
 @contextmanager
 def times_beyond_python() -> Iterator[None]:
-    """While this context is open, PySpark replaces a filter's time that Python cannot represent.
+    """Make PySpark replace filter times that Python cannot represent, until the end of the block.
 
-    A Python datetime is limited to the years 1 to 9999 (UTC). For a filter with another time, PySpark raises
+    A Python datetime is limited to the years 1 to 9999 (UTC). For a time outside this range, PySpark raises
     OverflowError while it plans the query, before it calls the source. A user can write such a time: midnight
     of '0001-01-01' east of Greenwich. The nearest datetime replaces it. As a lower bound, the nearest
     datetime excludes no more rows than the time itself. See

@@ -33,8 +33,8 @@ def read_range(
     """Yield the visible records of a range, in order. Raises DataLossError if some offsets no longer exist.
 
     Offsets without a visible record (markers, aborted transactions, compaction) are not a loss. `topic_id` is
-    the id of the topic for which the range was planned. If a topic of the same name now has another id, the
-    range is lost. If `topic_id` is None, the id is not checked.
+    the topic's id when the range was planned. If a topic of the same name now has another id, the range is
+    lost. If `topic_id` is None, the id is not checked.
     """
     has_rows = False
     with _TopicCheck(client, wanted, topic_id) as check, Consumer(client) as consumer:
@@ -50,8 +50,8 @@ def read_range(
                 # Topic ids are never reused, so the same id before and after the read means the same topic.
                 loss = check.loss()
                 if loss is not None and has_rows:
-                    # The rows returned so far may be the new topic's. The next micro-batch starts at the new
-                    # topic's beginning and would read them again. See
+                    # The rows already returned may belong to the new topic. The next micro-batch starts at
+                    # the beginning of that topic and would return the same rows again. See
                     # test_rows_of_two_topics_are_never_one_range.
                     raise DataLossError(
                         f"{loss.explanation}, while they were read: rows of both topics may "
@@ -115,7 +115,7 @@ def _read(
 def _after_loss(
     consumer: Consumer, wanted: OffsetRange, position: int, fail_on_data_loss: bool, error: Exception
 ) -> int:
-    """Return the offset at which to continue if nothing can be read at `position`.
+    """Return the offset at which to continue after a failed read at `position`.
 
     Raises DataLossError if failOnDataLoss is set, and `error` itself if `position` exists.
     """

@@ -72,7 +72,7 @@ COLUMNS = (
     ("timestamp", TimestampType()),
     ("timestampType", IntegerType()),
 )
-"""The columns' names, types and order are those of Spark's own Kafka source."""
+"""The same columns, in the same order and with the same types, as in Spark's own Kafka source."""
 HEADERS_COLUMN = (
     "headers",
     ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
@@ -129,7 +129,7 @@ def plan_batch(
     """
     now = resolver.available()
     start, end = resolver.resolve(options.starting, now), resolver.resolve(options.ending, now)
-    # Only offsets that the user gave as numbers can be outside the existing ones.
+    # Only offsets that the user gave as numbers can be outside the existing range.
     losses = [loss for tp in sorted(now.earliest) for loss in _outside(tp, start[tp], end[tp], now, options)]
     report_losses(losses, options)
     inside = {tp: min(max(offset, now.earliest[tp]), now.written[tp]) for tp, offset in start.items()}
@@ -192,7 +192,7 @@ class FilteringReader(BatchReader):
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
         # Spark's planning process creates this reader, then decodes the filters, then calls `pushFilters`. So
-        # the context is opened here and closed in `pushFilters`.
+        # `times_beyond_python` is entered here and left in `pushFilters`.
         self._filter_decoding = ExitStack()
         self._filter_decoding.enter_context(times_beyond_python())
 
@@ -234,7 +234,8 @@ def _now_ms() -> int:
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """The reader of a stream, one object per query.
 
-    The object on the driver plans micro-batches. Executors get copies of the object, which read the records.
+    The object on the driver plans micro-batches. Executors get copies of this object and read the records
+    with them.
     """
 
     def __init__(self, options: SourceOptions) -> None:

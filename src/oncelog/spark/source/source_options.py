@@ -1,9 +1,9 @@
 # ruff: noqa: E501 (the table keeps one option per line)
 """The options of reading with `format("oncelog")`: their table, and their parsed values.
 
-Names, defaults and meanings are those of Spark's own Kafka source (KafkaSourceProvider), unless the
-description says otherwise. Spark passes option names in lower case, so names are compared without regard to
-case.
+Each option has the same name, default and meaning as in Spark's own Kafka source (KafkaSourceProvider),
+unless its description says otherwise. Spark passes option names in lower case, so names are compared without
+regard to case.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ class Subscription:
 class SourceOptions:
     """The parsed options. Limits that the user did not set are None.
 
-    `latest_without_record`: a partition without a record at or after the starting time is read from its end.
-    If False, such a partition is an error. `client` contains the consumer settings of the options `kafka.*`.
+    `latest_without_record`: if True, a partition without a record at or after the starting time is read from
+    its end. If False, the query fails with ConfigError. `client` contains the consumer settings of the
+    options `kafka.*`.
     """
 
     subscription: Subscription
@@ -162,7 +163,9 @@ def _check_mode(options: Mapping[str, str], mode: Mode) -> None:
 
 
 def _check_companions(options: Mapping[str, str]) -> None:
-    """Raise ConfigError if an option would have no effect beside, or without, another one."""
+    """Raise ConfigError if two options contradict each other, or if an option needs another one that is
+    missing.
+    """
     for edge, what in (("starting", "start"), ("ending", "end")):
         if len(names := [name for name in _edge_names(edge) if name.lower() in options]) > 1:
             raise ConfigError(f"{' and '.join(names)} both set the {what}; keep one of them")

@@ -75,7 +75,7 @@ def format_event(event: WireEvent, label: PartitionLabel = PartitionLabel.TOPIC_
 
 
 def format_fate(event: WireEvent) -> str:
-    """Return the fate of a message with its remark; "" if the message was forwarded without one."""
+    """Return the fate of a message with its remark; "" if the message was forwarded without a remark."""
     return "; ".join(text for text in (_FATE_TEXTS[event.fate], event.detail) if text)
 
 

@@ -26,7 +26,7 @@ class Fate(StrEnum):
     """The fate of a message in the proxy.
 
     PASSED      forwarded
-    DROPPED     lost without its connection, which stays open but forwards nothing more to the client
+    DROPPED     lost; its connection stays open, but nothing more is forwarded to the client
     CUT         lost together with its connection
     HELD        kept by the proxy until it is released
     RELEASED    forwarded after it was held

@@ -57,7 +57,7 @@ class HeldMessage:
             self.on_release(lose)
 
     def count_down(self, api: str) -> None:
-        """Note that a later request of `api` has passed. Release the message if it waited only for that."""
+        """Note that a later request of `api` has passed. Release the message if enough have passed."""
         if self.remaining is not None and api == self.api:
             self.remaining -= 1
             if self.remaining <= 0:
@@ -74,8 +74,8 @@ class InFlightRequest:
     response: asyncio.Future[bytes | None]
     """The response's frame; None if the broker closed the connection."""
     send_number: int = 0
-    """This is request number `send_number`, from 1, of its API that the proxy sent to the broker on this
-    connection. 0: not sent.
+    """Number of this request, from 1, among the requests of its API that the proxy sent on this connection.
+    0: not sent.
     """
     is_copy: bool = False
     is_dropped: bool = False

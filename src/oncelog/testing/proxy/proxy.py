@@ -94,7 +94,7 @@ class Proxy:
 
     @property
     def events(self) -> list[WireEvent]:
-        """All events so far, in order."""
+        """The recorded events, in order."""
         return self._core.log.snapshot()
 
     def add(self, rule: Rule) -> None:

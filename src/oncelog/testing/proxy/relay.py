@@ -302,7 +302,7 @@ class Relay:
         self._record_response(request, frame, Fate.QUEUED)
 
     def _queue_responses_behind(self, head: InFlightRequest) -> None:
-        """Record that the responses behind `head`, which is now held, wait."""
+        """Record that the responses after `head` wait, because `head` is now held."""
         for request in self._open:
             frame = request.response.result() if request.response.done() else None
             if request is not head and frame is not None and not request.is_queued:
@@ -379,7 +379,7 @@ class Relay:
         self._queue_responses_behind(request)
         held = self._hold(event, rule, on_release)
         for _ in range(self._sent_counts[event.api] - request.send_number):
-            # These requests passed before this response arrived.
+            # These requests were sent to the broker before this response arrived.
             held.count_down(event.api)
         if await released:
             self._is_blocked = False

@@ -3,7 +3,7 @@
 Each rule counts the messages that it matches, from 1, over all connections. A rule with a probability decides
 by the seed, the number of the rule and the number of the match. Therefore one seed selects the same matches,
 even if connections interleave differently. If several rules apply to a message, the delays of DELAY and
-THROTTLE add up. The action is that of the first other rule.
+THROTTLE add up. Of the other rules, only the first one is applied.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Action(StrEnum):
     """The action of a rule on a message.
 
     DROP       lose only this message. Clients reject a response out of order, so the proxy delivers no
-               response behind a dropped message. The connection stays open and silent until the
-               client's time-out. Requests behind the message still reach the broker.
+               response after a dropped message. The connection stays open and silent until the
+               client's time-out. Requests after the message still reach the broker.
     CUT        lose the message and close its connection. If the message is a response (the default), the
                broker has handled the request. If it is a request, it never reaches the broker.
     DELAY      wait `delay_ms`. Later messages of the same direction wait, too.
@@ -65,7 +65,7 @@ class Rule:
 
     `api`: Kafka's name ("Produce"); None matches any API. `direction` None: "response" for cut, "request" for
     other actions. `nth`: number of the first match to which the rule applies, from 1. `count`: number of
-    matches to which the rule applies, from `nth` on; None means one if `nth` is set, otherwise all.
+    matches to which the rule applies, beginning with `nth`; None means one if `nth` is set, otherwise all.
     `probability` (0 to 1) selects among these matches at random. `match`: a further condition on the event.
 
     Raises ConfigError if the options contradict each other.
