@@ -188,7 +188,7 @@ def test_unsafe_atomic_writes_are_refused(spark: Any, shared_broker: oncelog.Bro
     write_atomic(numbers(spark, 0, 10), 3, {**options, "firstBatchId": 3}, name=topic)
     with pytest.raises(SinkError, match="batch 2 was requested, but batch 3 has been committed since"):
         write_atomic(numbers(spark, 0, 10), 2, options, name=topic)
-    with pytest.raises(ConfigError, match="needs a name"):
+    with pytest.raises(ConfigError, match="needs the parameter name"):
         write_atomic(numbers(spark, 0, 10), 0, options)
     spark.conf.set(FULL_RETRY, "false")
     try:
@@ -235,5 +235,5 @@ def test_one_attempt_of_a_task_writes(version: int) -> None:
 def test_a_partition_with_two_writers_is_an_error() -> None:
     reports = [("t", 0, 3, 30, "7"), ("t", 1, 4, 5, str(2**64 - 1))]
     assert atomic.check_reports(reports) == (RowSum(7, 6), 35)
-    with pytest.raises(SinkError, match="two tasks wrote t-0; nothing of this batch was committed"):
+    with pytest.raises(SinkError, match="two tasks wrote to t-0; nothing of this batch was committed"):
         atomic.check_reports([reports[0], reports[0]])
