@@ -107,7 +107,7 @@ class FetchSessions:
     There are at most `slots` sessions, with at most `limits.max_session_partitions` partitions in total. If a
     new session would exceed a limit, sessions that were not used for `limits.session_eviction_ms` are closed
     first. If that is not enough, the client gets session id 0 and continues with full fetches. Only the
-    principal that opened a session can use it. For other principals, the session id is unknown. `new_id` must
+    principal that opened a session can use it. Other principals get FETCH_SESSION_ID_NOT_FOUND. `new_id` must
     return random ids that cannot be guessed.
     """
 
@@ -150,7 +150,8 @@ class FetchSessions:
             self._close(session)
             raise FetchSessionIdNotFound(f"fetch session {session.session_id} has too many partitions")
         if not session.targets:
-            # A session without partitions ends. Session id 0 in the response tells the client.
+            # A session without partitions ends. Session id 0 in the response tells the client that it has
+            # ended.
             self._close(session)
             return FetchContext((), None, is_incremental=False)
         return FetchContext(tuple(session.targets.values()), session, is_incremental=True)

@@ -7,7 +7,8 @@ from oncelog.log.partition import Partition
 
 
 def check_leader_epoch(partition: Partition, current_leader_epoch: int) -> None:
-    """Check the leader epoch in a request. -1 is accepted: the client does not know the epoch.
+    """Check the leader epoch in a request. The epoch -1 is accepted: it means that the client does not know
+    the epoch.
 
     Raises FencedLeaderEpoch if the partition's epoch is higher, UnknownLeaderEpoch if it is lower.
     """

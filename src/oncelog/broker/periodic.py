@@ -22,7 +22,7 @@ from oncelog.log.partition import Partition
 from oncelog.settings import Settings
 
 FLUSH_CHECK_MS = 500
-"""The interval in ms at which the topics' flush.ms is checked. A flush may be late by this time."""
+"""The interval in ms at which the topics' flush.ms is checked. A flush may be late by up to this interval."""
 
 _Task = Callable[[int], None]
 """A task's function; its argument is `now_ms`."""
@@ -86,8 +86,8 @@ class PeriodicTasks:
                 task(now_ms)
 
     def _enforce_retention(self, now_ms: int) -> None:
-        # Retention uses the wall clock. If a wall clock that was ahead is set back, `now_ms` stays ahead, and
-        # records would be deleted too early. See
+        # Retention uses the wall clock, not `now_ms`. After a wall clock that was ahead is set back, `now_ms`
+        # stays too high, so retention by `now_ms` would delete records too early. See
         # test_a_clock_that_was_ahead_deletes_nothing_once_it_is_right.
         wall_ms = self._wall_ms(now_ms)
 

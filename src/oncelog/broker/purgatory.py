@@ -128,8 +128,8 @@ class DelayedFetch:
     """
     is_committed_only: bool = False
     is_due: bool = False
-    """True once the deadline has passed, a partition was deleted, or a log start moved: a response must be
-    sent.
+    """If true, a response must be sent: the deadline has passed, a partition was deleted, or a log start
+    moved.
     """
     is_reading: bool = False
     """True while `begin` reads the partitions in steps."""

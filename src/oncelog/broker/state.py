@@ -52,7 +52,9 @@ class BrokerState:
     """
 
     clock_lead_ms: Callable[[], int] = staticmethod(lambda: 0)
-    """Returns by how many ms `now_ms` is ahead of a wall clock that was set back. The server replaces it."""
+    """A function that returns how many ms `now_ms` is ahead of a wall clock that was set back. The server
+    sets it.
+    """
 
     def __init__(
         self,
@@ -192,7 +194,9 @@ class BrokerState:
         self.transactions.resume(now_ms)
 
     def _largest_producer_id(self) -> int:
-        """Return the largest producer id in partitions and in the transaction coordinator, -1 without one."""
+        """Return the largest producer id in partitions and in the transaction coordinator; -1 if there is
+        none.
+        """
         ids = [p.largest_producer_id for _, p in self.topics.all_partitions()]
         for entry in self.transactions.all():
             ids += [entry.producer_id, entry.previous_producer_id, entry.next_producer_id]

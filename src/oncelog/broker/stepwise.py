@@ -20,8 +20,8 @@ Work = Generator[BlockingCall | None, None, _T]
 """Work in bounded steps, as `oncelog.log.background` runs it. It returns a result of type T."""
 
 NAME_COST_CHARACTERS = 64
-"""The length of a group or transactional id, in characters, that costs as much as one element to look up.
-Java's hash, which picks the coordinator's partition, reads every character.
+"""Number of characters of a group or transactional id that cost as much to look up as one element. Java's
+hash, which picks the coordinator's partition, reads every character.
 """
 
 
@@ -31,7 +31,9 @@ def name_cost(name: str) -> int:
 
 
 class StepBudget:
-    """The remaining number of request elements that the current step may handle."""
+    """The number of request elements that a step may handle, and how many of them the current step has
+    handled.
+    """
 
     __slots__ = ("_count", "_step_elements")
 
@@ -42,7 +44,7 @@ class StepBudget:
     def spend(self, cost: int = 1) -> bool:
         """Count `cost` elements, and return True if the budget is used up.
 
-        The caller must then yield. The next call begins a new budget.
+        After True, the caller must yield. The next call then begins a new budget.
         """
         self._count += cost
         if self._count < self._step_elements:
@@ -60,9 +62,9 @@ FREE_STEPS = 5
 class ResponseSlots:
     """A semaphore that limits the number of large responses in progress. Waiters are served in order.
 
-    A large request is decoded and handled only once it has a slot. Until then, its connection counts its
-    undecoded bytes. The response to a small request needs a slot from its seventh step on. See
-    test_large_requests_wait_as_bytes_while_many_are_under_way.
+    A large request is decoded and handled only once it has a slot. Until then, its undecoded bytes count
+    against the memory limit of its connection. The response to a small request needs a slot from its seventh
+    step on. See test_large_requests_wait_as_bytes_while_many_are_under_way.
     """
 
     def __init__(self, background: BackgroundQueue) -> None:
@@ -122,9 +124,10 @@ class ResponseSlots:
                 self.release()
 
     def claim(self) -> bool:
-        """Claim the slot of the request that is being started; return False if it has none.
+        """Claim the slot of the request that is being started, and return True: the caller must then release
+        the slot.
 
-        The caller must then release the slot.
+        Return False if the request has no slot.
         """
         is_offered, self._is_offered = self._is_offered, False
         return is_offered

@@ -59,8 +59,8 @@ def encode_record(
 ) -> tuple[bytes, bytes | None]:
     """Return the record for `record_key` as (key, value).
 
-    The value is None if this part of the group is gone. Raises InvalidRequest if a string is too long for its
-    field.
+    The value is None (a tombstone) if the group no longer has the data that the record describes. Raises
+    InvalidRequest if a string is too long for its field.
     """
     kind, member_id = record_key
     is_gone = is_gone or (kind in _MEMBER_KEYS and member_id not in group.members)

@@ -54,8 +54,8 @@ class ConsumerGroups:
         self._resolved: dict[tuple[frozenset[str], frozenset[str]], Mapping[str, TopicInfo]] = {}
         self._resolved_count = 0
         self._resolved_at = (-1, -1)
-        """Revisions of the topics and of the patterns at which `_resolved` was built; it is stale if either
-        changes.
+        """The revisions of the topics and of the patterns when `_resolved` was built. If either has changed
+        since, `_resolved` is stale.
         """
 
     @property
@@ -77,9 +77,9 @@ class ConsumerGroups:
     ) -> tuple[HeartbeatResult, list[AppendHandle]]:
         """Handle a heartbeat. Return the result, and the appends that the response must wait for.
 
-        `first` has records to store before the group's own, in the same batch. Raises GroupIdNotFound,
-        NotCoordinator, InvalidRequest, MessageTooLarge, InvalidRegularExpression, and the errors of
-        ConsumerGroup.heartbeat.
+        The records in `first` are stored in the same batch as the group's own records, before them. Raises
+        GroupIdNotFound, NotCoordinator, InvalidRequest, MessageTooLarge, InvalidRegularExpression, and the
+        errors of ConsumerGroup.heartbeat.
         """
         group = self.get(group_id)
         if group is None and request.epoch != 0:
@@ -93,7 +93,7 @@ class ConsumerGroups:
     def leave(
         self, group_id: str, identities: Sequence[tuple[str, str | None]], now_ms: int
     ) -> tuple[list[int], list[AppendHandle]]:
-        """Remove members. `identities` has (member id, instance id) of each.
+        """Remove members. `identities` has a pair (member id, instance id) for each member.
 
         Return an error code for each member, and the appends that the response must wait for. Raises
         UnknownMemberId if the group does not exist, NotCoordinator, InvalidRequest, MessageTooLarge.
@@ -146,8 +146,8 @@ class ConsumerGroups:
                 topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in topics_found
             }
             if self._resolved_at != (topics.revision, patterns.revision):
-                # `find` has raised the revision, because results that are cached for other members may lack
-                # names. The next call clears the cache, so do not add to it.
+                # Do not cache this result. `find` has raised the revision, because results that are cached
+                # for other members may lack names, so the next call clears the cache.
                 return resolved
             self._resolved_count += len(resolved) + 1
             if self._resolved_count > self._limits.max_catalogued_topics:

@@ -34,7 +34,7 @@ class ExpiryRounds:
         self._background.add(self._run(list(keys), look))
 
     def close(self) -> None:
-        """Stop the current round. A closing broker waits for its background tasks."""
+        """Stop the current round, because a closing broker waits for the end of its background tasks."""
         self._is_closed = True
 
     def _run(self, keys: list[str], look: Callable[[str], BackgroundTask | None]) -> BackgroundTask:

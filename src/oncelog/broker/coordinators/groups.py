@@ -396,7 +396,7 @@ class GroupCoordinator:
                 self._offsets_left |= done.value
         done_names = {name: deletions[name] for name in before if name not in self._offsets_left}
         # Sync up to the newest record, not only this call's tombstones. An earlier run of the broker may have
-        # written the others, and they may still be in the page cache only.
+        # written tombstones for these topics, which may still be in the page cache only.
         indexes = {index for name in done_names for index in before[name]}
         written = [self.topic.last_append(index) for index in sorted(indexes)]
         when_synced(self._flush_queue, written, lambda: topics.forget_deletions(done_names))
@@ -447,7 +447,7 @@ class GroupCoordinator:
         self.offsets.expire(group_id, partitions, subscribed, since_ms, now_ms)
 
     def _expire_empty_group(self, group_id: str, now_ms: int) -> None:
-        """Delete a group without offsets if it has no members. A classic group must have no deadline either.
+        """Delete a group without offsets if it has no members and, for a classic group, no deadline.
 
         Raises NotCoordinator.
         """

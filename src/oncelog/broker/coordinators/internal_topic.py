@@ -239,8 +239,8 @@ class InternalTopic:
         """Call `read` for every partition.
 
         If a partition cannot be read completely, call `forget` and mark it damaged. The readable part of a
-        damaged partition must not be used: an older record of a key would be taken for its newest one.
-        Source: kafka CoordinatorRuntime, in which the coordinator of such a partition fails.
+        damaged partition must not be used, because an older record of a key could appear to be the newest
+        one. Source: kafka CoordinatorRuntime, which also fails the coordinator of a damaged partition.
         """
         topic = self.topic
         for index, partition in enumerate(topic.partitions if topic else ()):
@@ -266,7 +266,7 @@ class _Replay:
     """An iterator over all batches of a partition.
 
     `offset` is the base offset of the batch that is being replayed, or else the offset after the last
-    replayed one. If the replay fails, the damage is there.
+    replayed one. If the replay fails, `offset` is the first offset that could not be replayed.
     """
 
     def __init__(self, partition: Partition) -> None:

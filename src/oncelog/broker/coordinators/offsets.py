@@ -294,7 +294,7 @@ class Offsets:
         `before` has the log end offsets at the deletion of each topic, by partition index of
         `__consumer_offsets`. Later records may belong to a new topic with the same name, so they stay.
 
-        Return the topics of which some offsets could not be deleted from the log. This happens if the disk is
+        Return the topics with offsets that could not be deleted from the log. This happens if the disk is
         full, the partition is damaged, or an open transaction has a newer offset for the same key. In the
         last case a tombstone would delete the newer offset, too.
         """

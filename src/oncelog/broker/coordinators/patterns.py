@@ -1,10 +1,10 @@
 """Regular expressions from clients, matched by RE2 in linear time and in bounded steps.
 
-Two requests contain one: ListTransactions (for transactional ids) and ConsumerGroupHeartbeat (for topic
-names). Kafka uses RE2J, which has the same syntax as RE2. Neither of them backtracks. A match still costs up
-to the size of the compiled program times the length of the text. This product is the number of steps of a
-match. After enough steps, the broker's thread handles other requests before the next text. Guarded by
-tests/broker/test_broker_patterns.py.
+Two requests contain a regular expression: ListTransactions (for transactional ids) and ConsumerGroupHeartbeat
+(for topic names). Kafka uses RE2J, which has the same syntax as RE2. Neither of them backtracks. A match
+still costs up to the size of the compiled program times the length of the text. This product is the number of
+steps of a match. After enough steps, the broker's thread handles other requests before the next text. Guarded
+by tests/broker/test_broker_patterns.py.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def matching_texts(
 
 @dataclass(slots=True)
 class _Resolution:
-    """The topic names that match one pattern, and how far the search is.
+    """The topic names that match one pattern, and the progress of the search.
 
     `pattern` is None before it is compiled, after all names were examined, and if RE2 rejected it
     (`is_rejected`). `examined` counts the names in `_in_order` that were matched. `was_complete` is true once
@@ -194,7 +194,7 @@ class TopicPatterns:
         }
 
     def close(self) -> None:
-        """Stop resolving patterns. A closing broker waits for its background tasks."""
+        """Stop resolving patterns, because a closing broker waits for the end of its background tasks."""
         self._unresolved.clear()
 
     def _is_behind(self, resolution: _Resolution) -> bool:

@@ -68,7 +68,7 @@ class TransactionVerification:
 
     The coordinator's record adds partitions to the transaction. While `awaits_durability`, that record is not
     durable, so no batch may be stored. Otherwise a power loss could lose the record and keep a batch. Then
-    nobody would end the transaction in the batch's partition, or the outcome of the next transaction would
+    the transaction would never end in the batch's partition, or the outcome of the next transaction would
     apply to the batch. A model found this (docs/model, STORE_EARLY). See
     test_nothing_is_stored_before_it_is_durable_where_it_belongs.
     """
@@ -142,13 +142,13 @@ class TransactionVerification:
     def was_open(self, tp: TopicPartition) -> bool:
         """Return True if the partition needed no verification when the request began.
 
-        The transaction was open in the partition, or the partition knew a newer epoch.
+        A partition needs none if the transaction is open in it, or if it knows a newer epoch.
         """
         return tp not in self._unverified
 
     def begins_epoch(self, tp: TopicPartition) -> bool:
-        """Return True if the batch is the first of its transaction in the partition, and the transaction has
-        its own epoch.
+        """Return True if the batch begins a transaction in the partition, and the producer uses a new epoch
+        for each transaction (KIP-890).
         """
         return self._capabilities.adds_partitions and tp in self._unverified
 
@@ -214,9 +214,9 @@ def _needs_verification(partition: Partition, producer: ProducerIdAndEpoch) -> b
     """Return True if the partition must join the producer's transaction, or be in it, before the batch is
     stored.
 
-    This is not so if the transaction is open there already, or if the partition knows a newer epoch. In the
-    second case the append rejects the batch. As in Kafka, a rejected batch must not add its partition to the
-    transaction.
+    Return False if the transaction is already open in the partition, or if the partition knows a newer epoch.
+    In the second case the append rejects the batch. As in Kafka, a rejected batch must not add its partition
+    to the transaction.
     """
     return not partition.has_open_transaction(*producer) and not knows_newer_epoch(partition, producer)
 
@@ -224,8 +224,8 @@ def _needs_verification(partition: Partition, producer: ProducerIdAndEpoch) -> b
 def check_still_open(partition: Partition, batch: memoryview) -> None:
     """Raise InvalidTxnState if the transaction of an already verified batch has ended.
 
-    A batch after the marker would begin a transaction that nobody ends. If the end has raised the epoch, this
-    raises nothing, because the append rejects the batch.
+    If the batch were stored after the marker, it would begin a transaction that never ends. If the end has
+    raised the epoch, this raises nothing, because the append rejects the batch.
     """
     header = read_header(batch)
     if header.producer_id is None or header.producer_epoch is None:

@@ -97,7 +97,9 @@ MARKERS_REACH_THE_DISK_MS = 60_000
 Linux writes changed pages to the disk after about 30 s.
 """
 _GONE = (UnknownTopicOrPartition, InvalidProducerEpoch)
-"""Errors of a partition that needs no marker: it was deleted, or it knows a newer epoch of the producer."""
+"""Errors of a partition that needs no marker, because it was deleted or knows a newer epoch of the
+producer.
+"""
 
 
 class TransactionResult(NamedTuple):
@@ -152,7 +154,7 @@ class TransactionCoordinator:
         test_a_decision_that_cannot_be_made_durable_is_followed_later.
         """
         self._decisions: dict[ProducerIdAndEpoch, TransactionEntry | None] = {}
-        """Producer of a leftover -> the newest decision in the log about the leftover; None without one."""
+        """Producer of a leftover -> the newest decision about the leftover; None if the log has none."""
         self._aborted_classic: dict[ProducerIdAndEpoch, set[TopicPartition]] = {}
         """Producer of a leftover -> partitions in which the log aborts a classic transaction of the same
         epoch.
@@ -231,8 +233,8 @@ class TransactionCoordinator:
         """Return the entry, with its producer's epoch raised to the highest that a partition knew at the
         start.
 
-        With the default flush settings, a power loss may take an epoch from the coordinator's log, while a
-        partition keeps it. If that epoch were handed out again, a new instance's batches would be taken for
+        With the default flush settings, a power loss may remove an epoch from the coordinator's log, while a
+        partition keeps it. If a new instance got that epoch again, its batches would be treated as
         duplicates: acknowledged, but not stored. See
         test_an_epoch_that_only_a_partition_remembers_is_not_given_again.
         """
@@ -400,7 +402,8 @@ class TransactionCoordinator:
         return decision._replace(state=TransactionState.PREPARE_ABORT)
 
     def _forget_partition(self, index: int) -> None:
-        # Leftovers with a decision in this partition are not aborted: the decision may have been a commit.
+        # The outcome of a leftover is unknown if its decision was in this partition. Do not abort the
+        # leftover, because the decision may have been a commit.
         for key in [key for key in self._entries if self.topic.partition_of(key) == index]:
             del self._entries[key]
             self._last_offsets.pop(key, None)
@@ -438,8 +441,8 @@ class TransactionCoordinator:
         """Write the lost markers of leftovers whose outcome is known.
 
         This runs at the start, and then periodically for at most `at_once` leftovers. A later attempt may
-        succeed where this one does not. The disk may work again, or the outcome may be known, because the
-        transactional id has got a new producer id.
+        succeed after a failed one, because the disk may work again. An unknown outcome may become known,
+        because the transactional id may get a new producer id.
         """
         kept: list[tuple[TopicPartition, ProducerIdAndEpoch]] = []
         for number, (tp, producer) in enumerate(self._leftovers):
@@ -476,7 +479,8 @@ class TransactionCoordinator:
     def end_leftovers(
         self, producer: ProducerIdAndEpoch, tps: Collection[TopicPartition], now_ms: int
     ) -> None:
-        """End the leftovers of this producer's older epochs, in partitions in which it begins a transaction.
+        """End the leftovers of the producer's older epochs in the partitions `tps`. The producer is about to
+        begin a transaction there.
 
         Raises NotCoordinator.
         """
@@ -552,8 +556,8 @@ class TransactionCoordinator:
 
         With the default flush settings, a power loss may lose markers that are younger than
         MARKERS_REACH_THE_DISK_MS. The next start then needs the decisions to write these markers again
-        (`rules.idempotence.lost_markers`). The age is measured between two calls of this method. Timestamps
-        of records would not do, because the clock may have been set back. See
+        (`rules.idempotence.lost_markers`). The age is measured between two calls of this method. The
+        timestamps of records cannot be used, because the clock may have been set back. See
         test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_markers.
         """
         since_ms, ends = self._ends
@@ -701,9 +705,9 @@ class TransactionCoordinator:
             refusal = reject_same_epoch(producer_state, entry.producer_id, entry.producer_epoch)
             if refusal is not None:
                 raise refusal.error(refusal.reason)
-        # A higher coordinator epoch comes from an operator, or from before `__transaction_state` was lost: a
-        # single broker has no other coordinator. If it fenced this coordinator, the transaction would stay
-        # open in the partition. See
+        # An operator's marker may have a higher coordinator epoch, and so may a marker from before
+        # `__transaction_state` was lost. A single broker has no other coordinator. If the higher epoch fenced
+        # this coordinator, the transaction would stay open in the partition. See
         # test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator.
         epoch = own_epoch if producer_state is None else max(own_epoch, producer_state.coordinator_epoch or 0)
         is_commit = entry.state is TransactionState.PREPARE_COMMIT

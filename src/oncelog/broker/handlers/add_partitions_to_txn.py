@@ -161,7 +161,9 @@ def _set_all(rows: Iterable[_Partition], code: int) -> None:
 
 
 def _refuse_all(answer: AddPartitionsToTxnResponse, error: BrokerError) -> AddPartitionsToTxnResponse:
-    """Set `error` in all partitions without an error: the record that adds them could not be made durable."""
+    """Set `error` in all partitions without an error, because the record that adds them could not be made
+    durable.
+    """
     topics = [*answer.results_by_topic_v3_and_below]
     topics += [topic for result in answer.results_by_transaction for topic in result.topic_results]
     for topic in topics:

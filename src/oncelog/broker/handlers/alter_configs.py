@@ -1,4 +1,4 @@
-"""AlterConfigs (key 33), versions 0-2: replace all settings that a topic, broker or group itself has.
+"""AlterConfigs (key 33), versions 0-2: replace all settings that were set for a topic, broker or group.
 
     UNKNOWN_TOPIC_OR_PARTITION  there is no such topic
     INVALID_CONFIG              an unknown key or bad value of a topic or group

@@ -1,7 +1,7 @@
 """AlterReplicaLogDirs (key 34), versions 1-2: the broker has one data directory, so no partition moves.
 
-If a request names a partition for two directories, the response has one result for it, that of the last
-directory.
+If a request names a partition for two directories, the response has one result for the partition: the result
+for the last directory.
 
 Errors: LOG_DIR_NOT_FOUND for another directory, UNKNOWN_TOPIC_OR_PARTITION for an unknown partition.
 Source: KIP-113; Kafka's KafkaApis.handleAlterReplicaLogDirsRequest.

@@ -8,8 +8,7 @@
     INVALID_REGULAR_EXPRESSION  RE2 rejects the expression
 
 `rules.groups.consumer` decides the rest.
-Source: KIP-848; Kafka's GroupCoordinatorService and
-GroupMetadataManager.
+Source: KIP-848; Kafka's GroupCoordinatorService and GroupMetadataManager.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from oncelog.wire.messages import DeleteAclsRequest, DeleteAclsResponse
 
 KEY = 31
 MAX_REPEATED = 10_000
-"""A limit: a response may have this many more matches than there are ACLs.
+"""Number of matches by which a response may exceed the number of ACLs.
 
 The response repeats an ACL for each filter that matches it.
 """
@@ -61,8 +61,8 @@ def _find(
 ) -> Work[list[list[Acl] | BrokerError]]:
     """Return for each filter the ACLs that match it, or the filter's own error.
 
-    Raises PolicyViolation if the filters match too many ACLs in total. Requests that run between two steps do
-    not change `table`: they replace the authorizer's table by a new one.
+    Raises PolicyViolation if the filters match too many ACLs in total. `table` does not change between two
+    steps, because a request that changes ACLs replaces the authorizer's table with a new object.
     """
     budget, remaining_count = StepBudget(state.limits.request_step_elements), len(table) + MAX_REPEATED
     result: list[list[Acl] | BrokerError] = []

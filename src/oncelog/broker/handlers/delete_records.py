@@ -1,6 +1,6 @@
 """DeleteRecords (key 21), versions 0-2: move a partition's log start offset up.
 
-The requested offset -1 stands for the high watermark.
+The requested offset -1 means the high watermark.
 
     UNKNOWN_TOPIC_OR_PARTITION  there is no such partition
     INVALID_TOPIC_EXCEPTION     an internal topic

@@ -1,8 +1,8 @@
 """DescribeCluster (key 60), versions 0-2: this broker, which is its own controller.
 
-The address is that of the listener that received the request. Requests must have endpoint type 1 (brokers).
-Type 2 (controllers) gets MISMATCHED_ENDPOINT_TYPE, and any other type gets UNSUPPORTED_ENDPOINT_TYPE. Source:
-KIP-700, KIP-919.
+The response has the address of the listener that received the request. Requests must have endpoint type 1
+(brokers). Type 2 (controllers) gets MISMATCHED_ENDPOINT_TYPE, and any other type gets
+UNSUPPORTED_ENDPOINT_TYPE. Source: KIP-700, KIP-919.
 """
 
 from __future__ import annotations

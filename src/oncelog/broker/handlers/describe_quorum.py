@@ -2,7 +2,8 @@
 
 This broker is its own controller, so it is the only voter, and there are no observers. The broker keeps
 topics in a file instead of a metadata log, so the epoch and the offsets in the response are 0. If a request
-names any partition but partition 0 of __cluster_metadata, all its partitions get UNKNOWN_TOPIC_OR_PARTITION.
+names a partition other than partition 0 of __cluster_metadata, all its partitions get
+UNKNOWN_TOPIC_OR_PARTITION.
 Source: KIP-595, KIP-853; Kafka's KafkaRaftClient.
 """
 

@@ -1,8 +1,9 @@
 """EndTxn (key 26), versions 0-5: commit or abort a transaction.
 
-The response is sent when the decision is durable; the markers follow. Version 5 raises the producer epoch
-(KIP-890), and its response has the producer id and epoch of the next transaction. Versions 0 and 1 get
-INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED. Source: Kafka's TransactionCoordinator.endTransaction.
+The response is sent when the decision is durable; the markers are written after that. Version 5 raises the
+producer epoch (KIP-890), and its response has the producer id and epoch of the next transaction. Versions 0
+and 1 get INVALID_PRODUCER_EPOCH instead of PRODUCER_FENCED. Source: Kafka's
+TransactionCoordinator.endTransaction.
 """
 
 from __future__ import annotations

@@ -242,14 +242,14 @@ class _Fetch:
         requested = target.requested
         partition = self._partition(target)
         result.aborted_transactions = None
-        # In Fetch, Kafka treats every negative epoch as none; in other APIs only -1.
+        # In Fetch, Kafka treats every negative epoch as a missing one; in other APIs, only -1.
         check_leader_epoch(partition, max(requested.current_leader_epoch, -1))
         is_committed_only = self.is_committed_only
         # Read the stable offset before the high watermark. A flush in another thread may raise both in
         # between, and the stable offset must not be above the high watermark.
         first, stable = partition.log_start_offset, partition.last_stable_offset
         high, end = partition.high_watermark, partition.log_end_offset
-        # As in Kafka, an offset between high watermark and log end is valid: there is nothing to read yet.
+        # As in Kafka, an offset between high watermark and log end is valid, and the result has no records.
         # The epoch is checked before the range: a reader of a truncated log must learn where to truncate its
         # own copy.
         diverges = self._diverges(result, partition, requested)

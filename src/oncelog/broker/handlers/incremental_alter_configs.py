@@ -75,8 +75,8 @@ def _apply_operations(
 
 
 def _effective(state: BrokerState, resource: _Requested) -> Mapping[str, SettingValue]:
-    """Return the effective settings of the resource: APPEND and SUBTRACT change the effective value of a
-    list.
+    """Return the effective settings of the resource, not only its own, because APPEND and SUBTRACT change the
+    effective value of a list.
     """
     if resource.resource_type == ResourceType.TOPIC:
         return state.topics.settings_of(resource.resource_name)

@@ -1,7 +1,7 @@
 """ListOffsets (key 2), versions 1-11: the offset for a timestamp.
 
 For a timestamp of 0 or more, the result is the timestamp and offset of the first record with this or a later
-timestamp, or -1/-1 without such a record. Negative timestamps have these meanings:
+timestamp. If there is no such record, the result is -1/-1. Negative timestamps have these meanings:
 
     timestamp  since version  result
     -1         1              latest; with isolation_level 1 the last stable offset

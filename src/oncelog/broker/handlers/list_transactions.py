@@ -81,5 +81,5 @@ def _is_long(entry: TransactionEntry, duration_filter_ms: int, now_ms: int) -> b
 
     A negative filter matches every id.
     """
-    # As in Kafka, an id without a transaction matches every duration: its start time is -1.
+    # As in Kafka, an id without a transaction matches every duration, because its start time is -1.
     return duration_filter_ms < 0 or now_ms - entry.start_ms > duration_filter_ms

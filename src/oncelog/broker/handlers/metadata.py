@@ -186,7 +186,8 @@ def _look_up(
     refused: Mapping[str, BrokerError],
 ) -> _Topic:
     try:
-        # An id takes precedence over the name: the Java client sends an empty name with it, not null.
+        # An id takes precedence over the name, because the Java client sends an empty name with an id, not
+        # null.
         if requested.name is None or bytes(requested.topic_id) != NO_ID:
             topic = state.topics.by_id(requested.topic_id)
             if topic is None:

@@ -118,7 +118,7 @@ class CommitRows:
         self._too_large: MessageTooLarge | None = None
 
     def check(self, now_ms: int, expire_ms: int) -> Work[None]:
-        """Check each partition on its own, without the group. Collect the offsets to store in `offsets`."""
+        """Check each partition, but not the group. Collect the offsets to store in `offsets`."""
         for topic, results in zip(self._request.message.topics, self._response_topics, strict=True):
             code = self._topic_code(topic.name, getattr(topic, "topic_id", NO_ID))
             if self._budget.spend():

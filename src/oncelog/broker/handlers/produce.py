@@ -1,7 +1,7 @@
 """Produce (key 0), versions 3-13: append record batches to partitions.
 
-ApiVersions offers version 0, too: otherwise librdkafka before 2.11.1 does not compress (KAFKA-18659). Version
-13 names topics by id. Checks, in this order:
+ApiVersions offers version 0, too, because librdkafka before 2.11.1 otherwise does not compress (KAFKA-18659).
+Version 13 names topics by id. Checks, in this order:
 
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED  transactional batches without a transactional id, or with one
                                            that the client may not use; all partitions get this error
@@ -377,7 +377,7 @@ def only_batch(records: Buffer | None, version: int) -> memoryview:
         raise InvalidRecord("a Produce request needs one record batch for each of its partitions")
     size_bytes = _size_at(records, 0)
     if size_bytes > len(records) or len(records) <= _ATTRIBUTES_POSITION:
-        # As in Kafka, a truncated batch counts as no batch. CORRUPT_MESSAGE would make the client retry it.
+        # As in Kafka, a truncated batch gets INVALID_RECORD. With CORRUPT_MESSAGE the client would retry it.
         raise InvalidRecord(
             f"the batch length field says {size_bytes} bytes, but the request contains {len(records)}"
         )

@@ -6,12 +6,10 @@ OFFSET_METADATA_TOO_LARGE. For the whole group, in this order:
 1. INVALID_GROUP_ID (empty).
 2. The errors of the transaction coordinator. The group's partition of `__consumer_offsets` must be in the
    transaction; version 5 adds it (KIP-890).
-3. The errors of
-`GroupCoordinator.check_commit` (behaviour T7).
+3. The errors of `GroupCoordinator.check_commit` (behaviour T7).
 
-If every partition is refused by itself, for example because none exists, the request checks neither the
-transaction nor the group. Source:
-KIP-98, KIP-447; Kafka's GroupCoordinatorService.
+If the checks of the partitions refuse all of them, for example because none exists, neither the transaction
+nor the group is checked. Source: KIP-98, KIP-447; Kafka's GroupCoordinatorService.
 """
 
 from __future__ import annotations

@@ -212,8 +212,8 @@ class AccessByAcls:
         self._version = self._authorizer.version
 
     def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
-        # As in Kafka's Authorizer, "hardcode" stands for any name without its own ACLs. An ACL on all names
-        # allows such a name, and so does allow.everyone.if.no.acl.found.
+        # As in Kafka's Authorizer, "hardcode" represents any resource that no ACL names. An ACL on all names
+        # allows such a resource, and so does allow.everyone.if.no.acl.found.
         return self.may(operation, resource_type, "hardcode") or is_allowed_somewhere(
             self._authorizer.acls, self._principal, self._host, operation, resource_type
         )

@@ -81,7 +81,8 @@ class Users:
     def usual_iterations(self) -> int:
         """The most common iteration count.
 
-        Unknown users get it, so that they do not differ from known ones.
+        The fake credentials of unknown users have it, so that clients cannot tell them from those of known
+        users.
         """
         counted = Counter(held.iterations for held in self._credentials.values())
         return counted.most_common(1)[0][0] if counted else MIN_ITERATIONS

@@ -19,7 +19,7 @@ from oncelog.settings import Settings
 
 FILE_NAME = "oncelog-configs.json"
 CLUSTER = ""
-"""The resource name that stands for all brokers of the cluster."""
+"""The resource name that means all brokers of the cluster."""
 MAX_GROUPS = 10_000
 """Largest number of groups with settings. Each change writes the settings of all groups."""
 MAX_GROUP_NAME_CHARS = 256

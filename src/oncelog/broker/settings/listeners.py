@@ -1,9 +1,9 @@
 """The broker's listeners: the address, security protocol and settings of each.
 
 A listener is written [NAME://]HOST:PORT. Its name is a security protocol, or is mapped to one by
-listener.security.protocol.map. A listener without a name is named after security.protocol. Settings that
-apply to one listener are written as listener.name.NAME.KEY. Responses give a client the advertised address of
-the listener to which it connected.
+listener.security.protocol.map. If a listener has no name, the value of security.protocol is its name.
+Settings that apply to one listener are written as listener.name.NAME.KEY. Responses give a client the
+advertised address of the listener to which it connected.
 Source: KIP-103; kafka SocketServerConfigs.
 """
 

@@ -61,8 +61,9 @@ _SEGMENT = re.compile(r"(?P<base>\d{20})\.log")
 class KafkaPartition:
     """The replicas of a partition as node ids, and the ids of their log directories.
 
-    `directories` has one id for each replica; it is empty in metadata from before directory ids. While no
-    replica is in sync, `eligible` and `last_eligible` are nodes that have, or had, all records (KIP-966).
+    `directories` has one id for each replica; it is empty in metadata of Kafka versions without directory
+    ids. While no replica is in sync, `eligible` and `last_eligible` are nodes that have, or had, all records
+    (KIP-966).
     """
 
     replicas: list[int]

@@ -3,11 +3,11 @@
 Before any partition is opened, Kafka's metadata is converted to this broker's own small files: topics with
 ids and settings, the next producer id, ACLs, SCRAM users, quotas. A problem is something in the directory
 that this broker cannot honour. A problem stops the start, and nothing is written, unless the setting
-`oncelog.takeover.accept` has the word for this kind of problem.
+`oncelog.takeover.accept` contains the word for this kind of problem.
 
 `oncelog-takeover.json` is written last, so that the next start repeats an adoption that a crash interrupted.
-The file has the names and sizes of the files of the metadata log. If the present ones differ, Kafka has run
-since, and the newer metadata is adopted.
+The file has the names and sizes of the files of the metadata log. If they differ from the present files,
+Kafka has run since the adoption, and the newer metadata is adopted.
 """
 
 from __future__ import annotations
@@ -191,7 +191,8 @@ def _plan_topics(
         own = _own_settings(plan, topic.name, configs, settings)
         existing = plan.topics.get(topic.name)
         if is_first and existing is not None:
-            # These settings were changed after an older version of this broker had adopted the directory.
+            # An older version of this broker had adopted the directory, and clients may have changed these
+            # settings since. They override Kafka's.
             own |= existing.settings
         plan.topics[topic.name] = TopicEntry(topic.topic_id, len(topic.partitions), own, is_deleting=False)
     if unlisted:
@@ -338,7 +339,7 @@ def _plan_unnamed(plan: TakeoverPlan, logs: LogManager) -> None:
             )
     for name, indexes in sorted(unnamed.items()):
         if not any(indexes.values()):
-            # A failed creation of a topic leaves such directories. They have no records, so nothing is lost.
+            # A failed creation of a topic leaves directories without records, so their removal loses nothing.
             plan.leftovers += [f"{name}-{index}" for index in sorted(indexes)]
             continue
         # Empty partitions count too: the partition of a key or group depends on the number of all partitions.

@@ -125,8 +125,8 @@ class Topic:
 class OffsetsToDelete(NamedTuple):
     """The committed offsets of a deleted topic. They must be deleted, too.
 
-    `before` maps partitions of `__consumer_offsets` to offsets: only records below belong to the deleted
-    topic. None means all records, because no later topic had the name.
+    `before` maps partitions of `__consumer_offsets` to offsets: only records below these offsets belong to
+    the deleted topic. None means all records, because no later topic had the name.
     """
 
     topic_id: str
@@ -282,7 +282,8 @@ class Topics:
     def create_in_steps(
         self, new_topics: Iterable[NewTopic], now_ms: int
     ) -> Steps[list[Topic | BrokerError | StorageError]]:
-        """Create topics as `create_all` does, in bounded steps. A caller that begins must take all steps.
+        """Create topics as `create_all` does, in bounded steps. The caller must run all steps, even if its
+        client disconnects.
 
         The file names all topics with all partitions before the first partition is created. After a crash,
         the next start creates the missing ones. A topic becomes live when all its partitions exist.
@@ -415,8 +416,8 @@ class Topics:
     def resume_deletions(self) -> Steps[list[str]]:
         """Retry deletions that failed because of the disk, in steps.
 
-        Return the names of topics that are durably deleted now. The caller must delete their committed
-        offsets.
+        Return the names of the topics that this call made durably deleted. The caller must delete their
+        committed offsets.
         """
         left = [topic for topic in self._entries.values() if self.is_deletion_incomplete(topic.name)]
         return (yield from self._finish_deletions(left))
@@ -468,7 +469,7 @@ class Topics:
         """Remove the directories of deleted topics in steps. Forget the topics that have no directories left.
 
         If the disk fails to remove a directory, `resume_deletions` tries again later. The topic's name stays
-        in use until then: a step must never meet the directories of a new topic with the same name.
+        in use until then, because a step must never remove the directories of a new topic with the same name.
         """
         if not topics:
             return
@@ -535,11 +536,11 @@ class Topics:
     ) -> Steps[dict[str, BrokerError | StorageError]]:
         """Increase partition counts in bounded steps, with one write of oncelog-topics.json.
 
-        A caller must take all steps. The file has the new counts before the first partition is created. After
-        a crash, the next start creates the missing ones. A topic's new partitions become usable together.
-        Return the error of each topic that was not changed, because the disk failed or another request
-        deleted or changed the topic.
-        Raises KafkaStorageError if the broker is stopping.
+        The caller must run all steps, even if its client disconnects. The file has the new counts before the
+        first partition is created. After a crash, the next start creates the missing ones. A topic's new
+        partitions become usable together. Return the error of each topic that was not changed, because the
+        disk failed or another request deleted or changed the topic. Raises KafkaStorageError if the broker is
+        stopping.
         """
         while any(topic.is_growing for topic, _ in changes) and not self._logs.is_closing:
             yield None
