@@ -87,8 +87,9 @@ class StoredBatch(NamedTuple):
 class Finding(NamedTuple):
     """One finding of an audit, and where it is in the log.
 
-    `first_sequence` and `last_sequence` are those of the batch, or the missing ones of a gap. `other_offset`
-    is the base offset of the conflicting batch, or the offset of the transaction's marker; None without one.
+    `first_sequence` and `last_sequence` are the batch's sequences, or the missing sequences of a gap.
+    `other_offset` is the base offset of the conflicting batch, or the offset of the transaction's marker;
+    None if there is none.
     """
 
     kind: FindingKind
@@ -106,7 +107,7 @@ class Finding(NamedTuple):
 class PartitionTotals:
     """The totals of an audit of one partition.
 
-    - `unnumbered_batches`, `unnumbered_records`: those without a producer id.
+    - `unnumbered_batches`, `unnumbered_records`: batches without a producer id, and their records.
     - `unknown_starts`: producers whose first batches were deleted with the beginning of the log.
     - `committed`, `aborted`: transactions that have data in this partition.
     - `empty_markers`: markers of transactions that have no data in this partition.

@@ -64,7 +64,9 @@ class _Epoch:
         return bisect_left(self.starts, start)
 
     def same_batch(self, start: int, end: int) -> int | None:
-        """Return the base offset of the first stored batch with exactly these positions, None without one."""
+        """Return the base offset of the first stored batch with exactly these positions, or None if there is
+        none.
+        """
         index = self._index(start)
         while index < len(self.starts) and self.starts[index] == start:
             if self.ends[index] == end:
@@ -73,8 +75,8 @@ class _Epoch:
         return None
 
     def touching(self, start: int, end: int) -> int | None:
-        """Return the base offset of a stored batch that shares a position with [start, end), None without
-        one.
+        """Return the base offset of a stored batch that shares a position with [start, end), or None if there
+        is none.
         """
         following = before = self._index(start)
         # Stored batches may overlap. So a batch that starts earlier may still end after `start`.
@@ -130,7 +132,9 @@ class SequenceAudit:
         return True
 
     def is_expected(self, batch: StoredBatch) -> bool:
-        """Return True if a damaged batch's header has exactly the expected sequence, and so is credible."""
+        """Return True if a damaged batch's header can be trusted, because it has exactly the expected
+        sequence.
+        """
         if batch.producer_id is None or batch.base_sequence is None:
             return False
         state = self._producers.get(batch.producer_id)
@@ -154,8 +158,8 @@ class SequenceAudit:
 
     def _check_sequence(self, batch: StoredBatch, state: _Epoch, sequence: int) -> None:
         if state.starts_anywhere:
-            # The remaining log may begin with a marker, which has no sequence. So the first sequence is that
-            # of the first data batch.
+            # The remaining log may begin with a marker, which has no sequence. So the first sequence is in
+            # the first data batch.
             state.starts_anywhere = False
             state.next = sequence
             self.unknown_starts += sequence != 0

@@ -80,8 +80,8 @@ class _Transaction:
 class _Producer:
     """The state of one producer id.
 
-    - `opened`: its open transaction, None without one.
-    - `ended`: the outcome of its last transaction whose marker had a raised epoch; None without one.
+    - `opened`: its open transaction, or None if there is none.
+    - `ended`: the outcome of its last transaction whose marker had a raised epoch; None if there is none.
     - `plain`: the offset of its latest non-transactional data; None if a transaction followed.
     """
 

@@ -1,6 +1,6 @@
 """Restore index entries of aborted transactions from the ABORT markers in the log.
 
-Compaction up to 0.4.1 lost such entries if the map of keys became full in the middle of a segment.
+Oncelog up to 0.4.1 lost these entries if compaction's map of keys became full in the middle of a segment.
 """
 
 from __future__ import annotations

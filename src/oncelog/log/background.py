@@ -26,19 +26,19 @@ class Kind(IntEnum):
 
     LOG = 0
     """A task that the log or a timer started. Between its blocking call and its next step, no other LOG task
-    runs, but requests do. So such a task must expect every change that a request can make, and no other
-    change.
+    runs, but requests do. So the task must expect every change that a request can make, but no change by
+    another LOG task.
     """
     REQUEST = 1
     """A client's request that has made no blocking call yet."""
     REQUEST_WITH_CALLS = 2
-    """A client's request, from its first blocking call on. Only one such call runs at a time. That bounds the
-    memory, because a compressed batch of 10 KB may become 256 MB.
+    """A client's request, from its first blocking call on. Only one of these calls runs at a time. This
+    limits the memory, because a compressed batch of 10 KB may become 256 MB.
     """
 
 
 class BackgroundQueue:
-    """The unfinished background tasks. The kinds take turns, and so do the tasks of one kind.
+    """The unfinished background tasks. The kinds of tasks take turns, and so do the tasks of one kind.
 
     A runner sets `on_added`, then calls `step` until no task is left, and runs the blocking calls.
     """
@@ -100,7 +100,7 @@ class BackgroundQueue:
 class _KindQueue:
     """The tasks of one kind.
 
-    - `call`: the running blocking call of the first task; None without one.
+    - `call`: the running blocking call of the first task; None if no call is running.
     - `error`: the error of the last blocking call, for the next step of its task.
     """
 
@@ -125,7 +125,8 @@ class _KindQueue:
         if call is None:
             self.waiting.append(task)
             return None
-        # Back to the front: no other task of this kind may run between the call and the next step.
+        # The task returns to the front, because no other task of this kind may run between the call and the
+        # next step.
         self.waiting.appendleft(task)
         self.call = RunningCall(self, call)
         return self.call
@@ -151,7 +152,7 @@ class RunningCall:
         """Let the task continue after its blocking call; `error` is what the call raised. Idempotent."""
         if self._queue.call is self:
             self._queue.error = error
-            # Assigned last: another thread may run the next step as soon as `call` is None.
+            # `call` is cleared last, because another thread may run the next step as soon as `call` is None.
             self._queue.call = None
 
 

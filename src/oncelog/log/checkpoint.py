@@ -19,8 +19,8 @@ LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANED_OFFSETS = "cleaner-offset-checkpoint"
 INDEXED_OFFSETS = "oncelog-txnindex-checkpoint"
-"""Offsets below which the transaction indexes are complete. Compaction kept every entry below them, or a
-restart restored the lost ones.
+"""Offsets below which the transaction indexes are complete. Compaction kept every entry below these offsets,
+or a restart restored the lost entries.
 """
 INDEX_STARTS = "oncelog-txnindex-start-checkpoint"
 """Offsets from which every segment has had a transaction index file. So if a segment at or above this
@@ -55,8 +55,8 @@ def encode_offsets(offsets: Mapping[TopicPartition, int]) -> bytes:
 def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
     """Return the offsets in a checkpoint file.
 
-    A missing or unreadable file gives an empty result. A partition without an entry gets a safe default, such
-    as recovery point 0.
+    The result is empty if the file is missing or unreadable. A partition without an entry gets a safe
+    default, such as recovery point 0.
     """
     try:
         data = disk.read(path)
@@ -78,7 +78,7 @@ def decode_offsets(data: bytes) -> dict[TopicPartition, int]:
 
 
 def write_epochs(disk: Disk, directory: str, epochs: Iterable[tuple[int, int]], *, sync: bool = True) -> None:
-    """Write the leader epoch file: (epoch, start offset) pairs, both growing."""
+    """Write the leader epoch file: (epoch, start offset) pairs, both increasing."""
     lines = [f"{epoch} {start_offset}" for epoch, start_offset in epochs]
     disk.replace(f"{directory}/{LEADER_EPOCHS}", encode_checkpoint(lines), sync=sync)
 

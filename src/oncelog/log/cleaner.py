@@ -107,8 +107,8 @@ class LogCleaner:
     def roll_for_compaction(self, now_ms: int) -> None:
         """Roll the active segment if it is as large as all closed segments together.
 
-        Rolled segments can be compacted, so reading the log later costs as much as its live records, not its
-        history. `limits.coordinator_roll_bytes` is the minimum size. Raises KafkaStorageError.
+        Rolled segments can be compacted, so the cost of reading the log later depends on its live records,
+        and not on its history. `limits.coordinator_roll_bytes` is the minimum size. Raises KafkaStorageError.
         """
         log = self._log
         active_bytes, all_bytes = log.segments.active.size_bytes, log.segments.size_bytes
@@ -191,9 +191,7 @@ class SegmentSwapper:
         self.has_leftovers = False
         """True while files of a failed compaction may exist that recovery would swap in."""
         self.unfinished: list[Segment] | None = None
-        """Segments whose successor is complete but could not take their names yet; None without such a
-        failure.
-        """
+        """Segments whose successor is complete but could not take their names yet; None if there are none."""
 
     def discard_leftovers(self) -> BackgroundTask:
         """Delete the files of a failed compaction, if there may be any. Raises OSError."""
@@ -202,8 +200,8 @@ class SegmentSwapper:
             self.has_leftovers = False
 
     def begin(self, segments: list[Segment]) -> None:
-        """Prepare segments to be read without their file names, which their successor will take. Raises
-        OSError.
+        """Prepare segments for the swap: keep their files open, because their successor will take the names.
+        Raises OSError.
         """
         for segment in segments:
             segment.file.pread(1, 0)  # opens the file now, while it still has its name
@@ -429,7 +427,8 @@ class Compaction:
         if retention.drops_all:
             return rewrite_batch(header, [], horizon_ms) if retention.keeps_header else None
         kept: list[DecodedRecord] = []
-        # Decoded in parts, so that only the remaining records are in memory, however many the batch has.
+        # The records are decoded in parts, so that only the remaining records are in memory, however many the
+        # batch has.
         for records in iter_records(batch.data, batch.data_position, name_errors=LOSSLESS):
             kept += (
                 record

@@ -14,7 +14,7 @@ DAY_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """The settings of one topic, named as in Kafka. `oncelog.config.TOPIC` has their meanings and defaults.
+    """The settings of one topic, with Kafka's names. `oncelog.config.TOPIC` has their meanings and defaults.
 
     `compression` None keeps the producer's codec. `compression_level` None uses the codec's default; for lz4,
     that is the fast mode, as in Kafka. `retention_ms` and `retention_bytes` None mean unlimited. `limits` are

@@ -46,8 +46,8 @@ class File(Protocol):
     def rewrite(self, start: int, stop: int) -> None:
         """Write the stored bytes from `start` to below `stop` again, so that the next sync includes them.
 
-        Used after a failed sync. Safe in another thread while bytes after `stop` are written or the file is
-        closed.
+        Used after a failed sync. May run in another thread while bytes after `stop` are written or the file
+        is closed.
         """
         ...
 
@@ -81,7 +81,7 @@ class Disk(Protocol):
         ...
 
     def exists(self, path: str) -> bool:
-        """Return True if a file or directory exists. A symbolic link to nothing does not count."""
+        """Return True if a file or directory exists. Return False for a dangling symbolic link."""
         ...
 
     def is_directory(self, path: str) -> bool: ...
@@ -100,7 +100,7 @@ class Disk(Protocol):
     def replace(self, path: str, data: bytes, *, sync: bool = True, is_private: bool = False) -> None:
         """Write a whole file atomically: a crash leaves the old or the new content.
 
-        Without `sync`, a power loss may leave neither; use that only for content that can be rebuilt.
+        With `sync` false, a power loss may leave neither, so the caller must be able to rebuild the content.
         `is_private`: only the owner may read the file. Raises SyncFailed if the new content is in place but a
         power loss may undo it. After any other OSError, the old content stays.
         """

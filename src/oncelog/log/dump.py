@@ -1,4 +1,4 @@
-"""Decode the files of a partition directory, of Apache Kafka or Oncelog, into rows for people.
+"""Decode the files of a partition directory, of Apache Kafka or Oncelog, into readable rows.
 
 Every function that yields rows raises StorageError with the position of the first invalid bytes. Source:
 Kafka's DumpLogSegments.

@@ -14,7 +14,7 @@ Epochs = list[tuple[int, int]]
 
 
 class LeaderEpochs:
-    """The leader epochs of a partition as (epoch, start offset) pairs, both growing.
+    """The leader epochs of a partition as (epoch, start offset) pairs, both increasing.
 
     Every change is written to leader-epoch-checkpoint at once.
     """
@@ -37,10 +37,10 @@ class LeaderEpochs:
     ) -> LeaderEpochs:
         """Return the epochs of the checkpoint file, corrected by the log; write the file if they changed.
 
-        `found` are the (epoch, first offset) pairs of the batches that recovery read. Those above the file's
-        latest epoch are added, and all of them if the file is missing or unreadable. `leader_epoch` is the
-        partition's current epoch. It begins at the log end if no batch has it yet. The file is not synced:
-        the partition's first flush syncs it.
+        `found` are the (epoch, first offset) pairs of the batches that recovery read. The pairs above the
+        file's latest epoch are added. If the file is missing or unreadable, all pairs are added.
+        `leader_epoch` is the partition's current epoch. It begins at the log end if no batch has it yet. The
+        file is not synced: the partition's first flush syncs it.
         """
         stored = read_epochs(disk, directory)
         entries = stored or []
@@ -69,8 +69,8 @@ class LeaderEpochs:
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int | None, int | None]:
         """Return the largest epoch at or below `epoch`, and its end offset.
 
-        Returns (None, None) if `epoch` is above the latest epoch. If `epoch` is below the first known one,
-        returns `epoch` and the offset at which the first known one begins.
+        Returns (None, None) if `epoch` is above the latest epoch. If `epoch` is below the first known epoch,
+        returns `epoch` and the start offset of the first known epoch.
         """
         if not self._entries or epoch > self._entries[-1][0]:
             return None, None

@@ -48,7 +48,7 @@ class AbortedTransaction(NamedTuple):
 
 
 class _IndexFile(ABC):
-    """An index file and its entries in memory. The file has the first `_written` entries."""
+    """An index file and its entries in memory. The file contains the first `_written` of these entries."""
 
     entry_bytes: int
 
@@ -94,7 +94,7 @@ class _IndexFile(ABC):
             try:
                 self.write_pending()
             except OSError:
-                pass  # appends need only the log; flush, roll and close raise such errors
+                pass  # an append needs only the log; flush, roll and close raise this error
 
     def rewrite_all(self) -> None:
         """Let the next `write_pending` write all entries again, because an earlier sync may have failed."""
@@ -118,7 +118,7 @@ class _IndexFile(ABC):
 
 
 class OffsetIndex(_IndexFile):
-    """Pairs of (last offset of a batch relative to the base offset, position of the batch), both growing."""
+    """Pairs of (relative last offset of a batch, position of the batch), both increasing."""
 
     entry_bytes = _OFFSET_ENTRY.size
 
@@ -175,7 +175,7 @@ class OffsetIndex(_IndexFile):
         return self._positions[entry] if entry >= 0 else 0
 
     def position_before(self, position: int) -> int:
-        """Return the position of the last indexed batch at or before `position`, 0 without one."""
+        """Return the position of the last indexed batch at or before `position`, or 0 if there is none."""
         entry = bisect_right(self._positions, position) - 1
         return self._positions[entry] if entry >= 0 else 0
 
@@ -199,7 +199,7 @@ class OffsetIndex(_IndexFile):
 
 class TimeIndex(_IndexFile):
     """Pairs of (largest timestamp so far, last offset of its batch relative to the base offset), both
-    growing.
+    increasing.
     """
 
     entry_bytes = _TIME_ENTRY.size
@@ -211,7 +211,9 @@ class TimeIndex(_IndexFile):
 
     @classmethod
     def load(cls, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> TimeIndex:
-        """Load a time index file. Raises StorageError if the file is missing or its entries do not grow."""
+        """Load a time index file. Raises StorageError if the file is missing or its entries are not in
+        increasing order.
+        """
         index = cls(disk, path, run_entries)
         data = _read(disk, path)
         for timestamp_ms, offset in _TIME_ENTRY.iter_unpack(data[: len(data) - len(data) % 12]):
@@ -273,7 +275,7 @@ class TimeIndex(_IndexFile):
         self.cut_file()
 
     def last_below(self, relative_offset: int) -> int | None:
-        """Return the relative offset of the last entry below `relative_offset`, None without one."""
+        """Return the relative offset of the last entry below `relative_offset`, or None if there is none."""
         entry = bisect_right(self._offsets, relative_offset - 1) - 1 if relative_offset > 0 else -1
         return self._offsets[entry] if entry >= 0 else None
 
@@ -285,7 +287,7 @@ class TimeIndex(_IndexFile):
 def decode_aborted(data: bytes, base_offset: int, path: str) -> list[AbortedTransaction]:
     """Return the entries of a `.txnindex` file. A torn entry at the end is ignored.
 
-    Raises StorageError, which names `path`, if an entry is invalid.
+    Raises StorageError with `path` if an entry is invalid.
     """
     entries: list[AbortedTransaction] = []
     previous = base_offset - 1
@@ -404,8 +406,8 @@ class TransactionIndex(_IndexFile):
         if stored is None or not self._pack(0, len(self)).startswith(stored):
             self.replace()
             return
-        # Written in place, because a full disk mostly has room for that. All entries are written again,
-        # because an earlier sync may have failed.
+        # The file is written in place, because that usually succeeds even on a full disk. All entries are
+        # written again, because an earlier sync may have failed.
         self._written = 0
         self.sync()
 
@@ -414,7 +416,7 @@ class TransactionIndex(_IndexFile):
 
         The file's name is durable only after a sync of the directory.
         """
-        # Cleared before the write: another thread may append an entry and set the flag again.
+        # The flag is cleared before the write, because another thread may append an entry and set it again.
         self.is_unsynced = False
         try:
             self.write_pending(sync=True)

@@ -133,7 +133,7 @@ class LocalLog:
     def is_flush_due(self) -> bool:
         """Return True if a flush would shorten recovery, free deleted segments or let compaction proceed.
 
-        Periodic work then requests the flush, because without traffic no append does so. See
+        A periodic task then requests the flush, because without traffic no append requests it. See
         test_compaction_does_not_wait_for_a_marker_without_end.
         """
         active_base = self.segments.active.base_offset
@@ -232,7 +232,7 @@ class LocalLog:
         self.producers.snapshot(self.end_offset, self._after_snapshot)
 
     def _after_snapshot(self) -> BackgroundTask:
-        """Delete snapshots that are no longer needed, then the segments that waited for this snapshot."""
+        """Delete unneeded snapshots, then the segments that waited for this snapshot."""
         kept = [segment.base_offset for segment in self.segments]
         if self.producers.snapshot_offset is not None:
             kept.append(self.producers.snapshot_offset)
@@ -287,7 +287,7 @@ class LocalLog:
         return offset <= self.recovery_point or dead[0].base_offset >= self.recovery_point
 
     def _safe_part(self, dead: list[Segment]) -> list[Segment]:
-        """Return those of the `dead` segments that a snapshot at or below the recovery point covers.
+        """Return the `dead` segments that a snapshot at or below the recovery point covers.
 
         On a full disk, deleting them makes room for a newer snapshot. See
         test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover.
@@ -326,8 +326,8 @@ class LocalLog:
         dropped: list[_DroppedSegment] = []
         dead = dead[: self.config.limits.max_drops_per_step]
         if self.recovery_point <= dead[-1].end_offset:
-            # The next segment becomes the first one, and its name must be durable before, as in `roll`. See
-            # test_no_power_loss_takes_the_first_segment_that_retention_leaves.
+            # The next segment becomes the first one, and its name must be durable before that, as in `roll`.
+            # See test_no_power_loss_takes_the_first_segment_that_retention_leaves.
             self.disk.sync_directory(self.directory)
         try:
             # A segment has four files to rename; eight segments take about two milliseconds.
@@ -357,7 +357,7 @@ class LocalLog:
             yield partial(self.producers.snapshots.remove_below, end_offset)
 
     def _sync_drops(self) -> None:
-        """Sync the renames of dropped segments before their files are deleted. Safe in a thread.
+        """Sync the renames of dropped segments before their files are deleted. May run in another thread.
 
         A power loss may keep the rename of one segment and lose the renames of older ones. As long as the
         renamed file of the newer segment exists, recovery knows that all older segments were dropped, too.
@@ -376,7 +376,7 @@ class LocalLog:
     def flush(self) -> None:
         """Sync all records that were appended before the call, and raise the recovery point.
 
-        Safe in another thread. Raises KafkaStorageError. If a write failed before the sync, the next flush
+        May run in another thread. Raises KafkaStorageError. If a write failed before the sync, the next flush
         tries again. If a sync failed, the partition is offline until a restart, because Linux may have
         dropped the unsynced bytes.
         """
@@ -393,8 +393,8 @@ class LocalLog:
         # the cut. See test_a_second_power_loss_does_not_bring_a_torn_end_back.
         segments = self.segments.from_offset(synced_to - 1)
         try:
-            # Cleared before the syncs: a segment that is created during the syncs makes the directory dirty
-            # again.
+            # The flag is cleared before the syncs, because a segment that is created during the syncs makes
+            # the directory dirty again.
             is_dirty, self._is_directory_dirty = self._is_directory_dirty, False
             is_dirty |= any(segment.transactions.is_unsynced for segment in segments)
             for segment in segments:
@@ -428,9 +428,9 @@ class LocalLog:
         """Take the partition offline after a failed sync.
 
         Linux marks pages clean after a failed sync, so a later sync proves nothing. A failed directory sync
-        of retention, a snapshot or compaction also takes the partition offline. The next successful sync of
-        the directory would hide that a rename is not durable. Apache Kafka takes the log directory offline
-        after any IOException. See test_a_directory_that_cannot_be_synced_takes_the_partition_offline.
+        of retention, a snapshot or compaction also takes the partition offline, because the next successful
+        sync would hide that a rename is not durable. Apache Kafka takes the log directory offline after any
+        IOException. See test_a_directory_that_cannot_be_synced_takes_the_partition_offline.
         """
         self.failure = f"a sync failed ({error}); restart the broker once the disk works"
 
@@ -497,5 +497,6 @@ class LocalLog:
         for segment in self.segments:
             with suppress(OSError):  # a network file system, for example, may fail here
                 segment.close()
-        # Last, because the calls above may remove unfinished files. A closed disk rejects all deferred work.
+        # The disk is closed last, because the calls above may remove unfinished files. A closed disk rejects
+        # all deferred work.
         self.disk.close()

@@ -6,7 +6,7 @@
     recovery-point-offset-checkpoint, log-start-offset-checkpoint, replication-offset-checkpoint,
     cleaner-offset-checkpoint
     oncelog-txnindex-checkpoint          offsets below which the transaction indexes are complete
-    oncelog-txnindex-start-checkpoint    offsets from which on each segment has a transaction index
+    oncelog-txnindex-start-checkpoint    offsets from which every segment has a transaction index
     <topic>-<partition>/                 a partition; "...-delete" is being deleted
 
 Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
@@ -48,8 +48,8 @@ DELETED_SUFFIX = "-delete"
 FORMAT_KEY, FORMAT_VERSION = "oncelog.format.version", 1
 """The key in meta.properties with the version of all file formats.
 
-The version is raised if an older Oncelog would misread the files. Without the key, Apache Kafka wrote the
-directory, or an Oncelog from before the key existed. That Oncelog's files have version 1.
+The version is raised if an older Oncelog would misread the files. A directory without the key was written by
+Apache Kafka, or by an early Oncelog, whose files have version 1.
 """
 FOREIGN_LOGS = frozenset({"__cluster_metadata"})
 """Logs of Apache Kafka's controllers. They are not topics and must not be deleted."""
@@ -57,14 +57,14 @@ _META_VERSION = 1
 _NO_IDS: Mapping[str, bytes] = MappingProxyType({})
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9]\d{0,9})")
 _DELETED = re.compile(rf"(?=.{{255}}$|.+-\d+\.[0-9a-f]{{32}}-).+{DELETED_SUFFIX}")
-"""The directory of a deleted partition. Its partition number and id may be cut off only if the name has the
-maximum length.
+"""The directory of a deleted partition. Only a name of the maximum length may lack the partition number or
+the id, because long names are cut off.
 """
 MAX_PROMPT_DELETIONS = 100
 """The maximum number of deleted partitions whose directories are removed during opening, and again during
 closing.
 
-A slow disk removes a hundred in a second. Opening removes some at once, because a full disk needs the room.
+A slow disk removes a hundred in a second. Opening removes some immediately, because the disk may be full.
 """
 _SEGMENT = re.compile(r"\d{20}\.log")
 _FIRST_SEGMENT = f"{0:020}.log"
@@ -129,10 +129,10 @@ class LogManager:
     ) -> LogManager:
         """Lock the directory and remove some directories of deleted partitions. Opens no partition.
 
-        `new_uuid` returns 16 random bytes. `cluster_id` None uses the directory's id, or a new id. `limits`
-        apply to the whole broker. Raises StorageError if another process uses the directory, if it belongs to
-        another node or cluster, or if files are unreadable. StorageError is also raised, before anything is
-        changed, if a newer Oncelog wrote the directory.
+        `new_uuid` returns 16 random bytes. If `cluster_id` is None, the directory keeps its cluster id, or
+        gets a new one. `limits` apply to the whole broker. Raises StorageError if another process uses the
+        directory, if it belongs to another node or cluster, or if files are unreadable. StorageError is also
+        raised, before anything is changed, if a newer Oncelog wrote the directory.
         """
         lock = _take_lock(disk)
         try:
@@ -160,7 +160,7 @@ class LogManager:
     def partition_directories(self) -> list[TopicPartition]:
         """Return all partitions in the directory, open or not. Apache Kafka's internal logs are left out.
 
-        A directory with a matching name may also be a user's own. `is_partition` checks its files.
+        A directory with a matching name may also be a user's directory. `is_partition` checks its files.
         """
         matches = [(name, _DIRECTORY.fullmatch(name)) for name in self.disk.list()]
         return [
@@ -170,7 +170,7 @@ class LogManager:
         ]
 
     def is_partition(self, topic_partition: TopicPartition) -> bool:
-        """Return True if a directory has a segment, or no files except a partition's.
+        """Return True if a directory has a segment, or contains only files that a partition can have.
 
         For example, `backup-20261122` may be a user's directory. See
         test_a_directory_that_is_no_partition_is_left_alone.
@@ -188,8 +188,8 @@ class LogManager:
     def lacks_recovery_point(self, tp: TopicPartition) -> bool:
         """Return True if the last stop was clean but stored no recovery point of this partition.
 
-        A clean stop stores one for every partition. So the checkpoint file was replaced, for example by that
-        of another one of Apache Kafka's log.dirs.
+        A clean stop stores one for every partition. So the checkpoint file was replaced, for example by the
+        file of another directory in Apache Kafka's log.dirs.
         """
         return self.was_clean and tp not in self._recovery_points
 
@@ -226,7 +226,8 @@ class LogManager:
         if cleaned_to <= partition.log_end_offset:
             partition.cleaner.cleaned_to = max(partition.cleaner.cleaned_to, cleaned_to)
             # Oncelog up to 0.4.1 wrote cleaner-offset-checkpoint, but not oncelog-txnindex-checkpoint. So
-            # index entries may be lost only if the second checkpoint is behind the first.
+            # index entries may be lost only if the offset in the second file is below the offset in the
+            # first.
             if cleaned_to > self._indexed.get(topic_partition, 0):
                 if partition.restore_aborted_index(cleaned_to):
                     self._indexed[topic_partition] = cleaned_to
@@ -273,7 +274,7 @@ class LogManager:
         0. See test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one.
 
         A recovery point above its log's end is also lowered at once. Otherwise, after a kill, the next start
-        would take new records below it for synced. See test_a_lost_end_lowers_the_recovery_point_on_disk.
+        would treat new records below it as synced. See test_a_lost_end_lowers_the_recovery_point_on_disk.
         """
         tables = (self._recovery_points, self._log_starts, self._cleaned, self._indexed, self._index_starts)
         listed = {tp for table in tables for tp in table}
@@ -291,8 +292,8 @@ class LogManager:
         """Forget which segments have transaction index files, because Apache Kafka has used the directory
         since Oncelog's last stop.
 
-        Kafka creates such a file only with its first entry. Recovery would take missing files for lost and
-        read the segments, at 4 to 18 seconds per gigabyte. See
+        Kafka creates such a file only when it writes the first entry. Recovery would treat missing files as
+        lost and read the segments, which takes 4 to 18 seconds per gigabyte. See
         test_when_kafka_has_run_since_its_segments_lack_no_index. Raises StorageError.
         """
         self._index_starts.clear()
@@ -318,10 +319,10 @@ class LogManager:
         """Delete partitions: close them, forget their checkpoints, and rename and remove their directories.
 
         The generator returns an error for each topic whose directories may remain; the caller may try again,
-        even after a restart. A directory whose partition is not open is removed only if its topic id is that
-        of `topic_ids`, or if it has none. Between the steps, the caller must not open any of these
-        partitions. If the data directory is closed during the deletion, the deletion stops and all topics
-        count as failed.
+        even after a restart. A directory whose partition is not open is removed only if it has the topic id
+        in `topic_ids`, or no topic id. Between the steps, the caller must not open any of these partitions.
+        If the data directory is closed during the deletion, the deletion stops, and the generator returns an
+        error for every topic.
         """
         deleted, renamed = list(deleted), []
         failures: dict[str, KafkaStorageError] = {}
@@ -336,8 +337,8 @@ class LogManager:
                 # A new partition of the same name must not inherit the checkpoints.
                 self._write_offsets()
                 self._is_forgetting = False
-            # Renamed before its files are removed, so that a crash cannot leave a part of the partition under
-            # its name.
+            # The directory is renamed before its files are removed, so that a crash cannot leave a part of
+            # the partition under its name.
             for count, tp in enumerate(deleted, 1):
                 try:
                     if tp in opened or self._is_of_topic(tp, topic_ids.get(tp.topic)):
@@ -446,7 +447,7 @@ class LogManager:
             raise failures[0]
 
     def compact(self, now_ms: int) -> None:
-        """Start to compact all partitions that need it, unless such a task is running already."""
+        """Start to compact all partitions that need it, unless a compaction task is running already."""
         if not self._is_compacting:
             self._is_compacting = True
             self.background.add(self._compact(now_ms))
@@ -472,7 +473,7 @@ class LogManager:
                 ):
                     # Recovery interprets a gap above the checkpointed recovery point as lost records, and
                     # compaction leaves gaps. So the range must be below the recovery point in the checkpoint
-                    # file, not only below the one in memory. See
+                    # file, and not only below the recovery point in memory. See
                     # test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_disk.
                     if self._written_points.get(tp, 0) < dirty.end_offset:
                         yield from self._write_aside(RECOVERY_POINTS)
@@ -523,8 +524,8 @@ class LogManager:
         points = dict(self._recovery_points)
         yield partial(write_synced, self.disk, new_path, data)
         if self._deletion_count == deletion_count:
-            # Renamed in this thread, so that no deletion can come between the check and the rename. See
-            # test_checkpoints_written_aside_never_bring_back_a_deleted_partition.
+            # The file is renamed in this thread, so that no deletion can happen between the check and the
+            # rename. See test_checkpoints_written_aside_never_bring_back_a_deleted_partition.
             self.disk.rename(new_path, path)
             yield self.disk.sync_directory
             # A partition that was deleted and recreated during the sync has no recovery point on disk. With
@@ -536,7 +537,7 @@ class LogManager:
     def _note_log_start(self) -> None:
         """Start to write the log starts. Called when a log start moved to an offset inside a segment.
 
-        Only the checkpoint file stores such a log start.
+        Only the checkpoint file stores a log start inside a segment.
         """
         if not self._is_noting_log_starts:
             self._is_noting_log_starts = True
@@ -552,8 +553,8 @@ class LogManager:
             self._is_index_starts_dirty = False
             paths.append(INDEX_STARTS)
         if self._cleaned or any(partition.config.is_compacted for partition in self.partitions.values()):
-            # Written in this order: a crash between the two would otherwise make the next start read every
-            # batch.
+            # Write these two files in this order. Otherwise, a crash between the two writes would make the
+            # next start read every batch.
             paths += [INDEXED_OFFSETS, CLEANED_OFFSETS]
         for path in paths:
             self.disk.replace(path, self._encode_offsets(path))
@@ -672,7 +673,9 @@ def _settle_properties(
 
 
 def _check_version(path: str, properties: dict[str, str], key: str, newest: int) -> int:
-    """Return the version stored under `key`, 0 without one. Raises StorageError if it is newer or invalid."""
+    """Return the version stored under `key`, or 0 if there is none. Raises StorageError if it is newer or
+    invalid.
+    """
     text = properties.get(key, "0")
     if not text.isdecimal():
         raise StorageError(

@@ -51,11 +51,12 @@ _CLIENT, _LOG_APPEND_TIME = Origin.CLIENT, TimestampType.LOG_APPEND_TIME
 
 
 class Appended(NamedTuple):
-    """The result of `Partition.append`: the offsets of the stored batch, or of the batch that it repeats.
+    """The result of `Partition.append`: the offsets of the stored batch, or of the earlier batch that a
+    duplicate repeats.
 
     `log_append_time_ms` is the broker's time in ms on a topic with LogAppendTime, else None. For a duplicate,
-    it is the timestamp that the broker remembers of the stored batch. `log_start_offset` is the partition's
-    log start after the append.
+    it is the timestamp that the producer table has for the stored batch. `log_start_offset` is the
+    partition's log start after the append.
     """
 
     base_offset: int
@@ -73,7 +74,7 @@ class ProducerState(NamedTuple):
 
 
 class Partition:
-    """The log of one topic partition on this node, which is the leader and the only replica.
+    """The log of one topic partition. This node is its leader and its only replica.
 
     All methods except `flush` must be called from one thread. `flush` may run in another thread at the same
     time.
@@ -98,8 +99,8 @@ class Partition:
         self.opened_cost = 0
         """The total cost of decompressing clients' batches since opening, in records. See `prepare_batch`."""
         self.on_log_start: Callable[[], None] | None = None
-        """Called after the log start moved to an offset inside a segment. Only a checkpoint file stores such
-        a log start.
+        """Called after the log start moved to an offset inside a segment. Only a checkpoint file stores a log
+        start inside a segment.
         """
         self._reader = reader
         self._epochs = epochs
@@ -130,10 +131,10 @@ class Partition:
         """Open the partition in `directory`, or create it.
 
         A new directory survives a power loss after its parent directory is synced. Its files survive after
-        the first flush. Raises StorageError, which names the file and the position.
+        the first flush. Raises StorageError with the file and the position.
 
         - `topic_id`: 16 bytes; None uses the id stored in the directory.
-        - `clean_shutdown`: the last process closed the partition. Else, all above `recovery_point` is read.
+        - `clean_shutdown`: the last process closed the partition. If not, all above `recovery_point` is read.
         - `recovery_point`: every record below this offset is synced.
         - `cleaned_to`: compaction has cleaned the log at least up to this offset.
         - `indexed_from`: segments from this base offset on had a transaction index file; None if unknown.
@@ -163,8 +164,8 @@ class Partition:
                     disk.remove_tree(directory)  # a remaining directory would block the next attempt
             raise StorageError(f"{disk.describe(directory)} cannot be opened: {explain(error)}") from error
         if partition.high_watermark < partition.log_end_offset:
-            # The high watermark hides records that flush.messages has not synced. Before the process ended,
-            # readers may have seen such records. So they are synced here, and are visible again.
+            # The high watermark hides records that flush.messages has not synced. Readers may have seen some
+            # of them before the process ended. So all are synced here, which makes them visible again.
             try:
                 partition.flush()
             except KafkaStorageError as error:
@@ -405,10 +406,10 @@ class Partition:
     ) -> LogSlice:
         """Return whole batches as stored, from the one that contains `offset` to below `upper_offset`.
 
-        `upper_offset` None means the log end, even if clients may not see all of it yet. The batches have at
-        most `max_bytes` bytes. With `at_least_one`, the first batch is returned even if it is larger. At the
-        end, the result is empty. Raises OffsetOutOfRange, KafkaStorageError, and CorruptMessage if the files
-        are damaged there.
+        `upper_offset` None means the log end, even if clients may not see all of it yet. The total size of
+        the batches is at most `max_bytes`. With `at_least_one`, the first batch is returned even if it is
+        larger. At the end, the result is empty. Raises OffsetOutOfRange, KafkaStorageError, and
+        CorruptMessage if the files are damaged at that position.
         """
         log = self.log
         end_offset = log.end_offset
@@ -426,7 +427,7 @@ class Partition:
             raise KafkaStorageError(f"{self.topic_partition}: reading failed: {error}") from error
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
-        """Return the aborted transactions that overlap [`from_offset`, `upper_offset`), in no order."""
+        """Return the aborted transactions that overlap [`from_offset`, `upper_offset`), in any order."""
         return self.log.segments.aborted_transactions(from_offset, upper_offset)
 
     def search_timestamp(self, timestamp_ms: int | None, cost: StepCost) -> Search:
@@ -448,8 +449,8 @@ class Partition:
                 raise KafkaStorageError(f"{self.topic_partition} was closed during the read")
 
     def offset_for_timestamp(self, timestamp_ms: int) -> FoundTime | None:
-        """Return the first record whose timestamp is at least `timestamp_ms`, None without one. Runs in one
-        step.
+        """Return the first record whose timestamp is at least `timestamp_ms`, or None if there is none. Runs
+        in one step.
         """
         return _finish(self.search_timestamp(timestamp_ms, StepCost()))
 
@@ -488,7 +489,7 @@ class Partition:
         return entry is not None and entry.producer_epoch == producer_epoch
 
     def open_transaction(self, producer_id: int) -> ProducerIdAndEpoch | None:
-        """Return the producer whose transaction is open in this partition, None if it has none open."""
+        """Return the id and epoch of a producer; None if it has no open transaction in this partition."""
         if producer_id not in self._producers.open_transactions:
             return None
         entry = self._producers.table.get(producer_id)
@@ -501,14 +502,14 @@ class Partition:
         return [producer for producer in producers if producer is not None]
 
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
-        """Note a batch before the transaction coordinator is asked whether it may be stored.
+        """Note that the transaction coordinator is about to be asked whether a batch may be stored.
 
         The append rule then rejects batches with higher sequences. See `Verification`.
         """
         self._producers.begin_verification(producer_id, epoch, sequence, raises_epoch=raises_epoch)
 
     def producer(self, producer_id: int) -> ProducerEntry | None:
-        """Return the producer table's entry for `producer_id`, None without one."""
+        """Return the producer table's entry for `producer_id`, or None if there is none."""
         return self._producers.table.get(producer_id)
 
     def epochs_of(self, producer_ids: Container[int]) -> Iterator[tuple[int, int]]:
@@ -527,8 +528,9 @@ class Partition:
     def producers_in_parts(self) -> Iterator[list[ProducerState]]:
         """Yield the producer table as of now, in parts of a few thousand producers.
 
-        Each part is sorted by producer id, but the parts are in no order. Describing a million producers at
-        once would delay other requests for seconds. See test_producers_are_described_in_bounded_parts.
+        Each part is sorted by producer id, but the order of the parts is arbitrary. Describing a million
+        producers at once would delay other requests for seconds. See
+        test_producers_are_described_in_bounded_parts.
         """
         for part in self._producers.table.image().parts():
             yield [ProducerState(pid, unpack_entry(packed)) for pid, packed in sorted(part.items())]
@@ -599,7 +601,7 @@ class Partition:
                     return
             except (OSError, StorageError) as error:
                 if not log.owns_segments([segment]):
-                    return  # deleted or compacted during this step; the next run retries
+                    return  # the segment was deleted or compacted; the next run retries
                 raise KafkaStorageError(f"{self.topic_partition}: retention failed: {error}") from error
 
     def enforce_retention(self, now_ms: int) -> int:
@@ -613,7 +615,7 @@ class Partition:
             return 0
         before = len(log.segments)
         for _ in self.confirm_times(now_ms):
-            pass  # mostly done by the caller before, in bounded steps
+            pass  # usually short, because the caller did it before in bounded steps
         is_deleted = log.config.is_deleted
         self._advance_log_start(self._retained_from(now_ms) if is_deleted else log.start_offset, now_ms)
         return max(before - len(log.segments), 0)
@@ -657,7 +659,8 @@ class Partition:
     def flush(self) -> None:
         """Sync all records that were appended before the call, and raise the recovery point.
 
-        Safe in another thread. Raises KafkaStorageError; `LocalLog.flush` explains what follows a failure.
+        May run in another thread. Raises KafkaStorageError; `LocalLog.flush` explains the consequences of a
+        failure.
         """
         self.log.flush()
 
@@ -688,7 +691,7 @@ class Partition:
 
 
 def _make_directory(disk: Disk, directory: str) -> None:
-    """Create the directory. Raises OSError, and StorageError if a symbolic link to nothing has its name."""
+    """Create the directory. Raises OSError, and StorageError if a dangling symbolic link has its name."""
     try:
         disk.mkdir(directory)
     except FileExistsError as error:

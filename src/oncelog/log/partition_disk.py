@@ -2,8 +2,8 @@
 
 Deferred work, such as snapshots, compaction or a flush in another thread, addresses files by path. After a
 topic is deleted, its directory is renamed, and a new topic of the same name may have files with the same
-paths. So the old partition must resolve no path after it was closed. Its open files stay valid, because they
-moved with the directory.
+paths. So the old partition must not resolve any path after it is closed. Its open files stay valid, because
+they moved with the directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _drops = itertools.count()
 
 
 class PartitionDisk:
-    """A disk that raises PartitionClosed after `close`. Safe in threads.
+    """A disk that raises PartitionClosed after `close`. Thread-safe.
 
     Until then, it forwards all calls to another disk. `close` waits for a call in progress, so that no call
     resolves a path before `close` and uses it afterwards.
@@ -42,7 +42,8 @@ class PartitionDisk:
             self._is_closed = True
 
     def drop(self, paths: Iterable[str]) -> BlockingCall:
-        """Rename files to unique names, and return a call that removes them at any time, in any thread.
+        """Rename files to unique names, and return a function that removes them. It may be called later, in
+        any thread.
 
         The first file must exist; the others may be missing. Raises OSError if the first file cannot be
         renamed. Another file that cannot be renamed keeps its name.
@@ -127,7 +128,8 @@ class PartitionDisk:
             self._disk.remove_tree(path)
 
     def sync_directory(self, path: str = "") -> None:
-        # Without the lock, because a sync may take long. Syncing another partition's directory does no harm.
+        # The lock is not held, because a sync may take long. Syncing another partition's directory does no
+        # harm.
         self._check()
         try:
             self._disk.sync_directory(path)

@@ -41,8 +41,8 @@ from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
 from oncelog.wire.control import ControlType, decode_control
 
 _MAX_UNSYNCED = 100
-"""The number of completed transactions that are tracked individually until their markers are synced. Beyond
-it, one entry covers several transactions.
+"""The number of completed transactions that are tracked individually until their markers are synced. If there
+are more, one entry covers several transactions.
 """
 _Request = tuple[int, ProducerImage, Callable[[], BackgroundTask]]
 
@@ -59,7 +59,8 @@ def produced_batch(header: BatchHeader) -> ProducedBatch:
 
 
 def end_marker(header: BatchHeader, batch: memoryview) -> EndMarker | None:
-    """Return the COMMIT or ABORT marker in a control batch; None for other control records or none at all.
+    """Return the COMMIT or ABORT marker in a control batch; None if the batch has no records or another
+    control record.
 
     Raises CorruptMessage or InvalidRecord if the batch cannot be decoded.
     """
@@ -81,15 +82,15 @@ class PartitionProducers:
     """The producer table and the open transactions of a partition.
 
     - `open_transactions`: first offset of each open transaction by producer id, oldest first.
-    - `snapshot_offset`: offset of the newest snapshot that was loaded or written; None without one.
+    - `snapshot_offset`: offset of the newest snapshot that was loaded or written; None if there is none.
     """
 
     def __init__(self, snapshots: Snapshots, background: BackgroundQueue) -> None:
         limits = snapshots.limits
         self.table = ProducerTable(limits.max_producers_at_work, limits.producer_shard_entries)
         self._max_verifying = limits.max_verifying_producers
-        # Not a plain dict, which finds its first entry only after skipping the slots of deleted entries. With
-        # 80,000 open transactions that end in turn, each end would skip up to 80,000 slots. See
+        # Not a plain dict, because a dict skips the slots of deleted entries to find its first entry. If
+        # 80,000 open transactions ended one after another, each end would skip up to 80,000 slots. See
         # test_ending_one_of_many_open_transactions_examines_few_others.
         self.open_transactions: OrderedDict[int, int] = OrderedDict()
         self.verifying: dict[int, Verification] = {}
@@ -111,8 +112,8 @@ class PartitionProducers:
         """Load a snapshot into the table.
 
         Producers whose last append was at or before `expired_before_ms` are skipped, unless they have an open
-        transaction. A producer that is already in the table keeps its state, and only gets older remembered
-        batches from the snapshot.
+        transaction. A producer that is already in the table keeps its state. The snapshot only adds older
+        batches to it.
         """
         entries = snapshot.producers
         if len(self.table):
@@ -136,12 +137,12 @@ class PartitionProducers:
         self._note_snapshot(snapshot.offset)
 
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
-        """Note a batch before the transaction coordinator is asked whether it may be stored."""
+        """Note that the transaction coordinator is about to be asked whether a batch may be stored."""
         verification = self.verifying.get(producer_id)
         if verification is not None:
             self.verifying[producer_id] = verification.with_batch(epoch, sequence)
             return
-        # Any client can send any producer id, so the number of entries needs a bound.
+        # Any client can send any producer id, so the number of entries must be limited.
         if len(self.verifying) >= self._max_verifying:
             del self.verifying[next(iter(self.verifying))]
         self.verifying[producer_id] = Verification(epoch, sequence, raises_epoch)
@@ -154,8 +155,8 @@ class PartitionProducers:
         verification = self.verifying.get(producer_id)
         if verification is None:
             return
-        # With an epoch per transaction (KIP-890), a marker has the epoch of the transaction that comes next.
-        # So a marker with the epoch of the verified batch ended the transaction before that batch.
+        # With an epoch per transaction (KIP-890), a marker has the epoch of the next transaction. So a marker
+        # with the epoch of the verified batch ended the transaction before that batch.
         if verification.raises_epoch and marker_epoch == verification.producer_epoch:
             return
         del self.verifying[producer_id]
@@ -191,8 +192,8 @@ class PartitionProducers:
         unsynced = self._unsynced
         while unsynced and unsynced[0][1] < synced_to:
             unsynced.popleft()
-        # Covered entries are removed, as in `hide`. At the maximum, the new entry replaces the last one and
-        # takes its first offset, so it covers both transactions.
+        # Entries that the new entry covers are removed, as in `hide`. At the maximum number, the new entry
+        # replaces the last one and takes its first offset, so it covers both transactions.
         while unsynced and unsynced[-1][0] >= first_offset:
             unsynced.pop()
         if len(unsynced) >= _MAX_UNSYNCED:
@@ -200,7 +201,8 @@ class PartitionProducers:
         unsynced.append((first_offset, marker_offset))
 
     def unsynced_first_offset(self, synced_to: int) -> int | None:
-        """Return the first offset of the oldest transaction that a power loss would reopen, None without one.
+        """Return the first offset of the oldest transaction that a power loss would reopen, or None if there
+        is none.
 
         `synced_to` is the recovery point: a power loss can remove every marker at or above it.
         """
@@ -261,7 +263,7 @@ class PartitionProducers:
 
     @property
     def open_first_offset(self) -> int | None:
-        """The first offset of the oldest open transaction, None without one."""
+        """The first offset of the oldest open transaction, or None if there is none."""
         return next(iter(self.open_transactions.values()), None)
 
     def snapshot(self, offset: int, then: Callable[[], BackgroundTask]) -> None:
@@ -294,7 +296,9 @@ class PartitionProducers:
             self._writing = self._requested = None
 
     def last_batch_of(self, producer_id: int) -> LastOfProducer | None:
-        """Return the last batch of a producer, which compaction must keep; None for an unknown producer."""
+        """Return the last batch of a producer, or None if the producer is unknown. Compaction keeps this
+        batch.
+        """
         entry = self.table.get(producer_id)
         if entry is None or entry.producer_epoch is None:
             return None
@@ -315,11 +319,11 @@ class PartitionProducers:
         self._snapshot_offsets.add(offset)
 
     def snapshot_from(self, offset: int) -> int | None:
-        """Return the lowest snapshot offset that is at or above `offset`, None without one."""
+        """Return the lowest snapshot offset that is at or above `offset`, or None if there is none."""
         return min((other for other in self._snapshot_offsets if other >= offset), default=None)
 
     def snapshot_up_to(self, offset: int) -> int | None:
-        """Return the highest snapshot offset that is at or below `offset`, None without one."""
+        """Return the highest snapshot offset that is at or below `offset`, or None if there is none."""
         return max((other for other in self._snapshot_offsets if other <= offset), default=None)
 
     def keep_snapshots(self, offsets: Iterable[int], synced_to: int) -> BlockingCall:

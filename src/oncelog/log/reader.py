@@ -61,8 +61,8 @@ class LogReader:
     def read(self, offset: int, upper_offset: int, max_bytes: int, at_least_one: bool) -> LogSlice:
         """Return whole batches from the one that contains `offset` to below `upper_offset`.
 
-        The batches have at most `max_bytes` bytes. With `at_least_one`, the first batch is returned even if
-        it is larger. The result is empty if no batch fits. Raises OSError, CorruptMessage.
+        The total size of the batches is at most `max_bytes`. With `at_least_one`, the first batch is returned
+        even if it is larger. The result is empty if no batch fits. Raises OSError, CorruptMessage.
         """
         cursors = self._cursors
         cursor = cursors.pop(offset, None)
@@ -163,8 +163,8 @@ def _damaged(segment: Segment, position: int, reason: str) -> CorruptMessage:
 def read_at(cursor: ReadCursor, upper_offset: int, max_bytes: int, at_least_one: bool) -> LogSlice | None:
     """Return whole batches below `upper_offset` from `cursor` on, within its segment; None if none fits.
 
-    The batches have at most `max_bytes` bytes. With `at_least_one`, the first batch is returned even if it is
-    larger. Raises CorruptMessage if no whole batch begins at the cursor.
+    The total size of the batches is at most `max_bytes`. With `at_least_one`, the first batch is returned
+    even if it is larger. Raises CorruptMessage if no whole batch begins at the cursor.
     """
     segment, position = cursor
     available = segment.size_bytes - position
@@ -267,7 +267,7 @@ def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int
 def _scan_for(segment: Segment, position: int, start_offset: int) -> Iterator[ScannedBatch]:
     """Yield the batches from `position` on that a search for records at or after `start_offset` needs.
 
-    Raises CorruptMessage at damage that may contain such a record. Other damage is skipped. See
+    Raises CorruptMessage if damaged bytes may contain such a record. Other damage is skipped. See
     test_a_look_up_by_time_does_not_pass_over_a_damage and
     test_a_look_up_by_time_takes_no_notice_of_a_damage_below_the_log_start.
     """
@@ -309,6 +309,6 @@ def search_max_timestamp(segments: SegmentList, start_offset: int, cost: StepCos
         record = yield from search_timestamp(segments, newest.max_timestamp_ms, start_offset, cost)
         if record is not None or any(segment is newest for segment in segments):
             return record
-        # The segment was compacted or deleted during a step, and its record with it. Another record has the
-        # largest timestamp now. See
+        # The segment was compacted or deleted during a step, and its record with it. Another record may have
+        # the largest timestamp now. See
         # test_a_look_up_of_the_largest_time_goes_on_when_its_segment_goes_during_a_job.

@@ -1,10 +1,10 @@
 """Recover a partition's directory after a clean stop, a kill or a power loss.
 
-After a clean stop, all files are valid, and only the ends of the indexes are read. After an unclean one, only
-the records below the recovery point are known to be synced, so everything above it is read and checked. The
-log is cut at the first batch that is torn or has a wrong checksum, and later segments are deleted. Indexes
-are rebuilt. Producer state is loaded from the newest readable snapshot at or below the recovery point, and
-every later batch is replayed. Source: Kafka's LogLoader, LogSegment.recover and
+After a clean stop, all files are valid, and only the ends of the indexes are read. After an unclean stop,
+only the records below the recovery point are known to be synced, so everything above it is read and checked.
+The log is cut at the first batch that is torn or has a wrong checksum, and later segments are deleted.
+Indexes are rebuilt. Producer state is loaded from the newest readable snapshot at or below the recovery
+point, and every later batch is replayed. Source: Kafka's LogLoader, LogSegment.recover and
 UnifiedLog.rebuildProducerState; behaviour I17 (docs/behaviours.md).
 """
 
@@ -39,7 +39,7 @@ _DROPPED_LOG = re.compile(r"(\d{20})\.log\.[0-9a-f]{16}\.deleted")
 class Recovered:
     """The state of a partition after recovery.
 
-    - `warnings`: texts about every repair and loss; empty after a clean stop.
+    - `warnings`: texts about all repairs and losses; empty after a clean stop.
     - `leader_epochs`: (epoch, first offset) of the batches that recovery read; for `LeaderEpochs.settle`.
     - `rebuilt_from`: indexes were rebuilt from this offset on and are not synced; None if none were rebuilt.
     - `indexed_from`: every segment with this base offset or a higher one has a transaction index file.
@@ -106,8 +106,8 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
         segments = _begin_at_log_start(disk, directory, recovered, options)
     for segment in segments:
         if segment.transactions.is_unsynced:
-            # Stored before recovery ends: the checkpoint may already declare the segment synced. The next
-            # restart would then trust an incomplete index file. See
+            # The index is stored before recovery ends, because the checkpoint may already declare the segment
+            # synced. The next restart would then trust an incomplete index file. See
             # test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_entry.
             segment.transactions.store()
         segment.file.release_handle()
@@ -209,7 +209,7 @@ def _finish_drops(disk: Disk, directory: str) -> None:
 def _drop_failed_rolls(
     disk: Disk, directory: str, bases: list[int], options: OpenOptions, warnings: list[str]
 ) -> list[int]:
-    """Remove empty segments whose base offset the previous segment contains; return the other base offsets.
+    """Remove empty segments whose base offset is in the previous segment; return the other base offsets.
 
     If creating a segment failed, Oncelog up to 0.5.0 left an empty log file, and appended further records to
     the previous segment. The empty segment would hide those records. Recovery from a crash would also delete
@@ -253,7 +253,7 @@ def _open_segments(
         segments.append(segment)
         next_base = bases[number + 1] if number + 1 < len(bases) else None
         is_all_sure = next_base is not None and (options.is_clean or next_base <= options.recovery_point)
-        # If the recovery point is exactly the end of the segment, the flush came before the roll, and the
+        # If the recovery point is exactly the end of the segment, the flush happened before the roll, and the
         # index entries that the roll wrote may be unsynced.
         is_index_sure = next_base is not None and (options.is_clean or next_base < options.recovery_point)
         trusted = options.recovery_point
@@ -325,7 +325,7 @@ def _may_be_compacted(segment: Segment, options: OpenOptions) -> bool:
     """Return True if compaction may have caused the gap after a segment.
 
     Apache Kafka also compacts above the checkpointed recovery point, and the checkpoint may be lost. If
-    recovery took such a gap for lost records, it would delete all later segments. See
+    recovery treated such a gap as lost records, it would delete all later segments. See
     test_what_compaction_left_is_kept_whatever_the_recovery_point_is.
     """
     return options.config.is_compacted or segment.base_offset < options.cleaned_to or segment.has_gaps
@@ -352,7 +352,8 @@ def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: 
     kept_to = end_offset if gap_offset is None else gap_offset
     producers.snapshots.keep(offset for offset in producers.snapshots.offsets() if offset <= kept_to)
     highest = end_offset if replay_from is None else min(replay_from, end_offset)
-    # Begin at the first segment, not at the log start: deleted records that are still in the file count, too.
+    # Begin at the first segment, not at the log start, because deleted records that are still in the file
+    # also belong to the producers' state.
     start, later = segments.first.base_offset, None
     snapshot = producers.snapshots.load_newest(highest, options.now_ms)
     if snapshot is None or snapshot.offset < start:
@@ -371,10 +372,10 @@ def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: 
 
 
 def _offset_of_gap(segments: SegmentList, options: OpenOptions) -> int | None:
-    """Return the offset of the first gap that may be a loss, None without one.
+    """Return the offset of the first gap that may be a loss, or None if there is none.
 
     Snapshots after such a gap are not used, because they may cover lost batches and markers. If a COMMIT
-    marker is lost, its transaction may have been aborted since, but such a snapshot still has it as
+    marker is lost, its transaction may have been aborted since, but such a snapshot still says that it was
     committed. See test_a_snapshot_behind_a_gap_tells_of_no_lost_marker. If `_may_be_compacted` is true, the
     segments after the gap stay.
     """
@@ -432,8 +433,9 @@ def _replay_block(
 def _is_whole(segment: Segment, row: np.void, end: int) -> bool:
     """Return True if the checksum of the batch that ends at position `end` is valid; else note the damage.
 
-    After a flipped bit in a header, a producer's next batch could be rejected or counted as a duplicate. See
-    test_a_damaged_header_tells_nothing_of_producers. Batches that `rebuild` has verified are not read again.
+    If a damaged header were used, the broker could reject a producer's next batch or treat it as a duplicate.
+    See test_a_damaged_header_tells_nothing_of_producers. Batches that `rebuild` has verified are not read
+    again.
     """
     if segment.transactions_from is not None and row["base_offset"] >= segment.transactions_from:
         return True
@@ -450,12 +452,12 @@ def _replay_batches(
     """Replay a block batch by batch, because transactions depend on the order and on markers' content.
 
     A batch with a wrong checksum neither begins nor ends a transaction, and recovery continues after it.
-    Readers of such a batch get an error.
+    Readers of a damaged batch get an error.
     """
     noted_from = segment.transactions_from
     for batch in scan(segment.file, block.position, block.end, limits=segment.limits):
         if isinstance(batch, BadBatch):
-            break  # its length is damaged, as only that of a block's last batch can be
+            break  # its length is damaged; only the last batch of a block can be like this
         header = batch.header
         if header.last_offset < start:
             continue

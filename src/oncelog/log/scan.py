@@ -121,7 +121,8 @@ def scan(
 def find_behind(
     file: Readable, position: int, end: int, offset: int, limits: Limits = DEFAULT_LIMITS
 ) -> int | None:
-    """Return the position at which the log continues after damage at `position`, None if nowhere.
+    """Return the position at which the log continues after damage at `position`, or None if no such position
+    is found.
 
     `offset` is the lowest offset that the damaged bytes contain.
     """
@@ -140,10 +141,11 @@ def find_behind(
 def find_batch(
     file: Readable, position: int, end: int, min_offset: int, limits: Limits = DEFAULT_LIMITS
 ) -> int | None:
-    """Return the position of the first valid batch at or after `position`, None without one.
+    """Return the position of the first valid batch at or after `position`, or None if there is none.
 
-    `min_offset` is the lowest base offset that the batch may have. The result may be bytes within a
-    record's value that look like a batch. Use this function only to skip damage. Every byte is tested.
+    `min_offset` is the lowest base offset that the batch may have. A batch may begin at any byte, so the
+    result may be bytes within a record's value that look like a batch. Therefore, use this function only to
+    skip damage.
     """
     while position + HEADER_BYTES <= end:
         chunk = file.pread(min(limits.scan_chunk_bytes, end - position), position)

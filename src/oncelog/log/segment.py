@@ -109,7 +109,7 @@ class Segment:
         `ending` is appended to each file name; compaction passes `.cleaned`. Raises OSError.
         """
         stem = f"{directory}/{base_offset:020d}"
-        # An empty transaction index is created, too. So after a restart, a missing file has been lost.
+        # An empty transaction index is created, too. So if the file is missing after a restart, it was lost.
         for suffix in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX):
             remove_if_exists(disk, f"{stem}{suffix}{ending}")
             disk.open(f"{stem}{suffix}{ending}", create=True).close()
@@ -231,10 +231,11 @@ class Segment:
     ) -> BadBatch | None:
         """Check and index all batches from `trusted_offset` on.
 
-        Return the bad batch at which the file was cut, None if it was not cut.
+        Return the bad batch at which the file was cut, or None if it was not cut.
 
-        Batches below `trusted_offset` are durable. Those that the index covers are not read again. If
-        `trusted_offset` is at or below the base offset, the whole segment is read. Sets `transactions_from`.
+        Batches below `trusted_offset` are durable, so those batches that the index covers are not read again.
+        If `trusted_offset` is at or below the base offset, the whole segment is read. Sets
+        `transactions_from`.
 
         A bad batch at or above `sure_offset` is a torn tail, and the file is cut there. Everything below
         `sure_offset` was synced, so a bad batch there is damage. A damaged batch stays, with all later
@@ -313,7 +314,8 @@ class Segment:
         return bad
 
     def behind(self, position: int, offset: int) -> int | None:
-        """Return the position at which the log continues after damage at `position`, None if nowhere.
+        """Return the position at which the log continues after damage at `position`, or None if no such
+        position is found.
 
         `offset` is the lowest offset that the damaged bytes contain.
         """
@@ -323,7 +325,7 @@ class Segment:
         """Yield batch headers from `position`, where a batch begins, to the end. Damage is skipped.
 
         Newly detected damage is added to `damaged`. Only `rebuild` verifies every checksum, and only above
-        its trusted offset, so any other reader may be the first to meet damage. See
+        its trusted offset, so any other reader may be the first to detect damage. See
         test_a_flipped_bit_below_the_recovery_point_does_not_prevent_startup.
         """
         for begin, end in self.whole_parts(position):
@@ -407,7 +409,7 @@ class Segment:
     def _walk_from_index(self, index_interval_bytes: int, *, verify: bool) -> BadBatch | None:
         """Index the batches after the last index entry, as their appends did.
 
-        Returns the first bad batch, None without one.
+        Returns the first bad batch, or None if all batches are valid.
         """
         self.first_timestamp_ms = self._read_first_timestamp()
         self.max_timestamp_ms = self.max_timestamp_offset = -1
@@ -494,7 +496,7 @@ class Segment:
         )
 
     def append(self, data: Buffer, last_offset: int, max_timestamp_ms: int, config: LogConfig) -> None:
-        """Write a stamped batch and index it.
+        """Write a batch that already has its base offset and leader epoch, and index it.
 
         After an OSError, the segment is unchanged. The bytes after its end are cut off now, or before the
         next append.
@@ -550,15 +552,15 @@ class Segment:
 
     @property
     def largest_timestamp_ms(self) -> int:
-        """The largest timestamp in ms, for retention and compaction; without one, the file's modification
-        time.
+        """The largest timestamp in ms, for retention and compaction. If the segment has no timestamp, the
+        time at which the file was modified.
         """
         if self.max_timestamp_ms >= 0:
             return self.max_timestamp_ms
         try:
             return self._disk.modified_ms(self.log_path)
         except OSError:
-            return self.created_ms  # the latest possible guess, so that nothing is deleted early
+            return self.created_ms  # the latest possible time, so that nothing is deleted too early
 
     def confirm_times(self) -> Iterator[None]:
         """Verify that no batch has a larger timestamp than the time index claims, in bounded steps.
@@ -658,7 +660,7 @@ class Segment:
         self.file.close()
 
     def drop(self, disk: PartitionDisk) -> BlockingCall:
-        """Rename the files, and return a call that closes and deletes them later. Raises OSError.
+        """Rename the files, and return a function that closes and deletes them later. Raises OSError.
 
         The log file is renamed first. If a crash follows, recovery removes index files that have no log file.
         """

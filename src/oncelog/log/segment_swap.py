@@ -20,7 +20,7 @@ CLEANED, SWAP = ".cleaned", ".swap"
 
 
 def make_swap(disk: Disk, directory: str, output: Segment, newest_path: str) -> None:
-    """Sync a compacted segment and rename its files to `.swap`. Safe in a thread.
+    """Sync a compacted segment and rename its files to `.swap`. May run in another thread.
 
     A crash after the renames keeps the compacted segment. `newest_path` is the log file of the last segment
     that it replaces.
@@ -43,7 +43,7 @@ def make_swap(disk: Disk, directory: str, output: Segment, newest_path: str) -> 
 
 
 def take_place(disk: Disk, directory: str, group: list[Segment]) -> None:
-    """Delete the files of `group` and give their names to its successor. Safe in a thread.
+    """Delete the files of `group` and give their names to its successor. May run in another thread.
 
     Readers of the old segments keep their open files.
     """
@@ -53,7 +53,8 @@ def take_place(disk: Disk, directory: str, group: list[Segment]) -> None:
     if disk.exists(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{SWAP}"):
         for segment in group:
             _remove_files(disk, directory, segment.base_offset, "")
-        # Synced before the renames, so that a power loss cannot leave new names beside some of the old ones.
+        # The directory is synced before the renames, so that a power loss cannot leave new names beside some
+        # of the old ones.
         disk.sync_directory(directory)
     _take_names(disk, directory, base_offset)
     disk.sync_directory(directory)
@@ -99,7 +100,8 @@ def _end_of_swap(disk: Disk, path: str, base_offset: int) -> int:
 
 
 def discard_leftovers(disk: Disk, directory: str) -> None:
-    """Delete the files that a failed attempt could not delete itself. Safe in a thread. Raises OSError.
+    """Delete the files that a failed attempt could not delete itself. May run in another thread. Raises
+    OSError.
 
     Otherwise, recovery would swap them in beside the result of a later attempt, and their records would exist
     twice. See test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments.
@@ -111,7 +113,7 @@ def discard_leftovers(disk: Disk, directory: str) -> None:
 
 
 def discard(disk: Disk, directory: str, base_offset: int) -> None:
-    """Delete a compacted segment. A crash at any point leaves no files that look complete."""
+    """Delete a compacted segment. If a crash interrupts this, the remaining files do not look complete."""
     stem = f"{directory}/{base_offset:020d}"
     has_swap = any(disk.exists(stem + suffix + SWAP) for suffix in SUFFIXES)
     if disk.exists(stem + LOG_SUFFIX + SWAP):
@@ -119,8 +121,8 @@ def discard(disk: Disk, directory: str, base_offset: int) -> None:
         disk.sync_directory(directory)
     _remove_files(disk, directory, base_offset, SWAP)
     if has_swap:
-        # The `.swap` deletions must be durable before the `.cleaned` log goes. Left alone, `.swap` indexes
-        # would seem to belong to a log that already has its final name.
+        # The `.swap` deletions must be durable before the `.cleaned` log is deleted. Without that log, the
+        # `.swap` indexes would seem to belong to a log that already has its final name.
         disk.sync_directory(directory)
     _remove_files(disk, directory, base_offset, CLEANED)
 

@@ -40,7 +40,7 @@ class SegmentList:
         return self._segments[max(bisect_right(self._bases, offset) - 1, 0) :]
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
-        """Return the aborted transactions that overlap [`from_offset`, `upper_offset`), in no order."""
+        """Return the aborted transactions that overlap [`from_offset`, `upper_offset`), in any order."""
         aborted = []
         for segment in self.from_offset(from_offset):
             for entry in segment.transactions.from_offset(from_offset):

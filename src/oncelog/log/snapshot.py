@@ -6,8 +6,8 @@ offset are included. `%020d.snapshot` has Kafka's format:
     last sequence i32, last offset i64, offset delta i32, timestamp i64, coordinator epoch i32,
     first offset of the open transaction i64 (-1 none)
 Kafka's file has only the last batch of a producer. `%020d.producers` also has the four batches before it and
-the time of the last append. So a retry after a restart is recognised however old it is. Kafka's tools ignore
-this file. See test_our_file_keeps_everything_and_is_bound_to_its_snapshot. Its format:
+the time of the last append. So even an old retry is recognised after a restart. Kafka's tools ignore this
+file. See test_our_file_keeps_everything_and_is_bound_to_its_snapshot. Its format:
     version i16 = 1 | CRC-32C u32 of byte 6 to the end | the snapshot's CRC u32 | count i32
     | the ids, i64 each | the lengths, u16 each | the entries as `producer_state.pack_entry` returns them
 
@@ -219,11 +219,11 @@ class _SealedFile:
         self.crc = crc32c.crc32c(data, self.crc)
 
     def seal(self) -> None:
-        """Write the header, which needs the checksum of the complete content."""
+        """Write the header. Call this last, because the header has the checksum of the complete content."""
         self._file.pwrite(_HEAD.pack(_VERSION, self.crc), 0)
 
     def finish(self) -> None:
-        """Sync and close the file. The caller then renames it. Safe in a thread."""
+        """Sync and close the file. The caller then renames it. May run in another thread."""
         self._file.sync()
         self._file.close()
 
@@ -309,7 +309,7 @@ class Snapshots:
                 file.discard()
 
     def load_newest(self, highest_offset: int, now_ms: int) -> Snapshot | None:
-        """Return the newest readable snapshot at or below `highest_offset`, None without one.
+        """Return the newest readable snapshot at or below `highest_offset`, or None if there is none.
 
         Unreadable snapshots are deleted. `now_ms` becomes the time of the last append in a snapshot that
         Apache Kafka wrote.

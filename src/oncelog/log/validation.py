@@ -4,9 +4,9 @@ The order is: base offset (INVALID_RECORD), size (MESSAGE_TOO_LARGE), checksum (
 control bit and sequence (INVALID_RECORD), timestamps (INVALID_TIMESTAMP), segment size
 (RECORD_LIST_TOO_LARGE). The header has the first and the largest timestamp, so records are not decoded.
 
-Two settings need more. On a topic whose `compression.type` is not `producer`, batches are compressed again,
-and on a compacted topic every record needs a key. For both, the payload is decompressed, up to a maximum
-size. Source: Kafka's UnifiedLog.analyzeAndValidateRecords and LogValidator.
+Two settings need more checks. On a topic whose `compression.type` is not `producer`, batches are compressed
+again, and on a compacted topic every record needs a key. For both, the payload is decompressed, up to a
+maximum size. Source: Kafka's UnifiedLog.analyzeAndValidateRecords and LogValidator.
 """
 
 from __future__ import annotations

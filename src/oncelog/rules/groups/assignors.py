@@ -1,7 +1,7 @@
 """Assignors: pure functions that give each partition to one member of a group.
 
 In a classic group the leader, a client, runs the assignor. All clients must compute the same assignment, so
-the order is fixed: members by instance id, or by member id without one; topics by name.
+the order is fixed: members by instance id, or by member id if they have no instance id; topics by name.
 
 The sticky assignors let partitions stay with their owners if possible. Every partition of a subscribed topic
 gets one reader. A member's load is the number of its partitions. In the result, no chain of moves could
@@ -193,13 +193,13 @@ class _Loads:
         """Member -> index of a subscription -> heap of topics in both the subscription and the member's
         partitions.
 
-        A heap may also contain topics of which the member has no partitions any more.
+        A heap may also contain topics that the member no longer has partitions of.
         """
         self._steps_left = LEVELLING_STEPS + STEPS_PER_PARTITION * sum(self._counts.values())
         self._candidates: dict[tuple[int, str], tuple[list[int], list[int]]] = {}
         """(member, topic) -> two heaps of partitions that the member can hand over.
 
-        The first heap has those that the member did not own before, the second the others.
+        The first heap has the partitions that the member did not own before. The second heap has all others.
         """
         self._returnable: dict[tuple[int, str], dict[int, list[tuple[bool, int]]]] = {}
         """(member, topic) -> other member -> heap of partitions that the other member owned and can get back.

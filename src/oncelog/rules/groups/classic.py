@@ -6,10 +6,10 @@
     Stable                the assignment is stored and the members have it
 
 The group returns to PreparingRebalance when a join changes it, when a member leaves, or when a session
-expires. A JoinGroup or SyncGroup request comes with a callback. If the request must wait for other members,
-the response is passed to the callback later. Whenever `is_unsaved` is true, the coordinator must clear this
-flag, store the group, and then call `complete_save`. Members get their assignments in `complete_save`.
-Source: kafka ClassicGroup, ClassicGroupMember, GroupMetadataManager.
+expires. Each JoinGroup or SyncGroup request has a callback. If the request must wait for other members, the
+response is passed to the callback later. Whenever `is_unsaved` is true, the coordinator must clear this flag,
+store the group, and then call `complete_save`. Members get their assignments in `complete_save`. Source:
+kafka ClassicGroup, ClassicGroupMember, GroupMetadataManager.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from oncelog.rules.groups.deadlines import Deadlines
 NEW_MEMBER_TIMEOUT_MS = 300_000
 """Timeout in ms of a new member until its first generation. Source: kafka ClassicGroup."""
 PROTOCOL_BYTES = 64
-"""Bytes that are counted for a protocol besides its name and metadata, so that even empty ones count."""
+"""Bytes that are counted for a protocol besides its name and metadata, so that even empty protocols count."""
 _MIN_EXTENSION_MS = 1000
 """Shortest extension in ms of a rebalance that no member has joined."""
 
@@ -275,7 +275,7 @@ class MemberList(Mapping[str, Member]):
 
     @property
     def first_deadline_ms(self) -> int | None:
-        """A time in ms at or before the first deadline of the members; None without members."""
+        """A time in ms at or before the first deadline of the members; None if there are no members."""
         return self._due_ms if self._by_id else None
 
     def update_first_deadline(self, now_ms: int) -> None:
@@ -485,8 +485,8 @@ class ClassicGroup:
     def _complete_replacements(self, error: BrokerError | None, version: GroupVersion, now_ms: int) -> None:
         """Answer the static members whose new ids are in the stored `version`.
 
-        If storing failed, `error` is set, and they get it. If a rebalance has begun since, they get nothing
-        yet and wait for its end like all other members.
+        If storing failed, these members get `error`. If a rebalance has begun since, they get no response
+        yet, and wait for the end of the rebalance like all other members.
         """
         for member_id, replacement in list(self._replacements.items()):
             if replacement.number > version.replacement_count:
@@ -693,9 +693,8 @@ class ClassicGroup:
         """Handle LeaveGroup: remove members. `identities` has their (member id, instance id).
 
         Return an error code for each. The remaining members rebalance once, after all of these have left. If
-        they did so after each removal, the first removal could complete a rebalance that includes a member
-        that is about to leave.
-        Source: kafka GroupMetadataManager.classicGroupLeaveToClassicGroup.
+        they rebalanced after each removal, the first removal could complete a rebalance that includes a
+        member that is about to leave. Source: kafka GroupMetadataManager.classicGroupLeaveToClassicGroup.
         """
         codes = [self._leave(member_id, group_instance_id) for member_id, group_instance_id in identities]
         # Rebalance even if the client that left had a member id and had not joined yet.
@@ -739,9 +738,9 @@ class ClassicGroup:
         if self.state is GroupState.PREPARING_REBALANCE:
             self._complete(now_ms)
         elif self.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE):
-            # Remove such members from a stable group, too. A member that only sends heartbeats and never
-            # SyncGroup has partitions that nobody reads. Source: kafka
-            # GroupMetadataManager.expirePendingSync. See
+            # Remove members that have not sent SyncGroup, even from a stable group. A member that only sends
+            # heartbeats, and never SyncGroup, does not read the partitions that are assigned to it. Source:
+            # kafka GroupMetadataManager.expirePendingSync. See
             # test_who_joined_and_asks_for_no_share_in_time_is_removed_also_from_a_stable_group.
             self._deadline_ms = None
             late = [member for member in self.members.values() if not member.has_synced]

@@ -30,7 +30,7 @@ class CommittedOffset(NamedTuple):
 
 
 def later(held: CommittedOffset | None, materialized: CommittedOffset) -> CommittedOffset:
-    """Return the offset in force after a commit marker: the one with the later record.
+    """Return the offset in force after a commit marker: the offset whose record is later in the log.
 
     `held` was committed outside of transactions or by an earlier marker; None if there is none.
     """

@@ -60,7 +60,7 @@ idea. Kafka computes at most one target a second.
 
 
 class TopicInfo(NamedTuple):
-    """The id and partition count of a topic, which an assignment needs."""
+    """The id and partition count of a topic, as input for an assignment."""
 
     topic_id: bytes
     partition_count: int
@@ -222,7 +222,7 @@ class Subscriptions:
         return self._kept.get(subscription, subscription)
 
     def size_with(self, subscription: Subscription) -> int:
-        """Return what `size_bytes` would be after `add(subscription)`."""
+        """Return the value that `size_bytes` would have after `add(subscription)`."""
         return self.size_bytes + (0 if subscription in self._counts else subscription.size_bytes)
 
     def add(self, subscription: Subscription) -> None:
@@ -634,7 +634,7 @@ class ConsumerGroup:
         self.unsaved[RecordKey(TARGET_EPOCH)] = None
 
     def _held_by_others(self, member: ConsumerMember, target: Set[TopicIdPartition]) -> set[TopicIdPartition]:
-        """Return those partitions of the member's target that other members still have.
+        """Return the partitions of the member's target that other members still have.
 
         Every member that reconciles calls this, so it must not build a set of all partitions of the group.
         """
@@ -669,7 +669,7 @@ class ConsumerGroup:
         """Remove members; `identities` has their (member id, instance id). Return an error code for each.
 
         With an instance id, the member id may be empty. All members are looked up before the first one is
-        removed, so a member that is named twice succeeds twice. The epoch rises once.
+        removed, so a member that is listed twice gets success twice. The epoch rises once.
         """
         removed: dict[str, None] = {}
         codes = [0] * len(identities)

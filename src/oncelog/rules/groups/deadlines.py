@@ -49,7 +49,7 @@ class Deadlines:
             self.set(key, due_ms)
 
     def remove(self, key: str) -> None:
-        """Remove the key and its deadline. Raises KeyError if the key has none."""
+        """Remove the key and its deadline. Raises KeyError if the key has no deadline."""
         del self._due_ms[key]
 
     @property

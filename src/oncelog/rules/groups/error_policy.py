@@ -23,7 +23,8 @@ ConsumerHeartbeatRequestManager (ConsumerGroupHeartbeat). The table differs from
   poll tries again: a permission may be granted, and the predecessor's session ends. Java treats them as
   fatal.
 - OffsetCommit raises UNKNOWN_TOPIC_OR_PARTITION at once. Java retries until its timeout. OffsetCommit retries
-  STALE_MEMBER_EPOCH, which the next heartbeat cures. Java's commitSync raises CommitFailedException.
+  STALE_MEMBER_EPOCH, because the next heartbeat brings the current epoch. Java's commitSync raises
+  CommitFailedException.
 - Transient errors are retried in JoinGroup and SyncGroup too, where Java calls some of them unexpected.
 """
 
@@ -67,7 +68,7 @@ _ROWS: dict[int, tuple[str, str, str, str, str, str]] = {
     22: ("lost", "lost", "lost", "lost", "raise", "reset"),  # ILLEGAL_GENERATION
     25: ("reset", "reset", "reset", "reset", "raise", "reset"),  # UNKNOWN_MEMBER_ID
     27: ("join", "join", "join", "join", "retry", "retry"),  # REBALANCE_IN_PROGRESS
-    # The group was empty and has been deleted, so this member was not part of it any more.
+    # The group was empty and has been deleted, so this member was no longer part of it.
     69: ("reset", "reset", "reset", "reset", "raise", "reset"),  # GROUP_ID_NOT_FOUND
     79: ("join", "join", "raise", "raise", "raise", "raise"),  # MEMBER_ID_REQUIRED
     82: ("end", "end", "end", "end", "raise", "end"),  # FENCED_INSTANCE_ID

@@ -13,12 +13,12 @@ producer id, in this order:
     not transactional while the id has a transaction open here        Reject INVALID_TXN_STATE
     else                                                              Store
 
-OUT_OF_ORDER stands for OUT_OF_ORDER_SEQUENCE_NUMBER. With an epoch per transaction (KIP-890), a transaction
-begins with sequence 0 in each partition. If the second batch of a transaction arrives before the first, it is
+OUT_OF_ORDER means OUT_OF_ORDER_SEQUENCE_NUMBER. With an epoch per transaction (KIP-890), a transaction begins
+with sequence 0 in each partition. If the second batch of a transaction arrives before the first, it is
 therefore rejected, and the producer sends both again in order. A coordinator's batch has no sequences, so
-only its epoch is checked. A replayed batch is already in the log, so it is never rejected.
-Source: behaviours I6, I7, I8, I14, I15 (docs/behaviours.md); Kafka's
-UnifiedLog.analyzeAndValidateProducerState and ProducerAppendInfo.
+only its epoch is checked. A replayed batch is already in the log, so it is never rejected. Source: behaviours
+I6, I7, I8, I14, I15 (docs/behaviours.md); Kafka's UnifiedLog.analyzeAndValidateProducerState and
+ProducerAppendInfo.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Verification(NamedTuple):
     raises_epoch: bool
 
     def with_batch(self, producer_epoch: int, sequence: int) -> Verification:
-        """Return the verification to keep after the coordinator was asked for this batch, too."""
+        """Return the verification to keep after the coordinator was asked about this batch, too."""
         is_lower = producer_epoch == self.producer_epoch and sequence < self.lowest_sequence
         if is_lower or producer_epoch > self.producer_epoch:
             return self._replace(producer_epoch=producer_epoch, lowest_sequence=sequence)

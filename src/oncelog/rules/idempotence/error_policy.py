@@ -1,7 +1,7 @@
 """The policy of a producer for each error code of a Produce response, by the producer's mode.
 
-The table has a row for each code and a column for each mode. If a code has no row, the batch fails and counts
-as possibly stored. The error class tells the application what it can do:
+The table has a row for each code and a column for each mode. If a code has no row, the batch fails and is
+treated as possibly stored. The error class tells the application what it can do:
 
     retriable   sending the record again may succeed; the client has used up its own retries
     abortable   the record has failed; the producer can continue, but must abort an open transaction first

@@ -1,9 +1,9 @@
-"""Find transactions whose markers a power loss took, and choose the markers to write instead.
+"""Find transactions whose markers were lost in a power loss, and choose the markers to write instead.
 
-With the default flush settings, a power loss may take the newest records of any log. A partition may lose a
-marker while the coordinator keeps the record that the transaction is over. Then the transaction stays open in
-the partition, and the producer's next transaction there continues it. If that next transaction is committed,
-records of the earlier, aborted one become visible.
+With the default flush settings, a power loss may remove the newest records of any log. A partition may lose a
+marker while the coordinator keeps the record that the transaction has ended. Then the transaction stays open
+in the partition, and the producer's next transaction there continues it. If that next transaction is
+committed, records of the earlier, aborted one become visible.
 
 A leftover is a transaction that is open in a partition when the broker starts. An epoch per transaction
 (KIP-890) identifies a leftover in the coordinator's log. A record with a decision and epoch E + 1 is about
@@ -25,7 +25,7 @@ If the producer begins or ends a transaction in a partition that has a leftover 
 leftover ends first. It gets the marker of its decision, or an ABORT marker if there is none. No later
 decision is possible, because the coordinator assigns a new epoch only after the previous transaction is over.
 
-Classic transactions of one instance share an epoch, so nothing identifies the one that is open. Such a
+Classic transactions of one instance share an epoch, so nothing identifies the open transaction. A classic
 leftover stays open until a newer instance begins or commits a transaction there. The last classic transaction
 shares its epoch with the producer's first KIP-890 transaction. If a leftover may be either of these two
 transactions, it is committed only if both were committed. Apache Kafka leaves all leftovers open. See
@@ -100,8 +100,8 @@ def lost_end(
 def is_awaited(tp: TopicPartition, leftover: ProducerIdAndEpoch, newest: TransactionEntry) -> bool:
     """Return True if the end of the coordinator's current transaction (`newest`) also ends the leftover.
 
-    It does not end a leftover with a higher epoch. In that case, a power loss took the record of that epoch
-    from the coordinator.
+    It does not end a leftover with a higher epoch. In that case, a power loss removed the record of that
+    epoch from the coordinator.
     """
     is_above = leftover.producer_epoch > newest.producer_epoch
     return newest.producer_id == leftover.producer_id and tp in newest.partitions and not is_above

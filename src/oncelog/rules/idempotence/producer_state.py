@@ -232,7 +232,7 @@ class ProducerTable:
         return ProducerImage(len(self), self._active.copy(), self._idle.copy())
 
     def items(self) -> Iterator[tuple[int, ProducerEntry]]:
-        """Yield all entries, in no order. The table must not change during the iteration."""
+        """Yield all entries, in arbitrary order. The table must not change during the iteration."""
         yield from self._active.items()
         for shard in self._idle:
             for producer_id, packed in shard.items():

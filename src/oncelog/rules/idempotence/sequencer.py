@@ -18,7 +18,7 @@ is known. Each partition has a list of the batches that have sequences and no ou
                                                    one is stored; if the next batch gets OUT_OF_ORDER,
                                                    there is a gap
 
-OUT_OF_ORDER stands for OUT_OF_ORDER_SEQUENCE_NUMBER. Three rules are not obvious:
+OUT_OF_ORDER means OUT_OF_ORDER_SEQUENCE_NUMBER. Three rules are not obvious:
 
 - The first batch of a new producer id is sent alone. A broker accepts any first sequence of an id that it
   does not know. Suppose that two batches are in flight and the first gets lost. The second could be stored
@@ -72,9 +72,9 @@ class SequencedBatch:
     """The state of a batch that decides when it is sent.
 
     `base_sequence` and `identity` are None until the batch is first sent. `ordinal` counts the batches of the
-    partition that got sequences before this one. `may_be_stored` is true if an attempt failed and the broker
-    may have stored the batch. `was_first_in_flight` is true if every earlier batch had its outcome when this
-    one was last sent. Then OUT_OF_ORDER cannot be caused by a reordering.
+    partition that got sequences before this batch. `may_be_stored` is true if an attempt failed and the
+    broker may have stored the batch. `was_first_in_flight` is true if every earlier batch had its outcome
+    when this batch was last sent. Then OUT_OF_ORDER cannot be caused by a reordering.
     """
 
     __slots__ = (
@@ -146,7 +146,7 @@ class PartitionSequencer(Generic[B]):
         self.unresolved: int | None = None
         """The index in `in_flight` at which the last failed batch that may be stored was removed.
 
-        None without such a batch. The index decreases when an earlier batch is removed from `in_flight`.
+        None if there is no such batch. The index decreases when an earlier batch is removed from `in_flight`.
         """
 
     # Sending
@@ -222,12 +222,12 @@ class PartitionSequencer(Generic[B]):
 
         The broker may have stored the batch now or recognised it as a duplicate.
         """
-        # Compare the index before the removal, which may decrease `unresolved`.
+        # Compare the index before the removal, because the removal may decrease `unresolved`.
         is_above_unknown = self.unresolved is not None and self.in_flight.index(batch) >= self.unresolved
         self._remove(batch)
         self.acked_producer_id = batch.identity.producer_id if batch.identity else None
         if is_above_unknown:
-            # A broker stores batches in sequence, so the failed batch below this one is stored.
+            # A broker stores batches in sequence, so the failed batch before this batch is stored.
             self.unresolved = None
 
     def on_no_outcome(self, batch: B, *, may_be_stored: bool) -> None:
@@ -291,7 +291,7 @@ class PartitionSequencer(Generic[B]):
             self.next_sequence = advance(self.next_sequence, batch.record_count)
 
     def split(self, batch: B, parts: Sequence[B]) -> None:
-        """Replace a batch by its parts, which share its sequences.
+        """Replace a batch with its parts. The sequences of the batch are divided among them.
 
         Raises ValueError if the parts do not have as many records as the batch.
         """

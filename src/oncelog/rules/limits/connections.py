@@ -1,8 +1,8 @@
 """Limits of connections: how many are accepted, their deadlines, and which are closed to free memory.
 
 Accepting: the limits are max.connections, then max.connections.per.ip or its override, then the file
-descriptors. Some descriptors are reserved for the log. A connection counts from the moment at which it is
-accepted, so during the TLS handshake, too.
+descriptors. Some descriptors are reserved for the log. A connection counts as soon as it is accepted, even
+during its TLS handshake.
 
 Deadlines: the TLS handshake, authentication, each request, and the last responses of a connection that is
 being closed have a deadline each. A connection that neither sends nor receives bytes and waits for no
@@ -34,7 +34,7 @@ _RELIEF = 0.75
 
 
 class CloseReason(StrEnum):
-    """The reasons for which the broker closes a connection, with their names in metrics."""
+    """The broker's reasons for closing a connection, with their names in metrics."""
 
     CONNECTIONS = "max.connections"
     ADDRESS = "max.connections.per.ip"
@@ -116,8 +116,9 @@ class ConnectionActivity(NamedTuple):
     """The facts on which a connection's deadlines depend. Times are in ms.
 
     `active_ms` is the time at which the connection last sent or received bytes. `request_ms` is the time at
-    which the first byte of a still incomplete request arrived; None without such a request. `is_waiting` is
-    true while a response is pending. It is false for a throttled connection, which counts as idle.
+    which the first byte of a still incomplete request arrived; None if there is no incomplete request.
+    `is_waiting` is true while a response is pending. It is false for a throttled connection, which counts as
+    idle.
     """
 
     phase: Phase
@@ -139,7 +140,7 @@ class Deadlines:
 
 
 def expired_deadline(activity: ConnectionActivity, deadlines: Deadlines, now_ms: int) -> CloseReason | None:
-    """Return the deadline that a connection has missed; None if it has missed none."""
+    """Return the deadline that a connection has missed; None if it has missed no deadline."""
     idle_ms, age_ms = now_ms - activity.active_ms, now_ms - activity.opened_ms
     if activity.phase is Phase.CLOSING:
         return CloseReason.LINGER if idle_ms > deadlines.linger else None
@@ -168,7 +169,7 @@ class Usage:
     since_ms: int
 
     def bytes_per_ms(self, now_ms: int) -> float:
-        """Return the rate at which the connection has sent or received bytes since `since_ms`, with its
+        """Return the rate at which the connection has sent or received bytes since `since_ms`, including its
         credit.
         """
         moved = self.moved_bytes - self.moved_before
@@ -209,7 +210,7 @@ class MemoryBudget(Generic[Key]):
         return 0 <= self.limit_bytes < self.total_bytes
 
     def release(self, key: Key) -> None:
-        """Record that no memory is in use for a connection any more."""
+        """Record that a connection no longer uses memory."""
         usage = self._by_key.pop(key, None)
         if usage is not None:
             self.total_bytes -= usage.held_bytes
@@ -231,7 +232,8 @@ class MemoryBudget(Generic[Key]):
 def slowest_first(usages: Iterable[tuple[Key, Usage]], excess_bytes: int, now_ms: int) -> list[Key]:
     """Return connections whose memory is at least `excess_bytes` in total, or all connections.
 
-    The slowest come first; among equally slow ones, those with the most memory.
+    The slowest connections are first. Equally slow connections are ordered by their memory, the largest
+    first.
     """
     chosen: list[Key] = []
     for key, usage in sorted(usages, key=lambda item: (item[1].bytes_per_ms(now_ms), -item[1].held_bytes)):

@@ -1,7 +1,8 @@
 """Client quotas: which quota applies to a client, and how long a client over its quota must wait.
 
 A quota is a rate for an entity: a user, a client id, both together, or an IP address. The first entity of
-this list that has a quota decides. All clients in the last column share the quota:
+this list that has a quota decides. A part of an entity is one name (`named`), the default for all names, or
+absent (-). All clients in the last column share the quota:
 
     user     client-id   shared by
     named    named       that user's clients with that id
@@ -13,7 +14,7 @@ this list that has a quota decides. All clients in the last column share the quo
     -        named       clients with that id
     -        default     clients with one id
 
-The usage of these clients is added to a bucket, which drains at the quota's rate. (Kafka's TokenBucket is the
+The usage of these clients is added to a bucket that drains at the quota's rate. (Kafka's TokenBucket is the
 opposite: it contains unused tokens.) A bucket may contain the usage that drains in `burst_seconds`, which is
 quota.window.num times quota.window.size.seconds. If it contains more, the clients are throttled until it has
 drained to that amount. Source: KIP-13, KIP-55, KIP-124, KIP-546, KIP-599, KIP-612, KIP-936; kafka
@@ -179,7 +180,7 @@ class QuotaFilter:
 
 
 class QuotaPrincipal(NamedTuple):
-    """The client whose usage counts, as user and client id. For new connections it is only `ip`."""
+    """The client whose usage is counted, as user and client id. For new connections, only `ip` is set."""
 
     user: str = ""
     client_id: str = ""
@@ -189,8 +190,8 @@ class QuotaPrincipal(NamedTuple):
 class EffectiveQuota(NamedTuple):
     """The rate of the quota that applies to a client, and the principal under which its usage is counted.
 
-    All clients that share the quota have the same `shared_by`. Therefore a throttled client cannot escape by
-    a new connection. See test_a_client_over_its_fetch_quota_is_throttled_on_a_new_connection_too.
+    All clients that share the quota have the same `shared_by`. Therefore, a throttled client cannot escape by
+    opening a new connection. See test_a_client_over_its_fetch_quota_is_throttled_on_a_new_connection_too.
     """
 
     rate: float
@@ -200,7 +201,7 @@ class EffectiveQuota(NamedTuple):
 def find_effective_quota(
     rates: Mapping[QuotaEntity, float], principal: QuotaPrincipal
 ) -> EffectiveQuota | None:
-    """Return the quota that applies to a client; None if none does.
+    """Return the quota that applies to a client; None if no quota applies.
 
     `rates` has the rates of one quota by entity.
     """

@@ -37,7 +37,7 @@ class ResourceType(IntEnum):
 
 
 class PatternType(IntEnum):
-    """The ways in which an ACL's name matches; MATCH and ANY are for filters. Source: kafka PatternType."""
+    """The types of name patterns in ACLs; MATCH and ANY are for filters. Source: kafka PatternType."""
 
     ANY = 1
     MATCH = 2
@@ -241,7 +241,7 @@ def _key(acl: Acl) -> tuple[ResourceType, PatternType, str]:
 def is_allowed(
     acls: Iterable[Acl], principal: str, host: str, operation: Operation, *, if_none: bool = False
 ) -> bool:
-    """Return True if these ACLs allow the operation. All of them must match the resource.
+    """Return True if these ACLs allow the operation. The caller must pass only ACLs that match the resource.
 
     Without ACLs the result is `if_none`.
     """
@@ -264,8 +264,8 @@ def is_allowed_somewhere(
 ) -> bool:
     """Return True if ACLs allow the operation on at least one resource of the type, existing or not.
 
-    An ACL that allows a name or prefix counts unless an ACL that denies covers it completely.
-    Source: kafka Authorizer.authorizeByResourceType; KIP-679.
+    An ALLOW ACL for a name or prefix counts unless a DENY ACL covers it completely. Source: kafka
+    Authorizer.authorizeByResourceType; KIP-679.
     """
     own = [
         acl

@@ -49,9 +49,9 @@ def principal_mapper(rules: str) -> Callable[[str], str]:
     """Return a function that maps a distinguished name to a user name, by the first rule that matches.
 
     `rules` is the setting ssl.principal.mapping.rules: rules separated by commas. The rule DEFAULT returns
-    the whole name. In RULE:pattern/replacement/, $1 stands for the first group of the pattern. A final L or U
-    converts the result to lower or upper case. Raises ConfigError for invalid rules. The returned function
-    raises ConfigError if no rule matches.
+    the whole name. In RULE:pattern/replacement/, $1 is replaced by the first group of the pattern. A final L
+    or U converts the result to lower or upper case. Raises ConfigError for invalid rules. The returned
+    function raises ConfigError if no rule matches.
     """
     parsed_rules = list(_parse(rules))
 

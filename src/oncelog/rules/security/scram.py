@@ -1,4 +1,4 @@
-"""SCRAM credentials, which a broker derives from a password and stores instead of it.
+"""SCRAM credentials. A broker derives them from a password and stores them instead of the password.
 
 Source: RFC 5802; KIP-84, KIP-554.
 """

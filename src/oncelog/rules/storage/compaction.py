@@ -16,9 +16,9 @@ the dirty range (`LatestOffsets`). Then it examines every batch from the log sta
 The first round that finds a tombstone in a batch, or a marker without data, sets the batch's delete horizon:
 delete.retention.ms after that round. Until then, a consumer that starts at the beginning can still see the
 tombstone or marker. A batch that lost all its records is removed, except for two batches. An active
-producer's last batch keeps its header, which has the producer's sequence and epoch. The last batch of the
-range keeps its header, which has the range's last offset. Source: Kafka's LogCleaner, Cleaner and
-CleanedTransactionMetadata; KIP-534.
+producer's last batch keeps its header, because the header has the producer's sequence and epoch. The last
+batch of the range keeps its header, because the header has the range's last offset. Source: Kafka's
+LogCleaner, Cleaner and CleanedTransactionMetadata; KIP-534.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ class UnindexedAborts:
 
 
 class LastOfProducer(NamedTuple):
-    """The last batch of an active producer, whose header must stay.
+    """The last batch of an active producer. The header of this batch must stay.
 
     `last_data_offset` is its last offset; None if the producer has only markers in this epoch.
     """
@@ -223,8 +223,8 @@ class Retention(NamedTuple):
     """The decision about a batch.
 
     If `drops_all`, no record stays. If `keeps_header`, the header stays even without records. `is_empty_end`
-    is true for a marker whose transaction has no data any more. `noted` is an entry that the transaction
-    index must keep.
+    is true for a marker whose transaction no longer has data. `noted` is an entry that the transaction index
+    must keep.
     """
 
     drops_all: bool
@@ -271,7 +271,7 @@ class Cleaner:
     def keeps(self, key: bytes | None, offset: int, has_value: bool, horizon_ms: int | None) -> bool:
         """Return True if a data record stays. Its batch must not have `drops_all`.
 
-        `horizon_ms` is the batch's delete horizon; None if it has none.
+        `horizon_ms` is the batch's delete horizon; None if the batch has no horizon.
         """
         if key is None or self._latest.is_superseded(key, offset):
             return False

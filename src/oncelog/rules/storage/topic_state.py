@@ -11,10 +11,10 @@
     BEING_DELETED   REMOVED            ABSENT         no directory is left
 
 Clients can use a topic that is LIVE. In every state but ABSENT the name is taken, and the list names the
-topic. Directories are removed only in BEING_DELETED, so a crash at any step leaves either the whole topic or
-its deletion. At its start, the broker creates the missing partitions of a BEING_MADE or LIVE topic, and
-continues a deletion. Clients cannot use a DOOMED topic. The list may have it as live or as deleted, because a
-write that failed late may have reached the disk.
+topic. Directories are removed only in BEING_DELETED, so a crash at any step leaves either the whole topic, or
+a deletion that the next start continues. At its start, the broker creates the missing partitions of a
+BEING_MADE or LIVE topic, and continues a deletion. Clients cannot use a DOOMED topic. The list on disk may
+mark it as live or as deleted, because a failed write may still have reached the disk.
 
 A topic that gets more partitions stays LIVE. The list names the new partitions first, and clients see them
 when all are created. If the topic is deleted before that, the new partitions are deleted, too.
@@ -39,7 +39,7 @@ class TopicState(Enum):
 
 
 class TopicEvent(Enum):
-    """A request for a topic, or the result of a step that carries out such a request."""
+    """A request for a topic, or the result of one step of carrying out a request."""
 
     CREATE = "create"
     NOT_LISTED = "not listed"
@@ -79,7 +79,7 @@ def next_state(state: TopicState, event: TopicEvent) -> TopicState:
 
 
 def is_going(state: TopicState) -> bool:
-    """Return True in the states in which a topic is being deleted and its name is not free yet."""
+    """Return True if a topic in this state is being deleted and its name is not free yet."""
     return state in (TopicState.DOOMED, TopicState.BEING_DELETED)
 
 

@@ -1,1 +1,1 @@
-"""Decisions about transactions: the coordinator's, and those of a producer's session."""
+"""Decisions about transactions, for the transaction coordinator and for a producer's session."""

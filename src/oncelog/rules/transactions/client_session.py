@@ -264,7 +264,7 @@ _UNDECIDED = (
     NetworkException.code,
     CoordinatorNotAvailable.code,
 )
-"""Errors that do not rule out success.
+"""Errors after which the request may still succeed or have succeeded.
 
 A coordinator also sends these errors if the record with the request's change is not durable in time. The
 record may become durable later.
@@ -306,7 +306,7 @@ DESCRIBE = RequestKind(
 """A lookup of the transactional id. If permission is missing or the id is unknown, the caller decides."""
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
-"""Time in ms after which a topic that TxnOffsetCommit does not find counts as missing.
+"""Time in ms after which a topic that TxnOffsetCommit does not find is treated as missing.
 
 A new topic is known to all brokers within this time. Java retries until max.block.ms. That does not help:
 committing offsets does not create a topic.
@@ -316,8 +316,8 @@ committing offsets does not create a topic.
 def error_action(kind: RequestKind, error: OncelogError, waited_ms: float = 0) -> ErrorAction:
     """Return the reaction to an error of a request.
 
-    DisconnectedError and TimedOut stand for a missing response. `waited_ms` is the time since the request was
-    first sent.
+    DisconnectedError and TimedOut mean that there was no response. `waited_ms` is the time since the request
+    was first sent.
     """
     if isinstance(error, (DisconnectedError, TimedOut)):
         return ErrorAction.FIND_COORDINATOR
@@ -374,7 +374,7 @@ def fenced_abort_action(
     transactions. A classic transaction does not begin before AddPartitionsToTxn succeeds, and until then the
     error is INVALID_TXN_STATE.
 
-    `entry` was read after this error, and `previous` after the error before. `previous` is None after the
+    `entry` was read after this error, and `previous` after the error before it. `previous` is None after the
     first error. Source: kafka TransactionCoordinator.endTransaction.
     """
     if entry is None:

@@ -11,7 +11,7 @@ on the old one's:
     PrepareCommit    BUSY               BUSY                 see `decide_end`   CompleteCommit
     PrepareAbort     BUSY               BUSY                 see `decide_end`   CompleteAbort
 
-BUSY is CONCURRENT_TRANSACTIONS, which the client retries. UNKNOWN is INVALID_PRODUCER_ID_MAPPING.
+BUSY means CONCURRENT_TRANSACTIONS; the client retries this error. UNKNOWN means INVALID_PRODUCER_ID_MAPPING.
 
 An entry takes effect as soon as its record is in the log. A record with PrepareCommit or PrepareAbort is the
 decision. The markers, and the record with Complete* after them, only carry the decision out.
@@ -58,7 +58,7 @@ class Append(NamedTuple):
 
 
 class FenceAndAbort(NamedTuple):
-    """Append the entry, which aborts the transaction of an earlier instance.
+    """Append the entry. It aborts the transaction of an earlier instance.
 
     The client must retry the request.
     """
@@ -93,9 +93,9 @@ def decide_init(
 ) -> Append | FenceAndAbort | NeedsProducerId | Reject:
     """Decide InitProducerId. The producer gets the producer id and epoch of the appended entry.
 
-    `expected` is the producer id and epoch that the client wants to continue from (KIP-360); None for a new
-    instance, which fences all others. `new_producer_id` is None until one was allocated. `first_epoch` is the
-    first epoch of a new transactional id.
+    `expected` is the producer id and epoch that the client wants to continue from (KIP-360); None if the
+    client is a new instance, so that all other instances are fenced. `new_producer_id` is None until a new id
+    has been allocated. `first_epoch` is the first epoch of a new transactional id.
     """
     if entry is None:
         if new_producer_id is None:
@@ -167,9 +167,10 @@ def _is_next_producer(entry: TransactionEntry, producer: ProducerIdAndEpoch) -> 
     """Return True if `producer` is the next producer id, and its predecessor's markers are still being
     written.
 
-    The end of a transaction allocates the next producer id, and the response to EndTxn has it at once. It
-    becomes current in the entry only after the markers. If requests with it were rejected as unknown until
-    then, the producer would fail. See test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written.
+    The end of a transaction allocates the next producer id, and the response to EndTxn already has it. The
+    entry gets it only after the markers are written. If requests with the new id were rejected as unknown
+    until then, the producer would fail. See
+    test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written.
     """
     next_identity = ProducerIdAndEpoch(entry.next_producer_id, 0)
     return entry.state.is_prepared and entry.next_producer_id != NO_ID and producer == next_identity

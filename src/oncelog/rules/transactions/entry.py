@@ -1,4 +1,4 @@
-"""The transaction coordinator's entry for a transactional id, which `__transaction_state` stores.
+"""The transaction coordinator's entry for a transactional id, as stored in `__transaction_state`.
 
 Source: kafka TransactionState, TransactionMetadata.
 """

@@ -1,4 +1,5 @@
-"""Detection of hanging transactions, which are open on a partition and which nobody will ever end.
+"""Detection of hanging transactions: they are open on a partition, and no producer or coordinator will end
+them.
 
     no coordinator knows a transaction of the producer id           hanging
     the coordinator's entry has another epoch, and its state is
@@ -57,13 +58,13 @@ class KnownTransaction(NamedTuple):
 
 
 def hanging_reason(opened: OpenTransaction, entry: KnownTransaction | None) -> str | None:
-    """Return why a transaction is hanging; None if it is not.
+    """Return the reason why a transaction is hanging; None if it is not hanging.
 
     `entry` is the coordinator's entry with the same producer id; None if there is none.
     """
     if entry is None:
-        # A coordinator hides transactional ids that the client may not DESCRIBE, so there may be an entry
-        # nevertheless.
+        # A coordinator hides transactional ids that the client may not DESCRIBE, so an entry may exist
+        # although `entry` is None.
         return f"no coordinator knows producer id {opened.producer_id}{_YOURS}"
     if entry.producer_epoch != opened.producer_epoch and entry.state not in ("PrepareCommit", "PrepareAbort"):
         return f"{entry.transactional_id!r} is at epoch {entry.producer_epoch}"
