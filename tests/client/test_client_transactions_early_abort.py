@@ -35,11 +35,13 @@ from oncelog.wire.messages import AddPartitionsToTxnRequest, EndTxnRequest, Init
 
 _names = (f"early-{number}" for number in itertools.count())
 GROUP = "readers"
+PROMPT = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
+"""At this interval a coordinator writes markers again that failed; by default it is ten seconds."""
 
 
 @pytest.fixture(scope="module", params=[2, 0], ids=["epoch per transaction", "classic"])
 def servers(request: pytest.FixtureRequest) -> Iterator[str]:
-    with Broker(config={"oncelog.transaction.version": request.param}) as broker:
+    with Broker(config={"oncelog.transaction.version": request.param, **PROMPT}) as broker:
         yield broker.bootstrap_servers
 
 
@@ -48,7 +50,7 @@ def last_epoch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Yield a broker whose new transactional ids begin with the last epoch of their producer id."""
     limits = Limits(first_producer_epoch=32_766)
     monkeypatch.setattr("oncelog.server.embedded.recover_node", partial(recover_node, limits=limits))
-    with Broker() as broker:
+    with Broker(config=PROMPT) as broker:
         yield broker.bootstrap_servers
 
 

@@ -158,8 +158,8 @@ class SequenceAudit:
 
     def _check_sequence(self, batch: StoredBatch, state: _Epoch, sequence: int) -> None:
         if state.starts_anywhere:
-            # The remaining log may begin with a marker, which has no sequence. So the first sequence is in
-            # the first data batch.
+            # The producer's first batches may be gone, so accept any first sequence. It is noted here and not
+            # in `_begin_epoch`, because the remaining log may begin with a marker, which has no sequence.
             state.starts_anywhere = False
             state.next = sequence
             self.unknown_starts += sequence != 0

@@ -38,7 +38,7 @@ def list_producers(where: str, output: str, client_config: dict[str, Any]) -> No
 @bootstrap_options
 @output_option
 def describe(where: str, producer_id: int | None, output: str, client_config: dict[str, Any]) -> None:
-    """Show all producer state of a partition, including open transactions."""
+    """Show the producer state of a topic or of one partition, including open transactions."""
     rows = _rows(where, client_config)
     chosen = [row for row in rows if producer_id is None or row["producer_id"] == producer_id]
     if producer_id is not None and not chosen:

@@ -314,9 +314,10 @@ class TransactionIndex(_IndexFile):
     def __init__(self, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> None:
         super().__init__(disk, path, run_entries)
         self._entries: list[AbortedTransaction] = []
-        # The number of entries that the file has bytes for, written or reserved.
+        # The file has bytes, written or reserved, for at least this many entries.
         self._placed = 0
-        # At least the number of entries that the file has bytes for, even after a failed reservation.
+        # Reservations, even failed ones, may have left zeros in the file up to this number of entries. If it
+        # is not above len(self), there are no such zeros.
         self._extent = 0
         self.is_unsynced = False
 

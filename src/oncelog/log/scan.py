@@ -153,8 +153,8 @@ def find_batch(
         while index >= 0:
             begin = position + index - _MAGIC_POSITION
             base_offset, length = BASE_AND_LENGTH.unpack_from(chunk, index - _MAGIC_POSITION)
-            # Without the upper bound, random bytes would look like the header of a huge batch every few
-            # kilobytes.
+            # Without the upper bound on the base offset, random bytes would look like a batch header every
+            # few kilobytes.
             is_in_segment = 0 <= base_offset - min_offset < _MAX_OFFSETS
             if is_in_segment and 0 < length <= end - begin - LOG_OVERHEAD_BYTES:
                 found = next(

@@ -31,7 +31,7 @@ MAX_REPAIRED_CHARACTERS = 8_191
 The text with its replacement characters then fits into 32,767 bytes.
 """
 MAX_HEADER_TAGS = 1_000
-"""Maximum number of tagged fields in a header. All are skipped; Kafka defines one."""
+"""Maximum number of tagged fields in a header. Kafka 4.3 defines none, so all are skipped."""
 _SIZE = struct.Struct(">i")
 _REQUEST = struct.Struct(">ihhih")
 _REQUEST_HEAD = struct.Struct(">hhih")

@@ -146,8 +146,8 @@ class ConsumerGroups:
                 topic.name: TopicInfo(topic.topic_id, len(topic.partitions)) for topic in topics_found
             }
             if self._resolved_at != (topics.revision, patterns.revision):
-                # Do not cache this result. `find` has raised the revision, because results that are cached
-                # for other members may lack names, so the next call clears the cache.
+                # `find` has raised the revision, because results that are cached for other members may lack
+                # names. The next call therefore clears the cache, so this result is not cached.
                 return resolved
             self._resolved_count += len(resolved) + 1
             if self._resolved_count > self._limits.max_catalogued_topics:

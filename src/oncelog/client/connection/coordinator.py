@@ -22,8 +22,8 @@ async def find_coordinator(
     # Below version 4 the response is a single coordinator instead of a list.
     coordinator = response.coordinators[0] if response.coordinators else response
     raise_for_code(coordinator.error_code, coordinator.error_message or "")
-    # The broker may have restarted at another address, and metadata are refreshed by age only. So the newer
-    # address of this response replaces the address in the metadata. See
+    # The broker may have restarted at another address, and losing the coordinator does not by itself refresh
+    # the metadata. So the newer address in this response replaces the one in the metadata. See
     # test_a_coordinator_that_restarted_elsewhere_gets_the_requests_there.
     cluster.metadata.set_address(coordinator.node_id, coordinator.host, coordinator.port)
     return int(coordinator.node_id)

@@ -285,7 +285,7 @@ class MemberList(Mapping[str, Member]):
 
 
 class GroupVersion(NamedTuple):
-    """The version of a group's state in its record.
+    """Identifies a version of a group's state: requests wait until that version is stored.
 
     The generation changes with each rebalance. The other fields distinguish versions within a generation.
     """

@@ -116,9 +116,9 @@ B = TypeVar("B", bound=SequencedBatch)
 class PartitionSequencer(Generic[B]):
     """The batches of one partition that have sequences and no outcome, in sequence order.
 
-    `limit` is the largest number of these batches. Without `safe_mode`, a batch that may be stored gets a new
-    sequence, so that it may be stored twice. That mode exists to show the anomaly: behaviour I13
-    (docs/behaviours.md).
+    `limit` is the largest number of these batches. If `safe_mode` is false, a batch that may already be
+    stored can get a new sequence, and may then be stored twice. It is false only to demonstrate this
+    anomaly: behaviour I13 (docs/behaviours.md).
     """
 
     __slots__ = (

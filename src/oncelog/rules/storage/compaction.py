@@ -196,9 +196,10 @@ class UnindexedAborts:
 
 
 class LastOfProducer(NamedTuple):
-    """The last batch of an active producer. The header of this batch must stay.
+    """The batch headers of an active producer that compaction must keep.
 
-    `last_data_offset` is its last offset; None if the producer has only markers in this epoch.
+    `last_data_offset` is the last offset of the producer's last data batch, whose header stays. None: the
+    producer has only markers in `producer_epoch`, and the headers of these markers stay.
     """
 
     producer_epoch: int
