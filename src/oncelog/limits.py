@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one broker. Unless its description says otherwise, a limit is at least 1."""
+    """The limits of one broker. A limit is at least 1 unless its description says otherwise."""
 
     # Compaction
     max_compaction_keys: int = 1 << 20

@@ -19,7 +19,7 @@ from oncelog.types import TopicPartition
 class Disconnect:
     """An answer that makes the server close the connection without a response.
 
-    Kafka does so after a failed append with acks=0, for example.
+    Kafka does this after a failed append with acks=0, for example.
     """
 
     reason: str

@@ -217,8 +217,8 @@ class QuotaManager:
     def admit_connection(self, ip: str, now_ms: int) -> int:
         """Count a new connection and return 0.
 
-        If too many were opened from address `ip`, count nothing, and return the time in ms that the
-        connection must wait before it is closed.
+        If too many connections were opened from address `ip`, count nothing, and return the time in ms
+        that the connection must wait before it is closed.
         """
         if CONNECTIONS not in self._rates:
             return 0

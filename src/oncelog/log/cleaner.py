@@ -209,7 +209,7 @@ class SegmentSwapper:
         self._log.is_swapping = True
 
     def swap_in(self, segments: list[Segment]) -> BackgroundTask:
-        """Replace `segments` by their complete successor, which has the base offset of the first segment.
+        """Replace `segments` with their complete successor, which has the base offset of the first segment.
 
         Raises OSError, StorageError.
         """

@@ -51,7 +51,7 @@ class SegmentList:
         return aborted
 
     def add(self, segment: Segment) -> None:
-        """Append a segment; from then on it is the active one."""
+        """Append a segment, which becomes the active one."""
         self._segments.append(segment)
         self._bases.append(segment.base_offset)
 
@@ -61,7 +61,7 @@ class SegmentList:
         return self._segments.pop(0)
 
     def replace(self, old: list[Segment], new: Segment) -> None:
-        """Replace neighbouring segments by one segment in the list. The caller handles their files."""
+        """Replace neighbouring segments with one segment in the list. The caller handles their files."""
         index = self._segments.index(old[0])
         # `_bases` changes first, because a flush in another thread may read the list between the two lines.
         # It may then sync segments that are synced already, but it never misses one. See

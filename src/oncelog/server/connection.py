@@ -110,7 +110,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = self.address = ""
         """The client's address: HOST:PORT in `peer`, the IP address alone in `address`."""
         self.active_ms = self.opened_ms = server.clock.now_ms()
-        """Clock times in ms. `active_ms`: latest bytes sent or received. `opened_ms`: accept."""
+        """Clock times in ms: when bytes were last sent or received, and when the connection was accepted."""
         self.is_closing = False
         self.is_gone = False
         """True once the transport has ended. Requests that were received earlier may still be carried out."""

@@ -54,7 +54,7 @@ class ResponseQueue:
         self.slots: deque[ResponseSlot] = deque()
         """Slots of the responses that are not ready, and of all responses after the first of them."""
         self.blocking_count = 0
-        """Number of reasons to start no further request, such as a fetch that waits for records."""
+        """Number of reasons not to start another request, such as a fetch that waits for records."""
         self.slot_bytes = 0
         """Bytes of responses that are ready, but wait behind a response that is not ready."""
         self.batched_bytes = 0

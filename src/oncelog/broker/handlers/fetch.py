@@ -88,7 +88,7 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
         # yet. Respond now: the client's next fetch returns the new records.
         return fetch.response(results)
     # A connection that waits for a response is not closed as idle. Without this limit, a large max_wait_ms
-    # would keep the fetch of a client that has vanished.
+    # would keep alive the fetch of a client that has vanished.
     idle_ms, max_wait_ms = state.settings["connections.max.idle.ms"], message.max_wait_ms
     pending = PendingResponse(blocks_pipeline=True)
     delayed = DelayedFetch(

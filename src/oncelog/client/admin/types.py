@@ -48,7 +48,7 @@ class TopicOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TopicListing:
-    """A topic of the cluster. `topic_id` is text as Kafka prints it, None from brokers before Kafka 2.8."""
+    """A topic of the cluster. `topic_id` is text as Kafka prints it; None if the broker is older than 2.8."""
 
     name: str
     topic_id: str | None
@@ -207,7 +207,7 @@ class PartitionProducers:
 
 @dataclass(frozen=True, slots=True)
 class ListedOffset:
-    """The result of an offset look-up. `offset` is None if no record has the requested time or a later one.
+    """The result of an offset lookup. `offset` is None if no record has the requested time or a later one.
 
     `timestamp_ms` is None for "earliest" and "latest" too.
     """

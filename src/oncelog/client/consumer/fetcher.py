@@ -123,7 +123,7 @@ class Fetcher:
                 core.note_error(error)
             stale = core.on_failure(call)
         except Exception as error:
-            core.note_error(error)  # a bug of this client: the next poll raises it
+            core.note_error(error)  # a bug in this client: the next poll raises the error
         finally:
             core.end_fetch(call)
         self._failure_count = self._failure_count + 1 if stale else 0
@@ -265,7 +265,7 @@ class Fetcher:
                 else:
                     core.on_reset_failed(call, outcome)
         except Exception as error:
-            core.note_error(error)  # a bug of this client: the next poll raises it
+            core.note_error(error)  # a bug in this client: the next poll raises the error
         finally:
             core.end_resets(calls)
         self.start_due()

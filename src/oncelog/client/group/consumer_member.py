@@ -239,7 +239,7 @@ class ConsumerMember:
                     await self._hurry.wait()
 
     async def _send_heartbeat(self) -> None:
-        # A new subscription to a pattern needs this look-up too, because the periodic look-up runs only every
+        # A new subscription to a pattern needs this lookup too, because the periodic lookup runs only every
         # metadata.max.age.ms. Guard:
         # test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches.
         while self._topics.pattern is not None and not self._topics.is_matched:

@@ -277,7 +277,7 @@ class ProducerCore:
     def append_sealed(
         self, topic: str, partition: int, data: WritableBuffer, count: int, times: Any, now_ms: float
     ) -> BatchResult:
-        """Append a batch that is encoded already (from Arrow) and has no sequence yet.
+        """Append a batch that is already encoded (from Arrow) and has no sequence yet.
 
         `times` has the timestamp of each record in ms, or is a single int for all records. Raises the same
         errors as `append`.

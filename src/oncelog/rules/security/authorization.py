@@ -126,7 +126,7 @@ class Acl:
 
 @dataclass(frozen=True, slots=True)
 class AclFilter:
-    """A filter of ACLs. A field that is None or ANY matches everything.
+    """A filter for ACLs. A field that is None or ANY matches everything.
 
     The pattern type MATCH selects all ACLs that match a resource with this name.
     """

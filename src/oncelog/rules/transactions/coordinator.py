@@ -91,7 +91,9 @@ def decide_init(
     now_ms: int,
     first_epoch: int = DEFAULT_LIMITS.first_producer_epoch,
 ) -> Append | FenceAndAbort | NeedsProducerId | Reject:
-    """Decide InitProducerId. The producer gets the producer id and epoch of the appended entry.
+    """Decide the outcome of an InitProducerId request.
+
+    The producer gets the producer id and epoch of the appended entry.
 
     `expected` is the producer id and epoch that the client wants to continue from (KIP-360); None if the
     client is a new instance, so that all other instances are fenced. `new_producer_id` is None until a new id

@@ -394,7 +394,7 @@ class Relay:
         return True
 
     async def _rewrite(self, request: InFlightRequest, frame: bytes) -> tuple[bytes, WireEvent]:
-        """Replace the brokers' addresses in a response by the proxy's. Return the new frame and the event."""
+        """Replace the brokers' addresses in a response with the proxy's. Return the new frame and event."""
         message = decode_known_response(request.header, frame)
         event = response_event(request.event, frame, message)
         if message is None:
