@@ -528,8 +528,8 @@ class LogManager:
             # rename. See test_checkpoints_written_aside_never_bring_back_a_deleted_partition.
             self.disk.rename(new_path, path)
             yield self.disk.sync_directory
-            # A partition that was deleted and recreated during the sync has no recovery point on disk,
-            # but `points` still has the old one, with which the partition would be compacted too far. See
+            # A partition that was deleted and recreated during the sync has no recovery point on disk.
+            # `points` still has the old one, with which the partition would be compacted too far. See
             # test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_disk.
             if path == RECOVERY_POINTS and self._deletion_count == deletion_count:
                 self._written_points = points
