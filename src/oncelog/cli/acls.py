@@ -11,7 +11,7 @@ from oncelog.cli.common import (
     bootstrap_options,
     cluster_text,
     emit,
-    only_settings_of,
+    new_admin,
     output_option,
     say,
     say_target,
@@ -55,13 +55,6 @@ def _resource_options(function: F) -> F:
     return function
 
 
-def _admin(client_config: dict[str, Any]) -> Any:
-    from oncelog.client.admin.blocking import Admin
-    from oncelog.config import ADMIN
-
-    return Admin(only_settings_of(ADMIN, client_config))
-
-
 def _resources(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (type, name) of each resource in the options."""
     for kind in _RESOURCES:
@@ -78,7 +71,7 @@ def _resources(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
 @output_option
 def list_acls(output: str, client_config: dict[str, Any], **given: Any) -> None:
     """List ACLs. For a named resource, list all ACLs that apply to it."""
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         found = sorted({acl for wanted in _filters(given) for acl in admin.describe_acls(wanted)})
     rows = [
         {
@@ -137,7 +130,7 @@ def add(client_config: dict[str, Any], **given: Any) -> None:
             "(--operation, --producer or --consumer) and a resource (--topic, --group, "
             "--transactional-id or --cluster)"
         )
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         admin.create_acls(acls)
     for acl in acls:
         say(acl_text(acl))
@@ -193,7 +186,7 @@ def remove(yes: bool, client_config: dict[str, Any], **given: Any) -> None:
     exact = PatternType.PREFIXED if given["prefixed"] else PatternType.LITERAL
     filters = [replace(each, pattern_type=exact) if each.name else each for each in _filters(given)]
     say_target(client_config)
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         if yes:
             gone = admin.delete_acls(filters)
         else:

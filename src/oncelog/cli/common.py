@@ -175,6 +175,14 @@ def only_settings_of(table: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if table.get(key) or key not in environment}
 
 
+def new_admin(client_config: Mapping[str, Any]) -> Any:
+    """Return an Admin for the cluster of a command's options. Raises ConfigError."""
+    from oncelog.client.admin.blocking import Admin
+    from oncelog.config import ADMIN
+
+    return Admin(only_settings_of(ADMIN, client_config))
+
+
 output_option = click.option(
     "-o",
     "--output",

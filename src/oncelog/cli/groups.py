@@ -12,7 +12,7 @@ from oncelog.cli.common import (
     cluster_text,
     emit,
     held_back_cells,
-    only_settings_of,
+    new_admin,
     output_option,
     say,
     say_target,
@@ -38,20 +38,13 @@ def command() -> None:
     """
 
 
-def _admin(client_config: dict[str, Any]) -> Any:
-    from oncelog.client.admin.blocking import Admin
-    from oncelog.config import ADMIN
-
-    return Admin(only_settings_of(ADMIN, client_config))
-
-
 @command.command("list")
 @click.option("--state", multiple=True, help="Only groups in this state (Stable, Empty, ...). Repeatable.")
 @bootstrap_options
 @output_option
 def list_groups(state: tuple[str, ...], output: str, client_config: dict[str, Any]) -> None:
     """List the groups of all brokers."""
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         found = admin.list_groups(state)
     rows = [
         {
@@ -79,7 +72,7 @@ def describe(group: str, members: bool, output: str, client_config: dict[str, An
     STABLE END OFFSET  the last stable offset, at which read_committed readers stop
     HELD BACK BY       the producer whose open transaction keeps STABLE END OFFSET below END OFFSET
     """
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         described = admin.describe_groups([group])[group]
         if not members:
             rows = _offset_rows(admin, described)
@@ -163,7 +156,7 @@ def reset_offsets(group: str, topic: tuple[str, ...], yes: bool, output: str, **
         raise click.UsageError(
             "use exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
         )
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         rows, offsets = _planned(admin, group, topic, *next(iter(targets.items())))
         emit(rows, output, columns=["topic", "partition", "offset", "new_offset"])
         if yes:
@@ -225,7 +218,7 @@ def _requested(
 def delete(groups: tuple[str, ...], yes: bool, client_config: dict[str, Any]) -> None:
     """Delete groups without members, and their committed offsets."""
     say_target(client_config)
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         for group in groups:
             offsets = admin.group_offsets(group)
             if yes:

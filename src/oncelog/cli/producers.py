@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, time_text
+from oncelog.cli.common import bootstrap_options, emit, new_admin, output_option, time_text
 
 COLUMNS = ["topic", "partition", "producer_id", "epoch", "last_sequence", "last_time"]
 WIDE = ["coordinator_epoch", "transaction_start_offset"]
@@ -55,12 +55,10 @@ def parse_where(where: str) -> tuple[str, int | None]:
 
 
 def _rows(where: str, client_config: dict[str, Any]) -> list[dict[str, Any]]:
-    from oncelog.client.admin.blocking import Admin
-    from oncelog.config import ADMIN
     from oncelog.types import TopicPartition
 
     topic, partition = parse_where(where)
-    with Admin(only_settings_of(ADMIN, client_config)) as admin:
+    with new_admin(client_config) as admin:
         if partition is None:
             parts = admin.describe_topics([topic])[topic].partitions
             tps = [TopicPartition(topic, part.partition) for part in parts]

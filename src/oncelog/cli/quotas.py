@@ -11,7 +11,7 @@ from oncelog.cli.common import (
     bootstrap_options,
     cluster_text,
     emit,
-    only_settings_of,
+    new_admin,
     output_option,
     say,
     say_target,
@@ -51,13 +51,6 @@ def _entity_options(function: F) -> F:
     return function
 
 
-def _admin(client_config: dict[str, Any]) -> Any:
-    from oncelog.client.admin.blocking import Admin
-    from oncelog.config import ADMIN
-
-    return Admin(only_settings_of(ADMIN, client_config))
-
-
 def _parts(given: dict[str, Any]) -> dict[str, str]:
     """Return the entity in the options as a map from type to name."""
     parts = {}
@@ -91,7 +84,7 @@ def list_quotas(output: str, client_config: dict[str, Any], **given: Any) -> Non
     """List quotas. With options, list those of all entities that include the named user, id or address."""
     from oncelog.rules.limits.quotas import QuotaFilter
 
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         found = admin.describe_client_quotas(QuotaFilter(_parts(given)))
     rows = [
         {
@@ -119,7 +112,7 @@ def set_quotas(quotas: tuple[str, ...], client_config: dict[str, Any], **given: 
     """Set quotas of an entity. Its other quotas stay."""
     values = dict(_pair(quota) for quota in quotas)
     entity = _entity(given)
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         admin.alter_client_quotas({entity: values})
     for key, value in values.items():
         say(f"{entity}: {key}={value:.15g}")
@@ -146,7 +139,7 @@ def remove(quotas: tuple[str, ...], yes: bool, client_config: dict[str, Any], **
 
     entity = _entity(given)
     say_target(client_config)
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         found = admin.describe_client_quotas(QuotaFilter(entity.parts, is_strict=True)).get(entity, {})
         gone = {key: value for key, value in found.items() if not quotas or key in quotas}
         if yes and gone:

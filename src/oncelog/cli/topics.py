@@ -11,7 +11,7 @@ from oncelog.cli.common import (
     cluster_text,
     emit,
     held_back_cells,
-    only_settings_of,
+    new_admin,
     output_option,
     parse_properties,
     say,
@@ -39,20 +39,13 @@ def command() -> None:
     """
 
 
-def _admin(client_config: dict[str, Any]) -> Any:
-    from oncelog.client.admin.blocking import Admin
-    from oncelog.config import ADMIN
-
-    return Admin(only_settings_of(ADMIN, client_config))
-
-
 @command.command("list")
 @click.option("--internal", is_flag=True, help="Also list internal topics.")
 @bootstrap_options
 @output_option
 def list_topics(internal: bool, output: str, client_config: dict[str, Any]) -> None:
     """List the topics of the cluster (alias: ls)."""
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         topics = admin.list_topics(include_internal=internal)
     rows = [
         {"topic": t.name, "partitions": t.partition_count, "topic_id": t.topic_id, "internal": t.is_internal}
@@ -77,7 +70,7 @@ def describe(
     STABLE END OFFSET  the last stable offset, at which read_committed readers stop
     HELD BACK BY       (-o wide) the producer whose open transaction keeps STABLE END OFFSET back
     """
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         if configs or all_configs:
             emit(
                 _config_rows(admin, topics, all_configs), output, columns=["topic", "name", "value", "source"]
@@ -157,7 +150,7 @@ def create(
     from oncelog.errors import TopicAlreadyExists
 
     requested = [NewTopic(name, partitions, replication_factor, parse_properties(configs)) for name in topics]
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         created = admin.create_topics(requested, raise_errors=False)
     for topic in created.values():
         if topic.error is None:
@@ -200,7 +193,7 @@ def alter(
     values: dict[str, str | None] = {**parse_properties(configs), **dict.fromkeys(deleted)}
     if partitions is None and not values:
         raise click.UsageError("nothing to change: use --partitions, --config or --delete-config")
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         if values:
             admin.alter_configs({ConfigResource("topic", topic): values})
             say(f"altered {topic}: {', '.join(values)}")
@@ -218,7 +211,7 @@ def alter(
 def delete(topics: tuple[str, ...], yes: bool, client_config: dict[str, Any]) -> None:
     """Delete topics with all their records. Without --yes, only print what would be deleted."""
     say_target(client_config)
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         if yes:
             admin.delete_topics(topics)
             for name in topics:

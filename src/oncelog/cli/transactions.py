@@ -10,7 +10,7 @@ from oncelog.cli.common import (
     bootstrap_options,
     cluster_text,
     emit,
-    only_settings_of,
+    new_admin,
     output_option,
     say,
     say_target,
@@ -38,13 +38,6 @@ def command() -> None:
     """
 
 
-def _admin(client_config: dict[str, Any]) -> Any:
-    from oncelog.client.admin.blocking import Admin
-    from oncelog.config import ADMIN
-
-    return Admin(only_settings_of(ADMIN, client_config))
-
-
 @command.command("list")
 @click.option(
     "--state",
@@ -60,7 +53,7 @@ def list_transactions(
     state: tuple[str, ...], producer_id: tuple[int, ...], output: str, client_config: dict[str, Any]
 ) -> None:
     """List the transactional ids of all brokers."""
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         found = admin.list_transactions(state, producer_id)
     rows = [
         {
@@ -80,7 +73,7 @@ def list_transactions(
 @output_option
 def describe(transactional_ids: tuple[str, ...], output: str, client_config: dict[str, Any]) -> None:
     """Show the coordinator's state of a transactional id: producer id, epoch, state, timeout, partitions."""
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         found = admin.describe_transactions(transactional_ids)
     rows = [
         {
@@ -115,7 +108,7 @@ def find_hanging(
 
     Exit code 3: a transaction hangs.
     """
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         found = admin.find_hanging(topic or None, older_than_ms=older_than_s * 1000)
     rows = [_held_back_row(transaction) for transaction in found]
     emit(rows, output, columns=OPEN_COLUMNS, wide=["what_to_do"])
@@ -166,7 +159,7 @@ def abort(
     topic, partition = parse_where(where)
     if partition is None:
         raise click.UsageError(f"{where!r}: expected TOPIC:PARTITION, for example {topic}:0")
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         found = [
             transaction
             for transaction in admin.open_transactions([topic])

@@ -12,7 +12,7 @@ from oncelog.cli.common import (
     bootstrap_options,
     cluster_text,
     emit,
-    only_settings_of,
+    new_admin,
     output_option,
     say,
     say_target,
@@ -32,19 +32,12 @@ def command() -> None:
     """
 
 
-def _admin(client_config: dict[str, Any]) -> Any:
-    from oncelog.client.admin.blocking import Admin
-    from oncelog.config import ADMIN
-
-    return Admin(only_settings_of(ADMIN, client_config))
-
-
 @command.command("list")
 @bootstrap_options
 @output_option
 def list_users(output: str, client_config: dict[str, Any]) -> None:
     """List users and their mechanisms."""
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         found = admin.list_users()
     rows = [
         {"user": user, "mechanism": mechanism.label, "iterations": iterations}
@@ -75,7 +68,7 @@ def set_user(user: str, iterations: int, data_dir: Path | None, client_config: d
     if data_dir is not None:
         _set_offline(data_dir, user, password, iterations)
     else:
-        with _admin(client_config) as admin:
+        with new_admin(client_config) as admin:
             admin.set_user(user, password, iterations=iterations)
     say(f"user {user} is set")
 
@@ -114,7 +107,7 @@ def _set_offline(data_dir: Path, user: str, password: str, iterations: int) -> N
 def delete(user: str, yes: bool, client_config: dict[str, Any]) -> None:
     """Remove a user. The user's open connections stay open (see connections.max.reauth.ms)."""
     say_target(client_config)
-    with _admin(client_config) as admin:
+    with new_admin(client_config) as admin:
         mechanisms = admin.list_users([user])[user]
         if yes:
             admin.delete_user(user)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, only_settings_of
+from oncelog.cli.common import bootstrap_options, new_admin
 
 
 @click.command("web")
@@ -31,8 +31,6 @@ def command(listen: str, insecure: bool, client_config: dict[str, Any]) -> None:
     import contextlib
 
     from oncelog.broker.settings.listeners import EVERY_INTERFACE, parse_address
-    from oncelog.client.admin.blocking import Admin
-    from oncelog.config import ADMIN
     from oncelog.errors import ConfigError
     from oncelog.server.embedded import is_loopback
 
@@ -51,7 +49,7 @@ def command(listen: str, insecure: bool, client_config: dict[str, Any]) -> None:
             "--insecure in a network that keeps others out"
         )
     servers = client_config["bootstrap.servers"]
-    with Admin(only_settings_of(ADMIN, client_config)) as admin, _listening(host, port) as sock:
+    with new_admin(client_config) as admin, _listening(host, port) as sock:
         port = sock.getsockname()[1]
         names = [socket.gethostname(), socket.getfqdn()] if host in EVERY_INTERFACE else [host]
         click.echo(f"pages on http://{in_url(names[0])}:{port}/")

@@ -124,6 +124,16 @@ class Context:
         name, _, index = text.partition("/")
         return self.variables[name], self.variables[f"{name}.id"], int(index or 0)
 
+    def offsets_to_commit(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the topics of an OffsetCommit or TxnOffsetCommit request for the options `T/1=OFFSET`."""
+        topics = []
+        for place in [name for name in options if "/" in name]:
+            topic, _, index = self.partition(place)
+            part = {"partition_index": index, "committed_offset": options[place]}
+            part["committed_metadata"] = options.get("metadata", "")
+            topics.append({"name": topic, "partitions": [part]})
+        return topics
+
     def group_id(self, name: str) -> str:
         """Return the group id under this name; its first use makes one up."""
         group_id: str = self.variables.setdefault(name, f"{self.variables['free']}-{name}")
@@ -137,7 +147,7 @@ class Context:
 
     def version_of(self, api: Api) -> int:
         """Return the version under test, or the newest one for any other API."""
-        if self.version is not None and api is self.scenario.api:
+        if self.is_under_test(api):
             return self.version
         return offered_versions(api)[-1]
 

@@ -168,12 +168,6 @@ class GroupSteps:
     def _commit(self, member: str, group: str, *words: str) -> None:
         self._context.find_coordinators()
         options, expected = self._context.split(words)
-        topics = []
-        for key in [key for key in options if "/" in key]:
-            topic, _, index = self._context.partition(key)
-            part = {"partition_index": index, "committed_offset": options.pop(key)}
-            part["committed_metadata"] = options.get("metadata", "")
-            topics.append({"name": topic, "partitions": [part]})
         is_member = member != "-"
         body = {
             "group_id": self._context.group_id(group),
@@ -182,7 +176,7 @@ class GroupSteps:
             ),
             "member_id": options.get("id", f"${member}_member" if is_member else ""),
             "group_instance_id": options.get("instance"),
-            "topics": topics,
+            "topics": self._context.offsets_to_commit(options),
         }
 
         def call() -> tuple[str, Any]:

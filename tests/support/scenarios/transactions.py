@@ -119,19 +119,13 @@ class TransactionSteps:
 
     def _commit_offsets(self, name: str, group: str, *words: str) -> None:
         options, expected = self._context.split(words)
-        topics = []
-        for key in [key for key in options if "/" in key]:
-            topic, _, index = self._context.partition(key)
-            part = {"partition_index": index, "committed_offset": options.pop(key)}
-            part["committed_metadata"] = options.get("metadata", "")
-            topics.append({"name": topic, "partitions": [part]})
         body = {
             **_producer_fields(name, options),
             "group_id": self._context.group_id(group),
             "generation_id": options.get("generation", -1),
             "member_id": options.get("member", ""),
             "group_instance_id": options.get("instance"),
-            "topics": topics,
+            "topics": self._context.offsets_to_commit(options),
         }
 
         def call() -> tuple[str, Any]:

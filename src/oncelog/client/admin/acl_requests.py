@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from oncelog.errors import raise_for_code
 from oncelog.rules.security.authorization import (
@@ -47,15 +48,7 @@ def check_acls_created(response: CreateAclsResponse, acls: Collection[Acl]) -> N
 
 
 def describe_acls_request(acl_filter: AclFilter) -> DescribeAclsRequest:
-    return DescribeAclsRequest(
-        resource_type_filter=acl_filter.resource_type,
-        resource_name_filter=acl_filter.name,
-        pattern_type_filter=acl_filter.pattern_type,
-        principal_filter=acl_filter.principal,
-        host_filter=acl_filter.host,
-        operation=acl_filter.operation,
-        permission_type=acl_filter.permission,
-    )
+    return DescribeAclsRequest(**_filter_fields(acl_filter))
 
 
 def described_acls(response: DescribeAclsResponse) -> list[Acl]:
@@ -77,20 +70,21 @@ def described_acls(response: DescribeAclsResponse) -> list[Acl]:
 
 
 def delete_acls_request(filters: Collection[AclFilter | Acl]) -> DeleteAclsRequest:
-    return DeleteAclsRequest(
-        filters=[
-            DeleteAclsRequest.DeleteAclsFilter(
-                resource_type_filter=acl_filter.resource_type,
-                resource_name_filter=acl_filter.name,
-                pattern_type_filter=acl_filter.pattern_type,
-                principal_filter=acl_filter.principal,
-                host_filter=acl_filter.host,
-                operation=acl_filter.operation,
-                permission_type=acl_filter.permission,
-            )
-            for acl_filter in filters
-        ]
-    )
+    rows = [DeleteAclsRequest.DeleteAclsFilter(**_filter_fields(acl_filter)) for acl_filter in filters]
+    return DeleteAclsRequest(filters=rows)
+
+
+def _filter_fields(acl_filter: AclFilter | Acl) -> dict[str, Any]:
+    """Return the fields that DescribeAcls and DeleteAcls have for a filter."""
+    return {
+        "resource_type_filter": acl_filter.resource_type,
+        "resource_name_filter": acl_filter.name,
+        "pattern_type_filter": acl_filter.pattern_type,
+        "principal_filter": acl_filter.principal,
+        "host_filter": acl_filter.host,
+        "operation": acl_filter.operation,
+        "permission_type": acl_filter.permission,
+    }
 
 
 def deleted_acls(response: DeleteAclsResponse) -> list[Acl]:

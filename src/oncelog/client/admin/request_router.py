@@ -83,9 +83,7 @@ class RequestRouter:
                 answered = await request_items(remaining)
             except (DisconnectedError, TimedOut, BrokerError) as error:
                 answered = {item: failed(item, error) for item in remaining}
-            for item in remaining:
-                unnamed = UnknownTopicOrPartition(f"the broker's response has no entry for {item}")
-                results[item] = answered.get(item) or failed(item, unnamed)
+            results |= {item: answered.get(item) or failed(item, _no_entry(item)) for item in remaining}
             pause_ms = cluster.retry_pause_ms(attempt)
             if cluster.now_ms() + pause_ms > deadline_ms:
                 break
@@ -209,6 +207,10 @@ class RequestRouter:
             return await attempt(cluster, await find_coordinator(cluster, kind, name))
 
         return await cluster.retrying(find_and_attempt, unknown_topic_patience_ms=unknown_topic_patience_ms)
+
+
+def _no_entry(item: object) -> UnknownTopicOrPartition:
+    return UnknownTopicOrPartition(f"the broker's response has no entry for {item}")
 
 
 def _is_worth_a_retry(error: OncelogError | None) -> bool:
