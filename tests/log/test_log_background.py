@@ -202,6 +202,38 @@ def test_closing_finishes_what_waits_and_abandoning_leaves_nothing_open() -> Non
     _remembers(open_partition(disk.after_kill(), SMALL, clean_shutdown=True), stored)
 
 
+@pytest.mark.parametrize("does_fail", [False, True])
+def test_the_blocking_call_of_a_discarded_task_changes_no_other_task(does_fail: bool) -> None:
+    done: list[str] = []
+
+    def call() -> None:
+        done.append("call")
+        if does_fail:
+            raise OSError(errno.EIO, "lost")
+
+    def task(name: str) -> BackgroundTask:
+        try:
+            yield call
+            done.append(name)
+        finally:
+            done.append(f"{name} closed")
+
+    driven = Driven()
+    first = task("first")
+    driven.background.add(first)
+    driven.background.add(task("second"))
+    running = driven.background.step()
+    assert running is not None
+    driven.background.discard(first)
+    assert done == ["first closed"]
+    with suppress(OSError):
+        running()
+    assert driven.step(), "the discarded task's place is passed over, and its error with it"
+    does_fail = False
+    driven.finish()
+    assert done == ["first closed", "call", "call", "second", "second closed"]
+
+
 def _entry(pid: int, sequence: int) -> ProducerEntry:
     return ProducerEntry(0, None, NOW_MS, NOW_MS, None, (RememberedBatch(sequence, pid, 0, NOW_MS),))
 

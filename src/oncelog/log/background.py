@@ -9,7 +9,6 @@ once.
 
 from __future__ import annotations
 
-import inspect
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
@@ -64,6 +63,12 @@ class BackgroundQueue:
         self._queues[kind].waiting.append(task)
         self.on_added()
 
+    def discard(self, task: BackgroundTask) -> None:
+        """Close a task. If its blocking call is running, the result of the call is ignored."""
+        task.close()
+        for queue in self._queues:
+            queue.waiting = deque(None if waiting is task else waiting for waiting in queue.waiting)
+
     def step(self) -> RunningCall | None:
         """Run one step of the next task. Return a blocking call if the caller must run one, else None.
 
@@ -100,12 +105,13 @@ class BackgroundQueue:
 class _KindQueue:
     """The tasks of one kind.
 
+    - `waiting`: the tasks; None in the place of a discarded task, because its blocking call may be running.
     - `call`: the running blocking call of the first task; None if no call is running.
     - `error`: the error of the last blocking call, for the next step of its task.
     """
 
     def __init__(self) -> None:
-        self.waiting: deque[BackgroundTask] = deque()
+        self.waiting: deque[BackgroundTask | None] = deque()
         self.call: RunningCall | None = None
         self.error: Exception | None = None
 
@@ -116,8 +122,8 @@ class _KindQueue:
     def step(self) -> RunningCall | None:
         task, error = self.waiting.popleft(), self.error
         self.error = None
-        if inspect.getgeneratorstate(task) == inspect.GEN_CLOSED:
-            return None  # the task was abandoned during its blocking call, so the error no longer matters
+        if task is None:
+            return None
         try:
             call = next(task) if error is None else task.throw(error)
         except (StopIteration, PartitionClosed):

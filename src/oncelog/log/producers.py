@@ -338,5 +338,5 @@ class PartitionProducers:
     def abandon(self) -> None:
         """Stop writing the snapshot that is in progress, if any."""
         if self._writing is not None:
-            self._writing.close()
+            self._background.discard(self._writing)
             self._writing = self._requested = None

@@ -294,10 +294,11 @@ def _parse(
             size, position = ((size & 127) >> 1 | second << 6) ^ -(size & 1), position + 2
         else:
             size, position = varint(data, position)
-        value = None if size == -1 else data[position : position + size]
-        if size > 0:
-            position += size
-        elif size < -1:
+        if size >= 0:
+            value, position = data[position : position + size], position + size
+        elif size == -1:
+            value = None
+        else:
             raise _bad_record(base_offset, first + len(records))
         headers: tuple[Header, ...] = ()
         if data[position]:

@@ -14,9 +14,10 @@ TransactionManager.
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 from oncelog.client.connection.metadata import ClusterMetadata
 from oncelog.client.producer.batch import BatchResult, Callback, ProducerBatch, indeterminate_error, split
@@ -131,14 +132,14 @@ class ProducerCore:
         """Return a topic's queues, or None if its number of partitions must be looked up first."""
         return self.topics.get(name)
 
-    def may_have_more_partitions(self, name: str, partition: int | None) -> bool:
+    def may_have_more_partitions(self, name: str, partition: object) -> bool:
         """Return True if `partition` is above the known partitions of a topic.
 
         The partition may have been added since the last metadata response.
         """
-        if partition is None or not hasattr(partition, "__index__"):
+        if not isinstance(partition, SupportsIndex):
             return False
-        return partition >= self.current_topic(name).count
+        return operator.index(partition) >= self.current_topic(name).count
 
     def set_partition_count(self, name: str, count: int, now_ms: float) -> TopicQueues:
         """Set a topic's number of partitions, and add queues for new partitions."""
@@ -188,9 +189,11 @@ class ProducerCore:
     # Appending
 
     def append_to_open_batch(
-        self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
+        self, topic: Any, partition: object, row: Row, size_bytes: int, callback: Callback | None
     ) -> tuple[BatchResult, int] | None:
         """Append a record to a batch that is open and has room: the fast path of nearly every `send`.
+
+        `topic` and `partition` are the application's arguments, which nothing has checked.
 
         Return the batch's result and the record's index in it, or None if the record needs `append`. The
         caller holds the lock. Raises MisuseError in a signal handler that interrupted another call.
@@ -232,7 +235,7 @@ class ProducerCore:
     def append(
         self,
         topic: str,
-        partition: int | None,
+        partition: object,
         row: Row,
         size_bytes: int,
         now_ms: float,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -162,15 +163,16 @@ class TopicQueues:
             self.sticky_queue = None
 
     def queue(
-        self, partition: int | None, key: bytes | None, size_bytes: int, batch_bytes: int
+        self, partition: object, key: bytes | None, size_bytes: int, batch_bytes: int
     ) -> PartitionQueue:
         """Return the queue for a record. Raises MisuseError if the topic has no such partition."""
         if partition is None:
             return self._choose(key, size_bytes, batch_bytes)
-        if not hasattr(partition, "__index__") or not 0 <= partition < self.count:
+        number = operator.index(partition) if isinstance(partition, SupportsIndex) else -1
+        if not 0 <= number < self.count:
             existing = f"partitions 0 to {self.count - 1}"
             raise MisuseError(f"topic {self.name!r} has {existing}, so there is no partition {partition!r}")
-        return self.queues[partition]
+        return self.queues[number]
 
     def _choose(self, key: bytes | None, size_bytes: int, batch_bytes: int) -> PartitionQueue:
         partitioner, count = self.partitioner, self.count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from oncelog.client.arguments import headers_of
 from oncelog.errors import MisuseError
@@ -16,9 +17,9 @@ RECORD_OVERHEAD_BYTES = 21
 
 
 def make_row(
-    value: bytes | None,
-    key: bytes | None,
-    timestamp_ms: int | None,
+    value: Any,
+    key: Any,
+    timestamp_ms: object,
     headers: Headers,
     wall_ns: Callable[[], int],
 ) -> Row:
