@@ -4,7 +4,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup demo example-bank test test-all test-full test-optimized soak fuzz differential model simulate bench mutants lock behaviours \
+.PHONY: setup compile demo example-bank test test-all test-full test-optimized soak fuzz differential model simulate bench mutants lock behaviours \
 	reference docs docs-serve clean
 
 setup: $(STAMP)  ## make .venv with the locked packages, and check that Java is there
@@ -14,11 +14,17 @@ $(STAMP): requirements.lock requirements-build.lock pyproject.toml $(wildcard pa
 	@tools/make_venv.sh $(VENV)
 	@touch $(STAMP)
 
+compile: setup  ## compile the hot modules with mypyc; an edit of a source switches them off
+	$(BIN)/python tools/compile.py
+
 demo: setup  ## real flights, real faults, Spark, and a count of lost and doubled records
 	$(BIN)/oncelog demo
 
 example-bank: setup  ## a bank whose teller is killed repeatedly; every transfer is booked once
 	$(BIN)/python examples/bank.py
+
+# Tests replace methods of classes, which compiled callers do not see.
+test test-full test-optimized soak mutants: export ONCELOG_PURE_PYTHON := 1
 
 PYTEST_OPTIONS ?=
 test: setup  ## style, types, and the quick tests (docs/internals/testing.md); PYTEST_OPTIONS="--order-seed=7"

@@ -683,6 +683,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the rows of these modules into the page")
     options = parser.parse_args()
     os.chdir(ROOT)
+    os.environ["ONCELOG_PURE_PYTHON"] = "1"  # Compiled functions have no code object to replace.
     modules = modules_of(options.modules)
     if len(modules) > 1:
         return run_each(list(modules), options)

@@ -12,8 +12,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from oncelog import config, errors
-from oncelog.types import (
+from oncelog import compiled
+
+compiled.select()  # Before the first import of a module that may have a compiled form.
+
+from oncelog import config, errors  # noqa: E402
+from oncelog.types import (  # noqa: E402
     ConsumerGroupMetadata,
     Header,
     Isolation,

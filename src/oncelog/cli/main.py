@@ -12,6 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import click
 
+from oncelog import compiled
 from oncelog.errors import BrokerError, ConfigError, MisuseError, OncelogError, TimedOut
 
 COMMANDS = {
@@ -110,7 +111,7 @@ class _LazyGroup(click.Group):
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="oncelog")
+@click.version_option(package_name="oncelog", message=f"%(prog)s, version %(version)s, {compiled.form}")
 def cli() -> None:
     """Exactly-once Kafka messaging for Python: a broker, clients, a Spark source and sink, and a log audit.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import cast
 
 from oncelog.wire.frames import FrameReader
@@ -101,7 +102,7 @@ class RequestReader:
     def held_bytes(self) -> int:
         """Memory of the incomplete frame and of the backlog, in bytes."""
         # The backlog is a view. A view keeps its whole object alive, so count all bytes of that object.
-        backlog_bytes = len(cast(bytes, self.backlog.obj)) if self.backlog else 0
+        backlog_bytes = len(cast(Sized, self.backlog.obj)) if self.backlog else 0
         return self.frames.held_bytes + backlog_bytes + len(self._arrived)
 
     def clear(self) -> None:

@@ -1,0 +1,169 @@
+"""The choice between sources and compiled modules (src/oncelog/compiled.py), and that both do the same."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from oncelog import compiled
+
+ROOT = Path(__file__).parents[1]
+IS_COMPILED = "import sys, oncelog.wire.records as m; sys.exit(not m.__file__.endswith('.so'))"
+
+
+def _compile_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("compile_tool", ROOT / "tools" / "compile.py")
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    return tool
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what `make compile` reads, without a compiled form."""
+    shutil.copytree(
+        ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("_compiled*", "__pycache__", "spark")
+    )
+    shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def _python(tree: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "ONCELOG_PURE_PYTHON"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**inherited, "PYTHONPATH": str(tree / "src"), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+
+
+def _version(tree: Path, **environment: str) -> str:
+    command = "from oncelog.cli.main import main; main()"
+    return _python(tree, "-c", command, "--version", **environment).stdout.strip().split(", ", 2)[-1]
+
+
+def test_a_tree_in_which_nothing_was_compiled_runs_the_sources(tree: Path) -> None:
+    assert _version(tree) == "pure Python"
+
+
+def test_an_edited_source_switches_all_compiled_modules_off_and_the_version_says_so(tree: Path) -> None:
+    package = tree / "src" / "oncelog"
+    edited = (package / "types.py").stat()
+    (package / "_compiled").mkdir()
+    (package / "_compiled" / compiled.MANIFEST).write_text(
+        f"suffix\t{EXTENSION_SUFFIXES[0]}\n"
+        f"source\t{edited.st_mtime_ns - 1}\t{edited.st_size}\ttypes.py\n"
+        "module\toncelog.types\n"
+    )
+    expected = "pure Python, because types.py has changed; `make compile` compiles again"
+    assert _version(tree) == expected
+    assert _version(tree, ONCELOG_PURE_PYTHON="1") == "pure Python, because ONCELOG_PURE_PYTHON is set"
+
+
+@pytest.mark.parametrize(
+    ("suffix", "later_ns", "longer", "path", "reason"),
+    [
+        (EXTENSION_SUFFIXES[0], 0, 0, "a.py", None),
+        (EXTENSION_SUFFIXES[0], 1, 0, "a.py", "a.py has changed"),
+        (EXTENSION_SUFFIXES[0], 0, 1, "a.py", "a.py has changed"),
+        (EXTENSION_SUFFIXES[0], 0, 0, "b.py", "b.py is gone"),
+        (".cpython-39-none.so", 0, 0, "a.py", "another Python compiled the modules"),
+    ],
+)
+def test_compiled_modules_run_only_if_every_source_is_the_same(
+    tmp_path: Path, suffix: str, later_ns: int, longer: int, path: str, reason: str | None
+) -> None:
+    source = tmp_path / "a.py"
+    source.write_text("x = 1\n")
+    found = source.stat()
+    sources = [(found.st_mtime_ns + later_ns, found.st_size + longer, path)]
+    assert compiled.difference(str(tmp_path), suffix, sources) == reason
+
+
+def test_the_manifest_names_each_compiled_module_and_the_sources_that_it_imports(tmp_path: Path) -> None:
+    tool = _compile_tool()
+    names = tool.module_names()
+    sources = tool.sources_of(names)
+    paths = {path for _, _, path in sources}
+    assert {name.removeprefix("oncelog.").replace(".", "/") + ".py" for name in names} <= paths
+    assert "errors.py" in paths, "compiled code relies on its types"
+    (tmp_path / compiled.MANIFEST).write_text(tool.manifest_text(names, sources))
+    read = compiled.read_manifest(str(tmp_path))
+    assert read == (EXTENSION_SUFFIXES[0], sources, {"oncelog_compiled__mypyc", *names})
+
+
+def test_a_machine_without_a_compiler_is_told_so_in_one_line(tree: Path) -> None:
+    result = _python(tree, str(tree / "tools" / "compile.py"), CC="no-such-compiler")
+    assert result.returncode == 1
+    assert (
+        result.stderr
+        == "compile: the C compiler (no-such-compiler) is missing, so Oncelog runs as pure Python\n"
+    )
+
+
+BOTH_FORMS = """
+import hashlib, random
+from oncelog.wire.batch import build_batch
+from oncelog.wire.records import NewRecord, decode_records
+from oncelog.wire.header import HEADER_BYTES, read_header, write_crc
+
+rng, digest = random.Random(18), hashlib.sha256()
+
+def note(*values):
+    digest.update(repr(values).encode())
+
+def data():
+    return rng.choice([None, b"", rng.randbytes(rng.choice([1, 63, 64, 127, 128, 8191, 8192]))])
+
+for number in range(3000):
+    headers = tuple((rng.choice(["", "h", "\\u00e9" * 40]), data()) for _ in range(rng.choice([0, 0, 1, 3])))
+    records = [NewRecord(rng.randrange(2**41), data(), data(), headers) for _ in range(rng.choice([1, 2, 5]))]
+    batch = bytearray(build_batch(records))
+    note(bytes(batch), tuple(read_header(batch)), decode_records(batch))
+    for _ in range(4):
+        broken = bytearray(batch)
+        for _ in range(rng.choice([1, 1, 3])):
+            byte = rng.choice([0, 1, 3, 127, 128, 255, rng.randrange(256)])
+            broken[rng.randrange(HEADER_BYTES, len(broken))] = byte
+        write_crc(broken, 0, len(broken))
+        try:
+            note(decode_records(broken))
+        except Exception as error:
+            note(type(error).__name__, str(error))
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.full("compiles all modules: 40 s")
+def test_both_forms_give_the_same_bytes_and_the_same_errors(tree: Path) -> None:
+    tool = str(tree / "tools" / "compile.py")
+    built = _python(tree, tool)
+    assert built.returncode == 0, built.stderr
+    assert _version(tree) == "compiled"
+    assert _python(tree, "-c", IS_COMPILED).returncode == 0
+    assert _python(tree, "-OO", "-c", IS_COMPILED).returncode == 0
+    assert _python(tree, "-c", IS_COMPILED, ONCELOG_PURE_PYTHON="1").returncode == 1
+    again = _python(tree, tool)
+    assert (again.returncode, again.stdout) == (0, ""), "nothing has changed, so nothing is compiled"
+
+    results = [_python(tree, "-c", BOTH_FORMS, **form) for form in ({}, {"ONCELOG_PURE_PYTHON": "1"})]
+    assert [result.returncode for result in results] == [0, 0], results[0].stderr + results[1].stderr
+    assert results[0].stdout == results[1].stdout
+
+    with open(tree / "src" / "oncelog" / "errors.py", "a") as source:
+        source.write("\n")
+    assert _version(tree).startswith("pure Python, because errors.py has changed")
+    assert _python(tree, "-c", IS_COMPILED).returncode == 1
