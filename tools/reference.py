@@ -187,6 +187,10 @@ ENVIRONMENT = (
         "ONCELOG_SINK_METRICS",
         "The file or named pipe for the figures of Spark's sink: see [Metrics](metrics.md#spark).",
     ),
+    (
+        "ONCELOG_PURE_PYTHON",
+        "1 runs the Python sources where compiled modules exist: see [Compiled modules](../internals/compiled.md).",
+    ),
 )
 _CONFIGURATION_INTRODUCTION = """\
 Names, defaults and meanings are Kafka's unless the description says otherwise. A name that begins
