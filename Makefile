@@ -25,6 +25,8 @@ example-bank: setup  ## a bank whose teller is killed repeatedly; every transfer
 
 # Tests replace methods of classes, which compiled callers do not see.
 test test-full test-optimized soak mutants: export ONCELOG_PURE_PYTHON := 1
+# The tests start hundreds of processes. Where this variable is set, each of them would compile all sources again.
+test test-full test-optimized soak mutants simulate: export PYTHONDONTWRITEBYTECODE :=
 
 PYTEST_OPTIONS ?=
 test: setup  ## style, types, and the quick tests (docs/internals/testing.md); PYTEST_OPTIONS="--order-seed=7"

@@ -43,7 +43,7 @@ def end_round(state: BrokerState) -> None:
 
 
 def next_wakeup_ms(state: BrokerState) -> int:
-    """Return the latest time in ms at which `tick` must be called."""
+    """Return the time in ms of the next deadline, by which `tick` must be called."""
     first_ms, groups = state.periodic.next_ms, state.groups
     for due_ms in (
         state.fetch_purgatory.next_deadline_ms,

@@ -82,7 +82,10 @@ class LeaderEpochs:
 
 
 def _assigned(entries: Epochs, epoch: int, start_offset: int) -> Epochs:
-    """Append an epoch that begins at `start_offset`, unless the last epoch is at least as large."""
+    """Return the entries with an epoch added, without the entries that begin at or after `start_offset`.
+
+    Return the entries unchanged if the last epoch is at least as large.
+    """
     if entries and entries[-1][0] >= epoch:
         return entries
     return [*(entry for entry in entries if entry[1] < start_offset), (epoch, start_offset)]

@@ -251,8 +251,8 @@ def _transactional_batches(
 ) -> Iterator[tuple[TopicPartition, ProducerIdAndEpoch, Partition, int | None]]:
     """Yield each partition with a transactional batch, with the batch's producer and base sequence.
 
-    Topics that the client may not write to are left out. They must not join the transaction before the
-    request is refused for them. See test_who_may_not_add_may_not_write_either.
+    Topics that the client may not write to are left out. The request is refused for them, so they must not
+    join the transaction. See test_who_may_not_add_may_not_write_either.
     """
     message: ProduceRequest = request.message
     for topic in message.topic_data:

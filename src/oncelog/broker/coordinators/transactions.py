@@ -340,7 +340,7 @@ class TransactionCoordinator:
         except (OSError, StorageError) as error:
             raise CoordinatorLoadInProgress(f"cannot allocate producer ids: {error}") from error
 
-    # Time, and the start
+    # Start, time-outs and expiry
 
     def load(self) -> None:
         """Find the leftovers, and replay the log. Unreadable partitions are in `topic.damaged` afterwards."""

@@ -27,7 +27,7 @@ A younger transaction may still be ended by its coordinator.
 
 @dataclass(frozen=True, slots=True)
 class TransactionListing:
-    """A transactional id, its state by Kafka's name, and the node id of its coordinator."""
+    """A transactional id, Kafka's name of its state, and the node id of its coordinator."""
 
     transactional_id: str
     producer_id: int

@@ -121,7 +121,10 @@ class ConnectionCore:
         return next((request.api_name for request in self._in_flight if request.token is token), "request")
 
     def abandon(self) -> list[Any]:
-        """Drop all requests in flight and return their tokens. Their outcome is unknown."""
+        """Drop all requests without a delivered response, and return their tokens.
+
+        Their outcome is unknown to the caller.
+        """
         in_flight = [request.token for request in self._in_flight if request.token is not None]
         tokens, self._undelivered = self._undelivered + in_flight, []
         self._in_flight.clear()

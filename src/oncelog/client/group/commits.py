@@ -196,8 +196,7 @@ class GroupCommits:
         try:
             await self._send(commit.offsets)
         except Exception as error:
-            # Catch every Exception: an offset that does not fit into a request raises another type, and the
-            # caller of `commit` must get it.
+            # Catch every Exception, not only OncelogError: the caller of `commit` must get any error.
             return error
         return None
 

@@ -40,12 +40,11 @@ from oncelog.types import TopicPartition
 
 
 def decided_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
-    """Return the producer id and epoch of the transaction that a record decides.
+    """Return the producer id and epoch of the KIP-890 transaction that a record decides.
 
-    Return None if the record decides none, or if the transaction's epoch is unclear. The epoch is unclear in
-    a record with the largest epoch, because fencing gives a producer that epoch, whatever epoch its
-    transaction had. There is one exception: if the record has a next producer id, the transaction had the
-    last epoch that a client gets.
+    Return None for a classic transaction, for a record without a decision, and if the epoch is unclear.
+    Fencing writes the largest epoch, whatever epoch the transaction had, so that epoch is unclear. But with a
+    next producer id in the record, the transaction had the last epoch that a client gets.
     """
     if not entry.state.is_prepared or entry.client_version < EPOCH_PER_TRANSACTION:
         return None
@@ -66,10 +65,10 @@ def aborted_classic(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
 
 
 def ended_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
-    """Return the producer id and epoch of the transaction that a record ends.
+    """Return the same as `decided_transaction`, and also the producer of a classic transaction's commit.
 
-    Return None for the abort of a classic transaction. Its marker also aborts older transactions, and may
-    have the epoch of a fence.
+    A classic abort gives None: its marker also aborts older transactions, and fencing may have raised its
+    epoch.
     """
     if entry.client_version < EPOCH_PER_TRANSACTION and entry.state is TransactionState.PREPARE_COMMIT:
         return ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
