@@ -33,15 +33,15 @@ test: setup  ## style, types, and the quick tests (docs/internals/testing.md); P
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m quick -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+	$(BIN)/pytest -m quick -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 test-full: setup  ## tests that need Apache Kafka, other languages, clusters, kills or a browser
-	$(BIN)/pytest -m "full or property" -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
+	$(BIN)/pytest -m "full or property" -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS)
 
 test-all: test test-full test-optimized  ## all tests except the long runs
 
 test-optimized: setup  ## tests of rules, wire, log, broker and clients under python -OO
-	PYTHONOPTIMIZE=2 $(BIN)/pytest -n 3 --dist loadfile tests/rules tests/wire tests/log tests/broker tests/client \
+	PYTHONOPTIMIZE=2 $(BIN)/pytest -n auto --dist loadfile tests/rules tests/wire tests/log tests/broker tests/client \
 		tests/faults/test_faults_stories.py tests/test_errors.py $(PYTEST_OPTIONS)
 
 soak: setup  ## the long runs that `make test-all` leaves out

@@ -15,6 +15,7 @@ NAMES = (
     "throughput",
     "single_records",
     "idempotence",
+    "literature",
     "batch_cost",
     "latency",
     "durable",
