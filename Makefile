@@ -7,7 +7,8 @@ STAMP := $(VENV)/.setup-done
 .PHONY: setup compile demo example-bank test test-all test-full test-optimized soak fuzz differential model simulate bench mutants lock behaviours \
 	reference docs docs-serve clean
 
-setup: $(STAMP)  ## make .venv with the locked packages, and check that Java is there
+setup: $(STAMP)  ## make .venv with the locked packages, compile the row loops in C, and check that Java is there
+	@$(BIN)/python tools/compile.py --c-only || true
 	@$(BIN)/python tools/find_java.py || true
 
 $(STAMP): requirements.lock requirements-build.lock pyproject.toml $(wildcard packages/*/pyproject.toml) tools/make_venv.sh

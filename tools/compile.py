@@ -1,8 +1,10 @@
-"""Compile the modules that [tool.oncelog] in pyproject.toml names, with mypyc, for this tree and this Python.
+"""Compile the two parts that [tool.oncelog] in pyproject.toml names, for this tree and this Python.
 
-The result is in src/oncelog/_compiled, which Git ignores and no wheel contains. Nothing is done if no source
-has changed. Without a C compiler, Python.h or mypyc, one line says so and the exit code is 1. `--clean`
-removes the result. See docs/internals/compiled.md.
+`c_sources` are extension modules in C (seconds). `compiled` are modules for mypyc (about a minute), which
+`--c-only` leaves out. The results are in src/oncelog/_compiled_*, which Git ignores and only a wheel of
+tools/wheel_hook.py contains. A part whose sources have not changed is left as it is. Without a C compiler,
+Python.h or mypyc, one line says so and the exit code is 1. `--clean` removes the results. See
+docs/internals/compiled.md.
 """
 
 from __future__ import annotations
@@ -19,60 +21,145 @@ import sysconfig
 import tempfile
 import time
 import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 PACKAGE = SOURCE / "oncelog"
-TARGET = PACKAGE / "_compiled"
 GROUP = "oncelog_compiled"
-"""Name of the library that has the code of all modules; mypyc adds `__mypyc`."""
+"""Name of the library that has the code of all modules of mypyc; mypyc adds `__mypyc`."""
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
+Sources = list[tuple[int, int, str]]
+"""Time in ns, size, and path in the package of each source of a part."""
 
-BUILD = """\
-import sys
+BUILD_C = """\
+import os, sys
+from setuptools import Extension, setup
+root, *names = sys.argv[1:]
+def source(name):
+    package, _, module = name.rpartition(".")
+    return os.path.join(root, *package.split("."), module + ".c")
+extra = [] if sys.platform == "win32" else ["-O3"]
+extensions = [Extension(name, [source(name)], extra_compile_args=extra) for name in names]
+setup(name="oncelog-c", packages=[], ext_modules=extensions,
+      script_args=["build_ext", "--build-lib=lib", f"--parallel={os.cpu_count() or 1}"])
+"""
+BUILD_MYPYC = """\
+import os, sys
 from mypyc.build import mypycify
 from setuptools import setup
 group, *paths = sys.argv[1:]
 options = ["--strict", "--config-file=", "--ignore-missing-imports", "--no-warn-unused-ignores"]
 extensions = mypycify([*options, *paths], opt_level="2", multi_file=True, group_name=group)
 setup(name=group, packages=[], ext_modules=extensions,
-      script_args=["build_ext", "--build-lib=lib", f"--parallel={__import__('os').cpu_count() or 1}"])
+      script_args=["build_ext", "--build-lib=lib", f"--parallel={os.cpu_count() or 1}"])
 """
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the two parts: what it compiles, from what, and with what."""
+
+    name: str
+    modules: list[str]
+    """The extension modules, all of which the build leaves in `lib`."""
+    requires: list[str]
+    """The Python packages that the build needs."""
+    script: str
+    arguments: list[str]
+    find_sources: Callable[[], Sources]
+    notice: str
+
+    @property
+    def target(self) -> Path:
+        """Return the directory of the result."""
+        return PACKAGE / f"_compiled_{self.name}"
+
+    def manifest(self, sources: Sources) -> str:
+        """Return the manifest that oncelog/compiled.py reads."""
+        lines = [f"suffix\t{SUFFIX}"]
+        lines += [f"source\t{modified_ns}\t{size}\t{path}" for modified_ns, size, path in sources]
+        lines += [f"module\t{name}" for name in self.modules]
+        return "\n".join(lines) + "\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clean", action="store_true", help="remove the extension modules")
-    if parser.parse_args().clean:
-        shutil.rmtree(TARGET, ignore_errors=True)
+    parser.add_argument("--c-only", action="store_true", help="compile only the extension modules in C")
+    arguments = parser.parse_args()
+    parts = [c_part()] if arguments.c_only else [c_part(), mypyc_part()]
+    if arguments.clean:
+        for part in parts:
+            shutil.rmtree(part.target, ignore_errors=True)
         return 0
-    names = module_names()
-    sources = sources_of(names)
-    if manifest_text(names, sources) == current_manifest():
-        return 0
-    missing = missing_tool()
+    return 0 if all([compile_part(part) for part in parts]) else 1
+
+
+def compile_part(part: Part) -> bool:
+    """Compile a part if its sources have changed. Return False if that fails."""
+    sources = part.find_sources()
+    if part.manifest(sources) == current_manifest(part):
+        return True
+    missing = missing_tool(part.requires)
     if missing is not None:
-        print(f"compile: {missing} is missing, so Oncelog runs as pure Python", file=sys.stderr)
-        return 1
-    print(f"compile: compiling {len(names)} modules with mypyc (about a minute)", flush=True)
+        print(f"compile: {missing} is missing, so Oncelog runs without {part.notice}", file=sys.stderr)
+        return False
+    print(f"compile: compiling {part.notice}", flush=True)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="oncelog-compile-") as scratch:
-        if not build(names, Path(scratch)):
-            return 1
-        if sources_of(names) != sources:
+        if not build(part, Path(scratch)):
+            return False
+        if part.find_sources() != sources:
             print("compile: a source changed meanwhile; run it again", file=sys.stderr)
-            return 1
-        install(names, Path(scratch) / "lib", manifest_text(names, sources))
+            return False
+        install(part, Path(scratch) / "lib", part.manifest(sources))
     print(f"compile: done in {time.monotonic() - started:.0f} s")
-    return 0
+    return True
 
 
-def module_names() -> list[str]:
-    """Return the dotted names of the modules to compile."""
+def c_part() -> Part:
+    """Return the extension modules in C."""
+    names = [dotted(path) for path in configuration()["c_sources"]]
+    return Part(
+        "c",
+        names,
+        ["setuptools"],
+        BUILD_C,
+        [str(SOURCE), *names],
+        lambda: c_sources_of(names),
+        "row loops in C",
+    )
+
+
+def mypyc_part() -> Part:
+    """Return the modules that mypyc compiles."""
+    names = [dotted(path) for path in configuration()["compiled"]]
+    paths = [str(file) for name in names if (file := file_of(name)) is not None]
+    return Part(
+        "mypyc",
+        [f"{GROUP}__mypyc", *names],
+        ["mypy", "mypyc", "setuptools"],
+        BUILD_MYPYC,
+        [GROUP, *paths],
+        lambda: sources_of(names),
+        f"{len(names)} modules compiled by mypyc (about a minute)",
+    )
+
+
+def configuration() -> dict[str, Any]:
+    """Return [tool.oncelog] of pyproject.toml."""
     with open(ROOT / "pyproject.toml", "rb") as file:
-        paths: list[str] = tomllib.load(file)["tool"]["oncelog"]["compiled"]
-    return ["oncelog." + path.replace("/", ".") for path in paths]
+        content: dict[str, Any] = tomllib.load(file)["tool"]["oncelog"]
+    return content
+
+
+def dotted(path: str) -> str:
+    """Return the name of the module at a path in the package."""
+    return "oncelog." + path.replace("/", ".")
 
 
 def file_of(name: str) -> Path | None:
@@ -84,8 +171,20 @@ def file_of(name: str) -> Path | None:
     return None
 
 
-def sources_of(names: list[str]) -> list[tuple[int, int, str]]:
-    """Return time in ns, size and path of the modules' sources and of every source that these import.
+def c_sources_of(names: list[str]) -> Sources:
+    """Return each module's C source, all headers, and the Python module that it replaces: its oracle.
+
+    `wire/_records.c` replaces functions of `wire/records.py`.
+    """
+    files = {*PACKAGE.rglob("*.h")}
+    for name in names:
+        path = SOURCE.joinpath(*name.split("."))
+        files |= {path.with_suffix(".c"), path.with_name(path.name.removeprefix("_") + ".py")}
+    return facts_of(files)
+
+
+def sources_of(names: list[str]) -> Sources:
+    """Return the modules' sources and every source that these import.
 
     Compiled code relies on the types of what it imports, so a change there counts as well. `oncelog` itself
     is left out: it imports everything, lazily.
@@ -103,6 +202,11 @@ def sources_of(names: list[str]) -> list[tuple[int, int, str]]:
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("oncelog"):
                 waiting.append(node.module or "")
                 waiting += [f"{node.module}.{alias.name}" for alias in node.names]
+    return facts_of(files)
+
+
+def facts_of(files: set[Path]) -> Sources:
+    """Return time, size and path of files of the package, in the order of their paths."""
     return [
         (found.st_mtime_ns, found.st_size, file.relative_to(PACKAGE).as_posix())
         for file in sorted(files)
@@ -110,37 +214,29 @@ def sources_of(names: list[str]) -> list[tuple[int, int, str]]:
     ]
 
 
-def manifest_text(names: list[str], sources: list[tuple[int, int, str]]) -> str:
-    """Return the manifest that oncelog/compiled.py reads."""
-    lines = [f"suffix\t{SUFFIX}"]
-    lines += [f"source\t{modified_ns}\t{size}\t{path}" for modified_ns, size, path in sources]
-    lines += [f"module\t{name}" for name in (f"{GROUP}__mypyc", *names)]
-    return "\n".join(lines) + "\n"
-
-
-def current_manifest() -> str | None:
+def current_manifest(part: Part) -> str | None:
+    """Return the manifest of an earlier build, or None."""
     try:
-        return (TARGET / "manifest.txt").read_text()
+        return (part.target / "manifest.txt").read_text()
     except FileNotFoundError:
         return None
 
 
-def missing_tool() -> str | None:
+def missing_tool(packages: list[str]) -> str | None:
     """Return what this machine lacks for a build, or None."""
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"the C compiler ({compiler})"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "Python.h (Debian, Ubuntu: sudo apt-get install python3-dev)"
-    absent = [name for name in ("mypyc", "setuptools") if importlib.util.find_spec(name) is None]
+    absent = [name for name in packages if importlib.util.find_spec(name) is None]
     return f"{absent[0]} (`make setup` installs it)" if absent else None
 
 
-def build(names: list[str], scratch: Path) -> bool:
+def build(part: Part, scratch: Path) -> bool:
     """Build the extension modules in `scratch`/lib. If it fails, print the end of its output."""
-    paths = [str(file) for name in names if (file := file_of(name)) is not None]
     run = subprocess.run(
-        [sys.executable, "-c", BUILD, GROUP, *paths],
+        [sys.executable, "-c", part.script, *part.arguments],
         cwd=scratch,
         env={**os.environ, "MYPYPATH": str(SOURCE), "ONCELOG_PURE_PYTHON": "1"},
         stdout=subprocess.PIPE,
@@ -150,20 +246,20 @@ def build(names: list[str], scratch: Path) -> bool:
     )
     if run.returncode:
         print("\n".join(run.stdout.splitlines()[-20:]), file=sys.stderr)
-        print("compile: failed, so Oncelog runs as pure Python", file=sys.stderr)
+        print(f"compile: failed, so Oncelog runs without {part.notice}", file=sys.stderr)
     return run.returncode == 0
 
 
-def install(names: list[str], built: Path, manifest: str) -> None:
+def install(part: Part, built: Path, manifest: str) -> None:
     """Replace the result of an earlier build in one step each way: a process sees all of it or nothing."""
     new = Path(tempfile.mkdtemp(prefix="_compiled.", dir=PACKAGE))
     try:
-        for name in (f"{GROUP}__mypyc", *names):
+        for name in part.modules:
             shutil.copy(built.joinpath(*name.split(".")).with_suffix(SUFFIX), new / f"{name}{SUFFIX}")
         (new / "manifest.txt").write_text(manifest)
         new.chmod(0o755)
-        shutil.rmtree(TARGET, ignore_errors=True)
-        new.rename(TARGET)
+        shutil.rmtree(part.target, ignore_errors=True)
+        new.rename(part.target)
     finally:
         shutil.rmtree(new, ignore_errors=True)
 

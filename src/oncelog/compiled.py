@@ -1,15 +1,21 @@
-"""Chooses, once per process, between the sources and the extension modules that mypyc compiled from them.
+"""Chooses, once per process, between the sources and the extension modules that were compiled from them.
 
-`make compile` writes the extension modules and a manifest to `_compiled` in this package. The manifest has
-the size and the modification time of each source that took part. If all sources are still the same, `select`
-adds a finder for the extension modules. Otherwise the whole process runs the sources: an edit always has
-effect, and no process mixes old and new code. Without a manifest nothing is compiled and nothing is added.
+There are two parts, each with a directory and a manifest of its own in `_compiled_*` of this package:
+
+    c       the row loops in C, beside the Python module that they replace (`make setup`)
+    mypyc   the hot modules, compiled by mypyc from the same source (`make compile`)
+
+A manifest has the size and the modification time of each source of its part. If all of them are still the
+same, `select` adds a finder for the part's extension modules. Otherwise the whole process runs without the
+part: an edit always has effect, and no process mixes old and new code. Without a manifest nothing is added.
 
 The manifest is text, one entry a line, fields separated by tabs:
 
     suffix   .cpython-311-x86_64-linux-gnu.so
     source   1764000000000000000   12345   wire/records.py
     module   oncelog.wire.records
+
+A wheel is installed with times of its own, so a time of 0 stands for any time.
 
 Guard: tests/test_compiled.py. See docs/internals/compiled.md.
 """
@@ -24,7 +30,7 @@ from importlib.util import spec_from_file_location
 from types import ModuleType
 
 PACKAGE = os.path.dirname(__file__)
-DIRECTORY = os.path.join(PACKAGE, "_compiled")
+PARTS = ("mypyc", "c")
 MANIFEST = "manifest.txt"
 
 form = "pure Python"
@@ -55,16 +61,37 @@ def select() -> None:
     if os.environ.get("ONCELOG_PURE_PYTHON", "0") not in ("", "0"):
         form = "pure Python, because ONCELOG_PURE_PYTHON is set"
         return
-    manifest = read_manifest(DIRECTORY)
-    if manifest is None:
-        return
-    suffix, sources, modules = manifest
-    reason = difference(PACKAGE, suffix, sources)
-    if reason is not None:
-        form = f"pure Python, because {reason}; `make compile` compiles again"
-        return
-    sys.meta_path.insert(0, _Finder(DIRECTORY, suffix, modules))
-    form = "compiled"
+    running, reasons = [], []
+    for part in PARTS:
+        directory = directory_of(PACKAGE, part)
+        manifest = read_manifest(directory)
+        if manifest is None:
+            continue
+        suffix, sources, modules = manifest
+        reason = difference(PACKAGE, suffix, sources)
+        if reason is None:
+            sys.meta_path.insert(0, _Finder(directory, suffix, modules))
+            running.append(part)
+        elif reason not in reasons:
+            reasons.append(reason)
+    form = describe(running, reasons)
+
+
+def describe(running: list[str], reasons: list[str]) -> str:
+    """Return the text of `form`: the parts that run, and why others do not."""
+    text = {
+        (): "pure Python",
+        ("c",): "pure Python with row loops in C",
+        ("mypyc",): "compiled, without row loops in C",
+    }.get(tuple(running), "compiled")
+    if not reasons:
+        return text
+    return f"{text}, because {' and '.join(reasons)}; `make compile` compiles again"
+
+
+def directory_of(package: str, part: str) -> str:
+    """Return the directory of a part's extension modules."""
+    return os.path.join(package, f"_compiled_{part}")
 
 
 def read_manifest(directory: str) -> tuple[str, list[tuple[int, int, str]], frozenset[str]] | None:
@@ -97,6 +124,6 @@ def difference(package: str, suffix: str, sources: list[tuple[int, int, str]]) -
             found = os.stat(os.path.join(package, path))
         except OSError:
             return f"{path} is gone"
-        if found.st_mtime_ns != modified_ns or found.st_size != size_bytes:
+        if found.st_mtime_ns != modified_ns != 0 or found.st_size != size_bytes:
             return f"{path} has changed"
     return None

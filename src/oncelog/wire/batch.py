@@ -27,7 +27,7 @@ from oncelog.wire.header import (
     write_crc,
 )
 from oncelog.wire.primitives import Buffer, WritableBuffer
-from oncelog.wire.records import LOSSLESS, DecodedRecord, NewRecord, encode_records
+from oncelog.wire.records import LOSSLESS, DecodedRecord, NewRecord, encode_after_space
 
 __all__ = [
     "HEADER_BYTES",
@@ -68,8 +68,8 @@ def build_batch(
     if not records:
         raise MisuseError("a batch needs at least one record")
     base_timestamp_ms = records[0][0]
-    batch = seal(
-        encode_records(records, base_timestamp_ms),
+    batch = seal_encoded(
+        encode_after_space(records, base_timestamp_ms, HEADER_BYTES),
         len(records),
         base_timestamp_ms,
         max([record[0] for record in records]),
@@ -100,18 +100,45 @@ def seal(
     base_sequence: int | None = None,
     last_offset_delta: int | None = None,
 ) -> bytearray:
+    """Return a batch with header and checksum. `parts`: the encoded records. See `seal_encoded`."""
+    return seal_encoded(
+        bytearray().join((bytes(HEADER_BYTES), *parts)),
+        records_count,
+        base_timestamp_ms,
+        max_timestamp_ms,
+        compression=compression,
+        level=level,
+        attributes=attributes,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        last_offset_delta=last_offset_delta,
+    )
+
+
+def seal_encoded(
+    batch: bytearray,
+    records_count: int,
+    base_timestamp_ms: int,
+    max_timestamp_ms: int,
+    *,
+    compression: Compression = Compression.NONE,
+    level: int | None = None,
+    attributes: int = 0,
+    producer_id: int | None = None,
+    producer_epoch: int | None = None,
+    base_sequence: int | None = None,
+    last_offset_delta: int | None = None,
+) -> bytearray:
     """Return a batch with header and checksum.
 
-    `parts`: the encoded records. `attributes`: without codec bits.
+    `batch`: the space for the header and the encoded records; the caller must not use it afterwards.
+    `attributes`: without codec bits. `last_offset_delta` None: the batch has a record for each offset.
 
-    `last_offset_delta` None: the batch has a record for each offset. Raises ConfigError if the codec's
-    library is missing.
+    Raises ConfigError if the codec's library is missing.
     """
     if compression:
-        payload = compress(compression, b"".join(parts), level)
-        batch = bytearray(HEADER_BYTES) + payload
-    else:
-        batch = bytearray().join((bytes(HEADER_BYTES), *parts))
+        batch = bytearray(HEADER_BYTES) + compress(compression, memoryview(batch)[HEADER_BYTES:], level)
     seal_in_place(
         batch,
         records_count,
@@ -172,10 +199,11 @@ def rewrite_batch(
             max_timestamp_ms = max(record.timestamp_ms for record in records)
     if delete_horizon_ms is not None:
         base_timestamp_ms = delete_horizon_ms
-    batch = seal(
-        encode_records(
+    batch = seal_encoded(
+        encode_after_space(
             [NewRecord(*record[1:]) for record in records],
             base_timestamp_ms,
+            HEADER_BYTES,
             [record.offset - header.base_offset for record in records],
             LOSSLESS,
         ),

@@ -6,12 +6,15 @@
 A length of -1 is null, which differs from empty. To read whole fetch responses as columns, use
 `oncelog.wire.columns`.
 
+`_records.c` has the row loops in C. This module is its oracle, and runs where it was not compiled. See
+docs/internals/compiled.md.
+
 Source: apache/kafka DefaultRecord.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import Literal, NamedTuple
 
@@ -20,6 +23,11 @@ from oncelog.types import Header, TimestampType
 from oncelog.wire.compression import MAX_DECOMPRESSED_BYTES, decompress
 from oncelog.wire.header import HEADER_BYTES, BatchHeader, read_header, verify_crc
 from oncelog.wire.primitives import VARINT, VARINT_TABLE_SIZE, Buffer, encode_varint
+
+try:
+    import oncelog.wire._records as _c
+except ModuleNotFoundError:
+    _c = None  # type: ignore[assignment]
 
 # Python's error handlers for header names that are not UTF-8: Kafka stores any bytes as names.
 NameErrors = Literal["strict", "replace", "backslashreplace", "surrogateescape"]
@@ -76,6 +84,22 @@ def _varint(value: int) -> bytes:
     return VARINT[value] if 0 <= value < VARINT_TABLE_SIZE else encode_varint(value)
 
 
+def encode_after_space(
+    records: Sequence[NewRecord],
+    base_timestamp_ms: int,
+    space_bytes: int,
+    offset_deltas: list[int] | None = None,
+    name_errors: NameErrors = "strict",
+) -> bytearray:
+    """Return the encoded records after `space_bytes` zeros, the space for a header. See `encode_records`."""
+    if _c is not None:
+        encoded = _c.encode(records, base_timestamp_ms, offset_deltas, space_bytes)
+        if encoded is not None:
+            return encoded
+    parts = encode_records(records, base_timestamp_ms, offset_deltas, name_errors)
+    return bytearray().join((bytes(space_bytes), *parts))
+
+
 def encode_records(
     records: Iterable[NewRecord],
     base_timestamp_ms: int,
@@ -93,9 +117,9 @@ def encode_records(
     for index, (timestamp_ms, key, value, headers) in zip(indexes, records, strict=False):
         delta = timestamp_ms - base_timestamp_ms
         # A negative delta must not index the table: Python would silently read from its end. See
-        # test_a_negative_timestamp_delta_is_not_read_from_the_table.
+        # test_a_negative_timestamp_delta_is_not_read_from_the_table and test_wire_row_loops.py.
         head = b"\0" + (table[delta] if 0 <= delta < limit else encode_varint(delta))
-        head += table[index] if index < limit else encode_varint(index)
+        head += table[index] if 0 <= index < limit else encode_varint(index)
         if key is None:
             head += _NULL
         else:
@@ -232,6 +256,20 @@ def _slices(
 def _parse_or_raise(
     data: bytes, header: BatchHeader, position: int, first: int, count: int, name_errors: NameErrors
 ) -> tuple[list[DecodedRecord], int]:
+    if _c is not None:
+        is_log_time = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+        parsed = _c.parse(
+            data,
+            position,
+            count,
+            header.base_offset,
+            header.base_timestamp_ms,
+            header.max_timestamp_ms if is_log_time else None,
+            DecodedRecord,
+            name_errors,
+        )
+        if parsed is not None:
+            return parsed
     try:
         return _parse(data, header, position, first, count, name_errors)
     except IndexError as error:

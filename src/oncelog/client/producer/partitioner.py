@@ -18,6 +18,11 @@ import numpy as np
 
 from oncelog.wire.arrow_bytes import RowBytes, Words
 
+try:
+    import oncelog.client.producer._partitioner as _c
+except ModuleNotFoundError:
+    _c = None  # type: ignore[assignment]
+
 _SEED, _M, _MASK = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
 _CACHED_KEYS = 65_536
 
@@ -27,6 +32,10 @@ Partitions = np.ndarray[tuple[int], np.dtype[np.int32]]
 
 def murmur2(data: bytes) -> int:
     """Return Kafka's murmur2 hash as an unsigned 32-bit number."""
+    return _murmur2(data) if _c is None else _c.murmur2(data)
+
+
+def _murmur2(data: bytes) -> int:
     size = len(data)
     h = _SEED ^ size
     whole = size & ~3

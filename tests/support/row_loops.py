@@ -1,0 +1,36 @@
+"""Loads the extension modules in C beside the Python functions that they replace, to compare the two."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
+from typing import Any
+
+import pytest
+
+from oncelog import compiled
+
+
+def c_module(name: str) -> Any:
+    """Return an extension module of this tree, also where ONCELOG_PURE_PYTHON is set.
+
+    Skip the test if the module was not compiled from the present sources. `make setup` compiles it.
+    """
+    if name in sys.modules:
+        return sys.modules[name]
+    directory = compiled.directory_of(compiled.PACKAGE, "c")
+    manifest = compiled.read_manifest(directory)
+    if manifest is None:
+        pytest.skip("the row loops in C were not compiled (`make setup` does it if there is a C compiler)")
+    suffix, sources, _ = manifest
+    reason = compiled.difference(compiled.PACKAGE, suffix, sources)
+    if reason is not None:
+        pytest.skip(f"the row loops in C are old: {reason}")
+    file = os.path.join(directory, name + EXTENSION_SUFFIXES[0])
+    spec = importlib.util.spec_from_file_location(name, file, loader=ExtensionFileLoader(name, file))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
