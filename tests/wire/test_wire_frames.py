@@ -123,6 +123,30 @@ def test_whole_frames_are_views_and_partial_ones_are_buffered() -> None:
     assert [bytes(frame) for frame in reader.feed(b"de")] == [b"cde"]
 
 
+def test_a_reader_that_keeps_the_size_has_room_for_a_frame_as_large_as_an_earlier_one_at_once() -> None:
+    sizes = {}
+    for keeps_size in (False, True):
+        reader = FrameReader(10**6, keeps_size=keeps_size)
+        held = []
+        # Without an earlier frame, the buffer follows the bytes that have arrived, whatever the frame claims.
+        for size in (100_000, 100_000, 50_000, 900_000):
+            reader.feed(struct.pack(">i", size) + b"x")
+            held.append(reader.held_bytes)
+            (frame,) = reader.feed(bytes(size - 1))
+            assert len(frame) == size
+        sizes[keeps_size] = held
+    assert sizes == {False: [4096] * 4, True: [4096, 100_004, 50_004, 100_004]}
+
+
+def test_a_prefix_that_arrives_in_parts_reserves_nothing_for_an_earlier_frame() -> None:
+    reader = FrameReader(10**6, keeps_size=True)
+    reader.feed(struct.pack(">i", 10**6) + b"x")
+    reader.feed(bytes(10**6 - 1))
+    reader.feed(b"\0\0")
+    assert reader.held_bytes == 4096
+    assert [bytes(frame) for frame in reader.feed(b"\0\1a")] == [b"a"]
+
+
 @pytest.mark.parametrize("size", [-1, 101, 2**31 - 1])
 def test_a_size_out_of_range_ends_the_stream(size: int) -> None:
     with pytest.raises(PeerError, match=str(size)):

@@ -217,12 +217,26 @@ class FrameReader:
     A frame that arrives in parts is collected in a separate buffer. The buffer grows with the bytes that have
     arrived, never by the claimed size. `room` returns the free part of this buffer, so that the bytes of a
     large frame can be received in place.
+
+    With `keeps_size`, the buffer has room for the largest earlier frame of the stream from the start. A
+    client that fetches much then neither allocates nor copies repeatedly. A broker has many clients, each of
+    which could make it allocate that much again and again for a few bytes, so it does not use this.
     """
 
-    __slots__ = ("_frame_bytes", "_gathered", "max_frame_bytes", "pending_bytes")
+    __slots__ = (
+        "_earlier_bytes",
+        "_frame_bytes",
+        "_gathered",
+        "_keeps_size",
+        "max_frame_bytes",
+        "pending_bytes",
+    )
 
-    def __init__(self, max_frame_bytes: int) -> None:
+    def __init__(self, max_frame_bytes: int, *, keeps_size: bool = False) -> None:
         self.max_frame_bytes = max_frame_bytes
+        self._keeps_size = keeps_size
+        self._earlier_bytes = 0
+        """Size of the largest frame that was gathered so far; 0 without `keeps_size`."""
         self._gathered = bytearray()
         """The buffer of an incomplete frame: size prefix, bytes that have arrived, and free space."""
         self.pending_bytes = 0
@@ -261,6 +275,7 @@ class FrameReader:
             stop = SIZE_BYTES + self._size(data, 0)
             if stop <= len(data):
                 return data[SIZE_BYTES:stop], data[stop:]
+            self._frame_bytes = stop
         if not self.pending_bytes:
             self._gather(data)
         elif self.pending_bytes == self._frame_bytes:
@@ -313,14 +328,15 @@ class FrameReader:
     def _grow(self, least_bytes: int) -> None:
         """Make the buffer at least `least_bytes` large.
 
-        The new size is _ROOM_GROWTH times the bytes that have arrived, and at least FIRST_ROOM_BYTES. If the
-        size of the frame is known, the buffer is never larger than the frame.
+        The new size is _ROOM_GROWTH times the bytes that have arrived, and at least FIRST_ROOM_BYTES. Once
+        the size of the frame is known, it is also at least the size of the largest earlier frame, and never
+        larger than the frame.
         """
         if least_bytes <= len(self._gathered):
             return
         size = max(least_bytes, _ROOM_GROWTH * self.pending_bytes, FIRST_ROOM_BYTES)
         if self._frame_bytes:
-            size = min(size, self._frame_bytes)
+            size = min(max(size, self._earlier_bytes), self._frame_bytes)
         # A new buffer is needed, because views of the old one may be in use and forbid resizing.
         grown = bytearray(size)
         grown[: self.pending_bytes] = memoryview(self._gathered)[: self.pending_bytes]
@@ -328,6 +344,8 @@ class FrameReader:
 
     def _take(self) -> memoryview:
         frame = memoryview(self._gathered)[SIZE_BYTES : self._frame_bytes]
+        if self._keeps_size:
+            self._earlier_bytes = max(self._earlier_bytes, self._frame_bytes)
         self._gathered, self.pending_bytes, self._frame_bytes = bytearray(), 0, 0
         return frame
 

@@ -83,7 +83,7 @@ class ConnectionCore:
         self.reauthentication_due_ms: float | None = None
         """Time at which to call `reauthenticate`; None if the session does not expire."""
         self._client_id = client_id
-        self._reader = FrameReader(max_frame_bytes)
+        self._reader = FrameReader(max_frame_bytes, keeps_size=True)
         self._next_correlation_id = 0
         self._in_flight: deque[_InFlight] = deque()
         """Requests whose response is due, oldest first."""
