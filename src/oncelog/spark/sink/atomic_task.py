@@ -21,6 +21,7 @@ from oncelog.client.producer.partitioner import Partitioner, Partitions
 from oncelog.config import PRODUCER
 from oncelog.errors import OncelogError, TimedOut
 from oncelog.spark.audit.row_hash import hash_rows
+from oncelog.spark.python_worker import freeze_modules
 from oncelog.spark.sink.decisions import RowRefused, RowSum, SinkError, WriteLease, may_acquire_lease
 from oncelog.spark.sink.error_hints import explain_error
 from oncelog.spark.sink.sink_options import SinkSettings
@@ -51,6 +52,7 @@ def place_rows(
 
     `counts` maps topics to their number of partitions. Missing topics are looked up and added.
     """
+    freeze_modules()
     rows = SinkRows(settings.topic, settings.max_row_bytes)
     partitioner = Partitioner(str(PRODUCER.parse(settings.producer)["partitioner"]), random.randrange)
     for batch in batches:
@@ -101,6 +103,7 @@ def write_share(
     `task` is the number of the task, by default the number of its Spark partition. A task without rows yields
     nothing. Raises SinkError.
     """
+    freeze_modules()
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is None:

@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from oncelog.errors import ConfigError
+from oncelog.spark.python_worker import freeze_modules
 from oncelog.spark.sink.decisions import SinkError
 from oncelog.spark.sink.sink_metrics import SinkMetrics, publish
 from oncelog.spark.sink.sink_options import FULL_RETRY, SinkSettings, parse_sink_options, repeats_whole_stages
@@ -52,6 +53,7 @@ class OncelogFormat(OncelogSource):
     """`format("oncelog")`, reading and writing; docs/spark.md lists the options."""
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        freeze_modules()
         if overwrite:
             raise ConfigError("a topic cannot be overwritten: use mode('append')")
         settings = parse_sink_options(self.options, "batch")
@@ -59,6 +61,7 @@ class OncelogFormat(OncelogSource):
         return BatchWriter(settings)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        freeze_modules()
         # Spark sets `overwrite` in complete mode. The rows are then appended, as Spark's own Kafka sink does.
         settings = parse_sink_options(self.options, "stream")
         _check(schema, settings)
@@ -83,11 +86,13 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._sink = Sink(name, settings, is_named=is_named)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        freeze_modules()
         task = _task()
         _warn_of_shuffles(task)
         return Written(write_task(self._sink, _ONLY_BATCH, task.partitionId(), iterator))
 
     def commit(self, messages: Sequence[Written | None]) -> None:
+        freeze_modules()
         reports = [_of(message).report for message in messages]
         finish(self._sink, _ONLY_BATCH, reports)
         publish(SinkMetrics.of(self._sink.name, _ONLY_BATCH, reports))
@@ -109,6 +114,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         self._settings, self._run_id = settings, new_run_id()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        freeze_modules()
         task = _task()
         _warn_of_shuffles(task)
         query_id, batch_id = task.getLocalProperty(_QUERY_ID), task.getLocalProperty(_BATCH_ID)

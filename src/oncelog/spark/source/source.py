@@ -39,6 +39,7 @@ from pyspark.sql.types import (
 )
 
 from oncelog.errors import ConfigError
+from oncelog.spark.python_worker import freeze_modules
 from oncelog.spark.source.offset_ranges import (
     Available,
     DataLoss,
@@ -215,6 +216,7 @@ def _is_push_down_on() -> bool:
 
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    freeze_modules()
     # If a batch has no ranges, Spark still runs one task, with a partition of another class.
     if not isinstance(partition, RangePartition):
         return iter(())
