@@ -1,1 +1,1 @@
-"""Worlds to run the same parts in: time, disk and network under a seed's control."""
+"""The simulator: the real broker and clients, with time, network, disk and crashes drawn from a seed."""

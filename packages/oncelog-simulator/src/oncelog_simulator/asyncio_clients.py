@@ -74,7 +74,7 @@ class CallCancelled(TimedOut):
 
 
 class _Counted:
-    """A coroutine that calls `reached` at the await number `await_number`, counted from 0."""
+    """An awaitable that runs `coroutine` and calls `reached` at its await `await_number`, counted from 0."""
 
     def __init__(
         self, coroutine: Coroutine[Any, Any, Any], await_number: int, reached: Callable[[], object]
@@ -120,13 +120,16 @@ class CancellingClient:
         await self.close_for_good()
 
     async def close_for_good(self) -> None:
-        """Close the client, however many attempts it takes."""
+        """Close the client twice. Only the first close may be cancelled."""
         with suppress(CallCancelled):
             await self.close()
         await self.client.close()
 
     async def _call(self, name: str, method: Callable[..., Any], *args: Any, **how: Any) -> Any:
-        """Call a method. Raises CallCancelled if the call was cancelled."""
+        """Call a method, and cancel some of the calls.
+
+        After a cancellation a method in `repeated` is called again; for any other, raises CallCancelled.
+        """
         if self.rng.random() >= self.share:
             return await method(*args, **how)
         loop = asyncio.get_running_loop()
@@ -152,8 +155,8 @@ class CancellingClient:
 class SharedAsyncProducer(Application):
     """Tasks that share a producer and suddenly send to topics that the producer does not know.
 
-    In a seed with faults a new producer follows until the last fault is over. These producers send more
-    slowly.
+    In a seed with faults, new producers follow one another until the last fault is over. All of them send
+    more slowly than in other seeds.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -240,7 +243,7 @@ class SharedAsyncProducer(Application):
     async def send(
         self, producer: CancellingClient, task: str, count: int, on_delivery: Callable[[], None] | None = None
     ) -> None:
-        """Send a record. A cancelled send must not send it."""
+        """Send a record. If the call is cancelled, the record must not be sent."""
         task = self.prefix + task
         topic, value = self.rng.choice(self.topics), b"%s-%d" % (task.encode(), count)
         call = self.begin(Kind.SEND, [Item(topic, 0, None, value)])
@@ -250,7 +253,7 @@ class SharedAsyncProducer(Application):
             self.callback_counts[value] = self.callback_counts.get(value, 0) + 1
             if error is not None and self.world.expected_errors and not self.is_closing:
                 check_error(self, f"{value!r}", error)
-                # In a batch of several records the time counts from the first record.
+                # In a batch of several records, delivery.timeout.ms counts from the first record.
                 if self.settings["batch.size"] == 1:
                     check_time(self, f"{value!r}", error, call, self.timeouts.delivery_s)
             if on_delivery is not None:
@@ -303,7 +306,8 @@ class SharedAsyncProducer(Application):
     def settle(self, call: Call, future: asyncio.Future[Any], *, was_cancelled: bool) -> None:
         """Note the outcome of a record.
 
-        A cancelled close gives up the records that it waits for, so their outcome is unknown.
+        A cancelled close gives up the records that it waits for. After a close, which may have been
+        cancelled, an error therefore leaves the outcome unknown.
         """
         (item,) = call.items
         if (error := future.exception()) is None:
@@ -355,12 +359,12 @@ class AsyncMember(Application):
         return max(self.end_s * 1e6, self.world.expected_errors.lasting_us)
 
     def _after_a_while(
-        self, callback_counts: Callable[[list[TopicPartition]], None]
+        self, callback: Callable[[list[TopicPartition]], None]
     ) -> Callable[[list[TopicPartition]], Awaitable[None]]:
         async def listener(partitions: list[TopicPartition]) -> None:
             if self.rng.random() < 0.5:
                 await self.sleep_up_to(0.3)
-            callback_counts(partitions)
+            callback(partitions)
 
         return listener
 
@@ -389,7 +393,7 @@ class AsyncMember(Application):
         return records
 
     async def iterate(self, consumer: CancellingClient, limit: int) -> None:
-        """Iterate over up to `limit` records. Stop early without records or after a cancellation."""
+        """Iterate over up to `limit` records. Stop early if no record arrives or the call is cancelled."""
         records = CancellingClient(consumer.client.__aiter__(), self, consumer.share)
         for _ in range(limit):
             try:
@@ -469,16 +473,14 @@ class CancelledWriter(Writer):
 
 
 class CancelledCopier(ConsumeTransformProduce):
-    """A copier whose calls are cancelled. After some cancellations it commits as if no call had been
-    cancelled.
-    """
+    """A copier whose calls are cancelled. It may commit after it cancelled `send_offsets_to_transaction`."""
 
     async def new_producer(self) -> Any:
         return _CancellingProducer(await super().new_producer(), self, 0.4)
 
     async def work(self) -> None:
         while not self.stop_requested:
-            # _Restart closes the consumer.
+            # The consumer is closed when _Restart leaves `work`.
             with suppress(_Restart):
                 await super().work()
 

@@ -9,8 +9,8 @@ These rules are checked:
 
 - Every record that was acknowledged before the copy is at its offset at the end.
 - No record is there twice. Every record of a transaction committed after the restore is there.
-- If the first start fences (oncelog.fence.transactions), producers with a newer instance since the restore
-  cannot commit, and a group copies each record once.
+- If the first start after the restore fences (oncelog.fence.transactions), a producer cannot commit once a
+  newer instance has been initialized since, and a group copies each record once.
 - Clients continue, or end with a typed error. No call hangs.
 
 Records that were acknowledged between the copy and the restore are lost, and that is correct.

@@ -55,7 +55,7 @@ from oncelog_simulator.world import World
 
 KINDS = ("producer", "consumer", "consumer", "twins")
 EARLY_SECONDS = 1.0
-"""Seconds by which a call may time out too early. This is less than the longest pause between retries."""
+"""Seconds by which a call may time out too early. The longest pause between retries is shorter."""
 BOOTSTRAP_SECONDS = 5.0
 """Seconds: the default of oncelog.bootstrap.timeout.ms."""
 ITERATION_SECONDS = 2.0
@@ -79,7 +79,9 @@ class ThreadedApplication(Application):
     """An application of threads. Any exception that a thread raises is a violation."""
 
     patience_s = 40.0
-    """A thread uses virtual time whenever it yields before a line, so flushes may take 10 s (seed 2028)."""
+    """Longer than in other applications: a thread uses virtual time whenever the scheduler suspends it before
+    a line, so flushes may take 10 s (seed 2028).
+    """
 
     def __init__(self, world: World, name: str, scheduler: Scheduler) -> None:
         super().__init__(world, name)
@@ -130,7 +132,7 @@ class ThreadedApplication(Application):
 
 @dataclass(frozen=True)
 class ProducerTimeouts:
-    """The time-outs of a producer in seconds. In seeds without faults no call comes close to them."""
+    """The time-outs of a producer in seconds; 0 in seeds without faults, which check no time-outs."""
 
     block_s: float = 0.0
     delivery_s: float = 0.0
@@ -166,8 +168,8 @@ def check_time(application: Application, what: str, error: Exception, call: Call
 class SharedProducer(ThreadedApplication):
     """Threads that share a producer and suddenly send to topics that the producer does not know.
 
-    In a seed with faults a new producer follows until the last fault is over. These producers send more
-    slowly.
+    In a seed with faults, new producers follow one another until the last fault is over. All of them send
+    more slowly than in other seeds.
     """
 
     def __init__(self, world: World, name: str, scheduler: Scheduler) -> None:
@@ -258,7 +260,7 @@ class SharedProducer(ThreadedApplication):
             self.callback_counts[value] = self.callback_counts.get(value, 0) + 1
             if error is not None:
                 check_error(self, f"{value!r}", error)
-                # In a batch of several records the time counts from the first record.
+                # In a batch of several records, delivery.timeout.ms counts from the first record.
                 if self.settings["batch.size"] == 1:
                     check_time(self, f"{value!r}", error, call, self.timeouts.delivery_s)
             if self.callback_rng.random() < 0.03:
@@ -332,11 +334,11 @@ class MemberTimeouts:
 
     @classmethod
     def of(cls, application: Application) -> MemberTimeouts:
-        """Draw the time-outs of a member that lives through faults."""
+        """Draw the time-outs of a member in a seed with faults. In other seeds return the defaults."""
         if not application.world.expected_errors:
             return cls()
         timeout_s = application.world.rng(f"limits of {application.name}").choice((2, 2, 12))
-        # If the answer to a JoinGroup is lost, the member waits for max.poll.interval.ms, as Java's does.
+        # If the response to a JoinGroup is lost, the member waits for max.poll.interval.ms, as in Java.
         settings: dict[str, object] = {
             "request.timeout.ms": timeout_s * 1_000,
             "max.poll.interval.ms": 15_000,
@@ -469,7 +471,7 @@ class Twin(Member):
 
 
 def twins_end_us(world: World, end_s: float) -> float:
-    """Return the virtual time in microseconds at which such a member ends: at `end_s` or after the faults."""
+    """Return the virtual time in microseconds at which a twin closes: at `end_s` or after the faults."""
     return max(
         end_s * 1e6, world.expected_errors.end_us + TWIN_SECONDS * 1e6 if world.expected_errors else 0.0
     )

@@ -110,11 +110,11 @@ class InvariantMonitor:
         self.before: (
             dict[tuple[TopicPartition, bytes | None], tuple[int, dict[int, ProducerSummary]]] | None
         ) = None
-        """Log end offsets and producer states when the last broker ended. None if the disk may have lost
-        data.
+        """Log end offsets and producer states when the last broker ended. None if it lost power or ended
+        during a write.
         """
         self.state: State | None = None
-        """State of the coordinators when the last broker ended. None if the disk may have lost data."""
+        """State of the coordinators when the last broker ended. None as for `before`."""
         self.metadata: Metadata | None = None
         """Contents of the small files when the last broker ended. None if it ended during a write."""
         self.writes_failed = False
@@ -127,12 +127,15 @@ class InvariantMonitor:
         self.positions: dict[tuple[str, TopicPartition], int] = {}
         """Offsets that groups had committed at the last observation."""
         self.compares_producers = True
-        """False once producers may have expired. A start keeps every producer that is in the log."""
+        """False once producers may have expired. A start restores even expired producers from the log."""
         self.unguarded_groups: set[str] = set()
         """Groups whose committed offsets are not checked."""
 
     def observe(self, node: BrokerState) -> None:
-        """Check that high watermarks, last stable offsets and committed offsets do not go back."""
+        """Check that high watermarks, last stable offsets and committed offsets do not go back.
+
+        Every tenth call (REPLAY_EVERY) also replays the coordinators' logs.
+        """
         for tp, partition in node.log_manager.partitions.items():
             high, stable = partition.high_watermark, partition.last_stable_offset
             start = partition.log_start_offset
@@ -170,7 +173,7 @@ class InvariantMonitor:
         """Note the state of a broker that is about to end.
 
         Unless the broker ends during a write or by a power loss, the next start must restore all of that
-        state. Offsets below the high watermark survive a power loss too. In seeds with power losses the high
+        state. Records below the high watermark survive a power loss too. In seeds with power losses the high
         watermark covers only synced records.
         """
         self.before = self.state = self.metadata = None
@@ -326,7 +329,7 @@ def check_history(world: World, operations: list[Operation], last: str) -> None:
 def check_outcomes(world: World, logs: dict[TopicPartition, Partition]) -> None:
     """Check that a transaction has the same outcome in every partition with its marker.
 
-    Each transaction must have its own epoch.
+    The check tells transactions apart by their epochs, so each transaction must have its own.
     """
     first_outcomes: dict[tuple[int | None, int | None], tuple[ControlType, TopicPartition]] = {}
     for tp, partition in logs.items():

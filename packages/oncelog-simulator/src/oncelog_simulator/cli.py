@@ -63,8 +63,8 @@ def command(
     """Run the real broker, producers, consumers and coordinators against simulated faults.
 
     The seed determines the run: the same seed gives the same bytes. Exit code 3 means that a run violated a
-    promise. Its faults are then removed one by one while the violation remains. The rest is printed as a
-    timeline.
+    promise. Its faults are then removed one by one while the violation remains. The shortened run is printed
+    as a timeline.
     """
     from oncelog_simulator.simulation import INDEPENDENT_WORKLOADS, WORKLOADS, run_scenario, scenario_for
 

@@ -63,7 +63,7 @@ class Application(Host, ABC):
     """
 
     keeps_producers = True
-    """True if the topic remembers its producers. Deleted topics do not."""
+    """False if the broker may forget this application's producers, as after a topic is deleted."""
     patience_s = 10.0
     """Seconds that a call may exceed its time-out in seeds without faults. The time-out of a flush counts as
     0.
@@ -253,7 +253,7 @@ class Reader(Application):
 
 
 class LastReader(Reader):
-    """Reads everything once, after all faults."""
+    """Reads all committed records once, up to the end offsets at its start."""
 
     def __init__(self, world: World, name: str, partitions: list[TopicPartition]) -> None:
         super().__init__(world, name, partitions, "read_committed")

@@ -111,8 +111,8 @@ def _next_producer_id(node: BrokerState) -> int:
 def metadata_differences(before: Metadata, after: Metadata, *, writes_failed: bool) -> list[tuple[str, str]]:
     """Return what a restart changed, as pairs of a kind and a text.
 
-    If `writes_failed` is True, the disk has refused writes. The file may then have a topic whose creation
-    failed.
+    If `writes_failed` is True, the disk has refused writes. Then `oncelog-topics.json` may have a topic whose
+    creation failed.
     """
     changes = []
     for name in sorted(before.topics.keys() | after.topics.keys()):
@@ -181,12 +181,12 @@ def _classic(group: ClassicGroup) -> tuple[Any, ...]:
 
 def _consumer_groups(groups: Mapping[str, ConsumerGroup]) -> dict[Any, Any]:
     """Return groups by id, and their members and targets by group and member id."""
-    offsets: dict[Any, Any] = {}
+    parts: dict[Any, Any] = {}
     for name, group in groups.items():
-        offsets[name] = group.epoch, group.assignment_epoch
-        offsets.update({(name, "member", key): member for key, member in group.members.items()})
-        offsets.update({(name, "target", key): target for key, target in group.targets.items()})
-    return offsets
+        parts[name] = group.epoch, group.assignment_epoch
+        parts.update({(name, "member", key): member for key, member in group.members.items()})
+        parts.update({(name, "target", key): target for key, target in group.targets.items()})
+    return parts
 
 
 def _offsets(node: BrokerState, offsets: Offsets) -> State:

@@ -14,7 +14,7 @@ These rules are checked:
 - An acknowledged record is at its offset, unless a later power loss took that offset. No record is there
   twice. No refused record is there.
 - Transactions that began after the last loss are whole. Records of a transaction that no client committed are
-  read only if a power loss took the partition's marker or a coordinator's records.
+  read only with transaction version 0, and only if a power loss came after the transaction began.
 - A consumer whose committed offset is above the log end starts as auto.offset.reset says, or gets
   OffsetOutOfRange with "none". Then it continues. Producers continue, or end with a typed error.
 """
@@ -47,8 +47,9 @@ GROUP = "followers"
 
 
 class Before(NamedTuple):
-    """A partition just before a power loss. `recovery_point` is its synced end. `batches` has bytes by base
-    offset.
+    """A partition just before a kill or power loss.
+
+    `recovery_point` is its synced end. `batches` has the bytes of each batch by base offset.
     """
 
     recovery_point: int
@@ -97,7 +98,8 @@ class CommittingReader(Application):
                 try:
                     await self._read_and_commit(consumer)
                 except OncelogError as error:
-                    # With "none" a MisuseError says that a position is missing or out of range.
+                    # With "none", a missing position is a MisuseError, and one above the log end is an
+                    # OffsetOutOfRange.
                     self.world.note(self.name, f"begins again: {error!r}")
                     consumer.seek_to_beginning()
                     await self._step(consumer)
@@ -130,7 +132,7 @@ class Operator(Application):
         self.partitions, self.logs = partitions, logs
 
     async def work(self) -> None:
-        # By then the coordinator has timed out every transaction that it knows.
+        # Within 40 s the coordinator has timed out every transaction that it knows.
         await asyncio.sleep(40.0)
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             for _ in range(20):
@@ -339,15 +341,15 @@ class DefaultFlushSimulation(ClientSimulation):
                     self.world.violate("acknowledged, then lost or elsewhere", f"{item}: {read_item}")
 
     def _may_be_mixed(self, item: Item, begun_us: int) -> bool:
-        """Return whether a later end of a transaction may have ended an earlier one that began at that time.
+        """Return True if the marker of a later transaction may have ended one that began at `begun_us`.
 
-        This may happen if a power loss took a partition's marker or a coordinator's epoch. If all
-        transactions of a producer have one epoch, any power loss may cause it.
+        With transaction version 0 all transactions of a producer have one epoch, so any later power loss may
+        cause that: it may take the marker of the earlier transaction.
         """
         return self.version == 0 and any(lost.at_us >= begun_us for lost in self.lost)
 
     def _is_lost(self, item: Item, acknowledged_us: int) -> bool:
-        """Return whether a power loss after the acknowledgement took the record's offset."""
+        """Return True if a power loss after the acknowledgement took the record's offset."""
         tp = TopicPartition(item.topic, item.partition)
         return any(
             lost.tp == tp and lost.first <= (item.offset or 0) and lost.at_us >= acknowledged_us

@@ -25,7 +25,7 @@ from oncelog_simulator.world import World
 
 ROT_CHANCE = 0.1
 START_KILL_CHANCE = 0.3
-"""The share of first starts after the damage that are killed, at one of MAX_START_STEPS disk operations."""
+"""Share of the first starts after the damage that are killed, within MAX_START_STEPS disk operations."""
 MAX_START_STEPS = 2_000
 ENTRY_BYTES = {".index": 8, ".timeindex": 12}
 UNCHECKED = (".index", ".timeindex", ".txnindex", LOG_STARTS, "cleaner-offset-checkpoint")
@@ -38,10 +38,10 @@ INTERNAL = ("__consumer_offsets", "__transaction_state")
 
 
 class Rot(NamedTuple):
-    """A damage of one file.
+    """Damage to one file, or the loss of a partition's directory.
 
     With `bit`, that bit of the byte at `position` is flipped. With `position` alone, the file is cut there.
-    With neither, the file is lost.
+    With neither, the file or directory is lost.
     """
 
     path: str
@@ -59,7 +59,7 @@ class Rot(NamedTuple):
 
     @property
     def damaged(self) -> TopicPartition | None:
-        """The coordinator's partition whose log is damaged; None if another file is."""
+        """The coordinator's partition whose log is damaged; None if something else is damaged or lost."""
         topic, _, number = posixpath.dirname(self.path).rpartition("-")
         is_log = self.path.endswith(".log")
         return TopicPartition(topic, int(number)) if is_log and topic in INTERNAL else None
@@ -97,7 +97,10 @@ class InternalBatch(NamedTuple):
 
 
 def draw_rot(rng: Random, disk: MemoryDisk, batches: list[InternalBatch], *, is_killed: bool) -> Rot | None:
-    """Draw a damage on the disk of a broker that has ended. `batches` comes from `internal_batches`."""
+    """Draw damage to the disk of a broker that has ended. Return None if there is nothing to damage.
+
+    `batches` comes from `internal_batches`.
+    """
     if rng.random() < 0.4:
         return _draw_internal(rng, disk, batches, is_killed=is_killed)
     # A stop stores the recovery point of each log. With it a start detects a lost directory.

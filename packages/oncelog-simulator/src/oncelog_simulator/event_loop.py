@@ -75,11 +75,13 @@ class _Handle:
 
 
 _Loop: Any = asyncio.AbstractEventLoop
-"""Only those methods of AbstractEventLoop exist here that asyncio itself and the product call."""
+"""Base class of SimLoop. It is typed Any, because SimLoop has only the methods that asyncio and the product
+call.
+"""
 
 
 def close_tasks(loop: Any, tasks: list[asyncio.Task[Any]]) -> None:
-    """Close the remaining coroutines of a stopped loop, and of the tasks that they start while closing."""
+    """Close the coroutines of a stopped loop's tasks, and of the tasks that they start while closing."""
     events._set_running_loop(loop)
     try:
         while tasks:

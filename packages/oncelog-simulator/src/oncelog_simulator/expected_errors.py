@@ -29,7 +29,7 @@ AFTERMATH_SECONDS = 60.0
 time-out.
 """
 LASTING_SECONDS = AFTERMATH_SECONDS + 15.0
-"""Seconds after the last fault for which clients live that started before the faults."""
+"""Seconds after the last fault at which clients end that live through all faults (`is_lasting`)."""
 MEMBERSHIP = (IllegalGeneration, UnknownMemberId, RebalanceInProgress, FencedMemberEpoch, StaleMemberEpoch)
 
 
@@ -61,11 +61,11 @@ class ExpectedErrors:
 
     @property
     def lasting_us(self) -> float:
-        """The time at which clients end that live through all faults; 0 if there are none."""
+        """The virtual time in microseconds until which clients live through all faults; 0 if none must."""
         return self.end_us + LASTING_SECONDS * 1e6 if self.is_lasting else 0.0
 
     def is_disturbed(self, begin_us: int, end_us: int) -> bool:
-        """Return True if a fault lasted at some time between the two."""
+        """Return True if a fault was active at some time from `begin_us` to `end_us`."""
         return any(begin <= end_us and begin_us <= end for begin, end in self._spans_us)
 
     def explains(self, error: OncelogError, now_us: int) -> bool:

@@ -37,7 +37,7 @@ _AGES_MS = (0, 0, HOUR_MS, 2 * DAY_MS, 400 * DAY_MS, -HOUR_MS, -30 * DAY_MS)
 
 
 def draw_expiry(seed: int) -> dict[str, object]:
-    """Draw the settings of a seed in which days pass at the end. Empty if no days pass."""
+    """Draw the settings of a seed in which days pass at the end. Return an empty dict for other seeds."""
     rng = Random(f"{seed}/expiry")
     if rng.random() >= EXPIRY_CHANCE:
         return {}
@@ -57,7 +57,10 @@ class Stored(NamedTuple):
 
 
 class ExpiringItem(NamedTuple):
-    """Something that expires. It was done between two times of the broker's clock."""
+    """A group, producer id or transactional id that expires.
+
+    It was last used between `earliest_ms` and `latest_ms` of the broker's clock.
+    """
 
     kind: str
     name: Any
@@ -96,7 +99,7 @@ class ExpiryApplication(Application):
         self.latest_ms = 0
         """The latest time in milliseconds that any of the broker's processes had."""
         self.restarted_ms = 0
-        """The latest broker time at which a start may have dated items that have no time on the disk."""
+        """The broker's latest time in milliseconds after a restart. A start may date producer ids by it."""
         broker.disk.now_ms = self._wall_ms
 
     def _wall_ms(self) -> int:
@@ -150,8 +153,9 @@ class ExpiryApplication(Application):
         await producer.close()
 
     async def _write_without_timestamp(self, tp: TopicPartition) -> None:
-        """Append a record without a timestamp, as other clients can. Our producer refuses times before
-        1970.
+        """Append a record without a timestamp to the log, as other clients can.
+
+        Our producer refuses timestamps before 1970.
         """
         node, now_ms = self.broker.node, self.now_ms
         assert node is not None
@@ -223,7 +227,7 @@ class ExpiryApplication(Application):
             await asyncio.sleep(0.05)
         now_ms = self.now_ms
         self.restarted_ms = max(self.restarted_ms, now_ms)
-        # A start dates producers that only the log knows, possibly by an earlier clock.
+        # A start dates producers that only the log knows by its own clock, which may be behind.
         self.expiring_items = [
             item._replace(earliest_ms=min(item.earliest_ms, now_ms)) if item.kind == "producer id" else item
             for item in self.expiring_items
@@ -257,7 +261,7 @@ class ExpiryApplication(Application):
         for base, stop in zip(segments, [*segments[1:], 1 << 62], strict=True):
             inside = [record for record in self.records[tp] if base <= record.offset < stop]
             newest_ms = max((record.timestamp_ms for record in inside), default=-1)
-            # Without timestamps the file's modification time counts.
+            # Without timestamps the modification time of the segment's file counts.
             if newest_ms < 0:
                 newest_ms = max((record.written_ms for record in inside), default=now_ms)
             if newest_ms >= now_ms - self.retention_ms:
@@ -306,7 +310,7 @@ class ExpiryApplication(Application):
                 self.expiring_items.remove(item)
 
     async def _look_up(self) -> None:
-        """Check that ListOffsets by time finds the first record, by offset, that is not older."""
+        """Check that ListOffsets by time finds the first record, by offset, that is at least as new."""
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             for tp, records in self.records.items():
                 stamps = [record.timestamp_ms for record in records]

@@ -120,7 +120,7 @@ async def repeat_connection(simulation: FaultTarget, fault: Fault) -> None:
 
 
 async def _deliver_again(world: World, data: bytes) -> None:
-    """Send a client's bytes once more. The answers are not read."""
+    """Send a client's bytes once more, and ignore the responses."""
     process = Process("echo")
     context = copy_context()
     context.run(PROCESS.set, process)
@@ -171,7 +171,7 @@ async def bad_network(simulation: FaultTarget, fault: Fault) -> None:
         slow_chance=0.2, disconnect_chance=fault.amount / 1000
     )
     await _span(fault)
-    # Otherwise a later fault of this kind still lasts.
+    # If a later fault of this kind has replaced the conditions, it removes its own.
     if network.conditions is conditions:
         network.conditions = NetworkConditions()
 
@@ -214,7 +214,7 @@ async def fail_syncs(simulation: FaultTarget, fault: Fault) -> None:
 
 
 async def slow_disk(simulation: FaultTarget, fault: Fault) -> None:
-    """Delay background threads, and syncs above all, by up to `amount` ms."""
+    """Delay the start and the result of each executor job, such as a sync, by up to `amount` ms."""
     simulation.world.loop.pause_limit_s = fault.amount / 1000
     await _span(fault)
     simulation.world.loop.pause_limit_s = simulation.world.loop.usual_pause_limit_s

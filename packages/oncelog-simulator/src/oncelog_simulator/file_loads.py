@@ -69,8 +69,9 @@ class FileList:
         return [self.root / name for name in self.names]
 
     def add(self, count: int, *, is_first: bool = False) -> None:
-        """Add a file with `count` records. All files have records of one length and one modification time, as
-        archives do.
+        """Add a file with `count` records.
+
+        All records have one length, and all files one modification time, as in an archive.
         """
         self.file_count += 1
         number = self.file_count
@@ -147,7 +148,7 @@ class Loader(Application):
         super().__init__(world, name)
         self.partition_count, self.cluster = partitions, cluster
         rng = self.rng
-        # Archives and exports with fixed-width rows have files of one size and time.
+        # Often draw equal counts: files of an archive may have the same size and modification time.
         counts = [rng.choice((1, 4))] * 3 if rng.random() < 0.6 else [0, rng.choice((1, 9)), 4]
         self.files = FileList(rng.choice(KINDS), counts)
         self.runs_left = 4

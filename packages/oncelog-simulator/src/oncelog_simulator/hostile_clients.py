@@ -3,7 +3,7 @@ not notice.
 
     attacker        sends random bytes, frames that are cut short, huge counts and lengths, unknown versions,
                     and the largest requests of the catalogue (oncelog_devtools/worst_requests.py)
-    harmed reader   bits of everything that it sends and receives flip
+    harmed reader   random bits of its requests and responses flip
 
 Three rules are checked. One step of the broker's loop makes a limited number of calls, so no other client
 waits long. The broker closes connections of these two clients only. No request makes the broker raise an
@@ -191,7 +191,7 @@ async def _slow_request(attacker: Attacker) -> None:
 
 
 async def _unread_answers(attacker: Attacker) -> None:
-    """Send requests and do not read the answers."""
+    """Send requests and do not read the responses."""
     transport = await attacker.connect()
     transport.pause_reading()
     transport.write(_frame(draw_request(attacker.rng)) * attacker.rng.choice((1, 20, 200)))

@@ -23,9 +23,10 @@ Done = Callable[[Any, BaseException | None], object]
 class JobSettings(NamedTuple):
     """Probabilities and delays of the jobs of one seed.
 
-    `share` is the share of jobs that are divided. `pause_s` is the longest suspension in seconds.
-    `stop_chance` is the probability that a job is suspended at a disk operation. `preempt_chance` is the
-    probability that a suspended job runs before a disk operation of the loop.
+    `share` is the share of jobs that are divided. `pause_s` is the longest suspension in seconds; a sync may
+    last longer (`SimLoop.pause_limit_s`). `stop_chance` is the probability that a job is suspended at a disk
+    operation other than a sync; at a sync it always is. `preempt_chance` is the probability that a suspended
+    job runs before a disk operation of the loop.
     """
 
     share: float
@@ -136,7 +137,9 @@ class Jobs:
         self._turn(Job(work, done), 0)
 
     def on_disk(self, is_sync: bool) -> None:
-        """Suspend the current job, or let a suspended one run. Called before each disk operation."""
+        """Maybe suspend the current job, or outside a job run a suspended one. Called before each disk
+        operation.
+        """
         job, rng = self._current, self._chance
         if job is not None:
             if job.is_abandoned or is_sync or rng.random() < self.settings.stop_chance:
@@ -149,7 +152,7 @@ class Jobs:
                 self._turn(preempting, preempting.turn_count)
 
     def abandon(self) -> None:
-        """End the jobs of killed processes after the simulation."""
+        """End all suspended jobs, and the threads, after the simulation."""
         for job in list(self._waiting):
             job.is_abandoned = True
             self._run(job)

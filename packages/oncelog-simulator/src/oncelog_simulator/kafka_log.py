@@ -160,7 +160,8 @@ class Swap(NamedTuple):
     """The files that an interrupted compaction left.
 
     `replaced` has the names of all files of the old and the new segments. `files` has the files on the disk.
-    `other` has the batches that a start may find instead, if only some files of the new segment were renamed.
+    `other` has the batches that a start may find instead, if only some of the new files were renamed to
+    `.swap`.
     """
 
     replaced: frozenset[str]
@@ -326,7 +327,7 @@ class KafkaLog:
         whole_count = len(renames)
         renames += [(name, name + DELETED) for name in old] + [(name + SWAP, name) for name in new]
         count = rng.randint(-1, len(renames))
-        # The file is still being written. Kafka's indexes have their full size from the beginning.
+        # The new log file is still being written. Kafka's indexes have their full size from the beginning.
         if count < 0:
             cut = rng.randrange(len(made[new[0]]) + 1)
             content = {name: bytes(12 * PREALLOCATED_ENTRIES) for name in new} | {new[0]: made[new[0]][:cut]}

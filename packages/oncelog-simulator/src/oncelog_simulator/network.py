@@ -26,8 +26,8 @@ DEFAULT_HIGH_BYTES = 65_536
 class NetworkConditions:
     """The current conditions of the network. Delays are ranges in seconds.
 
-    `slow_chance` is the probability of a slow delay. `cut_chance` is the probability that a write ends its
-    connection.
+    `slow_chance` is the probability of a slow delay. `disconnect_chance` is the probability that a write ends
+    its connection.
     """
 
     delay: tuple[float, float] = (0.0002, 0.002)

@@ -36,9 +36,7 @@ STEPS = 9
 UNRETRIED_US = 1_000_000
 """A call that took less time in microseconds was not retried, so no request of it is left in the network."""
 LATE_US = 2_000_000
-"""Microseconds between the answer to a commit and a deletion. After this time the commit cannot arrive
-later.
-"""
+"""Microseconds after the response to a commit from which no late copy of the commit can arrive."""
 
 Place = tuple[str, TopicPartition]
 """Group and partition."""
@@ -46,9 +44,10 @@ Place = tuple[str, TopicPartition]
 
 @dataclass(eq=False, slots=True)
 class Commit:
-    """A position that a group shall get.
+    """A position that an application commits for a group.
 
-    `outcome` is the outcome of its transaction, and `decided_us` is the time since which it is known.
+    `outcome` is that of its transaction, or of the call without one. `decided_us` is the time at which its
+    success became known.
     """
 
     place: Place
@@ -101,7 +100,7 @@ class Membership:
 
 
 class Positions:
-    """All requests and answers, and the positions that follow from them."""
+    """All requests and responses, and the positions that follow from them."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -109,7 +108,7 @@ class Positions:
         self.removals: list[Removal] = []
         self.memberships: list[Membership] = []
         self.shown: dict[Place, tuple[Commit, int]] = {}
-        """The newest position that an answer showed for each place, and when it was requested."""
+        """The newest commit that an OffsetFetch response showed for each place, and the request's time."""
 
     def begin(self, place: Place, position: int) -> Commit:
         commit = Commit(place, position, self.world.now_us)
@@ -122,7 +121,7 @@ class Positions:
         return removal
 
     def show(self, place: Place, position: int, requested_us: int) -> None:
-        """Note the position in an OffsetFetch answer."""
+        """Note the position in an OffsetFetch response."""
         commit = self._find(place, position)
         if commit is not None:
             newest = self.shown.get(place)
@@ -403,7 +402,7 @@ class OffsetDeletion(Workload):
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         super().__init__(world, scenario)
-        # An operator's marker and the coordinator's may differ.
+        # The marker of an operator and that of the coordinator may have different outcomes.
         self.shares_epochs = True
         self.partitions[:] = self.partitions[:1]
         self.positions = Positions(world)
@@ -432,7 +431,7 @@ class OffsetDeletion(Workload):
         for place in self.positions.commits:
             group, tp = place
             committed = offsets.of(group).get(tp)
-            # A committed position takes effect with its marker, which may be slightly later than the answer.
+            # A committed position takes effect with its marker, possibly slightly after the response.
             if tp in offsets.pending_of(group):
                 continue
             why = self.positions.check(place, None if committed is None else committed.offset)

@@ -1,7 +1,7 @@
 """A workload with a transactional producer that pipelines as Java's does, and that uses the protocol
 directly.
 
-Our client sends the first batch of a new producer id in a partition and waits for its answer. Java's client
+Our client sends the first batch of a new producer id in a partition and waits for its response. Java's client
 sends up to five requests at once, also to partitions that the transaction does not have yet. With
 transaction.version 2 the first Produce request adds these partitions. The rules are those of
 TransactionManager and Sender in kafka-clients 4.3:
@@ -10,7 +10,7 @@ TransactionManager and Sender in kafka-clients 4.3:
   0.
 - A retried batch goes alone: no later batch of its partition is sent before it is stored.
 - OUT_OF_ORDER_SEQUENCE_NUMBER is retried while an earlier batch of the partition is not stored.
-- EndTxn is sent when no request is in flight. Its answer (v5) has the next epoch.
+- EndTxn is sent when no request is in flight. Its response (v5) has the next epoch.
 
 Half of the seeds use older versions: AddPartitionsToTxn first, and one epoch for all transactions.
 """
@@ -61,7 +61,7 @@ MAX_FRAME_BYTES = 1 << 20
 
 
 class Wire(asyncio.Protocol):
-    """A connection on which requests are pipelined. Answers come in request order."""
+    """A connection on which requests are pipelined. Responses come in request order."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -74,7 +74,7 @@ class Wire(asyncio.Protocol):
         self.transport = transport
 
     def send(self, message: Any, version: int) -> asyncio.Future[Any]:
-        """Send a request. The future gets the answer, or raises OSError."""
+        """Send a request. The future gets the response, or raises OSError."""
         future = asyncio.get_running_loop().create_future()
         if self.is_lost:
             future.set_exception(ConnectionResetError("the connection is lost"))
@@ -107,7 +107,7 @@ class Wire(asyncio.Protocol):
 class Batch:
     """Records of one partition.
 
-    `sequence` is None until the batch is sent. `is_under_way` is True while its answer may still come.
+    `sequence` is None until the batch is sent. `is_under_way` is True while its response may still come.
     """
 
     partition: int
@@ -404,7 +404,7 @@ class Pipelining(Workload):
         self.partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
         self.last.partitions = self.partitions
         pipeliner, reader = self.clients
-        # With the classic protocol a repeated request may affect the next transaction (KIP-890).
+        # With one epoch for all transactions, a repeated request may affect the next transaction (KIP-890).
         is_repeated = any(fault.kind == "repeat" and fault.target == pipeliner for fault in scenario.faults)
         is_old = scenario.broker["oncelog.transaction.version"] == 0
         self.shares_epochs = is_classic = is_old or (

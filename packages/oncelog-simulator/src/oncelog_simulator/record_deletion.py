@@ -25,13 +25,13 @@ from oncelog_simulator.world import World
 
 BURSTS = 6
 KEPT_SECONDS = 25.0
-"""Seconds after an answer to DeleteRecords when the new log start must be on the disk, even after long
-pauses.
+"""Seconds after the response to DeleteRecords within which the new log start must be on the disk, even after
+long pauses.
 """
 
 
 class LogStart(NamedTuple):
-    """The log start that a DeleteRecords request was answered with."""
+    """The log start in the response to a DeleteRecords request."""
 
     at_us: int
     partition: TopicPartition
@@ -92,14 +92,14 @@ class RecordDeletion(Workload):
         self._kept_until_us = 0
 
     def ending(self) -> None:
-        """Note when the broker ended.
+        """Note the time before which a log start must have been acknowledged to survive the restart.
 
-        A restart may forget the newest answers, as on Apache Kafka. After refused writes it may forget all.
+        A restart may forget the newest ones, as on Apache Kafka. After refused writes it may forget all.
         """
         self._kept_until_us = self.world.now_us - int(KEPT_SECONDS * 1e6)
 
     def recovered(self, node: BrokerState) -> None:
-        # Not in `ending`: an answer that is in flight then arrives before the next start (seed 618).
+        # Not in `ending`: a response that is in flight at that time arrives before the next start (seed 618).
         is_broken = any(fault.kind in REFUSED_WRITES for fault in self.scenario.faults)
         self.trimmer.log_starts = [
             start for start in self.trimmer.log_starts if start.at_us < self._kept_until_us and not is_broken

@@ -31,10 +31,7 @@ class Scenario:
     flip: str | None = None
     """State of the broker when a bit flips at the end; None if no bit flips."""
     rot: str | None = None
-    """The broker's end (stopped or killed) before the damage of a file or batch;
-
-    None if there is no damage.
-    """
+    """The end of the broker, stopped or killed, before a file is damaged or lost; None without damage."""
     start: FirstNumbers = field(default_factory=FirstNumbers)
     """First producer id and first sequence."""
     limits: Limits = DEFAULT_LIMITS

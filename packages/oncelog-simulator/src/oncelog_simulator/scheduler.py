@@ -317,7 +317,7 @@ class Scheduler:
     # Tracing of lines
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        """Trace a call, as `sys.settrace` requires. Lines are traced only in client code."""
+        """Trace a call, as `sys.settrace` requires. Lines are traced only in the modules of TRACED."""
         code = frame.f_code
         is_traced = self._is_traced.get(code)
         if is_traced is None:
@@ -442,7 +442,7 @@ class _Numbers:
         self._numbers: dict[int, tuple[object, int]] = {}
 
     def number_of(self, item: object) -> int:
-        """Return the same number for the same object. The reference keeps the object's address in use."""
+        """Return the same number for the same object. The object stays alive, so its id is not used again."""
         return self._numbers.setdefault(id(item), (item, len(self._numbers)))[1]
 
 

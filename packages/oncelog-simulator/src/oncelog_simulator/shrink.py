@@ -43,7 +43,7 @@ def shrink_run(
     """Return a run of interrupted clients with only the faults it needs, and the numbers of these faults."""
     rule, best, kept = rule_of(failed.violations[0]), failed, list(range(len(failed.faults)))
     for number in tuple(kept):
-        others = [settings for settings in kept if settings != number]
+        others = [other for other in kept if other != number]
         tried = run(failed.seed, others)
         if any(rule_of(violation) == rule for violation in tried.violations):
             best, kept = tried, others

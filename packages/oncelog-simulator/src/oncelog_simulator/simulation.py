@@ -55,7 +55,7 @@ LATE_CHANCE = 0.25
 maximum.
 """
 LIVENESS_SECONDS = 300.0
-"""Seconds after the last fault within which all work must be done."""
+"""Seconds within which each step of the run after the last fault must be done."""
 TOPIC, INWARD, OUTWARD = "records", "inward", "outward"
 WORKLOADS: dict[str, type[Workload]] = {
     workload.topic: workload for workload in (SinkTasks, TopicRecreation, RecordDeletion)
@@ -123,7 +123,7 @@ def scenario_for(seed: int, fault_count: int | None = None, workload: str | None
     )
     broker |= _draw_retention(seed, workloads, faults)
     if broker["oncelog.transaction.version"] == 0:
-        # With the classic protocol a repeated request may affect the next transaction (KIP-890).
+        # With one epoch for all transactions, a repeated request may affect the next transaction (KIP-890).
         faults = [fault for fault in faults if fault.kind != "repeat" or fault.target.startswith("sender")]
     return Scenario(
         seed,
@@ -182,7 +182,7 @@ def _draw_flip(seed: int) -> str | None:
 def _draw_retention(seed: int, workloads: tuple[str, ...], faults: list[Fault]) -> dict[str, object]:
     """Return settings that expire the offsets of an idle query, or no settings."""
     is_idle = SinkTasks.topic in workloads and is_idle_query(seed)
-    # A clock that is set forward by minutes rightly expires what is kept for two minutes.
+    # A clock that is set forward by minutes rightly expires offsets that are kept for two minutes.
     is_clock_set = any(fault.kind == "clock" for fault in faults)
     # The checks of `deletions` would take an expired offset for a lost one (seed 40591).
     is_kept = is_clock_set or OffsetDeletion.topic in workloads

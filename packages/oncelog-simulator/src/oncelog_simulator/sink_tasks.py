@@ -7,7 +7,7 @@ may continue as a zombie.
 
 Some queries get an older checkpoint back, or lose it and start with a new one. Some are idle for longer than
 the broker keeps offsets. Some are followed by batch writes, with and without a writeId. The expected contents
-of the log are counted from what the source gave. The sink has no access to that.
+of the log are counted from the rows of `Source`, which the sink cannot read.
 """
 
 from __future__ import annotations
@@ -239,7 +239,7 @@ class Driver(Application):
                 await self._rewind(batch_id)
 
     def _die_in_batch(self, process: Any) -> None:
-        """Kill the driver while tasks write, unless that process is dead already."""
+        """Kill the driver while tasks write, unless `process` is dead already."""
         if process.is_alive:
             self.world.call_later(self.more.uniform(0.5, 3.0), self.start_if_down)
             self.kill()
@@ -315,7 +315,7 @@ class Driver(Application):
             self.after.insert(0, self._nothing)
 
     async def _nothing(self) -> None:
-        """Do nothing. It replaces a write that is done once."""
+        """Do nothing, in place of a write that is never repeated."""
 
     async def _write_batch(self, batch_id: int) -> None:
         """Write a batch once. Assign its rows to tasks as an earlier run did, or in a new way."""

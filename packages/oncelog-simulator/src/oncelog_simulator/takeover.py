@@ -54,7 +54,7 @@ TABLE = "takeover-table"
 ENDED = {PREPARE_COMMIT: COMPLETE_COMMIT, PREPARE_ABORT: COMPLETE_ABORT}
 MAX_START_STEPS = 6_000
 SWAP_CHANCE = 0.5
-"""Probability that a Kafka that stopped unclean was compacting."""
+"""Probability that a Kafka broker with an unclean stop was compacting."""
 
 
 class ContinuedClients(Application):
@@ -144,7 +144,10 @@ class ContinuedClients(Application):
             self.end(call, Outcome.OK, [Item(*last.tp, offset, value)])
 
     async def _produce(self, last: LastBatch, sequence: int, values: list[bytes]) -> int | None:
-        """Return the offset of the batch. Return None if the broker says only that it is stored."""
+        """Send a batch and return its offset.
+
+        Return None if the broker reports a duplicate without the offset, or refuses the batch.
+        """
         records = build_batch(
             [NewRecord(last.batch.time_ms, None, value) for value in values],
             producer_id=last.producer_id,

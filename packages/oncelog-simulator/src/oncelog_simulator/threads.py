@@ -26,7 +26,7 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.001, 0.1
 class _BlockingThread:
     """A thread that takes turns with the loop.
 
-    `pending` is the coroutine that the thread waits for, None when the thread has ended.
+    `requested` is the coroutine that the thread waits for, None when the thread has ended.
     """
 
     def __init__(self, work: Callable[[], object]) -> None:
@@ -56,9 +56,9 @@ class _BlockingThread:
         self._back.acquire()
 
     def end(self) -> None:
-        """End the thread of a killed process.
+        """End the thread, even if its process was killed.
 
-        What the thread still does while it unwinds has no effect.
+        Whatever the thread does while it unwinds has no effect.
         """
         self._is_abandoned = True
         while not self._is_over:
@@ -107,7 +107,7 @@ def _current_thread() -> _BlockingThread:
 
 
 async def in_thread(work: Callable[..., T], *args: Any) -> T:
-    """Run blocking code that uses clients of this process. Its time is virtual too."""
+    """Run blocking code that uses clients of this process, in its own thread and in virtual time."""
     turns = _BlockingThread(partial(work, *args))
     try:
         turns.begin()

@@ -446,9 +446,7 @@ class Notes:
         return [end for end in ends if end.kind is Kind.COMMIT]
 
     def may_be_visible(self, name: Any, now_us: int) -> bool:
-        """Return False for a record that was refused or aborted, or whose commit was not requested by that
-        time.
-        """
+        """Return False for a record that was refused or aborted, or whose commit came after `now_us`."""
         call = self.sends.get(name)
         if call is None or call.outcome is Outcome.FAIL:
             return False
@@ -459,7 +457,7 @@ class Notes:
         return not is_failed and any(commit.begin <= now_us for commit in commits)
 
     def is_visible(self, name: Any, before_us: int) -> bool:
-        """Return True for a record that was certainly committed by that time."""
+        """Return True for a record that was certainly committed by the time `before_us`."""
         call = self.sends.get(name)
         if call is None:
             return False

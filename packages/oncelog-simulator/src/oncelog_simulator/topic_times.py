@@ -235,7 +235,7 @@ class TimeChanger(TopicChanger):
         super().__init__(world, name, topic, partitions, witness)
         self.timed = witness
         self.senders: list[Sender] = []
-        """The senders whose end it waits for, before it waits LAST_SECONDS more."""
+        """The senders that must be done before the final wait of LAST_SECONDS."""
         self.may_retain = True
         self.in_effect: list[tuple[int, RetentionSettings]] = [
             (0, RetentionSettings("delete" in POLICIES[0], NO_LIMIT, NO_LIMIT))

@@ -85,7 +85,8 @@ class TransactionalClient(Sender):
     async def commit(self, producer: AsyncProducer) -> bool:
         """Commit and return True, or abort and return False.
 
-        Raises the producer's error if the outcome is unknown; then a new producer is needed.
+        A commit that times out is called again. Raises the error of an abort that fails; then a new producer
+        is needed.
         """
         while True:
             call = self.begin(Kind.COMMIT, transaction=self.transaction)

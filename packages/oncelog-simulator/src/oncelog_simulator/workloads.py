@@ -36,7 +36,7 @@ class Workload(ABC):
     legal_findings: ClassVar[frozenset[FindingKind]] = frozenset()
     """Kinds of findings that an audit of the topic may report."""
     makes_topics: ClassVar[bool] = False
-    """True if clients create topics by chance. Nothing checks these topics and the workload's own topic."""
+    """True if clients create topics at random. Neither these topics nor the workload's own are checked."""
     compacts: ClassVar[bool] = False
     """True if the topic may be compacted at some time."""
     keeps_one_batch: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class Workload(ABC):
         self.world, self.scenario = world, scenario
         self.partitions = [TopicPartition(self.topic, number) for number in range(scenario.partitions)]
         self.shares_epochs = False
-        """True if several transactions have one epoch, as in the classic protocol."""
+        """True if several transactions have one epoch, as with transaction version 0."""
         self.applications: list[Application] = []
         self.readers: list[Reader] = []
         self.last = LastReader(world, f"last-{self.topic}", self.partitions)

@@ -184,7 +184,7 @@ class BrokerHost(Host):
         self.node: BrokerState | None = None
         self.running: RunningBroker | None = None
         self.before_exit: Callable[..., object] = lambda *, is_in_write, lose_power: None
-        """Called just before the broker process ends, while `node` is still set."""
+        """Called just before the broker process is killed or told to stop, while `node` is still set."""
         self.on_recovered: Callable[[BrokerState], object] = lambda node: None
         self.may_refuse: Callable[[Exception], bool] = lambda error: False
         """Return True for an error with which the broker may refuse to start."""
@@ -202,8 +202,9 @@ class BrokerHost(Host):
         """Earlier states and disks. Freeing one would run finalizers, which a killed process never does."""
 
     def start(self) -> None:
-        """Start a broker with what the last one left on the disk. A broker that fails to start is a
-        violation.
+        """Start a broker with what the last one left on the disk.
+
+        A broker that fails to start is a violation, unless `may_refuse` allows its error.
         """
         assert not self.is_up
         if self.start_count:

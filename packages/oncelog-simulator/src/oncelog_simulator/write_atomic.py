@@ -2,7 +2,7 @@
 
 A driver calls foreachBatch for the micro-batches of a source. Each batch has one or two frames for the same
 topic. Tasks are killed, tried again, and fail for good. The driver is killed, and starts again with the same
-batch. The expected records are counted from what the source gave. The sink has no access to that.
+batch. The expected records are counted from the source's rows, which the sink cannot read.
 """
 
 from __future__ import annotations
@@ -242,8 +242,8 @@ class AtomicDriver(Application):
         self.cluster = Cluster(world, executors)
         rng = self.rng
         frame_count = rng.choice((1, 2))
-        # write_atomic refuses a name that first appears in a later batch (firstBatchId), so frames may be
-        # empty.
+        # write_atomic refuses a name that first appears in a later batch (firstBatchId), so every batch has
+        # all frames, some of them empty.
         self.source_rows = [
             [
                 [b"b%d-f%d-%d" % (batch, frame, n) for n in range(rng.choice((0, 1, 3, 8)))]
@@ -295,7 +295,7 @@ class AtomicDriver(Application):
             self.world.violate("write_atomic counts other rows", f"batch {batch_id}: {written}")
 
     async def _call(self, frame: Any, batch_id: int, name: str | None) -> atomic.AtomicWrite:
-        """Call `write_atomic` until it returns or refuses. A failed query starts again."""
+        """Call `write_atomic` until it returns or raises SinkRefused. Repeat the call after other errors."""
         while True:
             try:
                 return await in_thread(partial(atomic.write_atomic, name=name), frame, batch_id, self.options)
@@ -325,7 +325,9 @@ class AtomicWrites(Workload):
         for name in (QUERY_ID, f"{QUERY_ID}-{SECOND}")
         for note in ("finished", "begun")
     )
-    """Groups of plain commits. The sink reads the marker in the transaction first."""
+    """Groups of offsets that are committed outside transactions. They may move back, because the sink trusts
+    the marker in the transaction first.
+    """
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         super().__init__(world, scenario)

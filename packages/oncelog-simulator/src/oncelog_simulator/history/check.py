@@ -45,7 +45,10 @@ __all__ = ["ALL_KINDS", "Item", "Kind", "Operation", "Outcome", "check"]
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A contradiction between operations. `item` is the record that it is about, None for a cycle."""
+    """A contradiction between operations. `item` is the record that it is about, None for a cycle.
+
+    The docstring of each subclass lists its `operations`.
+    """
 
     operations: tuple[Operation, ...]
     item: Item | None = None
@@ -55,44 +58,44 @@ class Anomaly:
 
 
 class AbortedRead(Anomaly):
-    """The poll, the send, and the operations that ended the transaction."""
+    """Operations: the poll, the send, and the operations that ended the transaction."""
 
 
 class EarlyRead(Anomaly):
-    """The poll, and the commit or send that began after the poll ended."""
+    """Operations: the poll, and the commit or send that began after the poll ended."""
 
 
 class UnsentRead(Anomaly):
-    """The poll."""
+    """Operations: the poll."""
 
 
 class OffsetConflict(Anomaly):
-    """The operation that saw another value at that offset, and the operation that has `item`."""
+    """Operations: the one that saw another value at the offset of `item`, and the one that has `item`."""
 
 
 class Duplicate(Anomaly):
-    """The operation that first saw another offset of the value, and the operation that has `item`."""
+    """Operations: the one that first saw the value at another offset, and the one that has `item`."""
 
 
 class LostWrite(Anomaly):
-    """The send, and the poll of the partition's highest offset."""
+    """Operations: the send, and the poll of the partition's highest offset."""
 
 
 class PollSkip(Anomaly):
-    """The polls before and after `item` (possibly the same), and an operation that read or sent `item`."""
+    """Operations: the polls before and after `item` (possibly the same), and one that read or sent `item`."""
 
 
 class PollReorder(Anomaly):
-    """The poll of an offset, and a later poll of `item`, which is not above it."""
+    """Operations: the poll of an offset, and a later poll of `item`, whose offset is not higher."""
 
 
 class SendReorder(Anomaly):
-    """The send of a record, and a later send of `item`, which has a lower offset."""
+    """Operations: the send of a record, and a later send of `item`, which has a lower offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle(Anomaly):
-    """The operations of each dependency of the cycle, in its order."""
+    """Operations: those of each dependency of the cycle, in its order."""
 
     dependencies: tuple[Dependency, ...] = ()
 

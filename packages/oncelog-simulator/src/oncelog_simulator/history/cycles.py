@@ -1,6 +1,6 @@
 """Find cycles among the dependencies between the transactions of a history.
 
-    rw   the first read a partition up to a record of the second's, and no further
+    rw   the first read a partition, and the second wrote the next record after those that the first read
     ww   both wrote to a partition, the first at the lower offset, with no other writer between them
     wr   the second read what the first wrote
 
@@ -57,7 +57,8 @@ def _dependencies(history: History, kinds: frozenset[str]) -> Graph:
             graph.setdefault(first.unit, {}).setdefault(second.unit, Dependency(kind, first, second))
 
     polls = [(poll, item) for poll, item in history.polls if poll.transaction is not None]
-    # Add `wr` first, because it is the promised kind if two transactions have several dependencies.
+    # Add `wr` first: of several dependencies between two transactions the first one stays, and Kafka promises
+    # only `wr`.
     for poll, item in polls:
         if item.value in history.sends:
             add("wr", history.sends[item.value][0], poll)

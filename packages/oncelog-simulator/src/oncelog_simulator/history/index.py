@@ -95,7 +95,7 @@ class History:
     committed: set[Unit] = field(default_factory=set)
 
     def outcome(self, send: Operation) -> Outcome:
-        """Return the outcome of a send's transaction.
+        """Return the outcome of a failed send or a send outside transactions, otherwise of its transaction.
 
         A transaction whose commit no client called counts as failed.
         """

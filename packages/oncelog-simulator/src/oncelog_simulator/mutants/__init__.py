@@ -42,4 +42,4 @@ NOT_CAUGHT: dict[str, str] = {
     )
     for name, reason in module.NOT_CAUGHT.items()
 }
-"""Why no seed catches a mutant, by the mutant's name. Its guard tests catch it."""
+"""For the name of each mutant that no seed catches, the reason. Its guard tests catch it."""

@@ -255,7 +255,7 @@ FORGETFUL: tuple[Patch, ...] = (
     (checks.InvariantMonitor, "_compare", nothing),
     (World, "violate", _violate_all_but_memory),
 )
-"""A broker that remembers one batch of a producer after a restart instead of five, as Apache Kafka does.
+"""A broker that, like Apache Kafka, remembers one batch of a producer after a restart instead of five.
 
 It is stopped while several batches wait for its disk.
 """

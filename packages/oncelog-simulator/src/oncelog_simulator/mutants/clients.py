@@ -50,7 +50,7 @@ def _keep_for_the_default(self: Any, admin: Any, group: str, kept: Any, *, reten
 
 
 def _quoted_by_parity(column: Any, quotes: Any, delimiter: int) -> tuple[Any, Any]:
-    """Return the quotes, and for each position whether the number of quotes before it is odd."""
+    """Return the quotes, and for each number of quotes before a position whether it is odd."""
     return quotes, np.arange(len(quotes) + 1) % 2 == 1
 
 
@@ -141,7 +141,6 @@ MUTANTS = [
         ),
     ),
 ]
-"""In the order of findings C5 to C20, then of the findings of clients, sink and loader."""
 NOT_CAUGHT = {
     "a transaction with its own epoch begins with any sequence": (
         "what repaired F39 guards the same, at least in the first 115 seeds"

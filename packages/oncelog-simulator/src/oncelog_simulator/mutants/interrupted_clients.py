@@ -381,7 +381,6 @@ CLIENT_MUTANTS = [
         ),
     ),
 ]
-"""In the order of findings L1 to L23, with the setting that no transactional copier may have."""
 NOT_CAUGHT: dict[str, str] = {
     "an older commit is repeated in place of a revocation's": (
         "needs a revocation while a commit is repeated: no seed of the first 297"

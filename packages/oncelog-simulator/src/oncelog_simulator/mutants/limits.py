@@ -97,7 +97,6 @@ MUTANTS = [
         "expiry",
     ),
 ]
-"""In the order in which a record passes through the product."""
 NOT_CAUGHT: dict[str, str] = {
     "a snapshot shares memory with the producer table": (
         "seed 304 noticed it before the draws changed: no seed of the first 10 since"

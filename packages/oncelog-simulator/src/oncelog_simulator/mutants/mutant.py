@@ -38,7 +38,7 @@ class Mutant(NamedTuple):
 
 
 class ClientMutant(NamedTuple):
-    """A rule of the clients that is broken deliberately, to be caught by simulations of interrupted clients.
+    """A rule of the product that is broken deliberately, to be caught by client simulations.
 
     `clients` is blocking, asyncio, backup or unsynced. Only seeds of the given `kinds` are run; if `kinds` is
     empty, all seeds are. With `needs_faults` only seeds with faults are run. `findings` and `guards` are as
@@ -76,7 +76,7 @@ _CLIENT_SIMULATIONS: dict[str, tuple[Callable[[int], str], Callable[[int], Clien
 
 
 def caught_by_clients(mutant: ClientMutant, seeds: Iterable[int]) -> tuple[int, str] | None:
-    """Return the first seed that catches a mutant of the clients, and the violated rule, or None."""
+    """Return the first seed that catches a ClientMutant, and the violated rule, or None."""
     kind_of, run_seed = _CLIENT_SIMULATIONS[mutant.clients]
     for seed in seeds:
         if (mutant.kinds and kind_of(seed) not in mutant.kinds) or (

@@ -267,7 +267,6 @@ MUTANTS = [
         "takeover",
     ),
 ]
-"""In the order of a segment's life, from its creation to its deletion."""
 NOT_CAUGHT: dict[str, str] = {
     "checksums of the node's small files are not checked": (
         "a start may be refused or not after a flipped bit there, and nothing follows it"

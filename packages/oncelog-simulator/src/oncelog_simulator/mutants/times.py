@@ -109,7 +109,6 @@ MUTANTS = [
     ),
     Mutant("retention deletes nothing", ((Partition, "_retained_from", _retained_always),), "timed"),
 ]
-"""In the order in which a record passes through the product."""
 NOT_CAUGHT: dict[str, str] = {
     "max.compaction.lag.ms counts from the largest timestamp": (
         "needs a segment that only the lag makes due, with a timestamp of the future behind its first"
