@@ -2,7 +2,8 @@
 killed.
 
 `python -m oncelog_bench.attacks JSON` reads an AttackSpec and opens its connections. It prints `ready` as
-soon as all of them have begun the attack. If the broker closes a connection, the attack opens a new one.
+soon as all of them have begun the attack. If the broker closes a connection that is idle or slow, the attack
+opens a new one.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ MAX_FETCH_BYTES = 16 << 20
 class AttackSpec:
     """The parameters of an attack.
 
-    `kind` says what each connection does: nothing, or send one byte of a request per second, or keep fetching
-    the topic's data without ever reading a response.
+    `kind` says what each connection does: nothing, or send one byte of a request per second, or send FETCHES
+    fetch requests without ever reading a response.
     """
 
     bootstrap_servers: str
@@ -100,7 +101,10 @@ def _begin(spec: AttackSpec, opening: bytes) -> socket.socket:
 
 
 def _continue_attack(client: socket.socket, kind: str) -> bool:
-    """Send the next bytes of this kind of attack. Return False if the broker has closed the connection."""
+    """Send the next bytes of this kind of attack. Return False if the broker has closed the connection.
+
+    A connection that never reads does not notice that it was closed.
+    """
     try:
         if kind == SLOW_LORIS:
             client.send(b"\0")

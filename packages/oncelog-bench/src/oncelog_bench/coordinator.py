@@ -97,7 +97,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 def _live(case: Case, data_dir: Path) -> int:
     """Run every id's transactions, one partition each, in a broker without sockets. Then crash the broker.
 
-    Return the number of records in the transaction log.
+    Return the number of records ever written to the transaction log.
     """
     now_ms = time.time_ns() // 1_000_000
     node = open_node(data_dir, BROKER.parse({}), Clock())
@@ -121,7 +121,8 @@ def _live(case: Case, data_dir: Path) -> int:
     written = sum(partition.log_end_offset for partition in topic.partitions)
     data = node.topics.get(TOPIC)
     if data is not None:
-        # Delete the data topic, because recovery would read its markers too. That time is not measured here.
+        # Delete the data topic: recovery would read its markers too, but this benchmark measures only the
+        # transaction log's recovery.
         node.topics.delete([data])
     node.log_manager.write_checkpoints()
     node.log_manager.release()

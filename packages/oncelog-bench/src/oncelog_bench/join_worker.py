@@ -39,9 +39,9 @@ from oncelog_bench.raw_wire import CLIENT_ID, connect, exchange, receive_frame
 JOIN_VERSION, SYNC_VERSION, HEARTBEAT_VERSION, LEAVE_VERSION = 9, 5, 4, 5
 _FIND_VERSION = 4
 _RETRIABLE = (14, 15, 16)
-"""Error codes to retry.
+"""Errors to retry: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE and NOT_COORDINATOR.
 
-Apache Kafka creates its group topic only when a client first looks for a coordinator.
+Apache Kafka creates `__consumer_offsets` only when a client first looks for a coordinator.
 """
 _REBALANCE_IN_PROGRESS, _MEMBER_ID_REQUIRED = 27, 79
 _COORDINATOR_TIMEOUT_S = 30.0

@@ -123,7 +123,7 @@ def _writing_back(file: Path) -> Iterator[None]:
 
 
 def write_back_forever(file: str) -> None:
-    """Write as much data as a busy log, then sync all of it to the disk, in an endless loop."""
+    """Write 64 MiB to the file, then sync all dirty pages of the system, in an endless loop."""
     with open(file, "wb", buffering=0) as dirty:
         while True:
             dirty.seek(0)

@@ -143,7 +143,7 @@ def _check(frame: bytearray) -> None:
 
 
 def _watch(broker: BrokerProcess, seconds: float) -> tuple[float, float]:
-    """Roll segments with batches of 900 KB. Return a small request's longest wait and the number of rolls.
+    """Roll segments with batches of 900 KB. Return a small request's longest wait in ms, and the rolls.
 
     The small requests are ApiVersions on a second connection. They write nothing, so a long wait is a pause
     of the broker and not of the disk.

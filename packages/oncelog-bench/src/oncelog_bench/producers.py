@@ -125,7 +125,7 @@ def _take(plan: Plan, side: Side, case: Case, client: str) -> dict[str, float]:
 
 
 def _check_stored(side: Side, topic: str, partitions: int, report: Report) -> None:
-    """Raise OncelogError unless the topic contains every sent record, besides those of the warm-up."""
+    """Raise OncelogError if the topic has fewer records than were sent after the warm-up."""
     ends = side.admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
     stored = sum(end.offset or 0 for end in ends.values())
     if stored < report.records:

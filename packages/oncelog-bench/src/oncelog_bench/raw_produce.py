@@ -33,7 +33,8 @@ _PRODUCER = struct.Struct(">qh")
 _PRODUCER_POSITION, _SEQUENCE_POSITION = 43, 53
 _SEQUENCES = 2**31
 _RETRIABLE = (3, 5, 6, 51)
-"""Error codes to retry for a while.
+"""Errors to retry for a while: UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER and
+CONCURRENT_TRANSACTIONS.
 
 A new topic may still be unknown or without a leader, or a previous transaction may still have markers to
 write.
@@ -168,7 +169,7 @@ class Sender:
         """Send three batches to every partition, one by one.
 
         A partition's first batches create its files and the first pages of its indexes. Each of these batches
-        took Apache Kafka up to 8 ms of processor time, which is not part of a rate.
+        took Apache Kafka up to 8 ms of processor time, which must not count in a measured rate.
         """
         for template in self.templates:
             self.send_first(template)
@@ -179,7 +180,7 @@ class Sender:
     def send_first(self, template: Template | None = None) -> None:
         """Send one request alone, and retry until the topic has a leader.
 
-        `template` None: the first template.
+        If `template` is None, send the first template.
         """
         template = template or self.templates[0]
         frame = template.next()

@@ -92,7 +92,7 @@ QUICK = Plan((OURS,), (0.002,), reading_seconds=0.1, repeats=1, warm_up_seconds=
 
 
 def _growth(broker: str) -> Any:
-    """Return the ratio of GB/s for the largest topic to GB/s for the second largest."""
+    """Return a function that computes the ratio of the largest topic's GB/s to the second largest's."""
 
     def measured(result: Result) -> float | None:
         sizes = sorted(result["plan"]["gigabytes"])[-2:]

@@ -159,9 +159,9 @@ def _write(frame: DataFrame, sink: str, options: dict[str, str]) -> None:
 
 
 def _check(side: Side, topic: str, partitions: int, records: int) -> None:
-    """Raise OncelogError unless the topic contains `records` records.
+    """Raise OncelogError if the topic has fewer offsets than `records`, or more than markers can add.
 
-    The offsets also count markers, one per partition and transaction.
+    Each transaction adds one marker to each of its partitions.
     """
     ends = side.admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
     written = sum(end.offset or 0 for end in ends.values())

@@ -102,7 +102,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def _prepare(name: str, directory: Path) -> _Startable:
-    """Create a directory with one topic, by a broker that is then stopped cleanly."""
+    """Let a broker create a directory with one topic, and stop the broker."""
     directory.mkdir()
     if name == OURS:
         broker = BrokerProcess(directory / "data")

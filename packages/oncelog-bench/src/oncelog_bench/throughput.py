@@ -163,7 +163,10 @@ def _take(plan: Plan, case: Case, sides: Sides, name: str) -> dict[str, float]:
 
 
 def _client(plan: Plan, case: Case, side: Side, topic: str, run_tool: Callable[..., str]) -> dict[str, float]:
-    """Return a client's throughput, and the broker's processor time without that for the client's start."""
+    """Return a client's throughput, and the broker's processor time.
+
+    The processor time excludes what an idle broker uses while the client starts.
+    """
     began, before = time.perf_counter(), cpu_seconds(side.pid)
     if case.generator.startswith("confluent-kafka"):
         figures = _confluent(plan, case, side, topic)

@@ -169,7 +169,7 @@ throughput that remains.
 
 
 def _kept(result: Result) -> str:
-    """Return a sentence per broker and generator on that share."""
+    """Return a sentence on the share of its idempotent throughput that each broker keeps."""
     sentences = []
     rows = [row for row in result["medians"] if row["mode"].endswith(f" / {IDEMPOTENT}")]
     for broker, generator in dict.fromkeys((row["broker"], row["generator"]) for row in rows):

@@ -59,7 +59,7 @@ class Plan:
     warm_up_seconds: float = 10.0
 
     def cases(self) -> Iterator[Case]:
-        """Return the cases to measure: every client with every size of a transaction."""
+        """Yield the cases to measure: every client with every size of a transaction."""
         for client in self.clients:
             for records in self.records:
                 for partitions in self.partitions:
@@ -120,7 +120,7 @@ transaction waits for them. Medians of {plan["repeats"]} interleaved samples.
 
 
 def picture(result: Result) -> str:
-    """Draw commits per second by records, for the second number of partitions."""
+    """Draw the metrics of Oncelog's producer by records per transaction, for 3 partitions."""
     chosen = {**result, "medians": [row for row in result["medians"] if row["partitions"] == 3]}
     ours = {**chosen, "medians": [row for row in chosen["medians"] if row["client"] == "oncelog"]}
     charts = [

@@ -61,7 +61,7 @@ class Flights:
         return int(self.table.num_rows)
 
     def records(self) -> Iterator[tuple[bytes, bytes, int]]:
-        """Yield (key, JSON value, timestamp_ms) of each flight, in chronological order."""
+        """Yield (key, JSON value, timestamp_ms) of each flight, in the order of `table`."""
         encode = json.JSONEncoder(separators=(",", ":")).encode
         columns = [self.table[name].to_pylist() for name in COLUMNS]
         for key, timestamp_ms, *row in zip(self.keys.to_pylist(), self.timestamps_ms, *columns, strict=True):

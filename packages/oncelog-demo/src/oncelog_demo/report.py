@@ -17,8 +17,8 @@ from oncelog_demo.timeline import first_lost_acknowledgement
 def summary_rows(result: DemoResult) -> list[dict[str, Any]]:
     """Return the final table: a row per delivery semantics, then a row per Spark sink.
 
-    `sent` counts the records that the application or Spark's tasks passed to producers. `aborted` counts
-    records in the log that no read_committed consumer returns.
+    `sent` counts the records that the application passed to the producer, or all rows that a Spark sink
+    stored. `aborted` counts records in the log that no read_committed consumer returns.
     """
     rows = [
         {

@@ -42,8 +42,8 @@ def list_attempts(events: Iterable[WireEvent], killed_at_ms: float) -> list[Atte
     """Return every attempt, in the order in which the attempts began.
 
     `killed_at_ms` is the time at which the driver was killed. An uncommitted transaction shows no batch id on
-    the wire. But in the demonstration each task has rows in every batch, so the task's n-th commit belongs to
-    batch n.
+    the wire. But in the demonstration each task has rows in every batch, so the task's n-th commit, counted
+    from 0, belongs to batch n.
     """
     log = _TransactionLog()
     for event in events:

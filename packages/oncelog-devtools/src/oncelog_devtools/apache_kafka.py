@@ -209,7 +209,7 @@ class ApacheKafka:
                 time.sleep(0.05)
 
     def stop(self) -> None:
-        """Stop the processes that this object started, and remove a temporary directory."""
+        """Kill the processes that this object started, and remove a temporary directory."""
         for node in self.nodes:
             node.kill()
         if self._is_temporary:

@@ -97,7 +97,7 @@ def mix(low: str, high: str, share: float) -> str:
 
 
 def nice_ticks(top: float, count: int = 4) -> list[float]:
-    """Return at most `count` + 1 round numbers from 0 up to about `top`."""
+    """Return at most `count` + 1 evenly spaced round numbers, from 0 to at most `top`."""
     if top <= 0:
         return [0.0]
     raw = top / count

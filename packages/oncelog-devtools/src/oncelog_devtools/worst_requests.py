@@ -1,7 +1,7 @@
 """The catalogue of worst requests: for each API, the costliest request of a given size in bytes.
 
-Most requests are built from the protocol tables. One request per array fills the array with as many elements
-as fit, once all equal and once all different. One request per string uses the longest allowed value, as often
+Most requests are built from the protocol tables. For each array, one request has as many equal elements as
+fit, and another as many different ones. For each string, one request has the longest allowed value, as often
 as it fits. Other requests are written by hand: patterns, look-ups, one resource requested many times.
 
 tests/broker/test_broker_worst_requests.py sends them all and asserts how much work the broker does. `oncelog
@@ -160,7 +160,10 @@ def _long_text(field: Field, number: int) -> Any:
 def _filled(
     api: Api, version: int, path: tuple[Field, ...], value: Callable[[Field, int], Any], size_bytes: int
 ) -> bytes:
-    """Return the longest body of at most `size_bytes` bytes. `value` returns the elements at `path`."""
+    """Return a body of up to `size_bytes` bytes, or a longer one with a single element.
+
+    `value` returns the elements at `path`.
+    """
     one, two = (len(_build(api.request, version, path, value, count).encode(version)) for count in (1, 2))
     count = max(1, (size_bytes - one) // max(two - one, 1))
     while True:
