@@ -1,4 +1,4 @@
-"""`oncelog acls`: manage ACLs. Options that Kafka's kafka-acls has too have the same names."""
+"""`oncelog acls`: manage ACLs. An option that kafka-acls also has keeps its name from there."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def emit(
 
 
 def held_back_cells(ends: Any) -> dict[str, Any]:
-    """Return table cells: the stable end offset, and the transaction that holds it back."""
+    """Return table cells: the last stable offset, the transaction that holds it back, and if that hangs."""
     holder = ends.held_by
     judged = holder.judged if holder else None
     return {

@@ -93,7 +93,7 @@ class _Stretch:
 class _Tally:
     """Counts of sent and failed records, and the offsets of the stored ones.
 
-    `on_delivery` runs on the producer's thread.
+    The producer calls `on_delivery` in its own thread, and `_send` calls it in the main thread.
     """
 
     partitions: dict[tuple[str, int], _Stretch] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from oncelog.cli.producers import parse_where
 LIST_COLUMNS = ["transactional_id", "producer_id", "state", "coordinator"]
 OPEN_COLUMNS = ["topic", "partition", "producer_id", "epoch", "first_offset", "since", "hanging"]
 DEFAULT_AGE_S = 1_200
-"""Kafka's maximum transaction timeout plus five minutes. Younger transactions may still end."""
+"""Seconds: the default transaction.max.timeout.ms plus five minutes. A younger transaction may still end."""
 
 
 @click.group("transactions")

@@ -29,7 +29,7 @@ CHECKPOINT_TOPIC = "oncelog-loads"
 PARTITIONS = 16
 """Number of partitions of the topic.
 
-Must never change: a load's checkpoints must stay in one partition, even if the topic gets more partitions.
+It must never change: a load's checkpoints must stay in one partition, even if the topic gets more partitions.
 """
 _FORMAT = 1
 _TIMEOUT_MS = 90_000

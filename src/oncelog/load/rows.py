@@ -151,7 +151,7 @@ def _lists_to_json(column: Any, elements: Sequence[str | None]) -> Any:
 
 
 def _plain_text(column: Any) -> Any | None:
-    """Return the text of a column whose JSON is a string; None for a column of another type."""
+    """Return a column of texts, timestamps, dates or times as text; None for a column of another type."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
         # A Parquet file may contain any bytes as text. Arrow does not check them when it reads the file.

@@ -92,7 +92,7 @@ def deferring_interrupt() -> Iterator[None]:
 
 
 def dying_with_parent() -> list[str]:
-    """Return the start of a command line that makes the command end with this process.
+    """Return the start of a command line that makes the command end with the thread that starts it.
 
     Return an empty list if setpriv is not installed.
     """

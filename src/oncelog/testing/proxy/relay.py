@@ -379,7 +379,7 @@ class Relay:
         self._queue_responses_behind(request)
         held = self._hold(event, rule, on_release)
         for _ in range(self._sent_counts[event.api] - request.send_number):
-            # These requests were sent to the broker before this response arrived.
+            # Requests that the proxy sent after this one have passed already.
             held.count_down(event.api)
         if await released:
             self._is_blocked = False

@@ -25,7 +25,7 @@ E = TypeVar("E", bound=StrEnum)
 class Action(StrEnum):
     """The action of a rule on a message.
 
-    DROP       lose only this message. Clients reject a response out of order, so the proxy delivers no
+    DROP       lose the message. Clients reject a response out of order, so the proxy delivers no
                response after a dropped message. The connection stays open and silent until the
                client's time-out. Requests after the message still reach the broker.
     CUT        lose the message and close its connection. If the message is a response (the default), the
