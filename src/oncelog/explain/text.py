@@ -63,7 +63,7 @@ def _label(arrow: Arrow) -> list[str]:
 
 def _shaft(arrow: Arrow) -> str:
     line = list(_columns())
-    # A message that was held and then lost.
+    # The arrow has no length if a message was held at the proxy and then lost there.
     if arrow.start is arrow.end:
         line[_column(arrow.end)] = _LOST
         return "".join(line)

@@ -53,7 +53,7 @@ class Job:
 
 
 def main() -> None:
-    """Run the job. Raises nothing: an error is sent as an event."""
+    """Run the job. Errors of the job are sent as events, not raised."""
     lines = _lines(0)
     job = Job(**json.loads(next(lines)))
     reports = os.fdopen(job.report_fd, "w")
@@ -116,9 +116,9 @@ def _exit_fields(error: BaseException, is_started: bool) -> dict[str, str]:
 
 
 def _load(path: Path) -> Callable[[SparkSession, Mapping[str, str]], StreamingQuery]:
-    """Import a file and return its function `pipeline`.
+    """Import a file and return its function `pipeline`. Exceptions of the file's code are passed on.
 
-    Raises ConfigError if the file has no such function, and any exception that the file's code raises.
+    Raises MissingDependency without Spark, and ConfigError if the file has no such function.
     """
     check_spark()
     from pyspark import cloudpickle
@@ -169,11 +169,10 @@ def _run(
 
 
 def _stop_between_batches(query: StreamingQuery, batch_ended: threading.Event) -> None:
-    """Wait for the end of the running micro-batch, and stop the query.
+    """Wait for the end of the running micro-batch, if any, and stop the query.
 
-    If the query fails before the end of the micro-batch, raises the query's exception. Spark itself has no
-    stop between batches. If a batch begins just before the stop, Spark interrupts this batch, and the next
-    run repeats it.
+    Raises the query's exception if the query fails first. Spark itself cannot stop a query between batches.
+    If a batch begins just before the stop, Spark interrupts this batch, and the next run repeats it.
     """
     batch_ended.clear()
     while query.isActive and query.status["isTriggerActive"] and not batch_ended.is_set():
@@ -212,7 +211,7 @@ class _MetricsPipe:
         self._lines = os.fdopen(os.open(path, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0)
 
     def of(self, query_id: str, batch_id: int) -> SinkMetrics | None:
-        """Return the sink's metrics of a batch; None if the query has a sink of another project."""
+        """Return the sink's metrics of a batch; None if there are none, as for sinks of other projects."""
         for line in (self._lines.read(1 << 20) or b"").decode().splitlines():
             metrics = SinkMetrics.decode(line)
             self._newest[metrics.name, metrics.batch_id] = metrics

@@ -17,7 +17,7 @@ CHILD = (sys.executable, "-m", "oncelog.pipeline.child")
 _GRACE_S = 30.0
 """Time in seconds that a Spark session gets to stop after its query has ended."""
 _JVM_EXIT_S = 5.0
-"""Time in seconds that a JVM gets to notice that its driver has ended."""
+"""Time in seconds that a JVM gets to exit after its driver has ended."""
 _POLL_S = 0.05
 
 
@@ -69,8 +69,8 @@ class ChildProcess:
     def events(self, wake: socket.socket, *, is_ending: bool) -> list[dict[str, Any]] | None:
         """Wait for events and return them; None if the child will send no more.
 
-        If `wake` becomes readable before an event arrives, return an empty list. `is_ending`: True if the
-        query has ended. The process is then killed if it does not end within _GRACE_S.
+        The list may be empty, for example if `wake` becomes readable first. `is_ending`: True if the query
+        has ended. The process is then killed if it does not end within _GRACE_S.
         """
         if is_ending and self._deadline is None:
             self._deadline = time.monotonic() + _GRACE_S

@@ -43,7 +43,7 @@ EXIT_DONE, EXIT_GAVE_UP, EXIT_REFUSED = 0, 1, 2
 class Limits:
     """The limits of restarts.
 
-    The supervisor gives up at the failure number `max_failures` within `window_ms`.
+    The supervisor gives up after `max_failures` failures within `window_ms`.
     """
 
     backoff_ms: int = 1_000

@@ -41,7 +41,10 @@ _KILLED_BY_SIGNAL = 128
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A pipeline to run. `settings` override the environment variables; `conf` is Spark's configuration."""
+    """A pipeline to run.
+
+    `settings`: environment variables of the child, added to the supervisor's. `conf`: Spark's configuration.
+    """
 
     file: Path
     settings: dict[str, str] = field(default_factory=dict)

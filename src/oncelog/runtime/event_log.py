@@ -1,4 +1,4 @@
-"""The broker's log: one line per event with `key=value` fields."""
+"""The log of the broker and of the pipeline supervisor: one line per event with `key=value` fields."""
 
 from __future__ import annotations
 

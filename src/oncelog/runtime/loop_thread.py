@@ -131,7 +131,10 @@ class _Call(Generic[T]):
         self._news.put(None)
 
     def cancel(self) -> None:
-        """Cancel the coroutine's task, or close the coroutine if `start` was not called."""
+        """Cancel the coroutine's task, or close the coroutine if it has no task yet.
+
+        Raises RuntimeError if the loop is closed.
+        """
         self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -289,7 +292,7 @@ class LoopThread:
             raise
 
     def wait_for(self, news: queue.SimpleQueue[None], timeout: float) -> None:
-        """Wait until `news` has an entry. May return earlier, so call it in a loop.
+        """Wait for an entry of `news` and remove it. May return without one, so call it in a loop.
 
         One call waits at most `timeout` seconds and at most _SIGNAL_SECONDS, so that signal handlers run.
         """

@@ -1,8 +1,8 @@
 """The runtime of a process: its clocks, its random numbers and the threads of the blocking clients.
 
 An object that needs the runtime calls `current()` in its constructor and keeps the result. In production, the
-runtime is always `SYSTEM`. The simulator sets one runtime per simulated process, in the context of this
-process. In the simulator, every time and every random number follows from one seed.
+runtime is always `SYSTEM`. The simulator sets one runtime for each simulated process, in the contextvars
+context in which it runs the process. There, one seed determines all times and random numbers.
 """
 
 from __future__ import annotations

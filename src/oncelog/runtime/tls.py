@@ -103,7 +103,8 @@ def _set_versions(context: ssl.SSLContext, settings: Settings) -> None:
 def _trusted(settings: Settings) -> tuple[str, dict[str, str]]:
     """Return (source for error texts, arguments of load_verify_locations) for the trusted authorities.
 
-    Empty arguments mean the authorities of the operating system. Raises ConfigError.
+    Empty arguments mean the authorities of the operating system. Raises ConfigError if two settings name
+    authorities, or if their file cannot be found.
     """
     files = [key for key in ("ssl.truststore.location", "ssl.ca.location") if settings.get(key)]
     text = settings["ssl.truststore.certificates"]
@@ -122,7 +123,7 @@ def _trusted(settings: Settings) -> tuple[str, dict[str, str]]:
 def _load_own(context: ssl.SSLContext, settings: Settings) -> bool:
     """Load the certificate and key of this side. Return False if no certificate is configured.
 
-    Raises ConfigError.
+    Raises ConfigError if the key or the chain is missing, or if they cannot be loaded.
     """
     key_password = settings["ssl.key.password"]
     # Without a password, OpenSSL would ask for one on the terminal. The empty password prevents this.
@@ -240,7 +241,7 @@ class ServerTls:
 class WatchedFile:
     """The current content of a text file.
 
-    `url` is file:///PATH. `text` is None until the file could be read.
+    `url` is file:///PATH. `text` is None until the file has been read.
     """
 
     def __init__(self, url: str, setting: str) -> None:
@@ -268,7 +269,7 @@ class WatchedFile:
 
 
 def _stamp(path: str | None) -> tuple[int, int] | None:
-    """Return the file's modification time and inode, to detect changes; None if the file does not exist."""
+    """Return a file's modification time in ns and its inode, to detect changes; None if there is no file."""
     if not path:
         return None
     try:

@@ -98,7 +98,7 @@ def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> Non
     deadline = time.monotonic() + READY_SECONDS
     with Admin({"bootstrap.servers": bootstrap_servers}) as admin:
         while (error := _try_to_create(admin, topic, partitions)) is not None:
-            # Retried because on Apache Kafka a deleted topic exists until its deletion is complete.
+            # Apache Kafka refuses to create a topic again until its deletion is complete.
             if time.monotonic() > deadline:
                 raise error
             time.sleep(0.05)
@@ -106,8 +106,8 @@ def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> Non
             if time.monotonic() > deadline:
                 raise TimedOut(f"topic {topic} has no leader after {READY_SECONDS:g} s")
             time.sleep(0.05)
-        # Apache Kafka's metadata may name a leader that does not accept requests yet. The client retries
-        # until each leader answers.
+        # Apache Kafka's metadata may name a leader that does not accept requests yet. `list_offsets` retries
+        # until each leader responds.
         admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
 
 

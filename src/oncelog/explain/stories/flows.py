@@ -15,10 +15,10 @@ OUT_OF_ORDER = "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
 
 def in_flight_together(later: int) -> Rule:
-    """Return a rule that holds the second acknowledgement until `later` more Produce requests have been sent.
+    """Return a rule that holds the second acknowledgement until `later` more Produce requests have passed.
 
-    All these batches are in flight together. The first acknowledgement is not held. A producer may wait for
-    it before it sends more, because a broker that does not know the producer accepts any batch as its first.
+    The batches of all these requests are in flight together. The first acknowledgement is not held, because
+    the producer may wait for it: a broker that does not know the producer accepts any batch as its first.
     """
     return Rule(action=Action.HOLD, api="Produce", direction="response", nth=2, release_after=later)
 

@@ -27,10 +27,7 @@ _PRODUCE_FATES_AT_BROKER = {Fate.PASSED, Fate.RELEASED, Fate.COPY}
 
 
 def value_of(number: int) -> bytes:
-    """Return the value of record `number`.
-
-    All values have the same length. Therefore all batches have three records.
-    """
+    """Return the value of record `number`. All values have the same length, as `batch_settings` assumes."""
     return (b"record %d" % number).ljust(_VALUE_BYTES)
 
 
@@ -79,10 +76,10 @@ class Check:
 
 @dataclass(slots=True)
 class StoryRun:
-    """One run of a story. `proxy` and `topic` exist only during the run; the other fields are its result.
+    """One run of a story. After the run, the proxy is closed and the topic is deleted.
 
     `is_drawn` False: the run is too long for a diagram. `is_counted` False: readers should see no record, so
-    the counts mean nothing. `written`: the log's batches and markers, as text.
+    the counts mean nothing. `written`: the transaction's records in the logs, and its markers, as text.
     """
 
     heading: str
@@ -118,7 +115,7 @@ class StoryRun:
         return futures
 
     def check(self, text: str, is_true: bool) -> None:
-        """Add a statement about the result of the run."""
+        """Add a statement about the result of the run, and whether it is true."""
         self.checks.append(Check(text, bool(is_true)))
 
     def wait_until(self, what: str, predicate: Any) -> None:
@@ -151,8 +148,9 @@ class StoryRun:
         )
 
     def _wait_for_records_under_way(self) -> None:
-        """Wait until the records that were sent with acks=0 are stored, perhaps after the producer has
-        closed.
+        """Wait until the records that were sent with acks=0 are stored, at most PATIENCE_SECONDS.
+
+        The producer does not wait for them, so some may be stored after it was closed.
         """
         arriving = [
             batch.records_count

@@ -198,7 +198,7 @@ def _visible(run: StoryRun) -> int:
 
 
 def _describe_logs(run: StoryRun, name: str) -> list[str]:
-    """Add the stored records of a transactional id to `run.written`, as text.
+    """Wait until the transaction of `name` is complete. Add its stored records to `run.written`, as text.
 
     Return the states of the transaction in the coordinator's log, oldest first.
     """
@@ -225,7 +225,8 @@ def _partitions(consumer: Consumer, topics: list[str]) -> Iterator[TopicPartitio
 def _states_of(consumer: Consumer, name: str) -> tuple[set[int], list[tuple[TopicPartition, int, str, str]]]:
     """Wait until the transaction of `name` is complete.
 
-    Return its producer ids, and (partition, offset, state, producer) of each record in the coordinator's log.
+    Return the producer ids, and (partition, offset, state, producer) of each record of `name` in the
+    coordinator's log. Raises OncelogError after PATIENCE_SECONDS.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
