@@ -3,8 +3,8 @@
     with oncelog.Broker() as broker, oncelog.Producer({"bootstrap.servers": broker.bootstrap_servers}) as p:
         p.send("flights", b"EWR-IAH").result()
 
-Public names load on first use. So a producer does not import the broker, and `oncelog serve` imports no
-client.
+The clients and the broker are imported on first use. So a producer does not import the broker, and
+`oncelog serve` imports no client.
 """
 
 from __future__ import annotations

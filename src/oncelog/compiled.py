@@ -7,9 +7,10 @@ There are two parts, each with a directory and a manifest of its own in `_compil
 
 A manifest has the size and the modification time of each source of its part. If all of them are still the
 same, `select` adds a finder for the part's extension modules. Otherwise the whole process runs without the
-part: an edit always has effect, and no process mixes old and new code. Without a manifest nothing is added.
+part: an edit always has effect, and no process mixes old and new code. Without a manifest, `select`
+adds no finder.
 
-The manifest is text, one entry a line, fields separated by tabs:
+The manifest is text with one entry per line. Tabs separate the fields:
 
     suffix   .cpython-311-x86_64-linux-gnu.so
     source   1764000000000000000   12345   wire/records.py
@@ -97,7 +98,7 @@ def directory_of(package: str, part: str) -> str:
 def read_manifest(directory: str) -> tuple[str, list[tuple[int, int, str]], frozenset[str]] | None:
     """Return the suffix, the sources (modification time in ns, size, path) and the modules of a manifest.
 
-    None if there is no manifest, as where nothing was compiled.
+    Return None if there is no manifest, because nothing was compiled.
     """
     suffix, sources, modules = "", list[tuple[int, int, str]](), list[str]()
     try:
@@ -116,7 +117,7 @@ def read_manifest(directory: str) -> tuple[str, list[tuple[int, int, str]], froz
 
 
 def difference(package: str, suffix: str, sources: list[tuple[int, int, str]]) -> str | None:
-    """Return why extension modules must not run here, as a clause, or None if they may."""
+    """Return the reason why the extension modules must not run, as a clause; None if they may run."""
     if suffix != EXTENSION_SUFFIXES[0]:
         return "another Python compiled the modules"
     for modified_ns, size_bytes, path in sources:

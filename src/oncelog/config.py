@@ -3,7 +3,7 @@
 The parser, --help and the references use these tables.
 
 Keys, defaults and meanings are Kafka's (ProducerConfig, ConsumerConfig, AdminClientConfig, KafkaConfig,
-TopicConfig). If a default differs from Kafka's, the description says so.
+TopicConfig), unless the description says otherwise.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TLS = _rows(
 
 _CLIENT = _rows(
     ("bootstrap.servers", "list", None, "HOST:PORT of one or more brokers for the first connection."),
-    ("client.id", "str", "oncelog", "Name of this client in the broker's logs and quotas."),
+    ("client.id", "str", "oncelog", "Name of this client in the broker's logs and quotas (Kafka's default is empty)."),
     ("request.timeout.ms", "int", 30_000, "Maximum time to wait for the response to a request.", 1),
     ("retry.backoff.ms", "int", 100, "First pause before a retry. It doubles up to retry.backoff.max.ms.", 0),
     ("retry.backoff.max.ms", "int", 1_000, "Longest pause between retries.", 0),
@@ -109,12 +109,12 @@ CONSUMER = SettingsTable(
         ("max.partition.fetch.bytes", "int", 1_048_576, "Maximum bytes of one partition in a fetch response. A single batch may exceed it.", 0),
         ("max.poll.records", "int", 500, "Maximum number of records that one poll() returns.", 1),
         ("check.crcs", "bool", True, "Verify the CRC-32C of each fetched batch."),
-        ("consumer.timeout.ms", "int", None, "Time without a record after which iteration over a consumer ends; unset: never.", 0),
+        ("consumer.timeout.ms", "int", None, "Time without a record after which iteration over a consumer ends; unset: never. (kafka-python's name.)", 0),
         ("group.id", "str", None, "Consumer group for subscriptions and committed offsets."),
         ("group.instance.id", "str", None, "Identity of a static member, which keeps its partitions over a restart (KIP-345)."),
         ("group.protocol", "str", "classic", "classic, or consumer: the coordinator assigns partitions (KIP-848, Kafka 4.0).", None, None, ("classic", "consumer")),
         ("group.remote.assignor", "str", None, "Assignor of the coordinator with group.protocol=consumer; unset: the coordinator's default."),
-        ("partition.assignment.strategy", "list", ["range"], "Assignors in order of preference: range, roundrobin, sticky, cooperative-sticky. cooperative-sticky, if it is the only one, revokes only partitions that move."),
+        ("partition.assignment.strategy", "list", ["range"], "Assignors in order of preference: range, roundrobin, sticky, cooperative-sticky. cooperative-sticky, if it is the only one, revokes only partitions that move. (Kafka's default also has cooperative-sticky.)"),
         ("session.timeout.ms", "int", 45_000, "Time without a heartbeat after which the coordinator removes a member.", 1),
         ("heartbeat.interval.ms", "int", 3_000, "Interval between heartbeats; should be at most a third of session.timeout.ms.", 1),
         ("max.poll.interval.ms", "int", 300_000, "Time without poll() after which a member leaves its group.", 1),
@@ -176,7 +176,7 @@ GROUP = SettingsTable(
 BROKER = SettingsTable(
     "broker",
     _rows(
-        ("node.id", "int", 1, "Id of this broker.", 0),
+        ("node.id", "int", 1, "Id of this broker (Kafka has no default).", 0),
         ("listeners", "list", ["127.0.0.1:9092"], "Addresses to listen on: [NAME://]HOST:PORT,... Port 0 selects a free port. (Kafka's default is every interface.)"),
         ("listener.security.protocol.map", "list", [], "Security protocols of named listeners: NAME:PROTOCOL,..."),
         ("advertised.listeners", "list", [], "Addresses that clients of a listener get: [NAME://]HOST:PORT,...; default: the listener itself."),

@@ -45,18 +45,17 @@ class Limits:
     max_producers_at_work: int = 2048
     """Producer entries of a partition that are Python objects. Further entries are stored in packed form."""
     producer_shard_entries: int = 680
-    """Average number of packed producer entries per shard. A shard has at most twice as many."""
+    """Average number of packed producer entries per shard. With evenly spread ids, no shard has more than
+    twice as many.
+    """
     expire_step_producers: int = 8192
     """Producer entries that one step of expiry checks."""
     max_verifying_producers: int = 1_000
-    """Producers of a partition with a pending transaction verification.
-
-    Above the limit, the oldest are dropped.
-    """
+    """Pending transaction verifications of a partition. Above the limit, the oldest ones are dropped."""
     snapshot_every_bytes: int = 64 << 20
     """Minimum number of bytes since the last producer snapshot for a checkpoint to take a new one."""
     snapshot_step_shards: int = 256
-    """Number of shards that one step of a snapshot writes: first their producer ids, then their sizes."""
+    """Number of shards whose producer ids, or whose entry sizes, one step of a snapshot writes."""
     snapshot_vector_entries: int = 16
     """Minimum number of entries in a shard for a snapshot to encode them as columns, not one by one."""
     producer_id_block: int = 1000
@@ -69,7 +68,7 @@ class Limits:
 
     # Coordinators
     coordinator_roll_bytes: int = 256 << 10
-    """Size from which a coordinator's active segment is closed so that it can be compacted."""
+    """Minimum size at which a coordinator's active segment is rolled so that it can be compacted."""
     coordinator_read_bytes: int = 4 << 20
     """Bytes that a coordinator reads at a time when it replays its partitions."""
     max_tombstones_per_batch: int = 1000
@@ -82,9 +81,9 @@ class Limits:
     The unit is instructions of the expression times matched bytes.
     """
     assignment_burst_cost: int = 20_000
-    """Members plus partitions of the assignments that consumer groups compute in one step.
+    """Cost of a consumer group's recent assignments above which its next assignment waits.
 
-    Further groups wait.
+    An assignment costs its members plus its partitions. The cost decreases by 20 per ms.
     """
     max_catalogued_topics: int = 100_000
     """Topics in the cached subscriptions of all consumer groups together."""
@@ -105,7 +104,7 @@ class Limits:
     session_expiry_ms: int = 600_000
     """Idle time after which a fetch session is removed."""
     max_quota_shares: int = 10_000
-    """Number of users and clients whose quota usage the broker records."""
+    """Number of usage buckets of client quotas above which drained buckets are removed."""
 
 
 DEFAULT_LIMITS = Limits()

@@ -52,7 +52,7 @@ class Isolation(IntEnum):
 
 
 class Origin(Enum):
-    """The source of an appended batch. The append rule checks sequences strictly only for clients."""
+    """The source of an appended batch. Sequences are checked only for CLIENT, and no epoch for REPLAY."""
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
