@@ -125,6 +125,7 @@ def _has_session(file: str) -> bool:
     return "spark: Any" in text or "PYSPARK_PYTHON" in text
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the number of processes for `-n auto`: two for each core, because tests often wait."""
     return min(2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4, 8)

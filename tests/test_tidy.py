@@ -33,7 +33,7 @@ MAY_IMPORT = {
 }
 PURE_ROOMS = {"rules", "wire", "log", "broker", "audit"}
 CLIENT_IO = {
-    "admin": {"aio", "blocking", "request_router"},
+    "admin": {"aio", "blocking", "offset_reset", "request_router"},
     "connection": {"broker_connection", "broker_protocol", "cluster", "connector", "coordinator", "security"},
     "consumer": {"aio", "blocking", "fetcher", "offset_lookup", "partition_ends", "range_reader"},
     "group": {

@@ -115,7 +115,7 @@ def test_the_consent_to_abort_stays_with_its_transaction(broker: Broker, address
         in_thread(append, servers, TopicPartition(topic, 0), lost, transactional_id=f"gone-{producer_id}")
 
     hang(second, 801)
-    page.goto(f"{address}/")
+    page.goto(f"{address}/transactions")
     page.get_by_role("checkbox").check()
     hang(first, 800)
     refresh(page)
@@ -145,7 +145,7 @@ def test_pages_of_another_server_replace_the_whole_page(broker: Broker, browser:
         for servers in (broker.bootstrap_servers, other.bootstrap_servers):
             in_thread(_create_and_hang, servers)
         with serve(broker.bootstrap_servers, "127.0.0.1:0") as address:
-            page.goto(f"{address}/")
+            page.goto(f"{address}/transactions")
             page.get_by_role("checkbox").check()
         with serve(other.bootstrap_servers, address.removeprefix("http://")):
             page.clock.run_for(2_100)
@@ -181,7 +181,7 @@ def test_no_browser_ticks_a_box_of_an_earlier_page(
     way: str, broker: Broker, address: str, page: Page
 ) -> None:
     in_thread(_create_and_hang, broker.bootstrap_servers)
-    page.goto(f"{address}/")
+    page.goto(f"{address}/transactions")
     page.get_by_role("checkbox").check()
     if way == "reload":
         page.reload()
@@ -258,10 +258,13 @@ def test_no_page_scrolls_sideways_or_runs_what_a_name_says(
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
     with producer_of(servers, transactional_id=f"{hostile}{os.getpid()}") as producer:
         producer.init_transactions()
-        for path in ("/", "/topics", f"/topics/{'n' * 249}", "/groups", "/nowhere", "/transactions/nobody"):
+        long = f"/topics/{'n' * 249}"
+        topics = ("/topics", long, f"{long}/messages")
+        others = ("/transactions", "/groups", "/sinks", "/stories", "/stories/lost-ack", "/nowhere")
+        for path in ("/", *topics, *others, "/transactions/nobody"):
             page.goto(f"{address}{path}")
             assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-        page.goto(f"{address}/")
+        page.goto(f"{address}/transactions")
         page.get_by_role("link", name="<img src=x").click()
         expect(page.locator("h1")).to_contain_text("<img src=x onerror=alert(1)>")
     assert page.locator("img").count() == 0

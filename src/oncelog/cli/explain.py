@@ -76,7 +76,9 @@ def command(
     else:
         click.echo(_text(story, scenes, is_as_told), nl=False)
     if svg is not None:
-        svg.write_text(_drawing(story, scenes))
+        from oncelog.explain.drawing import draw_story
+
+        svg.write_text(draw_story(story, scenes))
     context.exit(0 if is_as_told else EXIT_NOT_AS_TOLD)
 
 
@@ -101,6 +103,7 @@ def _document(story: Story, scenes: Sequence[StoryRun], is_as_told: bool) -> dic
 
 def _text(story: Story, scenes: Sequence[StoryRun], is_as_told: bool) -> str:
     from oncelog.explain.diagram import hidden_apis, plan
+    from oncelog.explain.drawing import verdict_lines
     from oncelog.explain.text import draw_text
 
     parts = [story.title, "═" * len(story.title), *textwrap.wrap(story.text, 96), ""]
@@ -112,29 +115,6 @@ def _text(story: Story, scenes: Sequence[StoryRun], is_as_told: bool) -> str:
             parts += [f"Not drawn: {hidden}.", ""] if hidden else []
         if scene.written:
             parts += ["In the logs:", *(f"  {line}" for line in scene.written), ""]
-        parts += [*_verdict(scene), ""]
+        parts += [*verdict_lines(scene), ""]
     parts.append("The story ended as described." if is_as_told else "The story did NOT end as described.")
     return "\n".join(parts) + "\n"
-
-
-def _verdict(scene: StoryRun) -> list[str]:
-    rows = dataclasses.asdict(scene.counts).items()
-    numbers = [f"{value} {name}" for name, value in rows if value or name != "failed"]
-    return [
-        *(["Records: " + ", ".join(numbers) + "."] if scene.is_counted else []),
-        *(f"  {'✓' if check.is_true else '✗'} {check.text}" for check in scene.checks),
-    ]
-
-
-def _drawing(story: Story, scenes: Sequence[StoryRun]) -> str:
-    from oncelog.explain.diagram import Note, Step, plan
-    from oncelog.explain.svg import draw_svg
-
-    steps: list[Step] = []
-    for scene in scenes:
-        if len(scenes) > 1:
-            steps.append(Note(scene.heading))
-        steps += plan(scene.events) if scene.is_drawn else [Note(_verdict(scene)[0])]
-    told = [line for scene in scenes for line in (*scene.written, *_verdict(scene))]
-    lines = told if scenes[0].is_drawn else []
-    return draw_svg(steps, story.title, lines)

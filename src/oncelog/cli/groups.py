@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 import click
@@ -156,57 +155,36 @@ def reset_offsets(group: str, topic: tuple[str, ...], yes: bool, output: str, **
         raise click.UsageError(
             "use exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
         )
+    way, value = next(iter(targets.items()))
     with new_admin(client_config) as admin:
-        rows, offsets = _planned(admin, group, topic, *next(iter(targets.items())))
+        planned = _planned(admin, group, topic, way, value)
+        rows = [
+            {**plan.tp._asdict(), "offset": plan.offset, "new_offset": plan.new_offset} for plan in planned
+        ]
         emit(rows, output, columns=["topic", "partition", "offset", "new_offset"])
         if yes:
-            admin.alter_group_offsets(group, offsets)
+            admin.alter_group_offsets(group, _offsets_of(planned))
     if not yes:
         say(f"nothing is changed; repeat with --yes to commit on {cluster_text(client_config)}", err=True)
 
 
-def _planned(
-    admin: Any, group: str, topics: tuple[str, ...], way: str, value: Any
-) -> tuple[list[dict[str, Any]], dict[Any, Any]]:
-    """Return rows to print, and offsets to commit. Each offset is moved into its partition's range."""
-    from oncelog.types import OffsetAndMetadata, TopicPartition
+def _planned(admin: Any, group: str, topics: tuple[str, ...], way: str, value: Any) -> list[Any]:
+    from oncelog.client.admin.offset_reset import plan_reset
+    from oncelog.errors import MisuseError
+    from oncelog.types import TopicPartition
 
     described = admin.describe_topics(list(topics))
-    places = [TopicPartition(name, part.partition) for name in topics for part in described[name].partitions]
-    held = admin.group_offsets(group)
-    first = {tp: found.offset for tp, found in admin.list_offsets(dict.fromkeys(places, "earliest")).items()}
-    last = {tp: found.offset for tp, found in admin.list_offsets(dict.fromkeys(places, "latest")).items()}
-    requested = _requested(admin, places, held, first, last, way, value)
-    new = {tp: min(max(requested[tp], first[tp]), last[tp]) for tp in places}
-    rows = [
-        {
-            "topic": tp.topic,
-            "partition": tp.partition,
-            "offset": held[tp].offset if tp in held else None,
-            "new_offset": new[tp],
-        }
-        for tp in places
-    ]
-    return rows, {tp: OffsetAndMetadata(offset) for tp, offset in new.items()}
-
-
-def _requested(
-    admin: Any, places: list[Any], held: Any, first: Any, last: Any, way: str, value: Any
-) -> dict[Any, int]:
-    if way == "to_earliest":
-        return dict(first)
-    if way == "to_latest":
-        return dict(last)
-    if way == "to_offset":
-        return dict.fromkeys(places, value)
-    if way == "shift_by":
-        return {tp: (held[tp].offset if tp in held else first[tp]) + value for tp in places}
+    tps = [TopicPartition(name, part.partition) for name in topics for part in described[name].partitions]
     try:
-        moment_ms = int(datetime.fromisoformat(value).timestamp() * 1000)
-    except ValueError as error:
-        raise click.BadParameter(f"--to-datetime {value!r}: {error}") from None
-    found = admin.list_offsets(dict.fromkeys(places, moment_ms))
-    return {tp: last[tp] if found[tp].offset is None else found[tp].offset for tp in places}
+        return list(plan_reset(admin, group, tps, way, value))
+    except MisuseError as error:
+        raise click.BadParameter(f"--{way.replace('_', '-')} {error}") from None
+
+
+def _offsets_of(planned: list[Any]) -> dict[Any, Any]:
+    from oncelog.types import OffsetAndMetadata
+
+    return {plan.tp: OffsetAndMetadata(plan.new_offset) for plan in planned}
 
 
 @command.command("delete")

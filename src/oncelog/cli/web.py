@@ -21,12 +21,16 @@ from oncelog.cli.common import bootstrap_options, new_admin
 @click.option(
     "--insecure", is_flag=True, help="Allow an address beyond loopback, although the pages have no login."
 )
+@click.option("--read-only", is_flag=True, help="Show pages without anything that changes the cluster.")
 @bootstrap_options
-def command(listen: str, insecure: bool, client_config: dict[str, Any]) -> None:
-    """Serve web pages about a cluster's transactions, producers and groups until Ctrl-C.
+def command(listen: str, insecure: bool, read_only: bool, client_config: dict[str, Any]) -> None:
+    """Serve web pages about a cluster until Ctrl-C.
 
-    The pages show which transactions hold back last stable offsets and since when. Hanging transactions have
-    a button that aborts them. The first line on standard output is `pages on http://HOST:PORT/`.
+    The pages show topics, messages with the fate of each record, producers with their sequences,
+    transactions, groups, Spark sinks and the stories of `oncelog explain`. They say which transactions hold
+    back last stable offsets and since when. Hanging transactions have a button that aborts them; offsets of
+    groups and settings of topics can be changed. The first line on standard output is
+    `pages on http://HOST:PORT/`.
     """
     import contextlib
 
@@ -37,6 +41,8 @@ def command(listen: str, insecure: bool, client_config: dict[str, Any]) -> None:
     try:
         import uvicorn
 
+        from oncelog.client.consumer.blocking import Consumer
+        from oncelog.config import CONSUMER
         from oncelog.web.app import make_app
     except ImportError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'oncelog[web]'") from None
@@ -55,7 +61,14 @@ def command(listen: str, insecure: bool, client_config: dict[str, Any]) -> None:
         click.echo(f"pages on http://{in_url(names[0])}:{port}/")
         # Browsers write an IPv6 address in brackets.
         hosts = {*names, *map(in_url, names), "localhost"}
-        app = make_app(admin, hosts=sorted(hosts), servers=servers)
+        reading = {key: value for key, value in client_config.items() if CONSUMER.get(key) is not None}
+        app = make_app(
+            admin,
+            hosts=sorted(hosts),
+            servers=servers,
+            make_consumer=lambda: Consumer({**reading, "enable.auto.commit": False}),
+            is_read_only=read_only,
+        )
         with contextlib.suppress(KeyboardInterrupt):
             uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[sock])
 

@@ -1,0 +1,118 @@
+"""Small charts as SVG text, drawn on the server so that the pages need no script for them. No I/O.
+
+Colours come from the CSS classes of base.html, for light and dark. Each chart has a text for screen readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.sax.saxutils import escape, quoteattr
+
+from oncelog.client.consumer.partition_ends import PartitionEnds
+from oncelog.web.display import duration_text, number_text, time_text
+from oncelog.web.fates import StoredBatch
+from oncelog.web.timeline import PastTransaction
+
+_WIDTH, _HEIGHT = 160, 36
+
+
+def sparkline(values: Sequence[float | None], label: str) -> str:
+    """Return a line of values over time, from 0 to their maximum. Unknown values leave a gap."""
+    known = [value for value in values if value is not None]
+    if len(known) < 2:
+        return ""
+    top = max(known) or 1.0
+    step = _WIDTH / (len(values) - 1)
+    runs: list[list[str]] = [[]]
+    for index, value in enumerate(values):
+        if value is None:
+            runs.append([])
+        else:
+            runs[-1].append(f"{index * step:.1f},{_HEIGHT - 2 - (_HEIGHT - 4) * value / top:.1f}")
+    lines = "".join(f'<polyline points="{" ".join(run)}"/>' for run in runs if len(run) > 1)
+    text = f"{label}: now {number_text(known[-1])}, at most {number_text(max(known))}"
+    return _svg(_WIDTH, _HEIGHT, "spark", text, lines)
+
+
+def offsets_bar(ends: PartitionEnds) -> str:
+    """Return a bar from start to end offset. The part that read_committed readers do not see is marked."""
+    start, end, stable = ends.start, ends.end, ends.stable_end
+    if start is None or end is None or stable is None or end <= start:
+        return ""
+    visible = 100 * (min(max(stable, start), end) - start) / (end - start)
+    held = 100 - visible
+    text = f"offsets {start} to {end}; read_committed readers see up to {stable}"
+    # An open transaction must be seen, even if it holds back one record of a million.
+    if held:
+        held, visible = max(held, 3.0), min(visible, 97.0)
+    parts = f'<rect class="seen" width="{visible:.2f}" height="10"/>'
+    if held:
+        parts += f'<rect class="held" x="{visible:.2f}" width="{held:.2f}" height="10"/>'
+    return (
+        f'<svg class="bar" viewBox="0 0 100 10" preserveAspectRatio="none" role="img" '
+        f"aria-label={quoteattr(text)}>{parts}</svg>"
+    )
+
+
+_BLOCK, _GAP, _ROW = 118, 6, 40
+
+
+def batch_blocks(batches: Sequence[StoredBatch]) -> str:
+    """Return the remembered batches of a producer as blocks with their sequences and offsets."""
+    parts = []
+    for index, batch in enumerate(batches):
+        x = index * (_BLOCK + _GAP)
+        sequences = f"{batch.base_sequence}–{batch.last_sequence}"
+        offsets = f"offset {batch.base_offset}"
+        parts.append(
+            f'<rect class="block" x="{x + 0.5}" y="0.5" width="{_BLOCK}" height="{_ROW - 1}" rx="4"/>'
+            f'<text x="{x + _BLOCK / 2}" y="16" class="seq">{escape(sequences)}</text>'
+            f'<text x="{x + _BLOCK / 2}" y="31" class="off">{escape(offsets)}</text>'
+        )
+    width = len(batches) * (_BLOCK + _GAP)
+    text = "remembered batches, oldest first: " + "; ".join(
+        f"sequences {batch.base_sequence} to {batch.last_sequence} at offset {batch.base_offset}"
+        for batch in batches
+    )
+    return _svg(width, _ROW, "blocks", text, "".join(parts))
+
+
+_LANE, _LABEL, _SPAN = 26, 190, 560
+
+
+def transaction_lanes(past: Sequence[PastTransaction], now_ms: int) -> str:
+    """Return a lane for each transaction, on one axis of time. Ticks are partitions that joined.
+
+    The colour is that of the outcome: committed, aborted or open.
+    """
+    if not past:
+        return ""
+    first_ms = min(txn.start_ms for txn in past)
+    last_ms = max([txn.last_ms if txn.outcome else now_ms for txn in past] + [first_ms + 1])
+    scale = _SPAN / max(last_ms - first_ms, 1)
+    parts = []
+    for row, txn in enumerate(past):
+        y = row * _LANE + 4
+        end_ms = txn.last_ms if txn.outcome else max(now_ms, txn.last_ms)
+        x, width = _LABEL + (txn.start_ms - first_ms) * scale, max((end_ms - txn.start_ms) * scale, 3.0)
+        state = {"commit": "committed", "abort": "aborted", None: "open"}[txn.outcome]
+        label = f"{time_text(txn.start_ms)[11:]} epoch {txn.producer_epoch}"
+        parts.append(f'<text x="0" y="{y + 13}">{escape(label)}</text>')
+        parts.append(
+            f'<rect class="txn {state}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="16" rx="3"/>'
+        )
+        parts += [
+            f'<line class="tick" x1="{t:.1f}" x2="{t:.1f}" y1="{y}" y2="{y + 16}"/>'
+            for t in {_LABEL + (added_ms - first_ms) * scale for added_ms, _ in txn.added}
+        ]
+        length = duration_text(end_ms - txn.start_ms)
+        parts.append(f'<text x="{_LABEL + _SPAN + 10}" y="{y + 13}">{escape(f"{state}, {length}")}</text>')
+    text = f"{len(past)} transactions from {time_text(first_ms)} to {time_text(last_ms)}"
+    return _svg(_LABEL + _SPAN + 170, len(past) * _LANE + 6, "lanes", text, "".join(parts))
+
+
+def _svg(width: float, height: float, kind: str, label: str, content: str) -> str:
+    return (
+        f'<svg class="{kind}" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" '
+        f'role="img" aria-label={quoteattr(label)}>{content}</svg>'
+    )

@@ -1,0 +1,340 @@
+"""The pages. Most methods return the variables of a template, from the cluster's responses."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oncelog.client.admin.blocking import Admin
+from oncelog.client.admin.offset_reset import WAYS, plan_reset
+from oncelog.client.admin.types import ConfigResource
+from oncelog.client.consumer.partition_ends import PartitionEnds, partition_ends
+from oncelog.config import TOPIC
+from oncelog.errors import (
+    GroupIdNotFound,
+    MisuseError,
+    OncelogError,
+    TransactionalIdNotFound,
+    UnknownTopicOrPartition,
+)
+from oncelog.rules.transactions.hanging import Hanging
+from oncelog.runtime import system
+from oncelog.types import TopicPartition
+from oncelog.web.fates import remembered
+from oncelog.web.history import Sample
+from oncelog.web.reading import Found, LogReader, Message, Search
+from oncelog.web.rendering import Renderer
+from oncelog.web.sampler import Sampler
+from oncelog.web.sinks import sink_groups, sink_state
+from oncelog.web.stories import Stories
+from oncelog.web.timeline import past_transactions
+
+_NOT_THERE = (TransactionalIdNotFound, GroupIdNotFound, UnknownTopicOrPartition)
+MAX_MESSAGES = 500
+MAX_SEARCHED_PARTITIONS = 32
+"""Number of partitions that one page of messages reads at most."""
+SHOWN_TRANSACTIONS = 20
+MAX_SINKS = 20
+_DURATION = re.compile(r"(\d+)\s*(ms|s|min|m|h|d)$")
+_UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+class Pages:
+    """The pages over one cluster."""
+
+    def __init__(self, admin: Admin, reader: LogReader, sampler: Sampler, renderer: Renderer) -> None:
+        self.stories = Stories()
+        self._admin = admin
+        self._reader = reader
+        self._sampler = sampler
+        self._renderer = renderer
+
+    def show(
+        self, query: Callable[[Request], dict[str, Any]], template: str, *, is_static: bool = False
+    ) -> Any:
+        """Return an endpoint that calls `query` in a thread and renders `template` with the result.
+
+        If the query fails, the endpoint renders an error page. A static page does not refresh itself.
+        """
+
+        async def endpoint(request: Request) -> Response:
+            self._sampler.touch()
+            try:
+                variables = await run_in_threadpool(partial(query, request))
+            except MisuseError as error:
+                return self._renderer.page("error.html", {"error": error}, 400)
+            except OncelogError as error:
+                status = 404 if isinstance(error, _NOT_THERE) else 502
+                return self._renderer.page("error.html", {"error": error}, status)
+            variables |= {"here": request.url.path, "is_static": is_static}
+            return self._renderer.page(template, variables)
+
+        return endpoint
+
+    # Overview
+
+    def overview(self, request: Request) -> dict[str, Any]:
+        """Return the cluster's brokers, and rates and trends of the last minutes."""
+        cluster = self._admin.describe_cluster()
+        sample = self._sampler.history.latest or self._sampler.take()
+        history = self._sampler.history
+        topics = sorted({tp.topic for tp in sample.ends})
+        busiest = sorted(topics, key=lambda name: history.rate(_end_of(name)) or 0.0, reverse=True)[:10]
+        return {
+            "cluster": cluster,
+            "sample": sample,
+            "topic_count": len(topics),
+            "is_partial": self._sampler.is_partial,
+            "records_rate": history.rate(lambda past: past.total_end),
+            "records_line": history.rates(lambda past: past.total_end),
+            "bytes_rate": history.rate(lambda past: sum(past.topic_bytes.values())),
+            "bytes_line": history.rates(lambda past: sum(past.topic_bytes.values())),
+            "open_line": history.values(lambda past: past.open_count),
+            "held_line": history.values(lambda past: len(past.held_back)),
+            "busiest": [
+                (name, history.rate(_end_of(name)), history.rates(_end_of(name))) for name in busiest
+            ],
+            "held_back": sorted(sample.held_back.items()),
+        }
+
+    # Topics
+
+    def topics(self, request: Request) -> dict[str, Any]:
+        """Return all topics, with what the latest sample knows of them."""
+        topics = sorted(self._admin.list_topics(include_internal=True), key=lambda topic: topic.name)
+        sample, history = self._sampler.history.latest, self._sampler.history
+        rows = [
+            {
+                "topic": topic,
+                "offsets": _offset_count(sample, topic.name),
+                "bytes": sample.topic_bytes.get(topic.name) if sample else None,
+                "rate": history.rate(_end_of(topic.name)),
+            }
+            for topic in topics
+        ]
+        return {"rows": rows}
+
+    def topic(self, request: Request) -> dict[str, Any]:
+        """Return the offsets and producers of each partition of the topic in the address."""
+        name = request.path_params["name"]
+        tps = self._partitions(name)
+        ends = partition_ends(self._admin, tps)
+        producers = self._admin.describe_producers(tps, raise_errors=False)
+        rows = [
+            {
+                "partition": tp.partition,
+                "tp": tp,
+                "ends": ends[tp],
+                "producers": sorted(producers[tp].producers, key=lambda producer: producer.producer_id),
+                "remembered": self._remembered(tp, ends[tp]) if producers[tp].producers else {},
+            }
+            for tp in tps
+        ]
+        described = self._admin.describe_configs([ConfigResource("topic", name)])
+        entries = next(iter(described.values())).entries.values()
+        settings = [
+            (entry, setting.doc if (setting := TOPIC.get(entry.name)) else "")
+            for entry in sorted(entries, key=lambda entry: (entry.source != "topic", entry.name))
+        ]
+        history = self._sampler.history
+        return {
+            "name": name,
+            "partitions": rows,
+            "settings": settings,
+            "rate": history.rate(_end_of(name)),
+            "line": history.rates(_end_of(name)),
+        }
+
+    def _partitions(self, topic: str) -> list[TopicPartition]:
+        described = self._admin.describe_topics([topic])[topic]
+        return [TopicPartition(topic, partition.partition) for partition in described.partitions]
+
+    def _remembered(self, tp: TopicPartition, ends: PartitionEnds) -> dict[int, Any]:
+        try:
+            return remembered(self._reader.tail(tp, ends))
+        except OncelogError:
+            return {}  # the client may describe producers, but not read the topic
+
+    # Messages
+
+    def messages(self, request: Request) -> dict[str, Any]:
+        """Return messages of the topic in the address, as the query asks.
+
+        The query has `partition` (a number, or empty for all), `from` (last, offset, since or time) with its
+        `at`, `limit`, and the filters `key`, `value` and `header`.
+        """
+        query = {name: str(value).strip() for name, value in request.query_params.items()}
+        topic, tps = request.path_params["name"], self._partitions(request.path_params["name"])
+        chosen = tps
+        if query.get("partition"):
+            number = _whole(query["partition"], "partition")
+            chosen = [tp for tp in tps if tp.partition == number]
+            if not chosen:
+                raise UnknownTopicOrPartition(f"{topic} has no partition {number}")
+        limit = min(max(_whole(query.get("limit") or "50", "limit"), 1), MAX_MESSAGES)
+        filters = {name: query.get(name, "").encode() for name in ("key", "value", "header")}
+        search = Search(limit, **filters)
+        ends = partition_ends(self._admin, chosen[:MAX_SEARCHED_PARTITIONS])
+        way = query.get("from") or "last"
+        if way == "last":
+            found = {tp: self._reader.search_newest(tp, ends[tp], search) for tp in ends}
+        else:
+            starts = self._starts(ends, way, query.get("at", ""))
+            found = {tp: self._reader.search(tp, ends[tp], starts[tp], search) for tp in ends}
+        return {
+            "name": topic,
+            "query": query,
+            "limit": limit,
+            "partitions": tps,
+            "is_cut": len(chosen) > MAX_SEARCHED_PARTITIONS,
+            "messages": _merged(found, limit, is_newest=way == "last"),
+            "found": found,
+            "ends": ends,
+        }
+
+    def _starts(
+        self, ends: dict[TopicPartition, PartitionEnds], way: str, at: str
+    ) -> dict[TopicPartition, int]:
+        """Return the offset in each partition at which the search begins."""
+        if way == "offset":
+            return dict.fromkeys(ends, _whole(at or "0", "offset"))
+        moment_ms = _moment_ms(way, at)
+        listed = self._admin.list_offsets(dict.fromkeys(ends, moment_ms), raise_errors=False)
+        return {
+            tp: (known.end or 0) if (offset := listed[tp].offset) is None else offset
+            for tp, known in ends.items()
+        }
+
+    # Transactions
+
+    def transactions(self, request: Request) -> dict[str, Any]:
+        """Return all transactional ids, and the open transactions that hold back a last stable offset."""
+        return {
+            "listed": self._admin.list_transactions(),
+            "held_back": self._admin.find_hanging(),
+            "Hanging": Hanging,
+        }
+
+    def transaction(self, request: Request) -> dict[str, Any]:
+        """Return the state of the transactional id in the address, and its past transactions."""
+        name = request.path_params["id"]
+        described = self._admin.describe_transactions([name])[name]
+        past, unreadable = [], None
+        try:
+            past = past_transactions(self._reader.transaction_log(name))
+        except OncelogError as error:
+            unreadable = error
+        return {
+            "transaction": described,
+            "past": past[-SHOWN_TRANSACTIONS:],
+            "unreadable": unreadable,
+            "now_ms": system.current().wall_ns() // 1_000_000,
+        }
+
+    # Groups
+
+    def groups(self, request: Request) -> dict[str, Any]:
+        """Return all groups, with their total lag and its trend."""
+        history = self._sampler.history
+        rows = [
+            (group, history.values(lambda past, name=group.group_id: past.group_lags.get(name)))  # type: ignore[misc]
+            for group in self._admin.list_groups()
+        ]
+        return {"rows": rows}
+
+    def group(self, request: Request) -> dict[str, Any]:
+        """Return the members of the group in the address, and its committed offsets with their lag."""
+        name = request.path_params["id"]
+        group = self._admin.describe_groups([name])[name]
+        offsets = self._admin.group_offsets(name)
+        ends = partition_ends(self._admin, sorted(offsets))
+        rows = [(tp, offsets[tp].offset, known) for tp, known in ends.items()]
+        lags = [known.end - offset for _, offset, known in rows if known.end is not None]
+        return {
+            "group": group,
+            "offsets": rows,
+            "total_lag": sum(max(lag, 0) for lag in lags) if lags else None,
+            "topics": sorted({tp.topic for tp in offsets}),
+            "ways": WAYS,
+        }
+
+    def reset(self, request: Request) -> dict[str, Any]:
+        """Return the plan of a reset: `group`, `topic`, `way` and `value` are in the query."""
+        query = request.query_params
+        group, topic, way = query.get("group", ""), query.get("topic", ""), query.get("way", "to_earliest")
+        state = self._admin.describe_groups([group])[group].state
+        planned = plan_reset(self._admin, group, self._partitions(topic), way, query.get("value", ""))
+        return {"group": group, "topic": topic, "way": way, "planned": planned, "state": state}
+
+    # Sinks and stories
+
+    def sinks(self, request: Request) -> dict[str, Any]:
+        """Return the Spark sinks that keep their state on the cluster."""
+        found = sink_groups(group.group_id for group in self._admin.list_groups())
+        states = []
+        for sink, parts in sorted(found.items())[:MAX_SINKS]:
+            offsets = {part: self._admin.group_offsets(group_id) for part, group_id in parts.items()}
+            states.append(sink_state(sink, offsets))
+        return {"sinks": [state for state in states if state is not None], "count": len(found)}
+
+    def story_list(self, request: Request) -> dict[str, Any]:
+        """Return the stories."""
+        return {"stories": self.stories.catalogue.values()}
+
+    def story(self, request: Request) -> dict[str, Any]:
+        """Return the story in the address, with its last run."""
+        name = request.path_params["name"]
+        story = self.stories.catalogue.get(name)
+        if story is None:
+            raise UnknownTopicOrPartition(f"there is no story {name!r}")
+        return {"story": story, "played": self.stories.played(name)}
+
+
+def _end_of(topic: str) -> Callable[[Sample], float]:
+    return lambda sample: sample.topic_end(topic)
+
+
+def _offset_count(sample: Sample | None, topic: str) -> int | None:
+    if sample is None:
+        return None
+    known = [ends for tp, ends in sample.ends.items() if tp.topic == topic]
+    counts = [ends.end - ends.start for ends in known if ends.end is not None and ends.start is not None]
+    return sum(counts) if counts else None
+
+
+def _merged(found: dict[TopicPartition, Found], limit: int, *, is_newest: bool) -> list[Message]:
+    """Return the messages of all partitions by time, the newest `limit` or the oldest `limit` of them."""
+    order: Collection[Message] = [message for part in found.values() for message in part.messages]
+    messages = sorted(order, key=lambda message: (message.timestamp_ms, message.tp, message.offset))
+    return messages[-limit:][::-1] if is_newest else messages[:limit]
+
+
+def _whole(text: str, name: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise MisuseError(f"{name}={text!r} must be a whole number") from None
+
+
+def _moment_ms(way: str, at: str) -> int:
+    """Return the time of a search, from a duration such as "1 h", or a time in ISO 8601."""
+    from datetime import datetime
+
+    if way == "since":
+        match = _DURATION.fullmatch(at)
+        if match is None:
+            raise MisuseError(f"{at!r} is not a duration such as 30 s, 5 min, 1 h or 2 d")
+        now_ms = system.current().wall_ns() // 1_000_000
+        return max(now_ms - int(match[1]) * _UNIT_MS[match[2]], 0)
+    if way != "time":
+        raise MisuseError(f"from={way!r} must be last, offset, since or time")
+    try:
+        return max(int(datetime.fromisoformat(at).timestamp() * 1000), 0)
+    except (ValueError, OverflowError, OSError):
+        raise MisuseError(f"{at!r} is not a time such as 2026-11-28T12:00:00+00:00") from None

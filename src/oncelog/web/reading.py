@@ -1,0 +1,272 @@
+"""Reads stored batches and records for the pages, each time with a limit on what is read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from oncelog.broker.coordinators.internal_topic import partition_for
+from oncelog.broker.coordinators.transaction_log import decode_key, decode_value
+from oncelog.client.admin.blocking import Admin
+from oncelog.client.consumer.blocking import Consumer
+from oncelog.client.consumer.fetch_messages import FetchedBatch, decode_batch
+from oncelog.client.consumer.partition_ends import PartitionEnds
+from oncelog.client.consumer.range_reader import RangeChunk
+from oncelog.errors import OncelogError
+from oncelog.rules.storage.read_committed import Verdict
+from oncelog.rules.transactions.entry import TransactionEntry
+from oncelog.types import Isolation, Record, TopicPartition
+from oncelog.web.fates import Fate, StoredBatch, fates
+from oncelog.wire.control import ControlType, decode_control
+
+MAX_BYTES = 8_000_000
+"""Number of bytes that one page reads of a partition at most, besides the batch that exceeds it."""
+WINDOWS = (50, 500, 5_000, 20_000)
+"""Numbers of offsets before the end of a log that are searched in turn for its newest batches."""
+TRANSACTION_TOPIC = "__transaction_state"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A record, or a marker (`record` is None), with the batch that it is in."""
+
+    tp: TopicPartition
+    offset: int
+    timestamp_ms: int
+    record: Record | None
+    batch: StoredBatch
+    fate: Fate
+
+    @property
+    def sequence(self) -> int | None:
+        """Return the record's sequence; None without idempotence and for a marker."""
+        return None if self.record is None else self.batch.sequence_of(self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A filter for the records that are read.
+
+    A record matches if its key, its value and one of its headers contain the given bytes. `limit` is the
+    maximum number of messages. Markers count, and match only without a filter.
+    """
+
+    limit: int = 50
+    key: bytes = b""
+    value: bytes = b""
+    header: bytes = b""
+
+    def matches(self, record: Record | None) -> bool:
+        """Return True if the page shows a record, or a marker (None)."""
+        if record is None:
+            return not (self.key or self.value or self.header)
+        if self.key and self.key not in (record.key or b""):
+            return False
+        if self.value and self.value not in (record.value or b""):
+            return False
+        texts = [name.encode(errors="replace") + b"=" + (data or b"") for name, data in record.headers]
+        return not self.header or any(self.header in text for text in texts)
+
+
+@dataclass(slots=True)
+class Found:
+    """The result of a search in one partition: the messages, and the offsets that were searched.
+
+    `next_offset` is the first offset that was not searched. `damage` is the error of a batch that cannot be
+    decoded.
+    """
+
+    start: int
+    next_offset: int
+    messages: list[Message] = field(default_factory=list)
+    damage: OncelogError | None = None
+
+
+class LogReader:
+    """Reads logs with one consumer, which is made at the first call. One call at a time uses it."""
+
+    def __init__(self, admin: Admin, make_consumer: Callable[[], Consumer]) -> None:
+        self._admin = admin
+        self._make_consumer = make_consumer
+        self._consumer: Consumer | None = None
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close the consumer."""
+        with self._lock:
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def search(self, tp: TopicPartition, ends: PartitionEnds, start: int, search: Search) -> Found:
+        """Return the messages from offset `start` on that match, up to the limit or MAX_BYTES."""
+        found = Found(start, start)
+        if ends.start is None or ends.end is None or ends.stable_end is None:
+            return found
+        found.start = found.next_offset = start = min(max(start, ends.start), ends.end)
+        with self._lock:
+            read = list(self._read(tp, start, ends))
+        self._take(found, tp, read, search)
+        if len(found.messages) > search.limit:
+            del found.messages[search.limit :]
+            found.next_offset = found.messages[-1].offset + 1
+        return found
+
+    def search_newest(self, tp: TopicPartition, ends: PartitionEnds, search: Search) -> Found:
+        """Return the newest messages that match, up to the limit, of what `tail` reads."""
+        read = self._read_tail(tp, ends)
+        start = max(read[0][0].base_offset, ends.start or 0) if read else ends.end or 0
+        found = Found(start, start)
+        self._take(found, tp, read, search)
+        del found.messages[: -search.limit]
+        return found
+
+    def _take(
+        self,
+        found: Found,
+        tp: TopicPartition,
+        read: list[tuple[StoredBatch, RangeChunk, FetchedBatch]],
+        search: Search,
+    ) -> None:
+        """Add the messages that match. Stop at a batch that cannot be decoded."""
+        all_fates = fates([stored for stored, _, _ in read])
+        for (stored, chunk, fetched), fate in zip(read, all_fates, strict=True):
+            try:
+                messages = _messages(tp, stored, chunk, fetched, fate, found.start)
+            except OncelogError as error:
+                found.damage = error
+                return
+            found.messages += [message for message in messages if search.matches(message.record)]
+            found.next_offset = stored.last_offset + 1
+
+    def tail(self, tp: TopicPartition, ends: PartitionEnds) -> list[StoredBatch]:
+        """Return the newest batches of a partition, oldest first: of 20,000 offsets or MAX_BYTES at most."""
+        return [stored for stored, _, _ in self._read_tail(tp, ends)]
+
+    def transaction_log(self, transactional_id: str) -> list[TransactionEntry]:
+        """Return the newest entries of a transactional id, oldest first.
+
+        Raises OncelogError if the client may not read `__transaction_state`.
+        """
+        described = self._admin.describe_topics([TRANSACTION_TOPIC])[TRANSACTION_TOPIC]
+        if described.error is not None:
+            raise described.error
+        tp = TopicPartition(TRANSACTION_TOPIC, partition_for(transactional_id, len(described.partitions)))
+        start = self._admin.list_offsets({tp: "earliest"})[tp].offset
+        end = self._admin.list_offsets({tp: "latest"})[tp].offset
+        entries: list[TransactionEntry] = []
+        for stored, chunk, fetched in self._read_tail(tp, PartitionEnds(start, end, end, None)):
+            if stored.marker is None:
+                entries += _entries(decode_batch(tp, chunk.records, fetched, 0, check_crcs=True))
+        return [entry for entry in entries if entry.transactional_id == transactional_id]
+
+    def _read_tail(
+        self, tp: TopicPartition, ends: PartitionEnds
+    ) -> list[tuple[StoredBatch, RangeChunk, FetchedBatch]]:
+        """Return the newest batches, from the largest window whose batches fit into MAX_BYTES."""
+        tail: list[tuple[StoredBatch, RangeChunk, FetchedBatch]] = []
+        if ends.start is None or ends.end is None:
+            return tail
+        with self._lock:
+            for window in WINDOWS:
+                start = max(ends.start, ends.end - window)
+                read = list(self._read(tp, start, ends))
+                is_whole = not read or read[-1][0].last_offset >= ends.end - 1
+                if is_whole or not tail:
+                    tail = read
+                if start == ends.start or not is_whole:
+                    break
+        return tail
+
+    def _read(
+        self, tp: TopicPartition, start: int, ends: PartitionEnds
+    ) -> Iterator[tuple[StoredBatch, RangeChunk, FetchedBatch]]:
+        """Yield the batches from `start` on: with verdicts below the last stable offset, without above it."""
+        if self._consumer is None:
+            self._consumer = self._make_consumer()
+        end, stable = ends.end or 0, ends.stable_end or 0
+        read_bytes = 0
+        parts = (
+            (start, min(stable, end), Isolation.READ_COMMITTED),
+            (max(start, stable), end, Isolation.READ_UNCOMMITTED),
+        )
+        for first, last, isolation in parts:
+            if first >= last:
+                continue
+            for chunk in self._consumer.fetch_chunks(tp, first, last, isolation):
+                for fetched in chunk.batches:
+                    header = fetched.header
+                    if header.last_offset < first or header.base_offset >= last:
+                        continue
+                    if read_bytes > MAX_BYTES:
+                        return
+                    read_bytes += header.size_bytes
+                    is_judged = isolation is Isolation.READ_COMMITTED
+                    yield _stored(chunk, fetched, is_judged), chunk, fetched
+
+
+def _stored(chunk: RangeChunk, fetched: FetchedBatch, is_judged: bool) -> StoredBatch:
+    header = fetched.header
+    batch = StoredBatch(
+        header.base_offset,
+        header.last_offset,
+        header.max_timestamp_ms,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        header.records_count,
+        header.size_bytes,
+        header.is_transactional,
+        None,
+        fetched.verdict is Verdict.ABORTED if is_judged else None,
+    )
+    if not header.is_control:
+        return batch
+    return batch._replace(marker=_marker(chunk, fetched), is_aborted=None)
+
+
+def _marker(chunk: RangeChunk, fetched: FetchedBatch) -> str:
+    try:
+        control = decode_control(chunk.records, fetched.position)
+    except OncelogError:
+        return "control"
+    if control is None or control.type not in (ControlType.COMMIT, ControlType.ABORT):
+        return "control"
+    return control.type.name
+
+
+def _messages(
+    tp: TopicPartition,
+    stored: StoredBatch,
+    chunk: RangeChunk,
+    fetched: FetchedBatch,
+    fate: Fate,
+    start: int,
+) -> list[Message]:
+    if stored.marker is not None:
+        return [Message(tp, stored.base_offset, stored.timestamp_ms, None, stored, fate)]
+    records = decode_batch(tp, chunk.records, fetched, start, check_crcs=True)
+    return [Message(tp, record.offset, record.timestamp_ms, record, stored, fate) for record in records]
+
+
+def _entries(records: list[Record]) -> list[TransactionEntry]:
+    entries = []
+    for record in records:
+        if record.key is None or record.value is None:
+            continue
+        try:
+            entries.append(decode_value(decode_key(record.key), record.value))
+        except (OncelogError, ValueError):
+            continue  # a version that this client does not know
+    return entries
