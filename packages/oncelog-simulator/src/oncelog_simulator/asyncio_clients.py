@@ -473,7 +473,7 @@ class CancelledWriter(Writer):
 
 
 class CancelledCopier(ConsumeTransformProduce):
-    """A copier whose calls are cancelled. It may commit after it cancelled `send_offsets_to_transaction`."""
+    """A copier whose calls are cancelled. It may commit after a cancelled `send_offsets_to_transaction`."""
 
     async def new_producer(self) -> Any:
         return _CancellingProducer(await super().new_producer(), self, 0.4)

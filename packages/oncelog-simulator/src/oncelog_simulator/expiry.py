@@ -227,7 +227,7 @@ class ExpiryApplication(Application):
             await asyncio.sleep(0.05)
         now_ms = self.now_ms
         self.restarted_ms = max(self.restarted_ms, now_ms)
-        # A start dates producers that only the log knows by its own clock, which may be behind.
+        # A start gives the time of its own clock, which may be behind, to producers that only the log knows.
         self.expiring_items = [
             item._replace(earliest_ms=min(item.earliest_ms, now_ms)) if item.kind == "producer id" else item
             for item in self.expiring_items

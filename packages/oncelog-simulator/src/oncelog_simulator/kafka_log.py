@@ -1,6 +1,6 @@
 """A partition's files as Apache Kafka writes them, without any code of the product's log.
 
-A second implementation of the format is the purpose: a writer and a reader with the same code would share
+The format is deliberately implemented a second time: a writer and a reader with the same code would share
 their mistakes.
 
 Source: Kafka's DefaultRecordBatch, LogSegment, ProducerStateManager, TransactionIndex, Cleaner.

@@ -34,9 +34,9 @@ from oncelog_simulator.world import World
 GROUPS = ("forgotten-a", "forgotten-b")
 STEPS = 9
 UNRETRIED_US = 1_000_000
-"""A call that took less time in microseconds was not retried, so no request of it is left in the network."""
+"""Microseconds. A shorter call was not retried, so no request of it is left in the network."""
 LATE_US = 2_000_000
-"""Microseconds after the response to a commit from which no late copy of the commit can arrive."""
+"""Microseconds after the response to a commit; later, no copy of the request can arrive any more."""
 
 Place = tuple[str, TopicPartition]
 """Group and partition."""

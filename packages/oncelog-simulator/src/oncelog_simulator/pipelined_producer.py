@@ -1,5 +1,4 @@
-"""A workload with a transactional producer that pipelines as Java's does, and that uses the protocol
-directly.
+"""A workload with a transactional producer that pipelines as Java's client does, directly on the protocol.
 
 Our client sends the first batch of a new producer id in a partition and waits for its response. Java's client
 sends up to five requests at once, also to partitions that the transaction does not have yet. With

@@ -31,7 +31,7 @@ class Scenario:
     flip: str | None = None
     """State of the broker when a bit flips at the end; None if no bit flips."""
     rot: str | None = None
-    """The end of the broker, stopped or killed, before a file is damaged or lost; None without damage."""
+    """The end of the broker before a file is damaged or lost: "stopped" or "killed". None without damage."""
     start: FirstNumbers = field(default_factory=FirstNumbers)
     """First producer id and first sequence."""
     limits: Limits = DEFAULT_LIMITS

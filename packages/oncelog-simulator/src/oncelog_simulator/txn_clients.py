@@ -22,7 +22,7 @@ GROUP = "copiers"
 STATIC_CHANCE = 0.25
 """Probability that a copier is a static member, which keeps its member identity over restarts."""
 LATE_SECONDS = 20.0
-"""Seconds that exceed the transaction time-out plus the interval in which the coordinator checks it."""
+"""Seconds: longer than the transaction time-out plus the interval at which the coordinator checks it."""
 SHARED: dict[str, object] = {
     "linger.ms": 0,
     "max.block.ms": 8_000,

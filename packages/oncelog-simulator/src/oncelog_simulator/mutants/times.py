@@ -29,7 +29,7 @@ def _by_ratio(self: Any, min_dirty_ratio: float, max_lag_ms: int, now_ms: int) -
 
 
 def _retained_of_less(self: Any, now_ms: int) -> int:
-    """Return the log start with a third of retention.ms."""
+    """Return the log start that a third of retention.ms would give."""
     config = self.log.config
     if config.retention_ms is not None:
         self.log.config = replace(config, retention_ms=config.retention_ms // 3)
@@ -40,7 +40,7 @@ def _retained_of_less(self: Any, now_ms: int) -> int:
 
 
 def _less_bytes(self: Any, now_ms: int) -> int:
-    """Return where the log starts with a quarter of retention.bytes."""
+    """Return the log start that a quarter of retention.bytes would give."""
     config = self.log.config
     if config.retention_bytes is not None:
         self.log.config = replace(config, retention_bytes=config.retention_bytes // 4)
