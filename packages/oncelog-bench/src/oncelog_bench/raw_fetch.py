@@ -26,7 +26,7 @@ VERSION = 12
 MAX_WAIT_MS = 500
 MAX_BYTES = 50 * 2**20
 MAX_PARTITION_BYTES = 2**20
-"""The Java consumer's defaults."""
+"""This and the two constants above are the Java consumer's defaults."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,9 @@ With it, Produce 12 adds partitions to the transaction.
 
 @dataclass(frozen=True, slots=True)
 class TransactionSpec:
-    """The load.
+    """The load to send.
 
-    It commits after `commit_ms` or after `commit_records`, whichever comes first; 0 means no such limit.
+    A transaction ends after `commit_ms` or after `commit_records`, whichever comes first; 0: no such limit.
     `produce` has one connection, and its `seconds` limit the whole run.
     """
 

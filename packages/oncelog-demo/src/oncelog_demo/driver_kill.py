@@ -46,7 +46,7 @@ SPARKS = SparkSink("at least once, from Spark", "kafka", "flights-enriched-by-ka
 class Enrichment:
     """The result of one enrichment.
 
-    Times are in milliseconds since the enrichment started. `events` come from the proxy.
+    `killed_at_ms` is in milliseconds since the enrichment started. `events` come from the proxy.
     """
 
     sink: SparkSink

@@ -1,4 +1,4 @@
-"""Derive the sink's attempts at transactions, per task, from the messages that the proxy saw. Pure."""
+"""Derive the sink's attempts at transactions, per task, from the messages that the proxy saw. No I/O."""
 
 from __future__ import annotations
 

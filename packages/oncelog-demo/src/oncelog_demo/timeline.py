@@ -1,4 +1,4 @@
-"""Derive the history of each batch, as marks and counts, from the messages that the proxy saw. Pure."""
+"""Derive the history of each batch, as marks and counts, from the messages that the proxy saw. No I/O."""
 
 from __future__ import annotations
 
