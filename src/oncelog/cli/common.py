@@ -207,7 +207,7 @@ def printable(text: str) -> str:
 
 
 def time_text(timestamp_ms: int | None) -> str | None:
-    """Return a time in ms since the epoch as ISO 8601, or None if the time is None."""
+    """Return a time in ms since the epoch as ISO 8601; `N ms` if it is out of range, and None for None."""
     if timestamp_ms is None:
         return None
     try:

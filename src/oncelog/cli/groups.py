@@ -109,8 +109,8 @@ def _offset_rows(admin: Any, described: Any) -> list[dict[str, Any]]:
                 "topic": tp.topic,
                 "partition": tp.partition,
                 "offset": offset,
-                # As in Kafka's tool, the lag is negative if the committed offset is above the end.
                 "end_offset": ends.end,
+                # As in Kafka's tool, the lag is negative if the committed offset is above the end.
                 "lag": ends.end - offset if ends.end is not None and offset is not None else None,
                 **held_back_cells(ends),
                 "member": readers.get(tp),

@@ -44,7 +44,7 @@ class Tone(Enum):
 class Arrow:
     """A message between two columns.
 
-    `remark`: text to the right of the diagram. `seconds`: time since the proxy started.
+    `remark`: text to the right of the diagram. `seconds`: time since the proxy object was created.
     """
 
     start: Column

@@ -5,7 +5,7 @@ would not work: they expire offsets.retention.minutes (a week) after the last co
 repeated later would store everything twice.
 
 Checkpoints are read only after `init_transactions`, up to the high watermark. The last stable offset is not
-enough: another application's open transaction in that partition would hide later checkpoints. See
+enough: another loader's open transaction in the same partition would hide later checkpoints. See
 test_another_open_transaction_hides_no_mark.
 """
 
@@ -60,8 +60,8 @@ def read_checkpoints(
 ) -> tuple[list[FileCheckpoint], str | None]:
     """Return the checkpoints of a load's files, in order, and the current id of `topic`.
 
-    The id is None on a cluster without topic ids. Fence older loaders first. Waits for the end of
-    transactions that other producers have open in the checkpoint partition.
+    The id is None on a cluster without topic ids. The caller must have fenced older loaders. Waits for the
+    end of transactions that other producers have open in the checkpoint partition.
 
     Raises TimedOut. Raises UnknownTopicOrPartition if `topic` does not exist, and MisuseError if the
     checkpoint topic is not compacted.

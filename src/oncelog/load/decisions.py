@@ -41,7 +41,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(name: str, requested: Format | None) -> Layout | None:
-    """Return the format and codec that a file name's extensions mean. `requested` overrides the format.
+    """Return the format and codec that a file name's extensions indicate. `requested` overrides the format.
 
     Return None if the format is unknown, or for a compressed Parquet file.
     """
@@ -70,7 +70,7 @@ class FileCheckpoint(NamedTuple):
     name        path of the file at that time; versions before 0.5.0 could store a relative path
     position    start of the next record: in bytes after decompression, or in rows of a Parquet file
     records     number of stored records
-    digest      SHA-256 of everything before `position`, or of a whole Parquet file
+    digest      SHA-256 of everything before `position`, or of a whole Parquet file; "" before the first read
     is_done     True if the file was read to its end
 
     `size_bytes` and `modified_ns` are copies of the Source's fields when the checkpoint was stored.
@@ -228,10 +228,10 @@ def _mismatch(checkpoint: FileCheckpoint, source: Source, how: str) -> str | Non
 
 
 def _parsing_mismatch(checkpoint: FileCheckpoint, source: Source, how: str) -> str | None:
-    """Return the reason why the rest of a file would be parsed differently now; None if it would not.
+    """Return the reason why the load cannot continue with the parsing options of a file; None if it can.
 
-    A changed delimiter matters only in a partly read file: with another delimiter, 60 rows of a CSV file
-    became 70. Versions before 0.5.1 stored no delimiter.
+    A changed delimiter matters only in a partly read file, because it can move the boundaries of records.
+    Versions before 0.5.1 stored no delimiter.
     """
     before, now = checkpoint.how.partition(DELIMITED_BY), how.partition(DELIMITED_BY)
     if before[0] != now[0]:
@@ -254,7 +254,7 @@ def topic_mismatch(checkpoint: FileCheckpoint, topic: str, topic_id: str | None)
 
 
 def content_mismatch(checkpoint: FileCheckpoint, source: Source, digest: str | None) -> str | None:
-    """Return the reason why the part of the file that was read has changed; None if it has not.
+    """Return what has changed in the part of the file that was read, as a sentence; None if nothing has.
 
     `digest` is None if the file now ends before `checkpoint.position`, or if a finished file now continues
     after that position.

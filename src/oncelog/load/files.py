@@ -34,8 +34,8 @@ class Chunk:
     """Consecutive records of a file. `table` has the column value, and the column key if the load has a key.
 
     `size_bytes`: bytes of the records' text after decompression, or of Parquet rows in memory. `position` and
-    `digest`: the values for the FileCheckpoint after this chunk. `consumed_bytes`: bytes of the file on disk
-    that were read up to the end of this chunk. `is_last`: True if the file ends after this chunk.
+    `digest`: the values for the FileCheckpoint after this chunk. `consumed_bytes`: for progress, about how
+    many bytes of the file on disk have been read. `is_last`: True if the file ends after this chunk.
     """
 
     source: Source
@@ -52,7 +52,11 @@ class Chunk:
 
 
 class Reader(Protocol):
-    """A reader of one file. Its methods raise StorageError if the file cannot be read or parsed."""
+    """A reader of one file.
+
+    Its methods raise StorageError if the file cannot be read or parsed, and LoadRefused if the file was
+    changed meanwhile.
+    """
 
     def digest_at(self, position: int) -> str | None:
         """Move to `position`. Return the digest of a FileCheckpoint with this position.
@@ -103,7 +107,7 @@ def check_given_once(paths: Sequence[Path], begun_count: int) -> None:
 def open_reader(path: Path, layout: Layout, options: Options) -> Reader:
     """Return a reader for a file.
 
-    Raises StorageError if the file cannot be read, and MisuseError if a column does not exist.
+    Raises StorageError if the file cannot be read, and MisuseError if the file and the options do not match.
     """
     source = source_of(path)
     options = replace(options, delimiter=delimiter_of(path, options))

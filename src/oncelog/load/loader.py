@@ -180,7 +180,7 @@ def how_of(load: Load, index: int, layout: Layout, *, more: str = "") -> str:
 def fenced_producer(load: Load, config: Mapping[str, Any], index: int | None = None) -> Iterator[Producer]:
     """Yield a producer that has fenced all older loaders of this load, or of its file number `index`.
 
-    Raises OncelogError if a newer loader fences this loader.
+    Raises OncelogError if a newer loader fences this loader, or if a transaction times out.
     """
     # A load id has no slash. Therefore a file's transactional id is never the id of another load.
     name = f"oncelog-load-{load.load_id}" + ("" if index is None else f"/{index}")

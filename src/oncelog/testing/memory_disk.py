@@ -299,7 +299,7 @@ class MemoryDisk:
         return disk
 
     def die(self) -> None:
-        """End the process: every further operation raises SimulatedCrash."""
+        """End the process: every further change and sync raises SimulatedCrash."""
         self._is_dead = True
 
     def release(self) -> None:
@@ -536,8 +536,9 @@ def _survivor(inode: _Inode, rng: Random, entry_bytes: int) -> bytes:
 
 
 def _some_blocks(data: bytes, synced: bytes, durable: int, rng: Random) -> bytes:
-    """Choose the written or the synced length, and for each block after the first `durable` bytes its written
-    or synced contents.
+    """Return the first `durable` bytes, then for each block its written or its synced content, at random.
+
+    The length of the result is the written or the synced one.
     """
     length = rng.choice((len(data), len(synced)))
     size = rng.choice(_BLOCK_BYTES)

@@ -146,7 +146,7 @@ class NodeProcess:
     def wait_until_ready(self) -> None:
         """Wait until the node accepts connections.
 
-        Raises TimedOut, with the end of the node's log.
+        After READY_TIMEOUT_S, or if the node has ended, kills it and raises TimedOut with the end of its log.
         """
         deadline = time.monotonic() + READY_TIMEOUT_S
         while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""The events of a proxy: one per message, in order, with fields for programs. Any thread may read them."""
+"""The events of a proxy: one for each fate of a message, in order. Any thread may read them."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class WireEvent:
     number: int = 0
     """Number of the event, from 1, in the order in which the fates were decided."""
     time_ms: float = 0.0
-    """Milliseconds since the proxy started."""
+    """Milliseconds since the proxy object was created."""
 
     @property
     def said(self) -> str:

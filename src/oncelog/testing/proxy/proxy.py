@@ -34,7 +34,8 @@ class Proxy:
     not TLS.
 
     `advertised_host` replaces the brokers' host names in responses; the default is `host`. `on_event` is
-    called with each event, in the proxy's thread. Raises ConfigError if `upstream` is not HOST:PORT.
+    called with each event, in the proxy's thread or in the thread that calls `note`. Raises ConfigError if
+    `upstream` is not HOST:PORT.
     """
 
     def __init__(

@@ -193,10 +193,7 @@ class Relay:
             self._send(copy, Fate.COPY)
 
     def _send(self, request: InFlightRequest, fate: Fate) -> None:
-        """Send a request to the broker.
-
-        Then release the held requests that waited for this request to pass.
-        """
+        """Send a request to the broker. Then release the held messages that waited for it to pass."""
         self.context.log.record(request.event, fate, "a copy" if request.is_copy else "")
         if self._has_broker_closed:
             request.response.set_result(None)
@@ -394,7 +391,10 @@ class Relay:
         return True
 
     async def _rewrite(self, request: InFlightRequest, frame: bytes) -> tuple[bytes, WireEvent]:
-        """Replace the brokers' addresses in a response with the proxy's. Return the new frame and event."""
+        """Replace the brokers' addresses in a response with the proxy's, and lower versions in ApiVersions.
+
+        Return the new frame and the response's event.
+        """
         message = decode_known_response(request.header, frame)
         event = response_event(request.event, frame, message)
         if message is None:

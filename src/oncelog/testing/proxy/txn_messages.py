@@ -25,10 +25,11 @@ _TRANSACTION = 1
 
 @dataclass(frozen=True, slots=True)
 class TxnRequest:
-    """The fields of one transactional request. A field that the request lacks is None or empty."""
+    """The fields of one transactional request, as events show them. Other APIs' fields are None or empty."""
 
     transactional_id: str | None = None
     producer_id: int | None = None
+    """The producer of EndTxn, with `producer_epoch`."""
     producer_epoch: int | None = None
     is_commit: bool | None = None
     """EndTxn: True to commit, False to abort."""
