@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 from support.broker import RawClient, batch
 from support.fuzz.targets import NOW_MS, open_node
+from support.wait import wait_until
 
 from oncelog import errors
 from oncelog.broker.topics.topics_file import FILE_NAME
+from oncelog.log.local_log import LocalLog
 from oncelog.server.disk import RealDisk
 from oncelog.server.embedded import Broker
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
@@ -329,3 +332,26 @@ def test_a_partition_that_a_start_made_survives_a_power_loss() -> None:
             _, partition = open_node(disk.after_power_loss(Random(seed))).topics.partition(tp)
             assert partition.log_end_offset == 1, (crash_after, seed)
     assert made_by_start
+
+
+def test_a_deleted_partition_is_freed_without_the_garbage_collector(
+    broker: Broker, client: RawClient
+) -> None:
+    """GcTuner freezes what is alive in a long collection. Of partitions that existed then, the log with its
+    indexes and producers stayed in memory for good after their deletion.
+    """
+
+    def log_count() -> int:
+        return sum(type(thing) is LocalLog for thing in gc.get_objects())
+
+    gc.collect()
+    before = log_count()
+    gc.disable()
+    try:
+        assert create(client, plain("freed", partitions=3)) == [0]
+        client.produce("freed", batch(b"v"))
+        assert log_count() == before + 3
+        client.ask(DeleteTopicsRequest(topic_names=["freed"], timeout_ms=1000), 5)
+        wait_until(lambda: log_count() == before)
+    finally:
+        gc.enable()

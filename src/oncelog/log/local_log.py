@@ -15,7 +15,7 @@ from oncelog.log.background import BackgroundQueue, BackgroundTask, BlockingCall
 from oncelog.log.checkpoint import LEADER_EPOCHS, PARTITION_METADATA
 from oncelog.log.config import LogConfig
 from oncelog.log.disk import PartitionClosed, SyncFailed, sync_file
-from oncelog.log.partition_disk import PartitionDisk
+from oncelog.log.partition_disk import PartitionDisk, ignore_failure
 from oncelog.log.reader import LogReader
 from oncelog.log.recovery import OpenOptions, Recovered
 from oncelog.log.segment import Segment
@@ -500,3 +500,7 @@ class LocalLog:
         # The disk is closed last, because the calls above may remove unfinished files. A closed disk rejects
         # all deferred work.
         self.disk.close()
+        # The callback refers to this log, which refers to the disk. Without the callback, a deleted partition
+        # is freed now. With it, the partition stays until the garbage collector runs, and for good if GcTuner
+        # has frozen it. See test_a_deleted_partition_is_freed_without_the_garbage_collector.
+        self.disk.on_sync_failed = ignore_failure

@@ -33,7 +33,7 @@ class PartitionDisk:
         self._disk = disk
         self._lock = disk.mutex()
         self._is_closed = False
-        self.on_sync_failed: Callable[[SyncFailed], None] = lambda error: None
+        self.on_sync_failed: Callable[[SyncFailed], None] = ignore_failure
         """Called when a sync of a directory failed, in the thread of that sync."""
 
     def close(self) -> None:
@@ -145,6 +145,10 @@ class PartitionDisk:
 
     def lock(self, path: str) -> DiskLock:
         return self._disk.lock(path)
+
+
+def ignore_failure(error: SyncFailed) -> None:
+    """Do nothing about a failed sync of a directory. The callback of a disk before and after its use."""
 
 
 def _remove_dropped(disk: Disk, paths: Iterable[str]) -> None:
