@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from support.groups.node import GroupNode
+from support.broker import batch
+from support.groups.node import GroupNode, commit, create
 from support.wait import pass_time, set_wall_clock, wait_until
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.broker.dispatch import tick
+from oncelog.types import Origin
 
 HOUR_MS = 3_600_000
 KEPT, SHORT = TopicPartition("kept", 0), TopicPartition("short", 0)
@@ -42,3 +44,29 @@ def test_compaction_compares_records_with_the_wall_clock(monkeypatch: pytest.Mon
     place.node.clock_lead_ms = lambda: 2 * HOUR_MS
     tick(place.node, place.now_ms + HOUR_MS)
     assert rounds == [place.now_ms - HOUR_MS]
+
+
+def test_a_clock_that_was_ahead_makes_nothing_expire_once_it_is_right() -> None:
+    place = GroupNode()
+    node, now_ms = place.node, place.now_ms
+    place.ask(create("t"), 5)
+    place.ask(commit("g", 7), 7)
+    node.transactions.init("x", None, 60_000, now_ms)
+    _, partition = node.topics.partition(TopicPartition("t", 0))
+    numbered = batch(b"v", pid=1, sequence=0, timestamp_ms=now_ms)
+    partition.append(memoryview(numbered), origin=Origin.CLIENT, now_ms=now_ms)
+
+    def left() -> tuple[bool, bool, bool]:
+        entry = node.transactions.get("x")
+        return node.groups.offsets.has("g"), entry is not None, partition.producer(1) is not None
+
+    # The wall clock was 30 days ahead for a moment. The broker's clock stays there.
+    ahead_ms = 30 * 24 * HOUR_MS
+    node.clock_lead_ms = lambda: ahead_ms
+    for hour in range(1, 4):
+        tick(node, now_ms + ahead_ms + hour * HOUR_MS)
+    assert left() == (True, True, True)
+    node.clock_lead_ms = lambda: 0
+    for hour in range(4, 7):
+        tick(node, now_ms + ahead_ms + hour * HOUR_MS)
+    assert left() == (False, False, False)

@@ -69,9 +69,9 @@ class PeriodicTasks:
             ("transaction.abort.timed.out.transaction.cleanup.interval.ms", self._abort_timed_out),
             (
                 "transaction.remove.expired.transaction.cleanup.interval.ms",
-                self._transactions.expire,
+                self._expire_transactional_ids,
             ),
-            ("offsets.retention.check.interval.ms", self._groups.expire),
+            ("offsets.retention.check.interval.ms", self._expire_groups),
         ]
         intervals: list[tuple[int, _Task]] = [(max(self._settings[key], 1), task) for key, task in by_setting]
         session_check_ms = max(self._log_manager.limits.session_expiry_ms // 4, 1)
@@ -110,13 +110,24 @@ class PeriodicTasks:
         # that were just closed would wait for the next run. See test_one_round_compacts_what_was_just_closed.
         self._flush_closed(is_compacted=True, then=lambda: self._log_manager.compact(wall_ms))
 
+    # Expiry uses the wall clock for the same reason as retention. The times that it compares may be from
+    # before the wall clock was ahead. See test_a_clock_that_was_ahead_makes_nothing_expire_once_it_is_right.
+
     def _expire_producers(self, now_ms: int) -> None:
+        wall_ms = self._wall_ms(now_ms)
+
         def expire(partition: Partition) -> Iterator[None]:
-            for expired_count in partition.expire_producers(now_ms):
+            for expired_count in partition.expire_producers(wall_ms):
                 self._metrics.producers_expired += expired_count
                 yield
 
         self._log_manager.for_each_partition(expire)
+
+    def _expire_transactional_ids(self, now_ms: int) -> None:
+        self._transactions.expire(self._wall_ms(now_ms))
+
+    def _expire_groups(self, now_ms: int) -> None:
+        self._groups.expire(self._wall_ms(now_ms))
 
     def _abort_timed_out(self, now_ms: int) -> None:
         self._transactions.retry_markers(now_ms)
