@@ -133,6 +133,14 @@ def test_nothing_is_left_of_a_run_before_the_next(tmp_path: Path) -> None:
     assert it.exit_code() == 0
 
 
+def test_a_query_whose_helper_process_survives_it_is_started_again(tmp_path: Path) -> None:
+    """R1060: the helper, as `multiprocessing` forks one, kept the pipe of the events open."""
+    it = Supervised(tmp_path, [STARTED, "fork", "die"], [STARTED, DONE])
+    assert it.exit_code() == 0
+    assert len(it.jobs) == 2
+    assert not is_alive(int((tmp_path / "orphan").read_text()))
+
+
 def test_a_supervisor_that_is_killed_takes_its_query_along(tmp_path: Path) -> None:
     file = tmp_path / "waits.py"
     file.write_text(

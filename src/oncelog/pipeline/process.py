@@ -19,6 +19,8 @@ _GRACE_S = 30.0
 _JVM_EXIT_S = 5.0
 """Time in seconds that a JVM gets to exit after its driver has ended."""
 _POLL_S = 0.05
+_EXIT_POLL_S = 1.0
+"""Interval in seconds at which the supervisor checks that the process is running."""
 
 
 class ChildProcess:
@@ -74,13 +76,27 @@ class ChildProcess:
         """
         if is_ending and self._deadline is None:
             self._deadline = time.monotonic() + _GRACE_S
-        timeout_s = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-        readable, _, _ = select.select([self._reports, wake.fileno()], [], [], timeout_s)
-        if not readable:
-            self.kill()
-            return None
-        if self._reports not in readable:
-            return []
+        while True:
+            # The end of the pipe does not show that the process has ended: a process that it forked may keep
+            # the pipe open. See test_a_query_whose_helper_process_survives_it_is_started_again. This check
+            # comes before the select, so that the process's last events are still read.
+            has_exited = self._process.poll() is not None
+            timeout_s = 0.0 if has_exited else _EXIT_POLL_S
+            if self._deadline is not None:
+                timeout_s = min(timeout_s, max(0.0, self._deadline - time.monotonic()))
+            readable, _, _ = select.select([self._reports, wake.fileno()], [], [], timeout_s)
+            if self._reports in readable:
+                return self._read_events()
+            if readable:
+                return []
+            if has_exited:
+                return None
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                self.kill()
+                return None
+
+    def _read_events(self) -> list[dict[str, Any]] | None:
+        """Return the complete events in the pipe, or None at its end."""
         data = os.read(self._reports, 1 << 16)
         if not data:
             return None

@@ -7,6 +7,7 @@ PLAN is JSON: a list of events for each run. A file counts the runs. A string in
     stay      run until asked to stop
     deaf      run even if asked to stop
     orphan    leave a process behind
+    fork      leave a process behind that has this process's descriptors
     hold      suspend the supervisor
     release   resume the supervisor, with a SIGTERM pending
 """
@@ -51,6 +52,11 @@ def main(plan: str) -> None:
             elif step == "orphan":
                 left = subprocess.Popen(["sleep", "600"])
                 counter.with_name("orphan").write_text(str(left.pid))
+            elif step == "fork":
+                if (pid := os.fork()) == 0:
+                    time.sleep(600)
+                    os._exit(0)
+                counter.with_name("orphan").write_text(str(pid))
 
 
 if __name__ == "__main__":
