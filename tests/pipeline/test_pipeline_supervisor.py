@@ -23,19 +23,19 @@ from oncelog.runtime.event_log import log_to_stderr
 from oncelog.pipeline.supervisor import Pipeline, Supervisor
 from oncelog.pipeline.restart_policy import Limits
 log_to_stderr()
-child, directory, plan = sys.argv[1:]
+interpreter, child, directory, plan = sys.argv[1:]
 settings = {"COUNTER": directory + "/runs", "SETTING": "given"}
 pipeline = Pipeline(Path("enrich.py"), settings, status_file=Path(directory) / "status.json")
-sys.exit(Supervisor(pipeline, Limits(10, 20, 3, 60_000), [sys.executable, child, plan]).run())
+sys.exit(Supervisor(pipeline, Limits(10, 20, 3, 60_000), [interpreter, child, plan]).run())
 """
 
 
 class Supervised:
     """A supervisor in a process of its own, and its log and status."""
 
-    def __init__(self, directory: Path, *runs: list[Any]) -> None:
+    def __init__(self, directory: Path, *runs: list[Any], interpreter: str = sys.executable) -> None:
         self.directory = directory
-        arguments = [child_program.__file__, str(directory), json.dumps(runs)]
+        arguments = [interpreter, child_program.__file__, str(directory), json.dumps(runs)]
         with (directory / "log").open("wb") as log:
             self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stderr=log)
 
@@ -139,6 +139,15 @@ def test_a_query_whose_helper_process_survives_it_is_started_again(tmp_path: Pat
     assert it.exit_code() == 0
     assert len(it.jobs) == 2
     assert not is_alive(int((tmp_path / "orphan").read_text()))
+
+
+def test_a_process_that_cannot_be_started_counts_as_a_failure(tmp_path: Path) -> None:
+    """R1061: the supervisor ended with a traceback, and the query was not started again."""
+    it = Supervised(tmp_path, [STARTED, DONE], interpreter=str(tmp_path / "python"))
+    assert it.exit_code() == 1
+    status = it.status
+    assert (status["state"], status["runs"]) == ("gave_up", 3)
+    assert "could not be started" in status["error"] and "Traceback" not in it.log
 
 
 def test_a_supervisor_that_is_killed_takes_its_query_along(tmp_path: Path) -> None:

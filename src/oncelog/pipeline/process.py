@@ -28,7 +28,8 @@ class ChildProcess:
     manager.
 
     On exit, `with` waits until the process, its JVM and everything else in its process group have ended. A
-    restarted query must not run beside the old JVM.
+    restarted query must not run beside the old JVM. The constructor raises OSError if the process cannot be
+    started.
     """
 
     def __init__(self, job: Mapping[str, Any], settings: Mapping[str, str], command: Sequence[str]) -> None:
@@ -36,14 +37,19 @@ class ChildProcess:
         self._partial = b""
         self._deadline: float | None = None
         self._is_stop_requested = False
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            pass_fds=[reports],
-            env={**os.environ, **settings},
-            start_new_session=True,
-        )
-        os.close(reports)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                pass_fds=[reports],
+                env={**os.environ, **settings},
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._reports)
+            raise
+        finally:
+            os.close(reports)
         self._send_line(json.dumps({**job, "report_fd": reports}))
 
     def _send_line(self, line: str) -> None:

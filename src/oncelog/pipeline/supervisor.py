@@ -106,16 +106,18 @@ class Supervisor:
         """Run the child once, and return the kind of its exit and its error."""
         self._set_state("info", "starting", runs=self._status["runs"] + 1)
         pipeline = self._pipeline
-        child = ChildProcess(
-            {
-                "file": str(pipeline.file),
-                "master": pipeline.master,
-                "conf": pipeline.conf,
-                "query_id": self._query_id,
-            },
-            pipeline.settings,
-            self._child,
-        )
+        job = {
+            "file": str(pipeline.file),
+            "master": pipeline.master,
+            "conf": pipeline.conf,
+            "query_id": self._query_id,
+        }
+        try:
+            child = ChildProcess(job, pipeline.settings, self._child)
+        except OSError as error:
+            # For example, the machine has no memory or descriptors left for a moment. See
+            # test_a_process_that_cannot_be_started_counts_as_a_failure.
+            return ExitInfo(ExitKind.DIED, f"the process of the query could not be started: {error}")
         exit_info: ExitInfo | None = None
         with child:
             while (events := child.events(self._wake[0], is_ending=exit_info is not None)) is not None:
