@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "broker": BASE | {"rules", "wire", "log"},
     "audit": BASE | {"rules", "wire"},
     "runtime": BASE,
-    "server": BASE | {"rules", "wire", "log", "broker", "runtime"},
+    "server": BASE | {"rules", "wire", "log", "broker", "runtime", "compiled"},
     "client": BASE | {"rules", "wire", "runtime"},
 }
 PURE_ROOMS = {"rules", "wire", "log", "broker", "audit"}

@@ -410,6 +410,7 @@ def render_metrics() -> str:
     from oncelog.broker.metrics import LABELS, UNITS
     from oncelog.client.consumer.consumer_metrics import METRICS as CONSUMER_METRICS
     from oncelog.client.producer.producer_metrics import METRICS as PRODUCER_METRICS
+    from oncelog.server.process_metrics import PROCESS
     from oncelog.spark.sink.sink_metrics import FILE_VARIABLE
     from oncelog.spark.sink.sink_metrics import METRICS as SINK_METRICS
 
@@ -434,6 +435,8 @@ def render_metrics() -> str:
         table(
             ("label", "meaning"), [(code(name), prose(meaning)) for name, meaning in sorted(LABELS.items())]
         ),
+        "The metrics of the process are there too:\n",
+        table(("name", "type", "unit", "meaning"), [(code(name), *row) for name, row in PROCESS.items()]),
         "## Producer\n",
         "`Producer.metrics()` returns these by name. Rates, averages and maxima look back 30 seconds.\n",
         table(client, [(code(name), *row) for name, row in PRODUCER_METRICS.items()]),
@@ -453,20 +456,27 @@ def render_metrics() -> str:
 _BROKER_METRICS = """\
 With `oncelog serve --metrics-port PORT`, these metrics are at `/metrics` in Prometheus' text format. `Broker.metrics()`
 returns the same metrics as a dictionary, without the prefix `oncelog_` and without `_total`.
-[alerts.yml](../alerts.yml) has alert rules for them. Counters begin at 0 when the broker starts.
+[alerts.yml](../alerts.yml) has alert rules for them, and [grafana.json](../grafana.json) is a dashboard for Grafana.
+Both are in the wheel, in `oncelog/monitoring`. Counters begin at 0 when the broker starts. The metrics of partitions
+need `oncelog.metrics.names=true`, because they reveal topic names; the first 5,000 partitions have them.
+
+`/healthz` answers 200 while the broker serves requests. `/readyz` answers 503 if a partition is offline. Neither needs
+the token.
 """
 
 
 def broker_families() -> list[tuple[Any, list[str]]]:
     """Return every metric family of the broker with the names of its labels."""
-    from oncelog.broker.metrics import GAUGES, Metrics, families
+    from oncelog.broker.metrics import GAUGES, Metrics, PartitionOffsets, families, partition_families
 
     metrics = Metrics()
     # Without a sample, the family would have no labels.
     metrics.append_errors["CORRUPT_MESSAGE"] = 1
     metrics.observe("Produce", 0.001)
     found = []
-    for family in families(metrics, dict.fromkeys(GAUGES, 0.0)):
+    row = PartitionOffsets("topic", 0, 0, 0, 0, 0)
+    by_partition = partition_families([row])
+    for family in (*families(metrics, dict.fromkeys(GAUGES, 0.0)), *by_partition):
         labels = dict.fromkeys(name for _, pairs, _ in family.samples for name, _ in pairs)
         found.append((family, list(labels)))
     return found

@@ -60,6 +60,11 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        globals()[name] = value = version("oncelog")
+        return value
     module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module 'oncelog' has no attribute {name!r}")

@@ -257,6 +257,7 @@ BROKER = SettingsTable(
         ("group.consumer.assignors", "list", ["uniform", "range"], "Assignors of the consumer protocol, the default first: their names, or the names of Kafka's classes.", 1, None, tuple(ASSIGNOR_NAMES)),
         ("security.protocol", "str", "PLAINTEXT", "Security protocol of a listener without a name. (Oncelog only.)", None, None, PROTOCOLS),
         ("oncelog.insecure", "bool", False, "Allow listeners beyond loopback without authentication, or with unencrypted passwords. (Oncelog only.)"),
+        ("oncelog.metrics.names", "bool", False, "Export metrics by topic and partition. They reveal topic names. (Oncelog only.)"),
         ("oncelog.metrics.token", "password", None, "Token that readers of the metrics must send in the header Authorization: Bearer TOKEN. (Oncelog only.)"),
         ("ssl.client.auth", "str", "none", "Client certificates: none, requested or required.", None, None, ("none", "requested", "required")),
         ("ssl.principal.mapping.rules", "str", "DEFAULT", "Rules that turn a certificate's name into a principal: DEFAULT, RULE:pattern/replacement/[LU]."),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import importlib.util
+import json
 import re
 import shutil
 import socket
@@ -18,18 +20,25 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from support.broker import RawClient, batch, wait_until
+from support.client import append, batch_of
 from support.fuzz.targets import open_node
 
+import oncelog
 from oncelog.broker.append_events import AppendEvent
-from oncelog.broker.metrics import GAUGES, Metrics, to_prometheus_text
+from oncelog.broker.metrics import GAUGES, Metrics, families, to_prometheus_text
 from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import ConfigError, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequenceNumber
+from oncelog.log.partition import Partition
 from oncelog.server.embedded import Broker, check_metrics
 from oncelog.server.metrics_http import MAX_CONNECTIONS, MetricsServer
+from oncelog.server.process_metrics import LoopLag
 from oncelog.testing.memory_disk import MemoryDisk
+from oncelog.types import TopicPartition
 
 ALERTS = Path(__file__).parents[2] / "docs" / "alerts.yml"
+DASHBOARD = ALERTS.with_name("grafana.json")
+METRIC = re.compile(r"(?:oncelog|process)_\w+")
 
 
 def scrape(broker: Broker) -> dict[str, float]:
@@ -74,7 +83,7 @@ def test_a_counter_is_exported_with_all_its_digits(number: int) -> None:
     for _ in range(3):
         metrics.observe("Produce", 0.1)
     gauges = {name: 0.0 for name in GAUGES} | {"disk_free_bytes": 79_149_312_345.0, "connections": number}
-    text = to_prometheus_text(metrics, gauges)
+    text = to_prometheus_text(families(metrics, gauges))
     samples = {
         (sample.name, *sample.labels.values()): float(sample.value)
         for family in text_string_to_metric_families(text)
@@ -97,11 +106,29 @@ def test_every_alert_is_about_metrics_that_are_exported() -> None:
         exported = {name.partition("{")[0] for name in scrape(broker)} | {"oncelog_append_errors_total"}
     named = {name for rule in rules for name in re.findall(r"oncelog_\w+", rule["expr"])}
     assert named <= exported
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    drawn = {
+        name for panel in panels for target in panel["targets"] for name in METRIC.findall(target["expr"])
+    }
+    by_name = {
+        f"oncelog_partition_{name}" for name in ("start_offset", "stable_offset", "end_offset", "size_bytes")
+    }
+    assert drawn and drawn - by_name <= exported | {"oncelog_request_duration_seconds_bucket"}
     for about in ("out_of_order_refused", "fenced_refused", "transactions_timed_out"):
         assert any(about in name for name in named)
     for rule in rules:
         assert rule["annotations"]["summary"]
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
+
+
+def test_the_dashboard_is_fresh() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "tool_dashboard", ALERTS.parents[1] / "tools" / "dashboard.py"
+    )
+    assert spec and spec.loader
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert DASHBOARD.read_text() == tool.text(), "run: make reference"
 
 
 def test_metrics_need_the_token_if_one_is_set(caplog: pytest.LogCaptureFixture) -> None:
@@ -125,6 +152,74 @@ def test_an_empty_metrics_token_is_refused() -> None:
             Broker(metrics_port=0, config={"oncelog.metrics.token": token}),
         ):
             pass
+
+
+def test_metrics_by_partition_are_exported_if_a_setting_allows_their_names() -> None:
+    for is_allowed in (False, True):
+        config = {"oncelog.metrics.names": is_allowed, "transaction.partition.verification.enable": False}
+        with Broker(metrics_port=0, config=config) as broker, RawClient(broker.bootstrap_servers) as client:
+            client.create_topic("named", 2)
+            client.produce("named", batch(b"1", b"2"))
+            lost = batch_of(b"3", producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
+            append(broker.bootstrap_servers, TopicPartition("named", 0), lost, transactional_id="open")
+            read = scrape(broker)
+        assert read["oncelog_records_held_back"] == 1 and read["oncelog_partitions_held_back"] == 1
+        named = {name: value for name, value in read.items() if "partition=" in name}
+        assert bool(named) is is_allowed
+        if is_allowed:
+            where = '{topic="named",partition="0"}'
+            assert named[f"oncelog_partition_start_offset{where}"] == 0
+            assert named[f"oncelog_partition_stable_offset{where}"] == 2
+            assert named[f"oncelog_partition_end_offset{where}"] == 3
+            assert named[f"oncelog_partition_size_bytes{where}"] > 2 * 61
+
+
+def test_the_process_is_measured_under_prometheus_names() -> None:
+    with Broker(metrics_port=0) as broker:
+        read = scrape(broker)
+    assert read["process_cpu_seconds_total"] > 0 and read["process_start_time_seconds"] > 1.6e9
+    assert (
+        read["process_resident_memory_bytes"] > 1e6 and 0 < read["process_open_fds"] < read["process_max_fds"]
+    )
+    assert read["oncelog_event_loop_lag_seconds"] >= 0
+    (build,) = (name for name in read if name.startswith("oncelog_build_info"))
+    assert f'version="{oncelog.__version__}"' in build and "pure Python" in build
+
+
+def test_the_loops_lag_is_the_longest_of_the_last_minute() -> None:
+    lag = LoopLag()
+    assert lag.max_seconds == 0.0
+    for now_s, delay_s, longest in (
+        (0, 0.2, 0.2),
+        (10, 0.5, 0.5),
+        (20, 0.1, 0.5),
+        (71, 0.3, 0.3),
+        (140, 0.0, 0.0),
+    ):
+        lag.note(now_s, delay_s)
+        assert lag.max_seconds == longest, now_s
+
+
+def _status(broker: Broker, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{broker.metrics_port}{path}", timeout=60) as page:
+            return page.status, page.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_health_is_told_without_the_token_and_readiness_counts_offline_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Broker(metrics_port=0, config={"oncelog.metrics.token": "t"}) as broker:
+        with RawClient(broker.bootstrap_servers) as client:
+            client.create_topic("ready")
+        assert _status(broker, "/healthz") == (200, "ok\n")
+        assert _status(broker, "/readyz") == (200, "ready\n")
+        assert _status(broker, "/metrics")[0] == 401
+        monkeypatch.setattr(Partition, "is_offline", property(lambda self: True))
+        status, text = _status(broker, "/readyz")
+        assert status == 503 and "partitions are offline" in text
 
 
 @pytest.mark.behaviour("I29")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from oncelog.rules.limits.connections import CloseReason
 from oncelog.rules.limits.quotas import QUOTAS
@@ -121,7 +122,41 @@ GAUGES = {
     "response_bytes_held": "Bytes of responses that clients have not yet received, of all connections.",
     "fetches_waiting": "Long-poll fetches waiting for data.",
     "transactions_open": "Ongoing transactions.",
+    "records_held_back": "Offsets from the last stable offset to the high watermark, of all partitions.",
+    "partitions_held_back": "Partitions whose last stable offset is below the high watermark.",
 }
+
+MAX_NAMED_PARTITIONS = 5_000
+"""Maximum number of partitions with metrics of their own, because all of them are collected in one step."""
+
+
+class PartitionOffsets(NamedTuple):
+    """The offsets of a partition, and the size of its log in bytes, for the metrics by partition."""
+
+    topic: str
+    partition: int
+    start: int
+    stable: int
+    end: int
+    size_bytes: int
+
+
+_BY_PARTITION = (
+    ("start_offset", "First offset of the log."),
+    ("stable_offset", "Last stable offset: read_committed readers see what is below it."),
+    ("end_offset", "High watermark: readers see what is below it."),
+    ("size_bytes", "Size of the log's segments."),
+)
+
+
+def partition_families(partitions: Iterable[PartitionOffsets]) -> Iterator[Family]:
+    """Yield the metric families with a sample for each partition (oncelog.metrics.names)."""
+    rows = list(partitions)
+    for index, (name, text) in enumerate(_BY_PARTITION, 2):
+        samples = tuple(
+            ("", (("topic", row.topic), ("partition", str(row.partition))), float(row[index])) for row in rows
+        )
+        yield Family(f"oncelog_partition_{name}", "gauge", text, samples)
 
 
 def _histogram_samples(
@@ -136,10 +171,10 @@ def _histogram_samples(
     yield "_count", (("api", api),), running
 
 
-def to_prometheus_text(metrics: Metrics, gauges: dict[str, float]) -> str:
-    """Return the metrics in Prometheus' text exposition format, version 0.0.4."""
+def to_prometheus_text(all_families: Iterable[Family]) -> str:
+    """Return metric families in Prometheus' text exposition format, version 0.0.4."""
     lines = []
-    for family in families(metrics, gauges):
+    for family in all_families:
         lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
         for suffix, labels, value in family.samples:
             shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
@@ -204,6 +239,12 @@ UNITS = {
     "response_bytes_held": "bytes",
     "fetches_waiting": "requests",
     "transactions_open": "transactions",
+    "records_held_back": "offsets",
+    "partitions_held_back": "partitions",
+    "partition_start_offset": "offset",
+    "partition_stable_offset": "offset",
+    "partition_end_offset": "offset",
+    "partition_size_bytes": "bytes",
     "request_duration_seconds": "seconds",
 }
 """The unit of each metric family, by its name without `oncelog_`. Used in docs/reference/metrics.md."""
@@ -213,6 +254,8 @@ LABELS = {
     "bound": "the limit that the connection met; see docs/security.md",
     "error": "Kafka's name of the error code",
     "le": "upper bound of the bucket in seconds",
+    "partition": "number of the partition",
     "quota": "the client quota, for example producer_byte_rate",
+    "topic": "name of the topic",
 }
 """The meaning of each label's values."""

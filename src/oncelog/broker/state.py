@@ -6,7 +6,8 @@ decrease. `broker.dispatch` handles requests and timed work with this state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from oncelog.broker.append_events import AppendEvent
@@ -18,7 +19,7 @@ from oncelog.broker.coordinators.producer_ids import ProducerIds
 from oncelog.broker.coordinators.transactions import TransactionCoordinator
 from oncelog.broker.fetch_sessions import FetchSessions
 from oncelog.broker.group_commit import FlushQueue
-from oncelog.broker.metrics import Metrics
+from oncelog.broker.metrics import Metrics, PartitionOffsets
 from oncelog.broker.periodic import PeriodicTasks
 from oncelog.broker.purgatory import FetchPurgatory
 from oncelog.broker.quota_manager import QuotaManager
@@ -257,6 +258,7 @@ class BrokerState:
         """Compute all gauges, and return them by name."""
         partitions = list(self.topics.all_partitions())
         _, free_bytes = self.log_manager.disk.volume()
+        held_back = [p.high_watermark - p.last_stable_offset for _, p in partitions]
         return {
             "producer_ids_active": float(sum(p.producer_count for _, p in partitions)),
             "partitions": float(len(partitions)),
@@ -267,7 +269,21 @@ class BrokerState:
             "response_bytes_held": float(self.response_memory.total_bytes),
             "fetches_waiting": float(len(self.fetch_purgatory)),
             "transactions_open": float(sum(p.open_transaction_count for _, p in partitions)),
+            "records_held_back": float(sum(held_back)),
+            "partitions_held_back": float(sum(1 for offsets in held_back if offsets)),
         }
+
+    def partition_offsets(self, max_partitions: int) -> Iterator[PartitionOffsets]:
+        """Yield the offsets of the first `max_partitions` partitions, for the metrics by partition."""
+        for tp, partition in islice(self.topics.all_partitions(), max_partitions):
+            yield PartitionOffsets(
+                tp.topic,
+                tp.partition,
+                partition.log_start_offset,
+                partition.last_stable_offset,
+                partition.high_watermark,
+                partition.size_bytes,
+            )
 
     def new_name(self) -> str:
         """Return a new UUID in its text form."""

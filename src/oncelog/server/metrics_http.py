@@ -1,15 +1,30 @@
-"""The metrics endpoint: `GET /metrics` over HTTP, in Prometheus' text format."""
+"""The metrics endpoint over HTTP.
+
+    /metrics    all metrics in Prometheus' text format; needs the token if one is set
+    /healthz    200 while the event loop answers
+    /readyz     200, or 503 with the number of partitions that are offline
+
+The last two need no token, and reveal nothing else.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Iterator
 
-from oncelog.broker.metrics import to_prometheus_text
+from oncelog.broker.metrics import (
+    MAX_NAMED_PARTITIONS,
+    Family,
+    families,
+    partition_families,
+    to_prometheus_text,
+)
 from oncelog.broker.state import BrokerState
 from oncelog.errors import ConfigError, StorageError
 from oncelog.server.listen_errors import listen_error_text
 from oncelog.server.listener import bind_sockets
+from oncelog.server.process_metrics import LoopLag, process_families
 from oncelog.settings import Settings
 
 REQUEST_SECONDS = 5.0
@@ -44,6 +59,7 @@ class MetricsServer:
         self._token = metrics_token(node.settings)
         self._servers: list[asyncio.Server] = []
         self._connection_count = 0
+        self._lag = LoopLag()
 
     async def start(self) -> None:
         """Listen. Raises StorageError."""
@@ -55,8 +71,10 @@ class MetricsServer:
         for listening in sockets:
             server = await asyncio.start_server(self._serve, sock=listening, limit=MAX_REQUEST_BYTES)
             self._servers.append(server)
+        self._lag.start()
 
     async def stop(self) -> None:
+        self._lag.stop()
         for server in self._servers:
             server.close()
 
@@ -82,15 +100,33 @@ class MetricsServer:
     def _response(self, head: bytes) -> bytes:
         request_line, *headers = head.split(b"\r\n")
         method, path, *_ = [*request_line.split(b" "), b"", b""]
+        with_body = method == b"GET"
+        page = path.split(b"?")[0]
+        if with_body and page == b"/healthz":
+            return _response("200 OK", "ok\n")
+        if with_body and page == b"/readyz":
+            return self._readiness()
         token = _bearer(headers)
         if self._token is not None and (token is None or not hmac.compare_digest(token, self._token)):
             return _response("401 Unauthorized", "Authorization: Bearer with oncelog.metrics.token\n")
         if method not in (b"GET", b"HEAD"):
             return _response("405 Method Not Allowed", "only GET is served\n")
-        if path.split(b"?")[0] != b"/metrics":
+        if page != b"/metrics":
             return _response("404 Not Found", "the metrics are at /metrics\n")
-        text = to_prometheus_text(self._node.metrics, self._node.gauges())
-        return _response("200 OK", text, with_body=method == b"GET")
+        return _response("200 OK", to_prometheus_text(self._families()), with_body=with_body)
+
+    def _families(self) -> Iterator[Family]:
+        node = self._node
+        yield from families(node.metrics, node.gauges())
+        if node.settings["oncelog.metrics.names"]:
+            yield from partition_families(node.partition_offsets(MAX_NAMED_PARTITIONS))
+        yield from process_families(self._lag.max_seconds)
+
+    def _readiness(self) -> bytes:
+        offline = sum(partition.is_offline for _, partition in self._node.topics.all_partitions())
+        if offline:
+            return _response("503 Service Unavailable", f"{offline} partitions are offline: restart\n")
+        return _response("200 OK", "ready\n")
 
 
 def _bearer(headers: list[bytes]) -> bytes | None:
