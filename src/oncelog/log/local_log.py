@@ -452,7 +452,8 @@ class LocalLog:
                 self._background.add(self._remove(self._drop_dead()))
 
     def release_handles(self) -> None:
-        """Close the file descriptors of closed, synced segments; the next read reopens the files.
+        """Close the file descriptors of closed, synced segments and release their indexes. The next read
+        reopens the files.
 
         Nothing is closed while compaction replaces segments, because their files could not be reopened by
         name.
@@ -462,6 +463,7 @@ class LocalLog:
         for segment in list(self.segments)[:-1]:
             if segment.end_offset <= self.recovery_point and segment.is_index_synced:
                 segment.file.release_handle()
+                segment.release_indexes(self.config.index_interval_bytes)
 
     # Closing
 

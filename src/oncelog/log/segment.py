@@ -190,6 +190,7 @@ class Segment:
             self._index, self._times = self._read_offset_index(), self._read_time_index()
         except StorageError:
             self._index, self._times = self._empty_indexes()
+            self._index.holds_back = self._times.holds_back = True
             self._walk_from_index(self._interval_bytes, verify=False)
             if largest[0] > self.max_timestamp_ms:
                 # The walk ends at damage, so it may miss the largest timestamp. Keep the known one: with a
@@ -607,6 +608,17 @@ class Segment:
     def keep_indexes_in_memory(self) -> None:
         """Stop writing both index files, because their names will belong to the compacted segment."""
         self.index.holds_back = self.times.holds_back = self.is_index_synced = True
+
+    def release_indexes(self, index_interval_bytes: int) -> None:
+        """Remove both indexes of a closed, synced segment from memory; the next use loads them again.
+
+        Otherwise memory would grow with the log, by 20 bytes for each indexed batch that was written or read.
+        See test_indexes_of_closed_segments_are_not_kept_in_memory. `index_interval_bytes` is used to rebuild
+        unreadable files.
+        """
+        index, times = self._index, self._times
+        if index is not None and times is not None and index.is_stored and times.is_stored:
+            self._index, self._times, self._interval_bytes = None, None, index_interval_bytes
 
     def give_up_indexes(self) -> None:
         """Delete the offset index and time index files of a segment that will be deleted. Raises OSError.
