@@ -771,6 +771,25 @@ def test_a_second_power_loss_does_not_bring_a_torn_end_back() -> None:
         assert (again.log_end_offset, again.recovery_warnings) == (5, [])
 
 
+def test_a_clean_stop_does_not_bring_the_torn_batch_of_an_empty_log_back() -> None:
+    """A start cuts off a torn batch at offset 0. After a clean stop, the next one verifies no checksum."""
+    disk = MemoryDisk()
+    partition = open_partition(disk)
+    put(partition, batch())
+    partition.flush()
+    file = disk.open(f"{TP}/{0:020d}.log")
+    file.pwrite(b"?", file.size() - 1)
+    file.sync()
+    again = open_partition(disk.after_kill())
+    assert again.log_end_offset == 0 and len(again.recovery_warnings) == 1
+    again.close(NOW_MS)
+    disk = again.log.disk._disk
+    assert isinstance(disk, MemoryDisk)
+    for seed in range(20):
+        last = open_partition(disk.after_power_loss(Random(seed)), clean_shutdown=True)
+        assert (last.log_end_offset, last.recovery_warnings) == (0, [])
+
+
 def test_a_clean_stop_after_a_lost_index_leaves_nothing_to_report() -> None:
     disk = MemoryDisk()
     open_partition(disk)

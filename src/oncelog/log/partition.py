@@ -209,8 +209,11 @@ class Partition:
         log.settle_recovery_point(options, recovered.rebuilt_from)
         cleaner = LogCleaner(log, recovered.log_start_offset)
         partition = cls(log, reader, cleaner, epochs, recovered, topic_id or stored_id)
-        is_in_order = options.is_clean and not recovered.warnings and stored_id is not None
-        if end_offset == 0 or (is_in_order and recovered.producers.snapshot_offset == end_offset):
+        is_stored = options.is_clean and stored_id is not None
+        is_stored &= recovered.producers.snapshot_offset == end_offset
+        # If recovery has cut off a torn batch at offset 0, the cut is not synced yet. See
+        # test_a_clean_stop_does_not_bring_the_torn_batch_of_an_empty_log_back.
+        if not recovered.warnings and (end_offset == 0 or is_stored):
             partition._unchanged = end_offset, recovered.log_start_offset
         return partition
 

@@ -62,6 +62,7 @@ OUT_OF_REACH: dict[str, str] = {
     "nothing checks the errors of simulated starts": "R762",
     "nothing checks that deletions free a full disk": "R353",
     "no power loss follows a start that fences": "R475",
+    "no second power loss follows a clean stop of a log that was cut to offset 0": "R1002",
     "no power loss soon follows a start that creates a topic's directories": "R622",
     "no coordinator's log is compacted shortly before a power loss": "R621",
     "clients wait for the answer of AddPartitionsToTxn": "R478",
