@@ -42,6 +42,12 @@ _REPLICA = re.compile(r"\s*(?:[0-9]+:[0-9]+)?\s*")
 
 MIN_SEGMENT_BYTES = 1 << 20
 """Smallest segment.bytes that a client may set, in bytes. Source: kafka LogConfig (4.0)."""
+MAX_OWN_CHARACTERS = 2_048
+"""Longest text of a topic's own settings, in characters.
+
+Every change of a topic writes the settings of all topics. See
+test_the_own_settings_of_a_topic_have_a_maximum_length.
+"""
 
 
 def topic_settings(broker: Settings, overrides: Mapping[str, str]) -> Settings:
@@ -98,7 +104,7 @@ def check_overrides(
 
     `existing` has its previous own settings. Values that only older versions accepted may stay unchanged: a
     small segment.bytes, gzip level 0, throttled replicas of any form. Raises InvalidConfig if a setting is
-    unknown, malformed, null or too small.
+    unknown, malformed, null or too small, or if the settings are too long and longer than before.
     """
     for key, value in overrides.items():
         if value is None:
@@ -106,6 +112,13 @@ def check_overrides(
         if TOPIC.get(key) is None:
             raise InvalidConfig(f"unknown topic setting {key!r}")
     texts = {key: str(value) for key, value in overrides.items()}
+    length, length_before = (sum(map(len, own.values())) for own in (texts, existing or {}))
+    if length > max(MAX_OWN_CHARACTERS, length_before):
+        longest = max(texts, key=lambda key: len(texts[key]))
+        raise InvalidConfig(
+            f"the topic's own settings have {length} characters; the limit is {MAX_OWN_CHARACTERS}; the "
+            f"longest is {longest}"
+        )
     settings = topic_settings(broker, texts)
     changed = {key for key in texts if existing is None or texts[key] != existing.get(key)}
     if "segment.bytes" in changed and settings["segment.bytes"] < MIN_SEGMENT_BYTES:
