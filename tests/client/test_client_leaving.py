@@ -285,6 +285,36 @@ def test_a_member_that_closes_while_it_joins_leaves_at_once(servers: str, group:
             assert member_count() == 1
 
 
+def test_a_close_after_an_interrupted_unsubscribe_keeps_no_member_in_the_group(
+    servers: str, group: str
+) -> None:
+    """Regression: the close ended the connection on which the membership before was about to leave."""
+    topic = new_topic(servers, 2)
+    with member(servers, group) as busy, Admin({"bootstrap.servers": servers}) as admin:
+        busy.subscribe(topic)
+        wait_for(lambda: not busy.poll(0.1) and len(busy.assignment()) == 2)
+
+        def member_count() -> int:
+            return len(admin.describe_groups(group)[group].members)
+
+        async def run() -> None:
+            # The other member takes no part in the rebalance, so LeaveGroup needs a new connection.
+            consumer = AsyncConsumer({"bootstrap.servers": servers, "group.id": group})
+            consumer.subscribe(topic)
+            while member_count() == 1:
+                await consumer.poll(0.1)
+            leaving = asyncio.create_task(consumer.unsubscribe())
+            await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            assert leaving.cancelled()
+            await consumer.close()
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+        asyncio.run(run())
+        assert member_count() == 1
+
+
 @pytest.fixture
 def heeds_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt at SIGINT, which processes in a shell's background ignore."""

@@ -69,6 +69,9 @@ class AsyncConsumer:
         self._subscription = Subscription()
         self._listener = RebalanceListener()
         self._group: GroupSession | None = None
+        # The memberships that an interrupted `unsubscribe` is still leaving. A close waits for them. Guard:
+        # test_a_close_after_an_interrupted_unsubscribe_keeps_no_member_in_the_group.
+        self._leaving: list[GroupSession] = []
         self._cluster: ClusterConnection | None = None
         self._fetcher: Fetcher | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -188,8 +191,14 @@ class AsyncConsumer:
         await self._end_connections()
 
     async def _end_connections(self) -> None:
-        """Cancel all tasks except the group's, and close all connections."""
+        """Cancel all tasks except the group's, and close all connections.
+
+        First wait for the memberships that an interrupted `unsubscribe` is leaving.
+        """
         self._closed = True
+        while self._leaving:
+            await self._leaving[-1].until_left()
+            self._leaving.pop()
         tasks = self._fetcher.cancel() if self._fetcher is not None else []
         if self._connecting is not None:
             self._connecting.cancel()
@@ -329,6 +338,7 @@ class AsyncConsumer:
             # is no longer polled. Guard: test_an_interrupt_of_a_close_keeps_no_member_in_the_group.
             if self._group is not None:
                 self._group.begin_leaving()
+                self._leaving = [group for group in (*self._leaving, self._group) if not group.has_left]
             self._group, self._subscription = None, Subscription()
             self._core.assign([])
 

@@ -214,6 +214,11 @@ class GroupSession:
             async with asyncio.timeout(_CLOSE_LEAVE_S):
                 await self.protocol.leave()
 
+    @property
+    def has_left(self) -> bool:
+        """True unless a task that leaves the group is running."""
+        return self._departure is None or self._departure.done()
+
     async def until_left(self) -> None:
         """Wait until the member has left. Cancelling this wait does not cancel the leave."""
         if self._departure is not None:
