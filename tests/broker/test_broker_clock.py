@@ -9,6 +9,8 @@ from support.wait import pass_time, set_wall_clock, wait_until
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.broker.dispatch import tick
+from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
+from oncelog.rules.transactions.entry import TransactionState
 from oncelog.types import Origin
 
 HOUR_MS = 3_600_000
@@ -70,3 +72,22 @@ def test_a_clock_that_was_ahead_makes_nothing_expire_once_it_is_right() -> None:
     for hour in range(4, 7):
         tick(node, now_ms + ahead_ms + hour * HOUR_MS)
     assert left() == (False, False, False)
+
+
+def test_a_transaction_that_began_while_the_clock_was_ahead_times_out_after_a_restart() -> None:
+    """Regression: it blocked read_committed readers until the clock had reached that time again."""
+    place = GroupNode()
+    right_ms, t0 = place.now_ms, TopicPartition("t", 0)
+    place.ask(create("t"), 5)
+    place.now_ms += 30 * 24 * HOUR_MS
+    entry = place.node.transactions.init("x", None, 60_000, place.now_ms).entry
+    producer = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
+    place.node.transactions.add_partitions("x", producer, [t0], place.now_ms)
+    place.now_ms = right_ms
+    place.restart()
+    tick(place.node, right_ms + 50_000)
+    begun = place.node.transactions.get("x")
+    assert begun is not None and begun.state is TransactionState.ONGOING
+    tick(place.node, right_ms + 90_000)
+    ended = place.node.transactions.get("x")
+    assert ended is not None and ended.state is TransactionState.COMPLETE_ABORT

@@ -508,11 +508,23 @@ class TransactionCoordinator:
         StorageError if fencing fails.
         """
         self._note_seen_epochs()
+        self._bound_start_times(now_ms)
         self.write_lost_markers(now_ms)
         if self._settings["oncelog.fence.transactions"]:
             self.fence_all(now_ms)
         for entry in [entry for entry in self._entries.values() if entry.state.is_prepared]:
             self._follow(entry, self._last_append(entry.transactional_id), now_ms)
+
+    def _bound_start_times(self, now_ms: int) -> None:
+        """Let no open transaction have begun later than now.
+
+        The clock may have been ahead when the transaction began. It would then time out only after the clock
+        has reached that time, and block read_committed readers until then. See
+        test_a_transaction_that_began_while_the_clock_was_ahead_times_out_after_a_restart.
+        """
+        for key, entry in self._entries.items():
+            if entry.state is TransactionState.ONGOING and entry.start_ms > now_ms:
+                self._entries[key] = entry._replace(start_ms=now_ms)
 
     def abort_timed_out(self, now_ms: int) -> None:
         """Abort timed-out transactions and fence their producers: behaviour T8 (docs/behaviours.md)."""
