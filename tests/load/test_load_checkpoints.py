@@ -10,8 +10,9 @@ from support.broker import wait_until
 from support.load import PARTITIONS, content, expected, write_csv
 from support.topics import new_topic, read
 
-from oncelog import Admin, Broker
+from oncelog import Admin, Broker, Producer, TopicPartition
 from oncelog.client.admin.blocking import NewTopic
+from oncelog.errors import PeerError
 from oncelog.load import on_spark
 from oncelog.load.checkpoints import CHECKPOINT_TOPIC, checkpoint_partition, read_checkpoints
 from oncelog.load.decisions import Layout
@@ -78,3 +79,41 @@ def test_a_task_reads_the_checkpoints_only_if_its_file_was_tried_before(
         again = on_spark._load_file((1, first_marks[1]), load=load, config=config)
         assert (again, read_by) == (on_spark.Outcome(1), [1])
         assert content(broker.bootstrap_servers, topic) == expected(3 * ROWS)
+
+
+def _write(servers: str, tp: TopicPartition, *records: tuple[bytes, bytes | None]) -> None:
+    with Producer({"bootstrap.servers": servers}) as producer:
+        for key, value in records:
+            producer.send(tp.topic, value, key=key, partition=tp.partition).result(timeout=30)
+
+
+def test_foreign_records_beside_checkpoints_stop_no_load(tmp_path: Path) -> None:
+    """R1062: a key that is not UTF-8 ended each load of that partition with UnicodeDecodeError."""
+    files = [write_csv(tmp_path / "0.csv", 0, ROWS)]
+    with Broker() as broker:
+        config = {"bootstrap.servers": (servers := broker.bootstrap_servers)}
+        load = Load(files, new_topic(servers, PARTITIONS), "beside", Options(key="k"))
+        run_load(load, config)
+        tp = checkpoint_partition("beside")
+        _write(servers, tp, (b"\xff", b"x"), (b"beside/x", b"x"), (b"other/0", None), (b"none", b"\xff"))
+        assert run_load(load, config).was_complete
+        for value in (b"[]", b"\xff", b'{"version":1}', b"[" * 100_000):
+            _write(servers, tp, (b"beside/0", value))
+            with pytest.raises(PeerError, match="was written by another version or program"):
+                run_load(load, config)
+
+
+def test_a_load_whose_checkpoints_were_deleted_begins_again(tmp_path: Path) -> None:
+    """R1062: a tombstone ended the load with TypeError, until compaction removed it."""
+    files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(2)]
+    with Broker() as broker:
+        config = {"bootstrap.servers": (servers := broker.bootstrap_servers)}
+        load = Load(files, new_topic(servers, PARTITIONS), "deleted", Options(key="k"))
+        run_load(load, config)
+        tp = checkpoint_partition("deleted")
+        _write(servers, tp, (b"deleted/0", None))
+        with pytest.raises(PeerError, match="file number 0 of load 'deleted' is missing"):
+            run_load(load, config)
+        _write(servers, tp, (b"deleted/1", None))
+        report = run_load(load, config)
+        assert (report.records, report.records_before) == (2 * ROWS, 0)
