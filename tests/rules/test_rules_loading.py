@@ -19,6 +19,7 @@ from oncelog.load.decisions import (
     content_mismatch,
     decide_assignment,
     decide_start,
+    default_delimiter,
     initial_checkpoint,
     is_load_id,
     layout_of,
@@ -263,3 +264,22 @@ def test_a_full_transaction_does_not_wait_for_the_next_chunk(full: tuple[int, in
 )
 def test_a_load_id_has_a_limited_alphabet_and_length(text: str, is_one: bool) -> None:
     assert is_load_id(text) is is_one
+
+
+@pytest.mark.parametrize(
+    ("name", "delimiter"),
+    [
+        ("a.tsv", "\t"),
+        ("A.TSV", "\t"),
+        ("a.Tsv.GZ", "\t"),
+        ("a.tsv.1", "\t"),
+        ("a.csv", ","),
+        ("a.tsv.csv", ","),
+        ("a.tsv.csv.zst", ","),
+        ("tsv", ","),
+        ("a", ","),
+    ],
+)
+def test_a_tab_separates_the_columns_of_tsv_files_only(name: str, delimiter: str) -> None:
+    """R1063: A.TSV was read with commas, so each row became one column."""
+    assert default_delimiter(name) == delimiter

@@ -45,12 +45,28 @@ def layout_of(name: str, requested: Format | None) -> Layout | None:
 
     Return None if the format is unknown, or for a compressed Parquet file.
     """
-    before, last = ["", "", *name.lower().split(".")[1:]][-2:]
-    codec = _CODEC_OF.get(last)
-    format = requested or _FORMAT_OF.get(before if codec else last)
+    extension, codec = _extensions_of(name)
+    format = requested or _FORMAT_OF.get(extension)
     if format is None or (format == "parquet" and codec is not None):
         return None
     return Layout(format, codec)
+
+
+def default_delimiter(name: str) -> str:
+    """Return the column delimiter that a CSV file's name means: a tab for .tsv, otherwise a comma.
+
+    Extensions are compared in lower case, as in `layout_of`. If the format was set, a .tsv before an unknown
+    extension counts, too. See test_a_tab_separates_the_columns_of_tsv_files_only.
+    """
+    extension, _ = _extensions_of(name)
+    return "\t" if extension != "csv" and "tsv" in name.lower().split(".")[1:] else ","
+
+
+def _extensions_of(name: str) -> tuple[str, Codec | None]:
+    """Return the extension for the format, in lower case, and the codec of the extension behind it."""
+    before, last = ["", "", *name.lower().split(".")[1:]][-2:]
+    codec = _CODEC_OF.get(last)
+    return (before if codec else last), codec
 
 
 class Source(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from oncelog.errors import LoadRefused, MisuseError, StorageError
-from oncelog.load.decisions import Layout, Source
+from oncelog.load.decisions import Layout, Source, default_delimiter
 from oncelog.load.parsing import Options, ParquetRows, TextRows, open_file, text_rows
 from oncelog.load.record_boundaries import chunk_ends
 
@@ -123,7 +123,7 @@ def open_reader(path: Path, layout: Layout, options: Options) -> Reader:
 
 def delimiter_of(path: Path, options: Options) -> str:
     """Return the column delimiter of a CSV file: the option, a tab for .tsv, otherwise a comma."""
-    return options.delimiter or ("\t" if ".tsv" in path.suffixes else ",")
+    return options.delimiter or default_delimiter(path.name)
 
 
 def _check_unchanged(source: Source) -> None:
