@@ -159,10 +159,13 @@ def test_an_offset_outside_the_log_gets_a_remark(ours: str) -> None:
     [
         (("--to-earliest",), [0, 0]),
         (("--to-latest",), [5, 5]),
+        (("--to-offset", "0"), [0, 0]),  # R1064: 0 was taken for a missing option
         (("--to-offset", "3"), [3, 3]),
         (("--to-offset", "30"), [5, 5]),
+        (("--shift-by", "0"), [5, 5]),
         (("--shift-by", "-2"), [3, 3]),
         (("--shift-by", "9"), [5, 5]),
+        (("--to-datetime", "1969-12-31T23:59:59.999Z"), [0, 0]),
         (("--to-datetime", "2023-11-14T22:13:22Z"), [2, 2]),
         (("--to-datetime", "2030-01-01T00:00:00Z"), [5, 5]),
     ],
@@ -192,6 +195,7 @@ def test_offsets_of_a_new_group_are_reset_on_apache_kafka(apache_kafka: ApacheKa
     [
         ((), "use exactly one of"),
         (("--to-earliest", "--to-latest"), "use exactly one of"),
+        (("--to-offset", "0", "--to-latest"), "use exactly one of"),
         (("--to-datetime", "yesterday"), "yesterday"),
         (("--to-offset", "-1"), "-1"),
     ],

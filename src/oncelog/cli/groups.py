@@ -150,7 +150,8 @@ def reset_offsets(group: str, topic: tuple[str, ...], yes: bool, output: str, **
     """Reset a group's offsets. The group must have no members."""
     client_config = given.pop("client_config")
     say_target(client_config)
-    targets = {name: value for name, value in given.items() if value not in (None, False)}
+    # 0 is a value of --to-offset and --shift-by, and equals False.
+    targets = {name: value for name, value in given.items() if value is not None and value is not False}
     if len(targets) != 1:
         raise click.UsageError(
             "use exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
