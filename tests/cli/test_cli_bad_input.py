@@ -195,3 +195,23 @@ def test_a_broker_with_an_unwritable_output_works_and_stops_cleanly(output: str,
                 process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
     assert (tmp_path / ".kafka_cleanshutdown").exists()
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_do_not_abort_a_command(closed: str, ours: str) -> None:
+    """R1065: the event loop got descriptor 1, and libuv aborts the process when it is closed."""
+    command = [sys.executable, "-m", "oncelog.cli.main", "topics", "create", f"closed-{len(closed)}"]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command, "-b", ours]
+    assert subprocess.run(shell, timeout=240).returncode == 0
+    assert f"closed-{len(closed)}" in oncelog("topics", "list", servers=ours).out
+
+
+@pytest.mark.parametrize(
+    "command", [["topics", "list"], ["topics", "list", "-o", "json"], ["explain", "--list"]]
+)
+def test_an_output_that_cannot_be_written_is_one_plain_error(command: list[str], ours: str) -> None:
+    arguments = [sys.executable, "-m", "oncelog.cli.main", *command]
+    arguments += [] if command[0] == "explain" else ["-b", ours]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, timeout=240)
+    assert (done.returncode, done.stderr) == (1, "oncelog: OSError: [Errno 28] No space left on device\n")

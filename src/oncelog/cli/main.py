@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
 
@@ -44,6 +45,8 @@ MOVED = {
 """Commands that were part of this package up to 0.5, and the packages that contain them now."""
 
 EXIT_ERROR, EXIT_USAGE, EXIT_VIOLATIONS, EXIT_TIMEOUT = 1, 2, 3, 4
+_STANDARD_ERROR = 2
+"""The highest descriptor of a standard stream."""
 
 
 def _added() -> dict[str, EntryPoint]:
@@ -123,8 +126,9 @@ def cli() -> None:
 def main() -> None:
     """Run the command line.
 
-    An OncelogError becomes one line on standard error and an exit code.
+    An OncelogError or OSError becomes one line on standard error and an exit code.
     """
+    _occupy_standard_streams()
     try:
         cli(standalone_mode=True)
     except (ConfigError, MisuseError) as error:
@@ -133,6 +137,35 @@ def main() -> None:
         _fail(error, EXIT_TIMEOUT)
     except OncelogError as error:
         _fail(error, EXIT_ERROR)
+    except OSError as error:
+        # For example, standard output or the file of an option such as --svg cannot be written.
+        _give_up_output()
+        _fail(error, EXIT_ERROR)
+
+
+def _occupy_standard_streams() -> None:
+    """Open the null device as each standard stream that is closed.
+
+    Otherwise the next file or socket would get the descriptor of that stream. libuv aborts the process when
+    such a descriptor is closed, and whatever writes to the stream writes into that file. Guard:
+    test_closed_standard_streams_do_not_abort_a_command.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
+        # Processes that this one starts inherit the standard streams.
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    # Python has set these to None. Standard input stays None: `produce` then has no lines to read.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def _give_up_output() -> None:
+    """If standard output cannot be written, replace it, so that the flush at exit does not fail, too."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: Exception, code: int) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import binascii
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -184,7 +183,6 @@ def _send_all(
     from oncelog.client.producer.blocking import Producer
     from oncelog.config import PRODUCER
 
-    _occupy_standard_input()
     config = only_settings_of(PRODUCER, client_config)
     try:
         asyncio.run(_check_topic(PRODUCER.parse(config), topic))
@@ -236,16 +234,6 @@ async def _check_topic(settings: Settings, topic: str) -> None:
             await asyncio.sleep(settings["retry.backoff.ms"] / 1000)
     finally:
         await cluster.close()
-
-
-def _occupy_standard_input() -> None:
-    """If standard input is closed, open it as the null device.
-
-    Otherwise the event loop would get descriptor 0, and libuv aborts when that descriptor is closed.
-    """
-    if sys.stdin is None and (descriptor := os.open(os.devnull, os.O_RDONLY)) > 2:
-        # Standard input was not closed: the new descriptor is not needed.
-        os.close(descriptor)
 
 
 def _send(producer: Any, topic: str, record: Arguments, tally: _Tally) -> None:
