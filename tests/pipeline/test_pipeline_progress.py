@@ -58,6 +58,21 @@ def test_lag_is_the_sum_over_sources_that_report_both_offsets(sources: list[Any]
     assert batch_summary(progress(5, *sources), None).get("lag") == lag
 
 
+@pytest.mark.parametrize(
+    ("end", "latest"),
+    [
+        ({"offset": 3}, {"offset": 9}),
+        ({"shard": {"position": "TRIM"}}, {"shard": {"position": "LATEST"}}),
+        ({"t": None}, {"t": {"0": 9}}),
+        ({"t": {"0": None}}, {"t": {"0": None}}),
+    ],
+)
+def test_a_source_with_offsets_of_another_form_has_no_lag(end: Any, latest: Any) -> None:
+    """R1066: Spark's listener ended with an error, so no micro-batch of such a query was reported."""
+    assert "lag" not in batch_summary(progress(5, source(end, latest)), None)
+    assert batch_summary(progress(5, source(end, latest), OURS), None)["lag"] == 35
+
+
 def test_unknown_fields_are_left_out() -> None:
     fields = {"batch_id": 4, "rows_in": 6, "seconds": 1.234}
     assert batch_summary(progress(-1), None) == fields
