@@ -487,6 +487,21 @@ def test_directories_named_like_segments_are_not_read(tmp_path: Path) -> None:
     assert [segment.base_offset for segment in found.segments] == [0]
 
 
+@pytest.mark.parametrize("suffix", [".log", ".txnindex"])
+def test_an_interrupted_compaction_is_refused(tmp_path: Path, suffix: str) -> None:
+    """R1067: records that were only in the `.swap` file counted as lost, or were not missed at all."""
+    partition = tmp_path / "c-0"
+    partition.mkdir()
+    (partition / f"{7:020}.log").write_bytes(build_batch(records(0, 1)))
+    swap = partition / f"{0:020}{suffix}.swap"
+    swap.touch()
+    for root in (tmp_path, partition):
+        with pytest.raises(ConfigError, match="a compaction was interrupted here"):
+            find_segments([str(root)])
+    (partition / f"{0:020}.log.cleaned").touch()
+    assert [files.tp for files in find_segments([str(tmp_path)])] == [TopicPartition("c", 0)]
+
+
 def test_records_below_the_log_start_are_not_judged(spark: Any, tmp_path: Path) -> None:
     """DeleteRecords leaves records in the segment that contains the log start. No reader gets them."""
     removed = [damaged(plain(7, 0, 0, 2)), plain(7, 0, 2, 2), plain(9, 0, 0, 3)]

@@ -25,6 +25,7 @@ from oncelog.log.checkpoint import CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS,
 from oncelog.log.index import decode_aborted
 from oncelog.log.scan import BASE_AND_LENGTH, BadBatch, ScannedBatch, find_batch, find_behind, scan
 from oncelog.log.segment import LOG_SUFFIX, TXN_SUFFIX
+from oncelog.log.segment_swap import CLEANED, SWAP
 from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.spark.audit.topic_batches import (
     HEADERS_SCHEMA,
@@ -41,6 +42,7 @@ BYTES_PER_TASK = 256 << 20
 """Segments are grouped into tasks of at most this size. A larger segment is a task by itself."""
 _PARTITION_NAME = re.compile(r"(.+)-(\d+)")
 _SEGMENT_NAME = re.compile(r"(\d{20})" + re.escape(LOG_SUFFIX))
+_SWAP_NAME = re.compile(r"(\d{20})\.[a-z]+" + re.escape(SWAP))
 _INTERNAL = "__"
 _TOPICS_FILE = "oncelog-topics.json"
 _ZEROS_AT_ONCE = 1 << 20
@@ -105,7 +107,7 @@ def find_segments(roots: Sequence[str]) -> list[PartitionFiles]:
     """Return the partition directories at or directly below `roots`.
 
     An internal topic's partition is found only if its directory is itself a root. Raises ConfigError for a
-    root without segments, and for a partition that occurs twice (replicas).
+    root without segments, for a partition that occurs twice (replicas), and for an interrupted compaction.
     """
     found: dict[TopicPartition, PartitionFiles] = {}
     for root in roots:
@@ -139,6 +141,7 @@ def _partitions_in(root: str) -> Iterator[PartitionFiles]:
         ]
         directories = {name: _listed(system, name) for name in named}
     for directory, infos in sorted(directories.items()):
+        _check_no_swap(directory, infos)
         if segments := _segments_of(infos):
             yield _partition_of(root, system, directory, segments)
 
@@ -181,6 +184,26 @@ def _segments_of(infos: Sequence[fs.FileInfo]) -> list[Segment]:
         for info in infos
         if info.type is fs.FileType.File and (match := _SEGMENT_NAME.fullmatch(info.base_name))
     )
+
+
+def _check_no_swap(directory: str, infos: Sequence[fs.FileInfo]) -> None:
+    """Raise ConfigError if a compaction was interrupted while a new segment replaced older ones.
+
+    A part of the log is then only in files that end in `.swap`, which a broker renames when it starts.
+    Without them the records of that part would count as lost, or their absence would not be noticed. See
+    test_an_interrupted_compaction_is_refused.
+    """
+    names = {info.base_name for info in infos}
+    # A broker discards the `.swap` files of a segment that is not complete.
+    if swaps := [
+        name
+        for name in names
+        if (match := _SWAP_NAME.fullmatch(name)) and f"{match[1]}{LOG_SUFFIX}{CLEANED}" not in names
+    ]:
+        raise ConfigError(
+            f"{directory}/{min(swaps)}: a compaction was interrupted here, or is running. Start a broker on "
+            "this directory or on a copy, which completes the compaction, and stop it before the audit"
+        )
 
 
 def _offsets(system: fs.FileSystem, directory: str, name: str) -> Mapping[TopicPartition, int] | None:
