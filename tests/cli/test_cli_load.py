@@ -247,6 +247,7 @@ def test_all_formats(broker: Broker, topic: str, tmp_path: Path) -> None:
         ),
         ("a.dat", (), 2, "the file name does not show the format"),
         ("a.csv", ("--delimiter", "ab"), 2, "one character"),
+        ("a.csv", ("--delimiter", "\udcff"), 2, "one character"),
         ("a.csv", ("-X", "transactional.id=x"), 2, "transactional.id is derived from the load id"),
         ("a.csv", ("-X", "acks=1"), 2, "contradicts acks=1"),
         ("a.txt", ("--key", "k"), 2, "plain lines have no columns"),

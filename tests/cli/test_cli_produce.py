@@ -116,6 +116,7 @@ def test_json_lines_are_parsed_into_fields() -> None:
         (b'{"value_base64": "x"}', "value_base64"),
         (b'{"headers": 3}', "headers must be"),
         (b'{"headers": [1]}', "a header must be"),
+        pytest.param(b"[" * 100_000, "recursion", id="nested"),  # R1068: ended with a traceback
     ],
 )
 def test_a_wrong_line_is_named_and_earlier_lines_are_sent(
@@ -125,6 +126,13 @@ def test_a_wrong_line_is_named_and_earlier_lines_are_sent(
     assert got.code == 1
     assert ":2: " in got.err and says in got.err
     assert json.loads(got.out)["records"] == 1
+
+
+def test_a_separator_may_be_a_byte_that_is_no_text(broker: Broker, topic: str) -> None:
+    """R1068. The argument is what Python makes of the byte \xff on the command line."""
+    assert produce(broker, topic, "-k", "\udcff", "-p", "0", stdin=b"a\xffb").code == 0
+    (record,) = read(broker, topic)
+    assert (record.key, record.value) == (b"a", b"b")
 
 
 def test_a_line_without_the_separator_is_an_error(broker: Broker, topic: str) -> None:

@@ -17,7 +17,7 @@ _MAX_BATCH_BYTES = 256 << 20
 
 
 def _one_character(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    if value is not None and len((value := value.replace("\\t", "\t")).encode()) != 1:
+    if value is not None and not (len(value := value.replace("\\t", "\t")) == 1 and value.isascii()):
         raise click.BadParameter("one character")
     return value
 

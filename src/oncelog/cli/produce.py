@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -288,7 +289,8 @@ def _parsed(lines: Iterable[tuple[str, bytes]], parse: Callable[[bytes], Argumen
     for where, line in lines:
         try:
             yield parse(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
+            # RecursionError: JSON that is nested more deeply than Python reads.
             raise click.ClickException(f"{where}: {error}") from error
 
 
@@ -297,7 +299,8 @@ def _parser(jsonl: bool, key_separator: str | None) -> Callable[[bytes], Argumen
         return parse_json
     if key_separator is None:
         return lambda line: {"value": line}
-    separator = key_separator.replace("\\t", "\t").encode()
+    # The separator may be bytes that are not UTF-8, for example $'\xff'.
+    separator = os.fsencode(key_separator.replace("\\t", "\t"))
 
     def with_key(line: bytes) -> Arguments:
         key, found, value = line.partition(separator)
