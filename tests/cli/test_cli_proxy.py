@@ -16,9 +16,11 @@ from oncelog.cli.main import cli
 
 
 @contextmanager
-def proxy_process(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def proxy_process(
+    *arguments: str, stdout: int = subprocess.PIPE
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     command = [sys.executable, "-m", "oncelog.cli.main", "proxy", "--listen", "127.0.0.1:0", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=stdout, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
@@ -67,3 +69,27 @@ def test_a_port_in_use_is_an_error_of_the_proxy() -> None:
         result = CliRunner().invoke(cli, ["proxy", "--listen", broker.address])
     assert result.exit_code == 1
     assert f"cannot listen on {broker.address}" in result.output
+
+
+def test_an_output_that_cannot_be_written_ends_the_proxy() -> None:
+    """R1069: each printed message ended its connection, as if a rule had cut it; the exit code was 0."""
+    with ScriptedBroker() as broker, open("/dev/full", "w") as full:
+        arguments = ("--upstream", broker.address)
+        with proxy_process(*arguments, stdout=full.fileno()) as (process, address):
+            with TinyClient(address) as client:
+                client.call(produce(0), 9)
+            _, errors = process.communicate(timeout=200)
+    assert (process.returncode, errors.splitlines()[-1]) == (
+        1,
+        "oncelog: OSError: [Errno 28] No space left on device",
+    )
+
+
+def test_a_broker_whose_name_is_not_valid_ends_the_connection_at_once() -> None:
+    """R1069: the proxy kept the connection open, and the client waited for its time-out."""
+    with proxy_process("--upstream", "bad..host:9092", "-o", "jsonl") as (process, address):
+        with TinyClient(address) as client:
+            assert client.call(produce(0), 9) is None
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=200)
+    assert "no broker at bad..host:9092" in output

@@ -120,6 +120,8 @@ def test_the_grammar_accepts_every_kind_of_rule(text: str, expected: Rule) -> No
         ("Fetch fail error=NOT_ENOUGH_REPLICAS", "can only answer api=Produce"),
         ("Produce fail error=OOPS", "not a Kafka error name"),
         ("hold delay_ms=-1", "must be 0 or more"),
+        ("delay delay_ms=nan", "must be 0 or more"),
+        ("delay delay_ms=1e999", "must be 0 or more, and finite"),
     ],
 )
 def test_the_grammar_rejects_invalid_rules(text: str, expected: str) -> None:

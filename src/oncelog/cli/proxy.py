@@ -78,7 +78,8 @@ def command(
     """
     host, port = parse_address(listen)
     stop = threading.Event()
-    show = _printer(output, show_all, stop)
+    failures: list[OSError] = []
+    show = _printer(output, show_all, stop, failures)
     proxy = Proxy(
         upstream, rules=[parse_rule(text) for text in rules], seed=seed, host=host, port=port,
         advertised_host=advertise, on_event=show,
@@ -87,15 +88,23 @@ def command(
         signal.signal(number, lambda *_: stop.set())
     try:
         proxy.start()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise click.ClickException(listen_error_text(listen, error)) from error
     with proxy:
         click.echo(f"listening on {proxy.bootstrap_servers}", err=True)
         stop.wait()
     click.echo(_summary(proxy.events), err=True)
+    if failures:
+        raise failures[0]
 
 
-def _printer(output: str, show_all: bool, stop: threading.Event) -> Any:
+def _printer(output: str, show_all: bool, stop: threading.Event, failures: list[OSError]) -> Any:
+    """Return the function that prints an event, or None if no event is printed.
+
+    If standard output cannot be written, the function appends the error to `failures` and stops the proxy. An
+    error in the proxy's thread would end the connection of the message, as if a rule had cut it. Guard:
+    test_an_output_that_cannot_be_written_ends_the_proxy.
+    """
     if output == "none":
         return None
 
@@ -107,6 +116,9 @@ def _printer(output: str, show_all: bool, stop: threading.Event) -> Any:
             click.echo(json.dumps(event.to_dict()) if output == "jsonl" else printable(format_line(event)))
         except BrokenPipeError:
             # The reader of standard output has closed the pipe.
+            stop.set()
+        except OSError as error:
+            failures.append(error)
             stop.set()
 
     return show

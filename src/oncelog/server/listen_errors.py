@@ -12,12 +12,13 @@ _HINTS = {
 }
 
 
-def listen_error_text(address: str, error: OSError) -> str:
+def listen_error_text(address: str, error: OSError | UnicodeError) -> str:
     """Return the reason why listening on `address` (HOST:PORT) failed, with a hint for common errors.
 
     The reason is the operating system's text, because the texts of asyncio and Python repeat the address.
+    UnicodeError: the host is not a valid name.
     """
-    number = error.errno or 0
+    number = (error.errno or 0) if isinstance(error, OSError) else 0
     reason = os.strerror(number) if number > 0 else str(error)
     hint = _HINTS.get(number)
     return f"cannot listen on {address}: {reason}" + (f"; {hint}" if hint else "")

@@ -169,8 +169,9 @@ class _Core:
     async def _serve(self, number: int, upstream: Address, client: Streams) -> None:
         try:
             broker = await asyncio.open_connection(*upstream)
-        except OSError as error:
-            reason = error.strerror or error
+        # UnicodeError: the host is not a valid name.
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or error
             self.log.note(f"no broker at {upstream[0]}:{upstream[1]}: {reason}")
             client[1].close()
             return

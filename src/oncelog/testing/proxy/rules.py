@@ -8,6 +8,7 @@ THROTTLE add up. Of the other rules, only the first one is applied.
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Callable, Iterable
@@ -117,8 +118,9 @@ class Rule:
                 raise ConfigError(f"{option}={value} must be 1 or more")
         if self.probability is not None and not 0 <= self.probability <= 1:
             raise ConfigError(f"probability={self.probability} must be between 0 and 1")
-        if self.delay_ms is not None and self.delay_ms < 0:
-            raise ConfigError(f"delay_ms={self.delay_ms} must be 0 or more")
+        if self.delay_ms is not None and not 0 <= self.delay_ms < math.inf:
+            # NaN fails this comparison, too.
+            raise ConfigError(f"delay_ms={self.delay_ms} must be 0 or more, and finite")
 
     def matches(self, event: WireEvent) -> bool:
         """Return True if the message matches, so that the rule counts it."""
