@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Sequence
@@ -485,6 +486,24 @@ def test_directories_named_like_segments_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "found-0" / f"{3:020}.log").mkdir()
     (found,) = find_segments([str(tmp_path)])
     assert [segment.base_offset for segment in found.segments] == [0]
+
+
+def test_names_that_no_broker_creates_are_passed_over(tmp_path: Path) -> None:
+    """R1070: such a name ended the audit of the whole directory with a traceback."""
+    write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3)]])
+    log = (tmp_path / "found-0" / f"{0:020}.log").read_bytes()
+    (tmp_path / "found-0" / f"{10**20 - 1}.log").write_bytes(b"")
+    for name in (os.fsdecode(b"\xff-0"), f"found-{2**31}"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{0:020}.log").write_bytes(log)
+    (tmp_path / "found-0" / os.fsdecode(b"\xff")).touch()
+    (found,) = find_segments([str(tmp_path)])
+    assert (found.tp, [segment.base_offset for segment in found.segments]) == (
+        TopicPartition("found", 0),
+        [0],
+    )
+    with pytest.raises(ConfigError, match="the path is not UTF-8"):
+        find_segments([str(tmp_path / os.fsdecode(b"\xff-0"))])
 
 
 @pytest.mark.parametrize("suffix", [".log", ".txnindex"])

@@ -43,6 +43,7 @@ BYTES_PER_TASK = 256 << 20
 _PARTITION_NAME = re.compile(r"(.+)-(\d+)")
 _SEGMENT_NAME = re.compile(r"(\d{20})" + re.escape(LOG_SUFFIX))
 _SWAP_NAME = re.compile(r"(\d{20})\.[a-z]+" + re.escape(SWAP))
+_MAX_PARTITION, _MAX_OFFSET = 2**31 - 1, 2**63 - 1
 _INTERNAL = "__"
 _TOPICS_FILE = "oncelog-topics.json"
 _ZEROS_AT_ONCE = 1 << 20
@@ -136,7 +137,8 @@ def _partitions_in(root: str) -> Iterator[PartitionFiles]:
             info.path
             for info in inside
             if info.type is fs.FileType.Directory
-            and _PARTITION_NAME.fullmatch(info.base_name)
+            and (match := _PARTITION_NAME.fullmatch(info.base_name))
+            and int(match[2]) <= _MAX_PARTITION
             and not info.base_name.startswith(_INTERNAL)
         ]
         directories = {name: _listed(system, name) for name in named}
@@ -168,11 +170,21 @@ def _partition_of(
 
 
 def _listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
+    """Return the entries of a directory, without names that are not UTF-8: no broker creates such a name."""
     try:
         infos: list[fs.FileInfo] = system.get_file_info(fs.FileSelector(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot list the directory: {error}") from error
-    return infos
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{path}: the path is not UTF-8, so its files cannot be audited") from error
+    return [info for info in infos if _is_text(info)]
+
+
+def _is_text(info: fs.FileInfo) -> bool:
+    try:
+        return bool(info.base_name)
+    except UnicodeDecodeError:
+        return False
 
 
 def _segments_of(infos: Sequence[fs.FileInfo]) -> list[Segment]:
@@ -182,7 +194,9 @@ def _segments_of(infos: Sequence[fs.FileInfo]) -> list[Segment]:
     return sorted(
         Segment(int(match[1]), info.size, match[1] + TXN_SUFFIX in indexes)
         for info in infos
-        if info.type is fs.FileType.File and (match := _SEGMENT_NAME.fullmatch(info.base_name))
+        if info.type is fs.FileType.File
+        and (match := _SEGMENT_NAME.fullmatch(info.base_name))
+        and int(match[1]) <= _MAX_OFFSET
     )
 
 
