@@ -7,7 +7,17 @@ import struct
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.log.partitions import NOW_MS, batch, config, marker, open_partition, put, put_marker, read_all
+from support.log.partitions import (
+    NOW_MS,
+    TP,
+    batch,
+    config,
+    marker,
+    open_partition,
+    put,
+    put_marker,
+    read_all,
+)
 
 from oncelog.errors import (
     BrokerError,
@@ -22,9 +32,12 @@ from oncelog.errors import (
     RecordListTooLarge,
     TransactionCoordinatorFenced,
 )
+from oncelog.log.config import LogConfig
+from oncelog.log.partition import Partition
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.types import Compression, Origin, TimestampType
 from oncelog.wire.batch import read_header, restamp_time, verify_crc
+from oncelog.wire.header import HEADER, HeaderFields, write_crc
 from oncelog.wire.records import decode_records
 
 
@@ -362,3 +375,105 @@ def test_a_transaction_with_an_epoch_of_its_own_begins_with_its_first_batch() ->
     with pytest.raises(OutOfOrderSequenceNumber):
         begin(1)
     assert begin(0) == 0
+
+
+_USUAL_BATCHES = st.tuples(
+    st.sampled_from([None, 7, 7, 7, 8]),  # the producer id
+    st.sampled_from([0, 0, 0, 1]),  # its epoch
+    st.sampled_from([0, 0, 0, 0, -1, 1, -3]),  # the distance from the sequence that is next
+    st.integers(1, 3),  # records
+    st.sampled_from([0, 0, 40]),  # bytes of a record
+    st.sampled_from([0, 0, 0, 5, -5, 10**13, -NOW_MS - 1]),  # the timestamp's distance from now
+    st.sampled_from(
+        ["", "", "", "", "transactional", "control", "codec 4", "codec 5", "magic", "count", "crc"]
+    ),
+)
+
+
+@given(
+    sent=st.lists(_USUAL_BATCHES, max_size=25),
+    begins_at=st.sampled_from([0, 2**31 - 4]),
+    topic=st.sampled_from(
+        [
+            config(),
+            config(segment_bytes=400, index_interval_bytes=0),
+            config(index_interval_bytes=100, max_message_bytes=140),
+            config(message_timestamp_before_max_ms=3, segment_ms=4),
+            config(message_timestamp_type="LogAppendTime"),
+            config(flush_messages=2),
+            config(cleanup_policy="compact"),
+            config(compression_type="gzip"),
+        ]
+    ),
+)
+@settings(deadline=None)
+def test_a_usual_batch_is_stored_as_append_stores_it(
+    sent: list[tuple[int | None, int, int, int, int, int, str]], begins_at: int, topic: LogConfig
+) -> None:
+    disks = MemoryDisk(), MemoryDisk()
+    general, usual = (open_partition(disk, topic, leader_epoch=3) for disk in disks)
+    following: dict[int, int] = {}
+    for pid, epoch, distance, count, size, late_ms, change in sent:
+        sequence = None
+        if pid is not None:
+            sequence = (following.get(pid, begins_at) + distance) % 2**31
+            following[pid] = (sequence + count) % 2**31
+        data = changed_batch(change, sequence, count, pid, epoch, size, NOW_MS + late_ms)
+        results = [outcome(general, data, append_next=False), outcome(usual, data, append_next=True)]
+        assert results[0] == results[1]
+        assert general.describe_producers() == usual.describe_producers()
+        assert general.last_stable_offset == usual.last_stable_offset
+    for partition in (general, usual):
+        partition.close(NOW_MS)
+    files = [{path: disk.read(path) for path in paths_of(disk)} for disk in disks]
+    assert files[0] == files[1]
+
+
+def changed_batch(
+    change: str, sequence: int | None, count: int, pid: int | None, epoch: int, size: int, timestamp_ms: int
+) -> memoryview:
+    """Return a batch with this change; some of the changes make it invalid."""
+    timestamp_ms = max(timestamp_ms, -1)
+    is_transactional = change == "transactional" and pid is not None
+    data = batch(
+        sequence, count, pid=pid, epoch=epoch, value=bytes(size), timestamp_ms=timestamp_ms,
+        is_transactional=is_transactional,
+    )  # fmt: skip
+    fields = list(HEADER.unpack_from(data))
+    fields[3] += change == "magic"
+    fields[5] |= {"control": 0x20, "codec 4": 4, "codec 5": 5}.get(change, 0)
+    fields[12] += change == "count"
+    HEADER.pack_into(data, 0, *fields)
+    write_crc(data, 0, len(data))
+    data[-1] ^= change == "crc"
+    return data
+
+
+def outcome(partition: Partition, data: memoryview, *, append_next: bool) -> tuple[int, int] | str:
+    """Append a copy of a batch, with `append_next` as produce_direct does. Return its offsets or error."""
+    records = memoryview(bytearray(data))
+    fields: HeaderFields = HEADER.unpack_from(records)
+    try:
+        base_offset = partition.append_next(records, fields, NOW_MS) if append_next else None
+        if base_offset is not None:
+            return base_offset, base_offset + fields[6]
+        assert records == data
+        appended = put(partition, records)
+        return appended.base_offset, appended.last_offset
+    except BrokerError as error:
+        return repr(error)
+
+
+def paths_of(disk: MemoryDisk) -> list[str]:
+    return [f"{TP}/{name}" for name in disk.list(str(TP))]
+
+
+def test_most_batches_in_writable_buffers_are_usual() -> None:
+    partition = open_partition(log_config=config(index_interval_bytes=0))
+    put(partition, batch(0, 2))
+    for sequence in range(2, 20, 2):
+        for data in (batch(sequence, 2), batch(count=3)):
+            assert partition.append_next(data, HEADER.unpack_from(data), NOW_MS) is not None
+    assert partition.log_end_offset == 2 + 9 * 5
+    data = memoryview(bytes(batch(20, 2)))
+    assert partition.append_next(data, HEADER.unpack_from(data), NOW_MS) is None

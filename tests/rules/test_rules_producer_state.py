@@ -193,7 +193,7 @@ def test_memory_per_idle_producer(batches: int, limit_bytes: int) -> None:
     assert used / count < limit_bytes
     assert table.get(10_000_000) == _entry(0, batches)
     # Idle entries are invisible to the garbage collector.
-    assert len(table._active) == DEFAULT_LIMITS.max_producers_at_work
+    assert len(table.active) == DEFAULT_LIMITS.max_producers_at_work
 
 
 @pytest.mark.soak

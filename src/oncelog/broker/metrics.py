@@ -22,10 +22,6 @@ class Histogram:
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_SECONDS) + 1))
     sum_seconds: float = 0.0
 
-    def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(LATENCY_BUCKETS_SECONDS, seconds)] += 1
-        self.sum_seconds += seconds
-
     @property
     def count(self) -> int:
         return sum(self.counts)
@@ -58,7 +54,8 @@ class Metrics:
         histogram = self.latencies.get(api_name)
         if histogram is None:
             histogram = self.latencies[api_name] = Histogram()
-        histogram.observe(seconds)
+        histogram.counts[bisect_left(LATENCY_BUCKETS_SECONDS, seconds)] += 1
+        histogram.sum_seconds += seconds
 
 
 @dataclass(frozen=True, slots=True)

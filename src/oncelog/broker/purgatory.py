@@ -157,6 +157,11 @@ class FetchPurgatory:
     def __len__(self) -> int:
         return sum(1 for _, _, fetch in self._deadlines if fetch.is_open)
 
+    @property
+    def is_watching(self) -> bool:
+        """True if any delayed fetch waits for appends."""
+        return bool(self._by_partition)
+
     def is_watched(self, tp: TopicPartition) -> bool:
         """Return True if a delayed fetch waits for appends to the partition."""
         return tp in self._by_partition

@@ -234,6 +234,11 @@ class BrokerState:
         if self.fetch_purgatory.is_watched(tp):
             self._visible_bytes[tp] = self._visible_bytes.get(tp, 0) + size_bytes
 
+    @property
+    def has_visible_bytes(self) -> bool:
+        """True if delayed fetches have new records, so that `complete_satisfied_fetches` must be called."""
+        return bool(self._visible_bytes)
+
     def complete_satisfied_fetches(self) -> None:
         """Subtract the bytes that became visible since the last call from the `missing_bytes` of delayed
         fetches, and complete the fetches that now have enough.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oncelog.config import TOPIC
+from oncelog.config import INT64_MAX, TOPIC
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.settings import Settings
 from oncelog.types import Compression, TimestampType
@@ -42,6 +42,16 @@ class LogConfig:
     flush_messages: int
     producer_expiration_ms: int
     limits: Limits = DEFAULT_LIMITS
+
+    @property
+    def stores_as_sent(self) -> bool:
+        """True if batches are stored as their producers sent them, and are visible without a flush."""
+        return (
+            self.compression is None
+            and not self.is_compacted
+            and self.timestamp_type is TimestampType.CREATE_TIME
+            and self.flush_messages == INT64_MAX
+        )
 
     @classmethod
     def from_settings(

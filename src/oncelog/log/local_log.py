@@ -57,6 +57,7 @@ class LocalLog:
         self.directory = directory
         self.topic_partition = topic_partition
         self.config = config
+        self.stores_as_sent = config.stores_as_sent
         self.segments = recovered.segments
         self.producers = recovered.producers
         self.leader_epoch = leader_epoch
@@ -80,7 +81,7 @@ class LocalLog:
         self._reader = reader
         self._background = background
         self._min_high_watermark = recovered.log_start_offset
-        self._unsnapshotted_bytes = 0
+        self.unsnapshotted_bytes = 0
         # Deleted segments wait until the recovery point reaches this offset; 0 if none wait.
         self._sync_needed_to = 0
         self._is_directory_dirty = True
@@ -175,15 +176,17 @@ class LocalLog:
                 segment = self.roll(now_ms)
             segment.append(records, last_offset, max_timestamp_ms, config)
         except OSError as error:
-            raise KafkaStorageError(
-                f"{self.disk.describe(segment.log_path)} at position {segment.size_bytes},"
-                f" offset {base_offset}: {error}"
-            ) from error
+            raise self.write_error(segment, error) from error
         if last_offset + 1 - self.recovery_point >= config.flush_messages:
             self._min_high_watermark = self.high_watermark
         self.end_offset = last_offset + 1
-        self._unsnapshotted_bytes += len(records)
+        self.unsnapshotted_bytes += len(records)
         return base_offset
+
+    def write_error(self, segment: Segment, error: OSError) -> KafkaStorageError:
+        """Return the error of an append whose write to `segment` failed."""
+        place = f"{self.disk.describe(segment.log_path)} at position {segment.size_bytes}"
+        return KafkaStorageError(f"{place}, offset {self.end_offset}: {error}")
 
     def reserve_abort_entry(self, header: BatchHeader, now_ms: int) -> None:
         """Reserve a transaction index entry in the segment to which an ABORT marker will be written.
@@ -228,7 +231,7 @@ class LocalLog:
 
     def snapshot(self) -> None:
         """Start a background task that writes a snapshot of the producers as of the log end."""
-        self._unsnapshotted_bytes = 0
+        self.unsnapshotted_bytes = 0
         self.producers.snapshot(self.end_offset, self._after_snapshot)
 
     def _after_snapshot(self) -> BackgroundTask:
@@ -244,6 +247,7 @@ class LocalLog:
         # The high watermark must not fall, even if flush.messages is smaller now.
         self._min_high_watermark = self.high_watermark
         self.config = config
+        self.stores_as_sent = config.stores_as_sent
 
     # Deleting
 
@@ -444,7 +448,7 @@ class LocalLog:
         The threshold is `limits.snapshot_every_bytes`. Frequent snapshots keep recovery short. The call also
         deletes the segments that waited for a flush.
         """
-        if self._unsnapshotted_bytes >= self.config.limits.snapshot_every_bytes:
+        if self.unsnapshotted_bytes >= self.config.limits.snapshot_every_bytes:
             self.snapshot()
         if 0 < self._sync_needed_to <= self.recovery_point and not self.is_closed:
             self._sync_needed_to = 0

@@ -11,6 +11,8 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from typing import NamedTuple, Self, assert_never, cast
 
+from crc32c import crc32c
+
 from oncelog.errors import (
     CorruptMessage,
     InvalidRecord,
@@ -36,13 +38,21 @@ from oncelog.log.partition_disk import PartitionDisk
 from oncelog.log.producers import end_marker, produced_batch
 from oncelog.log.reader import FoundTime, LogReader, LogSlice, Search, StepCost
 from oncelog.log.recovery import OpenOptions, Recovered, recover
-from oncelog.log.validation import check_batch, needs_preparing, prepare_batch
-from oncelog.rules.idempotence.append import Duplicate, ProducerEntry, Reject, Store, decide_append
+from oncelog.log.validation import check_batch, is_usual_batch, needs_preparing, prepare_batch
+from oncelog.rules.idempotence.append import (
+    Duplicate,
+    ProducerEntry,
+    Reject,
+    Store,
+    continue_sequence,
+    decide_append,
+)
 from oncelog.rules.idempotence.markers import StoreMarker, decide_marker
 from oncelog.rules.idempotence.producer_state import unpack_entry
 from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.types import Origin, TimestampType, TopicPartition
 from oncelog.wire.batch import BatchHeader, read_header
+from oncelog.wire.header import CRC_START, LOG_OVERHEAD_BYTES, STAMP, TRANSACTIONAL_BIT, HeaderFields
 
 __all__ = ["Appended", "LogConfig", "LogSlice", "Partition", "ProducerState"]
 
@@ -342,6 +352,54 @@ class Partition:
         last_offset = base_offset + header.last_offset_delta
         appended = (base_offset, last_offset, append_time_ms, log.start_offset, False)
         return tuple.__new__(Appended, appended)
+
+    def append_next(self, records: memoryview, fields: HeaderFields, now_ms: int) -> int | None:
+        """Store a client's batch if it is usual, and return its base offset; otherwise return None.
+
+        This has the result of `append` at a third of its cost. A batch is usual if it passes each check,
+        continues its producer's sequence, and is stored as it was sent, without a new segment. None means
+        that nothing was changed, and `append` must decide. `records` is one whole batch in a writable buffer,
+        and `fields` are the fields of its header. See
+        test_a_usual_batch_is_stored_as_append_stores_it.
+
+        Raises KafkaStorageError if the disk fails. `records` is changed then, and must not be sent to
+        `append`.
+        """
+        log = self.log
+        if not log.stores_as_sent or log.failure is not None or records.readonly:
+            return None
+        if not is_usual_batch(fields, log.config, now_ms):
+            return None
+        _, length, sent_epoch, _, crc, attributes, delta, _, max_ms, producer_id, epoch, sequence, _ = fields
+        if crc32c(records[CRC_START:]) != crc:
+            return None
+        producers, entry = self._producers, None
+        base_offset, active = log.end_offset, producers.table.active
+        is_transactional = attributes >= TRANSACTIONAL_BIT
+        if producer_id >= 0:
+            entry = active.get(producer_id)
+            if entry is None or epoch < 0 or sequence < 0 or producers.verifying:
+                return None
+            entry = continue_sequence(
+                entry, epoch, sequence, delta, max_ms, is_transactional, base_offset, now_ms
+            )
+            if entry is None or entry[4] == base_offset:
+                return None  # the batch begins a transaction here
+        elif is_transactional:
+            return None
+        segment, size, last_offset = log.segments.active, length + LOG_OVERHEAD_BYTES, base_offset + delta
+        STAMP.pack_into(records, 0, base_offset, length, log.leader_epoch)
+        try:
+            if not segment.append_next(records, size, last_offset, max_ms, log.config):
+                STAMP.pack_into(records, 0, 0, length, sent_epoch)
+                return None
+        except OSError as error:
+            raise log.write_error(segment, error) from error
+        log.end_offset = last_offset + 1
+        log.unsnapshotted_bytes += size
+        if entry is not None:
+            active[producer_id] = entry
+        return base_offset
 
     def _count_opened(self, cost: int) -> None:
         self.opened_cost += cost

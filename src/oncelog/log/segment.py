@@ -80,6 +80,7 @@ class Segment:
         self.transactions = TransactionIndex(disk, self._path(TXN_SUFFIX), limits.index_run_entries)
         self.transactions_from: int | None = None
         self._unindexed_bytes = 0
+        self._max_relative_offset = limits.max_relative_offset
         self._needs_cut = False
         self._is_removed = False
         self._rewrite_range: tuple[int, int] | None = None
@@ -507,20 +508,63 @@ class Segment:
         try:
             self.file.pwrite(data, position)
         except OSError:
-            self._needs_cut = True
-            with suppress(OSError):  # the next append or roll tries again
-                self.cut_failed_write()
+            self._cut_failed_write_later()
             raise
         size = len(data)
         self.size_bytes = position + size
         if position == 0 and max_timestamp_ms >= 0:
             self.first_timestamp_ms = max_timestamp_ms
         if self._note(position, size, last_offset, max_timestamp_ms, config.index_interval_bytes):
-            limit = config.segment_index_bytes
-            self.index_is_full = (
-                len(self.index) >= limit // OffsetIndex.entry_bytes
-                or len(self.times) >= limit // TimeIndex.entry_bytes - 1
-            )
+            self._note_fill(config)
+
+    def append_next(
+        self, data: memoryview, size: int, last_offset: int, max_timestamp_ms: int, config: LogConfig
+    ) -> bool:
+        """Do the work of `is_full` and `append` for the usual batch. Return True if the batch was written.
+
+        The usual batch has a timestamp and needs no new segment. For any other batch this returns False and
+        changes nothing. After an OSError, the segment is unchanged, as after `append`.
+        """
+        position, first_ms = self.size_bytes, self.first_timestamp_ms
+        if (
+            first_ms is None
+            or position + size > config.segment_bytes
+            or max_timestamp_ms - first_ms > config.segment_ms
+            or last_offset - self.base_offset > self._max_relative_offset
+            or self.index_is_full
+            or self._needs_cut
+        ):
+            return False
+        try:
+            self.file.pwrite(data, position)
+        except OSError:
+            self._cut_failed_write_later()
+            raise
+        self.size_bytes = position + size
+        interval_bytes = config.index_interval_bytes
+        if self._unindexed_bytes > interval_bytes:
+            self._note(position, size, last_offset, max_timestamp_ms, interval_bytes)
+            self._note_fill(config)
+            return True
+        self._unindexed_bytes += size
+        self.end_offset = last_offset + 1
+        if max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms, self.max_timestamp_offset = max_timestamp_ms, last_offset
+        return True
+
+    def _note_fill(self, config: LogConfig) -> None:
+        """Note whether the index files are full, after an entry was added."""
+        limit = config.segment_index_bytes
+        self.index_is_full = (
+            len(self.index) >= limit // OffsetIndex.entry_bytes
+            or len(self.times) >= limit // TimeIndex.entry_bytes - 1
+        )
+
+    def _cut_failed_write_later(self) -> None:
+        """Cut off the bytes of a failed write now, or before the next append or roll."""
+        self._needs_cut = True
+        with suppress(OSError):
+            self.cut_failed_write()
 
     def cut_failed_write(self) -> None:
         """Cut off the bytes of a failed write, if they are still after the end. Raises OSError.

@@ -10,10 +10,11 @@ from oncelog.log.segment import Segment
 
 
 class SegmentList:
-    """An ordered list of at least one segment."""
+    """An ordered list of at least one segment. `active` is the last one, to which appends go."""
 
     def __init__(self, segments: list[Segment]) -> None:
         self._segments = segments
+        self.active = segments[-1]
         self._bases = [segment.base_offset for segment in segments]
 
     def __iter__(self) -> Iterator[Segment]:
@@ -22,10 +23,6 @@ class SegmentList:
 
     def __len__(self) -> int:
         return len(self._segments)
-
-    @property
-    def active(self) -> Segment:
-        return self._segments[-1]
 
     @property
     def first(self) -> Segment:
@@ -53,6 +50,7 @@ class SegmentList:
     def add(self, segment: Segment) -> None:
         """Append a segment, which becomes the active one."""
         self._segments.append(segment)
+        self.active = segment
         self._bases.append(segment.base_offset)
 
     def drop_first(self) -> Segment:
@@ -68,3 +66,4 @@ class SegmentList:
         # test_a_flush_misses_no_segment_while_others_are_replaced.
         self._bases[index : index + len(old)] = [new.base_offset]
         self._segments[index : index + len(old)] = [new]
+        self.active = self._segments[-1]

@@ -26,7 +26,14 @@ from oncelog.log.config import LogConfig
 from oncelog.types import Compression, TimestampType
 from oncelog.wire.batch import BatchHeader, read_header, restamp_time, seal
 from oncelog.wire.compression import decompress_within, most_output
-from oncelog.wire.header import CRC_START, HEADER_BYTES
+from oncelog.wire.header import (
+    CRC_START,
+    HEADER_BYTES,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    TRANSACTIONAL_BIT,
+    HeaderFields,
+)
 from oncelog.wire.primitives import Buffer
 from oncelog.wire.records import MAX_RECORDS, MIN_RECORD_BYTES, find_records_without_key
 
@@ -70,6 +77,28 @@ def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now
         raise RecordListTooLarge(
             f"the batch has {size} bytes; the limit is segment.bytes={config.segment_bytes}"
         )
+
+
+def is_usual_batch(fields: HeaderFields, config: LogConfig, now_ms: int) -> bool:
+    """Return True if a client's batch with these header fields passes `check_batch` with a right checksum.
+
+    It then needs no `prepare_batch` on a topic that stores batches as they were sent. False means only that
+    those functions must decide.
+    """
+    base_offset, length, _, magic, _, attributes, delta, first_ms, max_ms, _, _, _, count = fields
+    size, after_max_ms = length + LOG_OVERHEAD_BYTES, config.timestamp_after_max_ms
+    return (
+        not base_offset
+        and magic == MAGIC
+        and (attributes <= _LAST_CODEC or attributes & ~TRANSACTIONAL_BIT <= _LAST_CODEC)
+        and attributes >= 0
+        and 0 <= delta == count - 1 < size // MIN_RECORD_BYTES
+        and HEADER_BYTES <= size <= config.max_message_bytes
+        and first_ms >= 0
+        and max_ms >= 0
+        and -config.timestamp_before_max_ms <= first_ms - now_ms <= after_max_ms
+        and -config.timestamp_before_max_ms <= max_ms - now_ms <= after_max_ms
+    )
 
 
 def _check_room(header: BatchHeader) -> None:

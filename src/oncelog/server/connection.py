@@ -183,10 +183,16 @@ class Connection(asyncio.BufferedProtocol):
         self._node.metrics.bytes_received += size_bytes
         started = perf_counter()
         data = self.reader.receive(size_bytes)
+        requests = self._requests
+        requests.has_dispatched = False
         if data is not None:
-            self.reader.keep(self._start_requests(data, now_ms, started))
+            rest = self._start_requests(data, now_ms, started)
+            if rest:
+                self.reader.keep(rest)
         self._end_round(now_ms)
-        self._server.after_round(now_ms)
+        # A round of plain Produce requests sets no deadline and waits for no flush.
+        if requests.has_dispatched or self._node.has_visible_bytes:
+            self._server.after_round(now_ms)
 
     def pause_writing(self) -> None:
         self._is_write_paused = True
@@ -361,7 +367,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.is_gone and self._is_finished:
             self._finish()
         pending_bytes = reader.frames.pending_bytes
-        request_bytes = responses.request_bytes
+        request_bytes = responses.request_bytes if responses.slots else 0
         holds_bytes = pending_bytes or reader.backlog or request_bytes
         if self.is_closing or not (holds_bytes or memory.is_holding_requests or self._is_read_paused):
             return

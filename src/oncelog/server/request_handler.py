@@ -68,6 +68,8 @@ class RequestHandler:
         self._auth, self._throttle, self._responses = auth, throttle, responses
         self.close, self.on_late_response = close, on_late_response
         self._quotas = node.quotas
+        self.has_dispatched = False
+        """True if a request was passed to the handler of its API since the connection set this to False."""
         self._close_timer: asyncio.TimerHandle | None = None
 
     def carry_out(self, frame: memoryview, now_ms: int, started: float) -> int:
@@ -107,6 +109,7 @@ class RequestHandler:
 
         Send the response. If the response is pending, reserve its place in the queue.
         """
+        self.has_dispatched = True
         header = decode_request_header(frame)
         self._throttle.set_client_id(header)
         response: Any = refuse(self._node, header)

@@ -272,7 +272,10 @@ class FrameReader:
         if self.pending_bytes:
             position = self._complete_gathered(data)
         elif len(data) >= SIZE_BYTES:
-            stop = SIZE_BYTES + self._size(data, 0)
+            (size,) = _SIZE.unpack_from(data)
+            if not 0 <= size <= self.max_frame_bytes:
+                self._refuse(size)
+            stop = SIZE_BYTES + size
             if stop <= len(data):
                 return data[SIZE_BYTES:stop], data[stop:]
             self._frame_bytes = stop
@@ -352,5 +355,8 @@ class FrameReader:
     def _size(self, buffer: Buffer, position: int) -> int:
         (size,) = _SIZE.unpack_from(buffer, position)
         if not 0 <= size <= self.max_frame_bytes:
-            raise PeerError(f"a frame of {size} bytes; must be 0 to {self.max_frame_bytes}")
+            self._refuse(size)
         return int(size)
+
+    def _refuse(self, size: int) -> None:
+        raise PeerError(f"a frame of {size} bytes; must be 0 to {self.max_frame_bytes}")

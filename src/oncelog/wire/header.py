@@ -42,6 +42,10 @@ CONTROL_BIT = 0x20
 DELETE_HORIZON_BIT = 0x40
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
+HeaderFields = tuple[int, int, int, int, int, int, int, int, int, int, int, int, int]
+"""The fields of a header as HEADER unpacks them, in the order of BatchHeader. -1 stands for None."""
+STAMP = struct.Struct(">qii")
+"""Base offset, batch length and leader epoch, at the start of a batch."""
 _LENGTH = struct.Struct(">qi")
 _CRC = struct.Struct(">I")
 _ATTRIBUTES = struct.Struct(">h")

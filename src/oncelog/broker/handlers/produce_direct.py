@@ -27,20 +27,30 @@ from oncelog.errors import BrokerError, PeerError
 from oncelog.log.partition import Appended, Partition
 from oncelog.rules.security.authorization import Operation, ResourceType
 from oncelog.types import Origin
-from oncelog.wire.batch import BatchHeader, read_header
 from oncelog.wire.frames import encode_response
+from oncelog.wire.header import (
+    HEADER,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    MIN_BATCH_LENGTH,
+    TRANSACTIONAL_BIT,
+    HeaderFields,
+)
 from oncelog.wire.messages import NO_ID, ProduceResponse
 from oncelog.wire.primitives import read_uvarint_rest
 
 FIRST_VERSION, FIRST_ID_VERSION, LAST_VERSION = 9, 13, 13
 _ID_BYTES = 16
 
-_TRANSACTIONAL_BIT = 0x10
 _HEAD = struct.Struct(">hhih")
 _BODY = struct.Struct(">hiB")
 _PARTITION = struct.Struct(">iB")
 _RESPONSE_HEAD = struct.Struct(">iixB")
 _RESULT = struct.Struct(">ihqqqBxx")
+_ONLY_RESULT = struct.Struct(_RESULT.format + "6x")
+"""The only result of a response, with the tags and the throttle time that follow it."""
+_ONLY_RESPONSE_BYTES = _RESPONSE_HEAD.size - 4 + _ONLY_RESULT.size
+"""Size of a response with one result, without its size prefix and the bytes that its request gives."""
 _NO_RECORD_ERRORS = 1
 _LAST_TAGS_AND_THROTTLE = bytes(6)
 _THROTTLE_AND_TAGS = struct.Struct(">ix")
@@ -48,11 +58,13 @@ _PLAIN_ACKS = (-1, 1)
 _CLIENT = Origin.CLIENT
 
 _Result = ProduceResponse.PartitionProduceResponse
+_AppendResult = int | Appended | BrokerError
+"""The base offset of a usual batch, the result of another batch, or the error of a refused one."""
 
 
-_Batch = tuple[memoryview, Partition, memoryview, BatchHeader]
-"""(bytes of the topic's name or id and of its partition count in the request, partition, batch, header of the
-batch)
+_Batch = tuple[memoryview, Partition, memoryview, HeaderFields]
+"""(bytes of the topic's name or id and of its partition count in the request, partition, batch, fields of the
+batch's header)
 """
 
 
@@ -75,11 +87,11 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
         return None
     if batches is None:
         return None
-    results: list[Appended | BrokerError] = []
+    results: list[_AppendResult] = []
     is_refused = False
-    for _, partition, records, header in batches:
+    for _, partition, records, fields in batches:
         try:
-            done = partition.append(records, origin=_CLIENT, now_ms=now_ms, header=header)
+            result = _append(state, partition, records, fields, now_ms)
         except BrokerError as error:
             # Return this error here; never pass the request on to `produce`. A failed write leaves the
             # broker's base offset in the batch, so a second append would refuse it. See
@@ -87,14 +99,33 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
             is_refused = True
             results.append(error)
         else:
-            count_append(state, done)
-            if not done.is_duplicate:
-                # Records of a plain topic are visible to readers without a flush.
-                state.note_visible(partition.topic_partition, len(records))
-            results.append(done)
+            results.append(result)
     if is_refused:
         return encode_response(_response(state, batches, results), version, correlation_id)
     return _encode(correlation_id, batches, results)  # type: ignore[arg-type]
+
+
+def _append(
+    state: BrokerState, partition: Partition, records: memoryview, fields: HeaderFields, now_ms: int
+) -> int | Appended:
+    """Append a batch and count it. Return the base offset of a usual batch, else the result of `append`.
+
+    Raises a BrokerError.
+    """
+    base_offset = partition.append_next(records, fields, now_ms)
+    if base_offset is None:
+        done = partition.append(records, origin=_CLIENT, now_ms=now_ms)
+        count_append(state, done)
+        if done.is_duplicate:
+            return done
+    else:
+        metrics = state.metrics
+        metrics.batches_stored += 1
+        metrics.records_stored += fields[12]
+    # Records of a plain topic are visible to readers without a flush.
+    if state.fetch_purgatory.is_watching:
+        state.note_visible(partition.topic_partition, len(records))
+    return done if base_offset is None else base_offset
 
 
 def with_throttle_time(response: bytes, throttle_time_ms: int) -> bytes:
@@ -106,11 +137,11 @@ def _plain_batches(
     state: BrokerState, frame: memoryview, position: int, access: Access | None, has_ids: bool
 ) -> list[_Batch] | None:
     """Return the batches of the request; None if it is not plain. `position` is the end of the client id."""
-    id_length = frame[position + 1]
-    if frame[position] or id_length == 1 or id_length > 127:
+    tags, id_length = frame[position], frame[position + 1]
+    if tags or id_length == 1 or id_length > 127:
         return None
     is_transactional = id_length > 0
-    position += 2 + max(id_length - 1, 0)
+    position += 1 + id_length if is_transactional else 2
     if access is not None and is_transactional:
         transactional_id = str(frame[position - id_length + 1 : position], "utf-8")
         if not access.may(Operation.WRITE, ResourceType.TRANSACTIONAL_ID, transactional_id):
@@ -134,66 +165,66 @@ def _plain_batches(
             return None
         end += 1
         name, position = frame[position:end], end
+        partitions = topic.partitions
         for _ in range(partition_count - 1):
             index, length = _PARTITION.unpack_from(frame, position)
             position += 5
             if length > 127:
                 length, position = read_uvarint_rest(frame, position, length)
             end = position + length - 1
+            fields = HEADER.unpack_from(frame, position)
+            length, magic, attributes = fields[1], fields[3], fields[5]
+            if length + LOG_OVERHEAD_BYTES != end - position or length < MIN_BATCH_LENGTH or magic != MAGIC:
+                return None
+            if frame[end] or not 0 <= index < len(partitions):
+                return None
+            partition = partitions[index]
+            if is_transactional or attributes & TRANSACTIONAL_BIT:
+                is_both = is_transactional and attributes & TRANSACTIONAL_BIT
+                if not is_both or not partition.has_open_transaction(fields[9], fields[10]):
+                    # The batch needs the coordinator, or contradicts its request.
+                    return None
             records = frame[position:end]
-            header = read_header(records)
-            if header.batch_length + 13 != length or frame[end]:
-                return None
-            partition = topic.partition(index)
-            if not _is_admitted(partition, header, is_transactional):
-                return None
-            batches.append((name, partition, records, header))
+            batches.append((name, partition, records, fields))
             position = end + 1
         if frame[position]:
             return None
         position += 1
-    if (
-        is_transactional
-        and len(batches) > 1
-        and len({(h.producer_id, h.producer_epoch) for *_, h in batches}) > 1
-    ):
+    if is_transactional and len(batches) > 1 and len({fields[9:11] for *_, fields in batches}) > 1:
         return None
     return batches if not frame[position] and position + 1 == len(frame) else None
 
 
-def _is_admitted(partition: Partition, header: BatchHeader, is_transactional: bool) -> bool:
-    """Return True if the batch needs no coordinator: it is not transactional, or its transaction is open
-    here.
-    """
-    if not header.attributes & _TRANSACTIONAL_BIT:
-        return not is_transactional
-    producer = header.producer_id, header.producer_epoch
-    return is_transactional and None not in producer and partition.has_open_transaction(*producer)  # type: ignore[arg-type]
-
-
-def _encode(correlation_id: int, batches: list[_Batch], results: list[Appended]) -> bytes:
+def _encode(correlation_id: int, batches: list[_Batch], results: list[int | Appended]) -> bytes:
     """Return the response frame of a request whose batches were all appended."""
-    parts: list[bytes | memoryview] = []
+    if len(batches) == 1 and isinstance(results[0], int):
+        name, partition, _, _ = batches[0]
+        start_offset, index = partition.log.start_offset, partition.topic_partition[1]
+        only = _ONLY_RESULT.pack(index, 0, results[0], -1, start_offset, _NO_RECORD_ERRORS)
+        head = _RESPONSE_HEAD.pack(_ONLY_RESPONSE_BYTES + len(name), correlation_id, 2)
+        return b"".join((head, name, only))
+    parts: list[bytes | memoryview] = [b""]
     topic, topic_count, size = None, 1, _RESPONSE_HEAD.size + 1
-    for (name, partition, _, _), (base_offset, _, time_ms, start_offset, _) in zip(
-        batches, results, strict=True
-    ):
+    for (name, partition, _, _), result in zip(batches, results, strict=True):
         if name is not topic:
             if topic is not None:
                 parts.append(b"\0")
             topic, topic_count, size = name, topic_count + 1, size + len(name) + 1
             parts.append(name)
+        if isinstance(result, int):
+            base_offset, time_ms, start_offset = result, -1, partition.log.start_offset
+        else:
+            base_offset, _, append_ms, start_offset, _ = result
+            time_ms = -1 if append_ms is None else append_ms
         index = partition.topic_partition.partition
-        time_ms = -1 if time_ms is None else time_ms
         parts.append(_RESULT.pack(index, 0, base_offset, time_ms, start_offset, _NO_RECORD_ERRORS))
     size += _RESULT.size * len(results)
-    head = _RESPONSE_HEAD.pack(size, correlation_id, topic_count)
-    return b"".join((head, *parts, _LAST_TAGS_AND_THROTTLE))
+    parts[0] = _RESPONSE_HEAD.pack(size, correlation_id, topic_count)
+    parts.append(_LAST_TAGS_AND_THROTTLE)
+    return b"".join(parts)
 
 
-def _response(
-    state: BrokerState, batches: list[_Batch], results: list[Appended | BrokerError]
-) -> ProduceResponse:
+def _response(state: BrokerState, batches: list[_Batch], results: list[_AppendResult]) -> ProduceResponse:
     """Return the response message of a request if at least one batch was refused."""
     topics: list[ProduceResponse.TopicProduceResponse] = []
     topic = None
@@ -202,6 +233,8 @@ def _response(
         result = _Result(index=tp.partition, base_offset=-1, log_start_offset=partition.log_start_offset)
         if isinstance(appended, BrokerError):
             put_refusal(state, result, appended)
+        elif isinstance(appended, int):
+            result.base_offset = appended
         else:
             put_append(result, appended)
         if name is not topic:

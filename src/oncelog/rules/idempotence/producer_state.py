@@ -172,7 +172,7 @@ class ProducerTable:
     ) -> None:
         self._max_active = max_active
         self._shard_entries = shard_entries
-        self._active: dict[int, ProducerEntry] = {}
+        self.active: dict[int, ProducerEntry] = {}
         self._idle: list[dict[int, bytes]] = [{}]
         # One byte for each shard: 1 if an image may share it.
         self._is_shared = bytearray(1)
@@ -183,16 +183,16 @@ class ProducerTable:
         self._next_shard = 0
 
     def __len__(self) -> int:
-        return len(self._active) + self._idle_count
+        return len(self.active) + self._idle_count
 
     @property
     def largest_id(self) -> int:
         """The largest producer id in the table, -1 if it is empty. Reads the whole table."""
-        return max(max(producer_ids, default=-1) for producer_ids in (self._active.keys(), *self._idle))
+        return max(max(producer_ids, default=-1) for producer_ids in (self.active.keys(), *self._idle))
 
     def get(self, producer_id: int) -> ProducerEntry | None:
         """Return the entry of a producer id; None if it is unknown."""
-        entry = self._active.get(producer_id)
+        entry = self.active.get(producer_id)
         if entry is not None:
             return entry
         packed = self._idle[self._shard_of(producer_id)].get(producer_id)
@@ -203,7 +203,7 @@ class ProducerTable:
 
         If there are too many active entries, pack the one that became active first.
         """
-        active = self._active
+        active = self.active
         if producer_id not in active:
             self._forget_idle(producer_id)
             if len(active) >= self._max_active:
@@ -229,11 +229,11 @@ class ProducerTable:
     def image(self) -> ProducerImage:
         """Return an image of the table. This copies the active entries and no shards."""
         self._is_shared = bytearray(b"\1") * len(self._idle)
-        return ProducerImage(len(self), self._active.copy(), self._idle.copy())
+        return ProducerImage(len(self), self.active.copy(), self._idle.copy())
 
     def items(self) -> Iterator[tuple[int, ProducerEntry]]:
         """Yield all entries, in arbitrary order. The table must not change during the iteration."""
-        yield from self._active.items()
+        yield from self.active.items()
         for shard in self._idle:
             for producer_id, packed in shard.items():
                 yield producer_id, unpack_entry(packed)
@@ -243,7 +243,7 @@ class ProducerTable:
 
         Reads the whole table.
         """
-        for producer_id, entry in self._active.items():
+        for producer_id, entry in self.active.items():
             if entry.producer_epoch is not None and producer_id in producer_ids:
                 yield producer_id, entry.producer_epoch
         for shard in self._idle:
@@ -259,7 +259,7 @@ class ProducerTable:
         """
         oldest_ms = now_ms - expiration_ms
         before = len(self)
-        active = self._active
+        active = self.active
         for producer_id in [pid for pid, entry in active.items() if _is_expired(entry, oldest_ms)]:
             del active[producer_id]
         examined = 0
