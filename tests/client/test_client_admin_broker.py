@@ -9,13 +9,17 @@ from support.client import append, batch_of
 from support.wait import JumpingClock
 
 from oncelog import Admin, Broker, NewTopic, TopicPartition
+from oncelog.client.admin import request_router
 from oncelog.client.admin.blocking import ConfigResource
+from oncelog.client.connection.cluster import ClusterConnection
+from oncelog.client.connection.coordinator import GROUP
 from oncelog.errors import (
     BrokerNotAvailable,
     InvalidConfig,
     InvalidPartitions,
     InvalidTopicException,
     MisuseError,
+    NotCoordinator,
     OffsetOutOfRange,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
@@ -193,3 +197,25 @@ def test_a_closed_client_raises(admin: Admin) -> None:
     admin.close()
     with pytest.raises(MisuseError, match="closed"):
         admin.list_topics()
+
+
+def test_a_coordinator_is_looked_up_again_after_an_error(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+    find, refused = request_router.find_coordinator, [NotCoordinator("moved"), None, None]
+
+    async def counted(cluster: ClusterConnection, kind: int, name: str) -> int:
+        found.append(name)
+        return await find(cluster, kind, name)
+
+    async def attempt(cluster: ClusterConnection, node_id: int) -> int:
+        if (error := refused.pop(0)) is not None:
+            raise error
+        return node_id
+
+    monkeypatch.setattr(request_router, "find_coordinator", counted)
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        for _ in range(2):
+            admin._thread.run(admin._async._router.at_coordinator(GROUP, "group", attempt))
+    assert found == ["group", "group"] and not refused

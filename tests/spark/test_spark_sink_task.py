@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,13 +21,19 @@ from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import ConfigError, ProducerFenced
 from oncelog.spark.audit.row_hash import hash_rows
+from oncelog.spark.sink import task as sink_task
 from oncelog.spark.sink.decisions import BatchBegun, PlanNote, RowRefused, RowSum, SinkError, SinkRefused
+from oncelog.spark.sink.kept_clients import KeptClients
 from oncelog.spark.sink.sink_options import SINK_OPTIONS, parse_sink_options, repeats_whole_stages
 from oncelog.spark.sink.sink_rows import TaskRows, check_columns
 from oncelog.spark.sink.state import KEPT_MS, new_run_id
-from oncelog.spark.sink.task import Sink, TaskReport, abandon, finish, write_task
+from oncelog.spark.sink.task import Sink, TaskReport, abandon
 from oncelog.types import OffsetAndMetadata, TopicPartition
 
+_kept = KeptClients()
+"""The clients of all tasks here, so that each test continues with those that another test left behind."""
+write_task = partial(sink_task.write_task, kept=_kept)
+finish = partial(sink_task.finish, kept=_kept)
 FAST = {"kafka.max.block.ms": "1500", "kafka.request.timeout.ms": "1500"}
 
 
@@ -51,6 +58,12 @@ def committed(bootstrap: str, topic: str) -> list[str]:
             for piece in consumer.fetch_range(at, 0, end):
                 found += [value.decode() for value in piece.column("value").to_pylist()]
     return sorted(found)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close_kept_clients() -> Iterator[None]:
+    yield
+    _kept.close()
 
 
 @pytest.fixture(params=["shared_broker", "apache_kafka"])

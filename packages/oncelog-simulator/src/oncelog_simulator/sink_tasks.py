@@ -26,6 +26,7 @@ from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.client.admin.types import NewTopic
 from oncelog.errors import OncelogError
 from oncelog.spark.sink.decisions import SinkError, SinkRefused
+from oncelog.spark.sink.kept_clients import KeptClients
 from oncelog.spark.sink.sink_options import parse_sink_options
 from oncelog.spark.sink.task import Sink, TaskReport, finish, write_task
 from oncelog_simulator.clients import SHORT_TIMEOUTS, Application
@@ -34,6 +35,8 @@ from oncelog_simulator.threads import in_thread, sleep
 from oncelog_simulator.workloads import Workload, create_topic
 from oncelog_simulator.world import SERVERS, Host, World
 
+EXIT_CHANCE = 0.3
+"""Probability that an executor's process ends with its task, instead of waiting for another one."""
 KILL_CHANCE = 0.15
 """Probability that a task is killed while it runs, and that the driver is killed between two steps of a
 batch.
@@ -64,10 +67,12 @@ class Attempt:
         self.sink, self.batch_id, self.task = sink, batch_id, task
         self.report: TaskReport | None = None
         self.error: OncelogError | None = None
+        self.kept: KeptClients
+        """The clients of the process that runs the attempt."""
         self.rng, self._rows = rng, rows
 
     def write(self) -> TaskReport:
-        return write_task(self.sink, self.batch_id, self.task, self._arrow())
+        return write_task(self.sink, self.batch_id, self.task, self._arrow(), self.kept)
 
     def _arrow(self) -> Iterator[pa.RecordBatch]:
         """Yield the task's rows in a drawn order and in record batches of drawn sizes."""
@@ -80,20 +85,26 @@ class Attempt:
 
 
 class Executor(Host):
-    """Runs one task at a time, each in a new process."""
+    """Runs one task at a time. Its process may run several tasks, as Spark's Python workers do."""
 
     attempt: Attempt | None = None
+    next_task: asyncio.Event | None = None
+    """Set when the process gets another task; None while it runs one."""
 
     def start(self) -> None:
         """Do nothing: an executor starts its process with its task."""
 
     @property
     def is_free(self) -> bool:
-        return not self.is_up
+        return not self.is_up or self.next_task is not None
 
     def run_task(self, attempt: Attempt) -> None:
         self.attempt = attempt
-        self.run(self._task)
+        next_task, self.next_task = self.next_task, None
+        if self.is_up and next_task is not None:
+            next_task.set()
+        else:
+            self.run(self._tasks)
         if attempt.rng.random() < KILL_CHANCE:
             self.world.call_later(attempt.rng.uniform(0.0, 3.0), self._end_task, attempt)
 
@@ -101,9 +112,22 @@ class Executor(Host):
         if self.attempt is attempt:
             self.kill()
 
-    async def _task(self) -> None:
-        attempt, process = self.attempt, self.process
-        assert attempt is not None and process is not None
+    async def _tasks(self) -> None:
+        process, kept = self.process, KeptClients()
+        assert process is not None
+        while True:
+            attempt = self.attempt
+            assert attempt is not None
+            attempt.kept = kept
+            await self._task(attempt)
+            if attempt.rng.random() < EXIT_CHANCE:
+                break
+            self.next_task = next_task = asyncio.Event()
+            await next_task.wait()
+        process.kill()
+        self.world.network.process_died(process)
+
+    async def _task(self, attempt: Attempt) -> None:
         try:
             report = await in_thread(attempt.write)
             # The driver does not know the report yet.
@@ -113,8 +137,6 @@ class Executor(Host):
             attempt.error = error
         except Exception as error:
             self.world.violate("a client fails with an error that has no type", f"{self.name}: {error!r}")
-        process.kill()
-        self.world.network.process_died(process)
 
 
 class Source:
@@ -183,6 +205,8 @@ class Driver(Application):
         self.lost_at = self.more.choice((0, 1, 2)) if self.more.random() < NEW_CHECKPOINT_CHANCE else None
         """Number of committed batches at which the checkpoint is lost; None if it is never lost."""
         self.source = Source()
+        self.kept: KeptClients
+        """The clients of the driver's process."""
         self.after = [
             write
             for chance, write in (
@@ -203,6 +227,7 @@ class Driver(Application):
         self.sink = Sink(QUERIES[0], parse_sink_options(options, "stream"))
 
     async def work(self) -> None:
+        self.kept = KeptClients()
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await create_topic(admin, NewTopic(self.topic, num_partitions=self.partition_count))
         await self._run_query()
@@ -280,7 +305,8 @@ class Driver(Application):
                     self.run_count += 1
                     self.sink = replace(self.sink, run_id=f"run-{self.run_count}")
                     try:
-                        await in_thread(finish, self.sink, 0, await self._run_batch(0, rows_by_task))
+                        reports = await self._run_batch(0, rows_by_task)
+                        await in_thread(finish, self.sink, 0, reports, self.kept)
                         break
                     except SinkRefused as error:
                         self.world.violate("the sink refused what was the same", f"{WRITE_ID}: {error}")
@@ -304,7 +330,8 @@ class Driver(Application):
         # This write is never repeated.
         self.after.pop(0)
         try:
-            await in_thread(finish, self.sink, 0, await self._run_batch(0, rows_by_task))
+            reports = await self._run_batch(0, rows_by_task)
+            await in_thread(finish, self.sink, 0, reports, self.kept)
             self.source.commit(name, 0)
             if free := [executor for executor in self.executors if executor.is_free]:
                 self._begin(0, 0, rows_by_task[0], free[0])
@@ -330,7 +357,7 @@ class Driver(Application):
         self.sink = replace(self.sink, run_id=f"run-{self.run_count}")
         reports = await self._run_batch(batch_id, self.rng.choice(placements))
         await self._kill_by_chance()
-        await in_thread(finish, self.sink, batch_id, reports)
+        await in_thread(finish, self.sink, batch_id, reports, self.kept)
 
     async def _kill_by_chance(self) -> None:
         if self.rng.random() < KILL_CHANCE:

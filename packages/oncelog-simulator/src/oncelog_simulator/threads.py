@@ -140,10 +140,13 @@ def sleep(seconds: float) -> None:
 
 
 class SimLoopThread:
-    """A ClientThread (runtime/loop_thread.py) for a client that is created and used within in_thread()."""
+    """A ClientThread (runtime/loop_thread.py) for a client that is created and used within in_thread().
+
+    A process may keep the client and use it in another call of in_thread().
+    """
 
     def __init__(self, loop: Any) -> None:
-        self._loop, self._turns = loop, _current_thread()
+        self._loop = loop
         self.is_running = True
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
@@ -172,7 +175,7 @@ class SimLoopThread:
 
         call = within()
         try:
-            return self._turns.wait(call)
+            return _current_thread().wait(call)
         finally:
             call.close()
             coroutine.close()

@@ -29,6 +29,7 @@ from oncelog.runtime.loop_thread import check_running_loop
 from oncelog.settings import Settings
 from oncelog.types import TopicPartition
 
+_MAX_COORDINATORS = 1_000
 K = TypeVar("K")
 T = TypeVar("T")
 R = TypeVar("R", bound=ItemResult)
@@ -43,6 +44,8 @@ class RequestRouter:
         self._cluster: ClusterConnection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
+        self._coordinators: dict[tuple[int, str], int] = {}
+        """(GROUP or TRANSACTION, name) -> node id of the coordinator."""
 
     async def connect(self) -> ClusterConnection:
         """Return the cluster's connections, opening them if needed. Raises MisuseError after `close`."""
@@ -198,13 +201,23 @@ class RequestRouter:
     ) -> T:
         """Call `attempt(cluster, node id)` with the coordinator of a group or transactional id.
 
-        After a retriable error, look the coordinator up again and repeat, until request.timeout.ms has
-        passed. UnknownTopicOrPartition is retried for at most `unknown_topic_patience_ms`.
+        A coordinator is looked up once. After a retriable error, look it up again and repeat, until
+        request.timeout.ms has passed. UnknownTopicOrPartition is retried for at most
+        `unknown_topic_patience_ms`. Guard: test_a_coordinator_is_looked_up_again_after_an_error.
         """
         cluster = await self.connect()
 
         async def find_and_attempt() -> T:
-            return await attempt(cluster, await find_coordinator(cluster, kind, name))
+            if (kind, name) not in self._coordinators:
+                if len(self._coordinators) >= _MAX_COORDINATORS:
+                    self._coordinators.clear()
+                self._coordinators[kind, name] = await find_coordinator(cluster, kind, name)
+            try:
+                return await attempt(cluster, self._coordinators[kind, name])
+            except OncelogError:
+                # The coordinator may have moved.
+                self._coordinators.pop((kind, name), None)
+                raise
 
         return await cluster.retrying(find_and_attempt, unknown_topic_patience_ms=unknown_topic_patience_ms)
 

@@ -389,6 +389,14 @@ class Producer:
         """
         self._thread.run(require_manager(self._transactions).init(timeout))
 
+    def _change_transactional_id(self, transactional_id: str) -> None:
+        """Take another transactional.id on the same connections, for the next `init_transactions`.
+
+        The tasks of Spark's sink use it. Raises MisuseError while a transaction is open, and the error of a
+        producer that cannot continue.
+        """
+        self._thread.run(require_manager(self._transactions).change_id(transactional_id))
+
     def begin_transaction(self) -> None:
         """Begin a transaction. All records from now on belong to it. Sends no request."""
         require_manager(self._transactions).begin()

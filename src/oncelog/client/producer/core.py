@@ -17,6 +17,7 @@ from __future__ import annotations
 import operator
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, SupportsIndex
 
 from oncelog.client.connection.metadata import ClusterMetadata
@@ -606,6 +607,21 @@ class ProducerCore:
         self._transaction.pending.clear()
         error = TransactionAborted("the transaction was aborted before this record was stored")
         self._fail_batches(lambda batch: not batch.is_on_wire, error)
+
+    def change_transactional_id(self, transactional_id: str) -> None:
+        """Return to the state of a producer that was never initialized, with another transactional id.
+
+        Raises MisuseError within a transaction, and the fatal error of a producer that has failed. Sequences
+        restart with the epoch that the coordinator assigns to the next transactional id.
+        """
+        self._transaction.session.check_unused()
+        if self.fatal is not None:
+            raise self.fatal
+        if not self.is_idle or self._restarting:
+            raise MisuseError("some records have no result; make a new producer")
+        self.options = replace(self.options, transactional_id=transactional_id)
+        self.identity = None
+        self._transaction.reset()
 
     def on_transaction_ended(self, identity: ProducerIdAndEpoch | None) -> None:
         """Return to the state before `begin`.

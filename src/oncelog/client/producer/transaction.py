@@ -86,6 +86,12 @@ class ProducerTransaction:
         self.session.set_abortable_error(error)
         self.is_epoch_spent = True
 
+    def reset(self) -> None:
+        """Return to the state before `init_transactions`, for another transactional id."""
+        self.session.enter(State.UNINITIALIZED)
+        self.raises_epoch = self.is_epoch_spent = False
+        self.forget_parts()
+
     def forget_parts(self) -> None:
         """Forget partitions and offsets: the coordinator confirmed the end."""
         self.added.clear()

@@ -71,6 +71,8 @@ _LAST_ADD_VERSION = 3
 """The last version of AddPartitionsToTxn for clients; later versions are for brokers."""
 _FIRST_EPOCH_VERSION = {COMMIT_OFFSETS.name: 5, END.name: 5}
 """Kind of request -> its first version for transactions whose end raises the epoch (KIP-890)."""
+_MAX_COORDINATORS = 1_000
+"""The maximum number of remembered coordinators of a producer that changes its transactional.id."""
 _IDLE_CHECK_S = 0.1
 """Seconds between checks that all records are complete.
 
@@ -142,6 +144,15 @@ class TransactionManager:
         await self._cluster.start()
         self._core.set_identity(*await self._new_epoch(None, self._deadline_ms(timeout_s)))
         self.session.enter(State.READY)
+
+    async def change_id(self, transactional_id: str) -> None:
+        """Take another transactional id. All that is left of the last one is what connections know."""
+        with self._driver.lock:
+            self._core.change_transactional_id(transactional_id)
+        self._transactional_id = transactional_id
+        self._may_be_committed = self._is_joined = False
+        if len(self._coordinators) > _MAX_COORDINATORS:
+            self._coordinators.clear()
 
     def begin(self) -> None:
         """Begin a transaction locally."""

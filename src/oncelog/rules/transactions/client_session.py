@@ -155,6 +155,13 @@ class Session:
             raise MisuseError("this producer is already initialized; call init_transactions() only once")
         raise MisuseError(f"{operation.value} is not possible now: {_HINTS[self.state]}")
 
+    def check_unused(self) -> None:
+        """Raise the session's error, or MisuseError, unless no transaction is open or about to end."""
+        if self.error is not None:
+            raise self.error
+        if self.state not in (State.UNINITIALIZED, State.READY):
+            raise MisuseError("the transactional.id cannot change within a transaction")
+
     def set_abortable_error(self, error: OncelogError) -> None:
         """Enter ABORTABLE_ERROR: the application can only abort the open transaction.
 

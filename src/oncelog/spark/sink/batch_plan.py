@@ -9,7 +9,6 @@ import asyncio
 
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.admin.types import ConfigResource
-from oncelog.client.producer.blocking import Producer
 from oncelog.errors import BrokerError, InvalidProducerEpoch, ProducerFenced, UnstableOffsetCommit
 from oncelog.runtime.system import current
 from oncelog.spark.sink.decisions import (
@@ -20,6 +19,7 @@ from oncelog.spark.sink.decisions import (
     decide_begun,
     decide_plan,
 )
+from oncelog.spark.sink.kept_clients import TaskClients
 from oncelog.spark.sink.state import Sink
 
 _LOOKS, _PAUSE_S = 20, 0.025
@@ -30,11 +30,11 @@ _MAX_ATTEMPTS = 20
 _DEFAULT_RETENTION_MINUTES = 10_080
 
 
-def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNote:
+def agree_on_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) -> PlanNote:
     """Return the note that names this run as the writer of the batch. Store it if it is missing. Raises
     SinkError.
     """
-    is_left_open = False
+    admin, is_left_open = clients.admin, False
     for look in range(_LOOKS + _MAX_ATTEMPTS):
         try:
             # A transaction that a dead writer left open ends only when the next writer begins, or at its
@@ -55,37 +55,38 @@ def agree_on_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNot
             admin._thread.run(asyncio.sleep(_PAUSE_S))
             continue
         try:
-            return _note_plan(sink, admin, batch_id, task)
+            return _note_plan(sink, clients, batch_id, task)
         except (ProducerFenced, InvalidProducerEpoch):
+            # The producer has failed, so the next attempt needs another one.
+            clients.drop_producer()
             # Another task, of this run or another run, has fenced this one and stores the note itself.
             continue
     raise SinkError(f"batch {batch_id}: several runs write this batch; stop all but one")
 
 
-def _note_plan(sink: Sink, admin: Admin, batch_id: int, task: int) -> PlanNote:
+def _note_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) -> PlanNote:
     """Read and replace the note in one step: InitProducerId fences all other writers of the note.
 
     All tasks of a batch follow the same note, so they agree on whether the batch is a repeat. In a repeat the
     tasks only prepare their transactions, and the driver ends them. See
     test_a_repeat_is_seen_only_once_every_task_has_succeeded.
     """
-    settings = {**sink.settings.producer, "transactional.id": sink.plan_id}
-    with Producer(settings) as producer:
-        producer.init_transactions()
-        found = sink.plan(admin)
-        plan = decide_plan(batch_id, sink.run_id, found)
-        if isinstance(plan, Refuse):
-            raise plan.error(batch_id, task)
-        if plan == found:
-            return plan
-        begun = note_begun(sink, admin, batch_id)
-        if begun is not None and not plan.is_repeat:
-            plan = plan._replace(earlier=(begun.run_id,))
-        if found is None and not plan.is_repeat and sink.has_state_of_0_4_1(admin):
-            plan = plan._replace(earlier=("0.4.1",))
-        with producer.transaction():
-            producer.send_offsets_to_transaction({sink.marker_at: plan.encode()}, sink.plan_id)
+    admin, producer = clients.admin, clients.producer(sink.plan_id)
+    producer.init_transactions()
+    found = sink.plan(admin)
+    plan = decide_plan(batch_id, sink.run_id, found)
+    if isinstance(plan, Refuse):
+        raise plan.error(batch_id, task)
+    if plan == found:
         return plan
+    begun = note_begun(sink, admin, batch_id)
+    if begun is not None and not plan.is_repeat:
+        plan = plan._replace(earlier=(begun.run_id,))
+    if found is None and not plan.is_repeat and sink.has_state_of_0_4_1(admin):
+        plan = plan._replace(earlier=("0.4.1",))
+    with producer.transaction():
+        producer.send_offsets_to_transaction({sink.marker_at: plan.encode()}, sink.plan_id)
+    return plan
 
 
 def note_begun(sink: Sink, admin: Admin, batch_id: int) -> BatchBegun | None:

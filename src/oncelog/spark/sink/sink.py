@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 from oncelog.errors import ConfigError
 from oncelog.spark.python_worker import freeze_modules
 from oncelog.spark.sink.decisions import SinkError
+from oncelog.spark.sink.kept_clients import KeptClients
 from oncelog.spark.sink.sink_metrics import SinkMetrics, publish
 from oncelog.spark.sink.sink_options import FULL_RETRY, SinkSettings, parse_sink_options, repeats_whole_stages
 from oncelog.spark.sink.sink_rows import check_columns
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 _ONLY_BATCH = 0
+_kept = KeptClients()
+"""The clients of this process, which runs tasks or commits batches."""
 _log = logging.getLogger("oncelog.spark")
 
 
@@ -89,12 +92,12 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         freeze_modules()
         task = _task()
         _warn_of_shuffles(task)
-        return Written(write_task(self._sink, _ONLY_BATCH, task.partitionId(), iterator))
+        return Written(write_task(self._sink, _ONLY_BATCH, task.partitionId(), iterator, _kept))
 
     def commit(self, messages: Sequence[Written | None]) -> None:
         freeze_modules()
         reports = [_of(message).report for message in messages]
-        finish(self._sink, _ONLY_BATCH, reports)
+        finish(self._sink, _ONLY_BATCH, reports, _kept)
         publish(SinkMetrics.of(self._sink.name, _ONLY_BATCH, reports))
 
     def abort(self, messages: Sequence[Written | None]) -> None:
@@ -121,7 +124,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if query_id is None or batch_id is None:
             raise SinkError(f"Spark gave the task no {_QUERY_ID} or {_BATCH_ID}: use Spark 4.2 or newer")
         sink = Sink(query_id, self._settings, run_id=self._run_id)
-        report = write_task(sink, int(batch_id), task.partitionId(), iterator)
+        report = write_task(sink, int(batch_id), task.partitionId(), iterator, _kept)
         return Written(report, query_id)
 
     def commit(self, messages: Sequence[Written | None], batchId: int) -> None:
@@ -129,7 +132,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if written and written[0].query_id is not None:
             sink = Sink(written[0].query_id, self._settings, run_id=self._run_id)
             reports = [message.report for message in written]
-            finish(sink, batchId, reports)
+            finish(sink, batchId, reports, _kept)
             publish(SinkMetrics.of(sink.name, batchId, reports))
 
     def abort(self, messages: Sequence[Written | None], batchId: int) -> None:

@@ -45,6 +45,7 @@ from oncelog.spark.sink.decisions import (
     decide_task,
 )
 from oncelog.spark.sink.error_hints import explain_error
+from oncelog.spark.sink.kept_clients import KeptClients, TaskClients
 from oncelog.spark.sink.sink_rows import Part, TaskRows
 from oncelog.spark.sink.state import Sink, forget_markers
 from oncelog.types import TransactionShare
@@ -71,14 +72,16 @@ class TaskReport:
     prepared: TransactionShare | None = None
 
 
-def write_task(sink: Sink, batch_id: int, task: int, batches: Iterable[pa.RecordBatch]) -> TaskReport:
+def write_task(
+    sink: Sink, batch_id: int, task: int, batches: Iterable[pa.RecordBatch], kept: KeptClients
+) -> TaskReport:
     """Write the rows of one task once, in one transaction. Raises SinkError."""
     attempt = _SinkTask(sink, batch_id, task)
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     try:
-        with Admin(sink.settings.admin) as admin:
-            return attempt.write(admin, filled if first is None else chain((first,), filled), first is None)
+        with kept.borrow(sink.settings) as clients:
+            return attempt.write(clients, filled if first is None else chain((first,), filled), first is None)
     except OncelogError as error:
         kind = type(error) if isinstance(error, SinkError) else SinkError
         raise kind(
@@ -93,9 +96,9 @@ class _SinkTask:
         self._sink, self._batch_id, self._task = sink, batch_id, task
         self.rows = TaskRows(sink.settings.topic, sink.settings.max_row_bytes)
 
-    def write(self, admin: Admin, batches: Iterator[pa.RecordBatch], is_empty: bool) -> TaskReport:
+    def write(self, clients: TaskClients, batches: Iterator[pa.RecordBatch], is_empty: bool) -> TaskReport:
         """Write, prepare or compare the rows. `is_empty`: `batches` has no rows. Raises SinkError."""
-        sink, plan = self._sink, PlanNote(self._batch_id, self._sink.run_id)
+        admin, sink, plan = clients.admin, self._sink, PlanNote(self._batch_id, self._sink.run_id)
         finished: BatchCommit | None = None
         if sink.is_named:
             finished = sink.finished(admin)
@@ -107,34 +110,32 @@ class _SinkTask:
                     raise refused.error(self._batch_id, self._task)
                 case Refuse(Reason.UNKNOWN) as refused if not is_empty:
                     raise refused.error(self._batch_id, self._task)
-            plan = agree_on_plan(sink, admin, self._batch_id, self._task)
+            plan = agree_on_plan(sink, clients, self._batch_id, self._task)
         if is_empty and not plan.is_repeat:
             return self._without_rows(admin, plan)
-        settings = {**sink.settings.producer, "transactional.id": sink.task_id(self._task)}
-        with Producer(settings) as producer:
-            # After InitProducerId no earlier attempt can write, and no transaction of an earlier attempt is
-            # open.
-            producer.init_transactions()
-            if sink.is_named:
-                refusal = decide_still_mine(plan, sink.plan(admin))
-                if refusal is not None:
-                    raise refusal.error(self._batch_id, self._task)
-            marker = self._marker(admin, finished)
-            if is_empty:
-                return self._without_rows(admin, plan, marker)
-            match self._verdict(marker, finished):
-                case Refuse() as refused:
-                    raise refused.error(self._batch_id, self._task)
-                case Compare(expected):
-                    report = self._count(batches, already_committed=True, plan=plan)
-                    self._agree(expected)
-                    return report
-                case Write() if plan.is_repeat:
-                    return self._prepare(producer, batches, plan)
-                case Write():
-                    return self._commit(producer, batches)
-                case AlreadyCommitted():
-                    raise AssertionError("handled above")
+        producer = clients.producer(sink.task_id(self._task))
+        # After InitProducerId no earlier attempt can write, and no transaction of an earlier attempt is open.
+        producer.init_transactions()
+        if sink.is_named:
+            refusal = decide_still_mine(plan, sink.plan(admin))
+            if refusal is not None:
+                raise refusal.error(self._batch_id, self._task)
+        marker = self._marker(admin, finished)
+        if is_empty:
+            return self._without_rows(admin, plan, marker)
+        match self._verdict(marker, finished):
+            case Refuse() as refused:
+                raise refused.error(self._batch_id, self._task)
+            case Compare(expected):
+                report = self._count(batches, already_committed=True, plan=plan)
+                self._agree(expected)
+                return report
+            case Write() if plan.is_repeat:
+                return self._prepare(producer, batches, plan)
+            case Write():
+                return self._commit(producer, batches)
+            case AlreadyCommitted():
+                raise AssertionError("handled above")
 
     def _verdict(
         self, marker: TaskMarker | None, finished: BatchCommit | None
@@ -225,18 +226,18 @@ def send_part(producer: Producer, part: Part) -> Delivery:
         ) from error
 
 
-def finish(sink: Sink, batch_id: int, reports: Iterable[TaskReport]) -> None:
+def finish(sink: Sink, batch_id: int, reports: Iterable[TaskReport], kept: KeptClients) -> None:
     """Finish a batch on the driver once every task has succeeded. Raises SinkError.
 
     Calling it twice for one batch is allowed.
     """
     reports = list(reports)
     try:
-        with Admin(sink.settings.admin) as admin:
+        with kept.borrow(sink.settings) as clients:
             if sink.is_named:
-                _finish(sink, admin, batch_id, reports)
+                _finish(sink, clients.admin, batch_id, reports)
             else:
-                forget_markers(sink, admin, [report.task for report in reports if report.sum.rows])
+                forget_markers(sink, clients.admin, [report.task for report in reports if report.sum.rows])
     except OncelogError as error:
         kind = type(error) if isinstance(error, SinkError) else SinkError
         raise kind(explain_error(error, f"batch {batch_id}", sink.settings, None)) from error

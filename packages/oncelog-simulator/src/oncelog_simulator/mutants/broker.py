@@ -21,6 +21,7 @@ from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.rules.transactions import coordinator as transactions_coordinator
 from oncelog.rules.transactions.entry import TransactionState
 from oncelog.spark.sink import decisions as lane_rules
+from oncelog.spark.sink import kept_clients
 from oncelog.spark.sink import task as sink_task
 from oncelog.wire import records
 from oncelog_simulator import checks, faults, simulation
@@ -192,10 +193,9 @@ def _write_always(*_: Any, **__: Any) -> Any:
     return lane_rules.Write()
 
 
-def _own_producer(settings: Any) -> Any:
+def _own_producer(self: Any, transactional_id: str) -> Any:
     _own_producer.count += 1  # type: ignore[attr-defined]
-    name = f"{settings['transactional.id']}-{_own_producer.count}"  # type: ignore[attr-defined]
-    return producer_blocking.Producer({**settings, "transactional.id": name})
+    return _PRODUCER(self, f"{transactional_id}-{_own_producer.count}")  # type: ignore[attr-defined]
 
 
 def _keep_files(self: Any, deleted: Any, topic_ids: Any) -> Any:
@@ -237,6 +237,7 @@ def _replay_plain(self: Any, index: int, producer_id: int | None, *record: Any) 
 
 
 _own_producer.count = 0  # type: ignore[attr-defined]
+_PRODUCER = kept_clients.TaskClients.producer
 _NEW_TOPIC = topics_topics.Topics._new_topic
 _READ_OFFSETS = read_offsets
 _DELETE_RECORDS = partition.Partition.delete_records
@@ -379,7 +380,9 @@ MUTANTS = [
         "lanes",
     ),
     Mutant(
-        "attempts of a sink task do not fence each other", ((sink_task, "Producer", _own_producer),), "lanes"
+        "attempts of a sink task do not fence each other",
+        ((kept_clients.TaskClients, "producer", _own_producer),),
+        "lanes",
     ),
     Mutant(
         "a deleted topic's data is in the new one",

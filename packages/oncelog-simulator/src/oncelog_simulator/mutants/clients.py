@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -16,9 +17,12 @@ from oncelog.rules.transactions.client_session import ErrorAction
 from oncelog.spark.sink import atomic, atomic_task
 from oncelog.spark.sink import decisions as lane_rules
 from oncelog.spark.sink import state as sink_state
+from oncelog.spark.sink import task as sink_task
 from oncelog_simulator.mutants.mutant import Mutant, nothing
 
 _DECIDE = append.decide_append
+_MARKER = sink_task._SinkTask._marker
+_MARKERS: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 _START = load_decisions.decide_start
 
 
@@ -52,6 +56,15 @@ def _keep_for_the_default(self: Any, admin: Any, group: str, kept: Any, *, reten
 def _quoted_by_parity(column: Any, quotes: Any, delimiter: int) -> tuple[Any, Any]:
     """Return the quotes, and for each number of quotes before a position whether it is odd."""
     return quotes, np.arange(len(quotes) + 1) % 2 == 1
+
+
+def _remembered_marker(self: Any, admin: Any, finished: Any) -> Any:
+    """Read the marker once, and then return what this worker committed itself."""
+    markers = _MARKERS.setdefault(admin, {})
+    name = self._sink.task_id(self._task)
+    if name not in markers:
+        markers[name] = _MARKER(self, admin, finished)
+    return markers[name]
 
 
 async def _hand_over_committing(self: Any, timeout_s: float | None = None) -> Any:
@@ -90,6 +103,14 @@ MUTANTS = [
         ((atomic_task, "may_acquire_lease", _always),),
         "atomic",
         guards=("spark/test_spark_atomic.py::test_one_attempt_of_a_task_writes",),
+    ),
+    Mutant(
+        "a worker that keeps its clients keeps a task's marker, too",
+        ((sink_task._SinkTask, "_marker", _remembered_marker),),
+        "lanes",
+        guards=(
+            "spark/test_spark_kept_clients.py::test_a_marker_is_read_again_after_another_worker_ran_the_task",
+        ),
     ),
     Mutant(
         "a repeated micro-batch is committed task by task",

@@ -1,0 +1,100 @@
+"""The Kafka clients of the sink's tasks, which a Python worker keeps from one task to the next.
+
+To open connections, look up coordinators and fetch metadata costs several times as much as a transaction with
+a few rows. So a task borrows clients whose connections earlier tasks of its worker have opened. Only
+connections and look-ups are kept. A task still gets an epoch of its own (InitProducerId), which fences every
+other attempt, and reads its marker after that. So nothing depends on which tasks ran in which worker before.
+
+Clients are closed instead of kept if their borrower fails, if nobody used them for half a minute, and after
+five minutes. So a broker's idle connections, and files with certificates that were replaced, matter as little
+as with new clients. A kept connection that was closed meanwhile is opened again, as in any client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from oncelog.client.admin.blocking import Admin
+from oncelog.client.producer.blocking import Producer
+from oncelog.errors import OncelogError
+from oncelog.runtime.system import Runtime, current
+from oncelog.spark.sink.sink_options import SinkSettings
+
+MAX_KEPT = 4
+"""The number of client pairs that a worker keeps, each for other settings."""
+_MAX_IDLE_NS, _MAX_AGE_NS = 30 * 10**9, 300 * 10**9
+
+
+class TaskClients:
+    """An admin client and a transactional producer, used by one task at a time."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self.admin = Admin(settings.admin)
+        self._settings = settings
+        self._producer: Producer | None = None
+        self.made_ns = self.used_ns = current().monotonic_ns()
+
+    def producer(self, transactional_id: str) -> Producer:
+        """Return the producer under this transactional id. As with a new one, initialize it first."""
+        if self._producer is None:
+            self._producer = Producer({**self._settings.producer, "transactional.id": transactional_id})
+        else:
+            self._producer._change_transactional_id(transactional_id)
+        return self._producer
+
+    def drop_producer(self) -> None:
+        """Close the producer. The next call of `producer` makes another one."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+
+    def is_usable(self, now_ns: int) -> bool:
+        """Return True if the clients were made and used recently."""
+        return now_ns - self.used_ns < _MAX_IDLE_NS and now_ns - self.made_ns < _MAX_AGE_NS
+
+    def close(self) -> None:
+        """Close both clients. An open transaction is aborted."""
+        try:
+            self.drop_producer()
+        finally:
+            self.admin.close()
+
+
+class KeptClients:
+    """The clients that a process keeps. Threads may share the object; each borrows clients of its own."""
+
+    def __init__(self) -> None:
+        self._kept: dict[object, TaskClients] = {}
+
+    @contextmanager
+    def borrow(self, settings: SinkSettings) -> Iterator[TaskClients]:
+        """Lend clients for the block, kept ones if there are any. If the block raises, close them."""
+        runtime = current()
+        key = tuple(sorted(settings.producer.items(), key=str))
+        clients = self._take(key, runtime) or TaskClients(settings)
+        try:
+            yield clients
+        except BaseException:
+            with suppress(OncelogError):
+                clients.close()
+            raise
+        clients.used_ns = runtime.monotonic_ns()
+        if key in self._kept or len(self._kept) >= MAX_KEPT:
+            clients.close()
+        else:
+            self._kept[key] = clients
+
+    def _take(self, key: object, runtime: Runtime) -> TaskClients | None:
+        """Close what is too old, and return the clients for these settings, which are then no longer kept."""
+        now_ns = runtime.monotonic_ns()
+        for other, clients in list(self._kept.items()):
+            if not clients.is_usable(now_ns) and self._kept.pop(other, None) is not None:
+                with suppress(OncelogError):
+                    clients.close()
+        return self._kept.pop(key, None)
+
+    def close(self) -> None:
+        """Close all clients that are not borrowed."""
+        while self._kept:
+            self._kept.popitem()[1].close()

@@ -1,0 +1,159 @@
+"""Tasks that use the clients of earlier tasks: several workers, other settings, and connections that died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from support.spark.topics import create_topic
+
+import oncelog
+from oncelog.client.producer.blocking import Producer
+from oncelog.errors import OncelogError
+from oncelog.spark.sink.kept_clients import MAX_KEPT, KeptClients, TaskClients
+from oncelog.spark.sink.sink_options import parse_sink_options
+from oncelog.spark.sink.task import Sink, finish, write_task
+
+pytest.importorskip("pyspark")
+
+
+@pytest.fixture
+def workers() -> Iterator[list[KeptClients]]:
+    """Yield the clients of two Python workers."""
+    kept = [KeptClients(), KeptClients()]
+    yield kept
+    for clients in kept:
+        clients.close()
+
+
+def sink_of(bootstrap: str, topic: str, **options: str) -> Sink:
+    given = {"kafka.bootstrap.servers": bootstrap, "topic": topic, **options}
+    return Sink(topic, parse_sink_options(given, "stream"))
+
+
+def rows(*values: str) -> list[pa.RecordBatch]:
+    return [pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})]
+
+
+def committed(bootstrap: str, topic: str) -> list[bytes | None]:
+    with oncelog.Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": topic, "auto.offset.reset": "earliest"}
+    ) as consumer:
+        consumer.subscribe([topic])
+        return sorted((record.value for record in consumer.poll(timeout=10)), key=str)
+
+
+def test_a_marker_is_read_again_after_another_worker_ran_the_task(
+    shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients]
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic, partitions=1)
+    sink = sink_of(bootstrap, topic)
+    here, there = workers
+    finish(sink, 0, [write_task(sink, 0, 0, rows("a"), here)], here)
+    write_task(sink, 1, 0, rows("b"), there)
+    assert write_task(sink, 1, 0, rows("b"), here).already_committed
+    assert committed(bootstrap, topic) == [b"a", b"b"]
+
+
+def test_a_task_fences_the_attempt_of_another_worker_that_has_kept_its_clients(
+    shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients]
+) -> None:
+    """The attempt on the second worker runs while the first one's transaction is open."""
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic, partitions=1)
+    sink = sink_of(bootstrap, topic)
+    here, there = workers
+    for batch_id, kept in enumerate((here, there)):
+        finish(sink, batch_id, [write_task(sink, batch_id, 0, rows(f"old-{batch_id}"), kept)], kept)
+
+    def overtaken() -> Iterator[pa.RecordBatch]:
+        yield from rows("c")
+        write_task(sink, 2, 0, rows("c"), there)
+
+    with pytest.raises(OncelogError):
+        write_task(sink, 2, 0, overtaken(), here)
+    assert committed(bootstrap, topic) == [b"c", b"old-0", b"old-1"]
+
+
+def test_a_second_task_of_a_worker_uses_the_clients_of_the_first(
+    shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients]
+) -> None:
+    kept = workers[0]
+    settings = sink_of(shared_broker.bootstrap_servers, topic).settings
+    with kept.borrow(settings) as first:
+        producer = first.producer("one")
+    with kept.borrow(settings) as second, kept.borrow(settings) as beside:
+        assert second is first and second.producer("two") is producer
+        assert beside is not first
+    with pytest.raises(ZeroDivisionError), kept.borrow(settings):
+        raise ZeroDivisionError
+    with kept.borrow(settings) as later:
+        assert later not in (first, beside)
+
+
+def test_a_worker_keeps_clients_for_a_few_settings_only(workers: list[KeptClients]) -> None:
+    kept, lent = workers[0], []
+    for number in range(MAX_KEPT + 2):
+        settings = sink_of("127.0.0.1:1", "topic", **{"kafka.client.id": str(number)}).settings
+        with kept.borrow(settings) as clients:
+            lent.append(clients)
+    assert sum(clients.admin._thread.is_running for clients in lent) == MAX_KEPT
+
+
+def test_clients_that_are_idle_or_old_are_not_used_again() -> None:
+    clients = TaskClients(sink_of("127.0.0.1:1", "topic").settings)
+    clients.close()
+    now_ns, second_ns = clients.made_ns, 10**9
+    assert clients.is_usable(now_ns + 29 * second_ns)
+    assert not clients.is_usable(now_ns + 31 * second_ns)
+    clients.used_ns = now_ns + 299 * second_ns
+    assert clients.is_usable(now_ns + 299 * second_ns)
+    assert not clients.is_usable(now_ns + 301 * second_ns)
+
+
+def test_kept_clients_outlive_a_restart_of_the_broker(
+    tmp_path: Path, topic: str, workers: list[KeptClients]
+) -> None:
+    kept = workers[0]
+    with ExitStack() as stack:
+        broker = stack.enter_context(oncelog.Broker(tmp_path))
+        bootstrap = broker.bootstrap_servers
+        create_topic(bootstrap, topic, partitions=1)
+        sink = sink_of(bootstrap, topic)
+        finish(sink, 0, [write_task(sink, 0, 0, rows("a"), kept)], kept)
+    with oncelog.Broker(tmp_path, port=int(bootstrap.rpartition(":")[2])):
+        again = replace(sink, run_id="another run")
+        finish(again, 1, [write_task(again, 1, 0, rows("b"), kept)], kept)
+        assert committed(bootstrap, topic) == [b"a", b"b"]
+
+
+def test_a_producer_of_another_transactional_id_keeps_nothing_of_the_last_one(
+    shared_broker: oncelog.Broker, topic: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic, partitions=1)
+    settings = {"bootstrap.servers": bootstrap}
+    with Producer({**settings, "transactional.id": f"{topic}-1"}) as producer:
+        for name in ("1", "2", "1"):
+            producer._change_transactional_id(f"{topic}-{name}")
+            with pytest.raises(oncelog.errors.MisuseError, match="call init_transactions"):
+                producer.begin_transaction()
+            producer.init_transactions()
+            with producer.transaction():
+                producer.send(topic, name.encode())
+                with pytest.raises(oncelog.errors.MisuseError, match="within a transaction"):
+                    producer._change_transactional_id("other")
+        with Producer({**settings, "transactional.id": f"{topic}-1"}) as other:
+            other.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"fenced")
+        with pytest.raises(oncelog.errors.OncelogError):
+            producer.commit_transaction()
+        with pytest.raises(oncelog.errors.OncelogError):
+            producer._change_transactional_id(f"{topic}-3")
+    assert committed(bootstrap, topic) == [b"1", b"1", b"2"]
