@@ -84,7 +84,7 @@ docs-serve: setup  ## show the documentation site on http://127.0.0.1:8000 while
 COMPILE := uv pip compile --no-header --no-annotate --no-emit-index-url --generate-hashes
 lock:  ## solve requirements.lock and requirements-build.lock again (needs uv)
 	$(COMPILE) pyproject.toml --all-extras -o requirements.lock
-	printf 'editables\nhatchling\nsetuptools\nwheel\n' | $(COMPILE) - -c requirements.lock -o requirements-build.lock
+	printf 'editables\nhatchling\nsetuptools\nuv\nwheel\n' | $(COMPILE) - -c requirements.lock -o requirements-build.lock
 
 clean:  ## remove everything that make can build again
 	rm -rf $(VENV) out dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis spark-warehouse
