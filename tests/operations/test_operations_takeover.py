@@ -604,6 +604,22 @@ def test_partitions_beyond_the_list_of_topics_stop_the_start(tmp_path: Path) -> 
     assert "[partitions] topic t has 1 partitions" in text and "t-1" in text
 
 
+def test_a_copy_of_a_partition_whose_name_ends_in_a_date_stops_the_start(tmp_path: Path) -> None:
+    """The start made a list of 20 million missing partitions: 2.7 GB, and an error text of 191 MB."""
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t")
+        assert client.produce("t", batch(b"v")).error_code == 0
+    for name in ("t-0-20261122", "t-0-1732300000", "t-4000000000"):
+        shutil.copytree(tmp_path / "t-0", tmp_path / name)
+    text = refusal(tmp_path)
+    assert text.count("contains records, but a topic has at most 100000 partitions") == 3
+    assert len(text) < 2000
+    config = {"oncelog.takeover.accept": "partitions"}
+    with Broker(tmp_path, config=config) as broker, admin_of(broker) as admin:
+        assert [listing.name for listing in admin.list_topics()] == ["t"]
+    assert (tmp_path / "t-0-20261122" / "00000000000000000000.log").stat().st_size
+
+
 @pytest.mark.behaviour("I27")
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_a_partition_of_which_only_other_nodes_have_all_stops_the_start(

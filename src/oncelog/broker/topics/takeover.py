@@ -23,6 +23,7 @@ from oncelog.broker.coordinators.internal_topic_config import INTERNAL_TOPICS, M
 from oncelog.broker.coordinators.producer_ids import stored_next_id, write_next_id
 from oncelog.broker.quota_manager import FILE_NAME as QUOTAS_FILE
 from oncelog.broker.quota_manager import QuotaChange, QuotaManager
+from oncelog.broker.request_limits import MAX_PARTITIONS
 from oncelog.broker.security.authorizer import FILE_NAME as ACLS_FILE
 from oncelog.broker.security.authorizer import Authorizer
 from oncelog.broker.security.users import FILE_NAME as USERS_FILE
@@ -75,6 +76,8 @@ Id 0 (MIGRATING) means a directory that exists but is not known, and id 2 (LOST)
 kinds of directory may have records. Source: kafka DirectoryId.
 """
 _LOG = re.compile(r"\d{20}\.log")
+_MAX_NAMED = 100
+"""Maximum number of missing partitions of a topic that an error text names."""
 _MAGIC_POSITION = 16
 """Position of the message format version in a batch or message. It is the same in every format."""
 
@@ -326,11 +329,20 @@ def _plan_unnamed(plan: TakeoverPlan, logs: LogManager) -> None:
     unnamed: dict[str, dict[int, bool]] = {}
     for tp in logs.partition_directories():
         entry = plan.topics.get(tp.topic)
-        if entry is None:
-            if logs.is_partition(tp):
-                unnamed.setdefault(tp.topic, {})[tp.partition] = not logs.is_without_records(tp)
-            else:
-                plan.notes.append(f"{logs.disk.describe(str(tp))} is not a partition and is left alone")
+        is_beyond = tp.partition >= MAX_PARTITIONS
+        if (entry is None or is_beyond) and not logs.is_partition(tp):
+            plan.notes.append(f"{logs.disk.describe(str(tp))} is not a partition and is left alone")
+        elif is_beyond:
+            # It may be a copy whose name ends in a date. The topic would have millions of partitions. See
+            # test_a_copy_of_a_partition_whose_name_ends_in_a_date_stops_the_start.
+            if not logs.is_without_records(tp):
+                plan.add_problem(
+                    "partitions",
+                    f"{tp} contains records, but a topic has at most {MAX_PARTITIONS} partitions: move the "
+                    "directory away, or rename it if it belongs to a topic",
+                )
+        elif entry is None:
+            unnamed.setdefault(tp.topic, {})[tp.partition] = not logs.is_without_records(tp)
         elif tp.partition >= entry.partition_count and not logs.is_without_records(tp):
             plan.add_problem(
                 "partitions",
@@ -352,7 +364,11 @@ def _plan_unnamed(plan: TakeoverPlan, logs: LogManager) -> None:
             )
         if len(indexes) < count:
             missing = sorted(set(range(count)) - set(indexes))
-            plan.add_problem("partitions", f"topic {name}: partitions {missing} are not in this directory")
+            text = ", ".join(map(str, missing[:_MAX_NAMED])) + (", ..." if len(missing) > _MAX_NAMED else "")
+            plan.add_problem(
+                "partitions",
+                f"topic {name}: {len(missing)} partitions are not in this directory: {text}",
+            )
         topic_id = logs.stored_topic_id(TopicPartition(name, min(indexes))) or logs.new_uuid()
         own = {} if name in INTERNAL_TOPICS else dict(KEPT_FOREVER)
         plan.topics[name] = TopicEntry(topic_id, count, own, is_deleting=False)

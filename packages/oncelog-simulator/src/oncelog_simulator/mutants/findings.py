@@ -14,7 +14,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated client is closed by one task while another connects": "R803",
     "no simulated administrator alters settings of several brokers": "R801",
     "no directory of a running Apache Kafka, of an older version or of a backup is simulated": (
-        "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40 R363 R365 R451 R631 R632 R832 R956"
+        "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40 R363 R365 R451 R631 R632 R832 R956 R1004"
     ),
     "virtual time stands still while code runs": (
         "C8 C20 R670 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163"
