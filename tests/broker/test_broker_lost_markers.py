@@ -246,9 +246,24 @@ def test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_marker
         assert producer.log(T0) == ["a", "<commit>"]
         producer.compact()
         assert producer.record_count(STATE) >= before, "what the last process wrote is young again"
-    for _ in range(MARKERS_REACH_THE_DISK_MS // ROUND_MS):
+    for _ in range(MARKERS_REACH_THE_DISK_MS // ROUND_MS + 1):
         producer.compact()
     assert producer.record_count(STATE) == 1
+
+
+@pytest.mark.behaviour("T6")
+def test_a_clock_that_jumps_forward_makes_no_decision_old(producer: Producer) -> None:
+    """Regression: compaction removed the decision, and a power loss took the marker: "a" was aborted."""
+    producer.send(T0, "a")
+    size = producer.size(T0)
+    producer.end(True)
+    producer.send(T1, "b")
+    producer.end(True)
+    producer.compact()
+    producer.round_ms += 3_600_000
+    producer.compact()
+    producer.lose_power(t0=size)
+    assert producer.log(T0) == ["a", "<commit>"]
 
 
 @pytest.mark.behaviour("T6")

@@ -165,10 +165,8 @@ class TransactionCoordinator:
         """Producer ids of the leftovers."""
         self._owners: dict[int, str] = {}
         """Producer id of a leftover -> the transactional id that uses or used it, according to the log."""
-        self._ends: tuple[int, dict[int, int]] = -1, {}
-        """(time in ms, log end offset of each partition at that time), from the last call of
-        `hold_young_decisions`.
-        """
+        self._ends: tuple[int, int, dict[int, int]] = -1, 0, {}
+        """(time in ms, calls of `hold_young_decisions` since then, log end offset of each partition then)."""
         self._timing_out = ExpiryRounds(background, limits.expire_step_entries)
         self._expiring = ExpiryRounds(background, limits.expire_step_entries)
 
@@ -571,14 +569,20 @@ class TransactionCoordinator:
         (`rules.idempotence.lost_markers`). The age is measured between two calls of this method. The
         timestamps of records cannot be used, because the clock may have been set back. See
         test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_markers.
+
+        The clock may also jump forward. So calls are counted, too: log.cleaner.backoff.ms passes before each
+        call, except one call at the jump. See
+        test_a_clock_that_jumps_forward_makes_no_decision_old.
         """
-        since_ms, ends = self._ends
-        if ends and now_ms < since_ms + MARKERS_REACH_THE_DISK_MS:
+        since_ms, calls, ends = self._ends
+        min_calls = 1 + -(-MARKERS_REACH_THE_DISK_MS // max(self._settings["log.cleaner.backoff.ms"], 1))
+        if ends and (now_ms < since_ms + MARKERS_REACH_THE_DISK_MS or calls + 1 < min_calls):
+            self._ends = since_ms, calls + 1, ends
             return
         topic = self.topic.topic
         for index, partition in enumerate(topic.partitions if topic else ()):
             partition.cleaner.held_from = ends.get(index, 0)
-        self._ends = now_ms, self.topic.log_end_offsets()
+        self._ends = now_ms, 0, self.topic.log_end_offsets()
 
     def expire(self, now_ms: int) -> None:
         """Write tombstones for expired transactional ids: behaviour T9 (docs/behaviours.md)."""

@@ -65,7 +65,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no power loss follows a start that fences": "R475",
     "no second power loss follows a clean stop of a log that was cut to offset 0": "R1002",
     "no power loss soon follows a start that creates a topic's directories": "R622",
-    "no coordinator's log is compacted shortly before a power loss": "R621",
+    "no coordinator's log is compacted shortly before a power loss": "R621 R1032",
     "clients wait for the answer of AddPartitionsToTxn": "R478",
     "no topic is created while renames and syncs of directories fail": "R480 R566 R600 R601 R602",
     "no fault fails the creation of a segment's index files alone": "R585 R604",
