@@ -9,6 +9,7 @@ import sys
 import pytest
 from support.topics import new_topic, producer_of
 
+from oncelog import Broker
 from oncelog.errors import MisuseError
 
 PROGRAM = """
@@ -73,3 +74,22 @@ def test_a_child_is_told_at_once_of_records_that_its_parent_took(ours: str) -> N
         assert not future.done()
         producer.flush(60)
         assert future.result(60).offset == 0
+
+
+def test_a_forked_child_leaves_the_broker_of_its_parent_alone() -> None:
+    """Regression: a stop in the child failed, and the next one removed the running broker's directory."""
+    with Broker() as broker:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                broker.stop()
+                broker.stop()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert broker.data_dir.exists()
+        with producer_of(broker.bootstrap_servers) as producer:
+            assert producer.send("t", b"v").result(60).offset == 0
+    assert not broker.data_dir.exists()

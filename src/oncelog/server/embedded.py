@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import shutil
 import signal
 import socket
@@ -281,6 +282,8 @@ class Broker:
         self._on_append = on_append
         self._running: RunningBroker | None = None
         self._thread: LoopThread | None = None
+        self._process_id: int | None = None
+        """The process that called `start`; None before that."""
 
     def start(self) -> Self:
         """Open the data directory and listen.
@@ -289,6 +292,7 @@ class Broker:
         """
         if self._running is not None:
             raise MisuseError("the broker is running; stop it before starting it again")
+        self._process_id = os.getpid()
         try:
             if self._is_temporary:
                 self.data_dir.mkdir(mode=0o700, exist_ok=True)
@@ -314,7 +318,14 @@ class Broker:
             shutil.rmtree(self.data_dir, ignore_errors=True)
 
     def stop(self) -> None:
-        """Stop the broker cleanly. May be called more than once."""
+        """Stop the broker cleanly. May be called more than once.
+
+        In a forked child this does nothing: the broker runs in the parent.
+        """
+        # Otherwise a child that leaves a `with` block would remove the directory of the running broker. See
+        # test_a_forked_child_leaves_the_broker_of_its_parent_alone.
+        if self._process_id not in (None, os.getpid()):
+            return
         if self._running is not None and self._thread is not None:
             running, self._running = self._running, None
             try:
