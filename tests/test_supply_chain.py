@@ -29,18 +29,22 @@ def test_every_locked_package_has_hashes(lock: str) -> None:
 
 def test_both_locks_name_the_same_build_tools() -> None:
     tools, packages = (pinned(lock) for lock in reversed(LOCKS))
-    assert {"hatchling", "setuptools", "wheel", "editables"} <= tools.keys()
+    assert {"hatchling", "setuptools", "uv", "wheel", "editables"} <= tools.keys()
     assert all(packages[name] == version for name, version in tools.items() if name in packages)
 
 
 def test_the_set_up_takes_nothing_without_a_hash_and_builds_nothing_in_isolation() -> None:
     script = (ROOT / "tools" / "make_venv.sh").read_text()
-    installs = [line for line in script.splitlines() if line.strip().startswith('"${pip[@]}"')]
-    assert len(installs) == 3
+    lines = [line.strip() for line in script.splitlines()]
+    arguments = {line.partition("=")[0]: line for line in lines if line.startswith(("locked=", "packages="))}
+    assert "--no-deps --require-hashes --no-build-isolation" in arguments["locked"]
+    assert "--no-deps --no-build-isolation" in arguments["packages"]
+    installs = [line for line in lines if '"${pip[@]}"' in line or '"${uv[@]}"' in line]
+    assert len(installs) == 4
     for line in installs:
-        assert "--no-deps" in line
-        assert "--require-hashes" in line or "--editable" in line
-        assert "--no-build-isolation" in line or "--only-binary :all:" in line
+        is_build = "--no-deps --require-hashes --only-binary :all:" in line
+        used = line.count('"${locked[@]}"') + line.count('"${packages[@]}"')
+        assert is_build or used == line.count('"${uv[@]}"') + line.count('"${pip[@]}"'), line
 
 
 def test_jars_of_an_earlier_pom_are_removed_and_checksums_are_strict(

@@ -105,6 +105,16 @@ def test_a_hanging_one_is_aborted_by_its_button(ours: str) -> None:
         assert f"producer id {producer_id}" not in pages.get("/transactions").text
 
 
+def test_a_form_with_a_file_is_refused_before_it_is_read(ours: str) -> None:
+    """R1071: a page of another site could fill the disk for temporary files."""
+    with Admin({"bootstrap.servers": ours}) as admin:
+        pages = TestClient(make_app(admin, hosts=["testserver"], servers=ours))
+        for path in ("/abort", "/settings", "/reset", "/play"):
+            answer = pages.post(path, data={"token": "x"}, files={"f": b"x"})
+            assert (answer.status_code, "must have the type" in answer.text) == (415, True)
+        assert pages.post("/abort", data={"token": "x"}).status_code == 403
+
+
 def test_an_agreement_never_ends_on_the_producers_next_transaction(ours: str) -> None:
     topic, producer_id = new_topic(ours), 800_000 + next(_numbers)
 

@@ -23,6 +23,7 @@ from oncelog.web.rendering import Renderer
 from oncelog.web.stories import Stories
 
 Action = Callable[[FormData], Response]
+_FORM_TYPE = "application/x-www-form-urlencoded"
 
 
 class _BadForm(Exception):
@@ -49,6 +50,11 @@ class Actions:
                 return self._renderer.refusal(
                     "these pages are read-only: start them without --read-only", 403
                 )
+            # Any page in the user's browser can send a form here. Starlette bounds the fields of a form in this
+            # encoding, but writes the files of multipart/form-data to the disk, before the token can be
+            # checked. Guard: test_a_form_with_a_file_is_refused_before_it_is_read.
+            if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM_TYPE:
+                return self._renderer.refusal(f"the form must have the type {_FORM_TYPE}", 415)
             form = await request.form()
             if not self._renderer.has_token(form.get("token", "")):
                 text = (
