@@ -234,3 +234,24 @@ def test_a_parquet_file_that_is_replaced_after_it_was_opened(tmp_path: Path) -> 
         other.replace(path)
         with pytest.raises(LoadRefused, match="changed while"):
             next(reader.chunks(max_records=400, max_bytes=1 << 20))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ['{"k":"x"}{"k":"y"}', "{", '"k":"a"}'],
+        ['{"k":"a"}{"k":"b"}', "\r"],
+        ['{"k":1}{"k":2}', '{"k":', "3}"],
+    ],
+)
+def test_the_key_of_a_line_is_never_from_another_line(tmp_path: Path, lines: list[str]) -> None:
+    """R1072: a line with two objects and one with none together had as many objects as lines."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes("".join(f"{line}\r\n" for line in lines).encode())
+    layout = layout_of(path.name, None)
+    assert layout is not None
+    with (
+        closing(open_reader(path, layout, Options(key="k"))) as reader,
+        pytest.raises(StorageError, match="in the records from byte 0 on"),
+    ):
+        list(reader.chunks(max_records=100, max_bytes=1_000))

@@ -136,9 +136,11 @@ class JsonLines:
         lines = lines.filter(pc.invert(pc.match_substring_regex(lines, rb"\A[ \t]*\z")))
         if self._key is None or not len(lines):
             return _table(lines, None if self._key is None else pa.array([], pa.binary()))
-        keys = self._column(data, pa.string(), len(lines))
-        if keys is None:
-            keys = self._column(data, pa.int64(), len(lines))
+        keys = None
+        if _are_whole_objects(lines):
+            keys = self._column(data, pa.string(), len(lines))
+            if keys is None:
+                keys = self._column(data, pa.int64(), len(lines))
         if keys is None:
             keys = pa.array([self._key_of(line) for line in lines.to_pylist()], pa.string())
         return _table(lines, keys.cast(pa.string()).cast(pa.binary()))
@@ -166,6 +168,17 @@ class JsonLines:
         if member is None or isinstance(member, str):
             return member
         return json.dumps(member, ensure_ascii=False, separators=(",", ":"))
+
+
+def _are_whole_objects(lines: Any) -> bool:
+    """Return True if no line can have less than one JSON object, provided that all of them are valid.
+
+    Arrow takes objects one after another, wherever lines end. A line with two objects and a line with none
+    would shift the keys between them by a line. After a `}` inside an object, JSON has no `{`. Therefore an
+    object that begins in a line of this form also ends there. Guard:
+    test_the_key_of_a_line_is_never_from_another_line.
+    """
+    return bool(pc.all(pc.and_(pc.starts_with(lines, b"{"), pc.ends_with(lines, b"}"))).as_py())
 
 
 class CsvRows:
