@@ -381,7 +381,7 @@ def test_the_fast_path_of_send_leaves_the_same_batches_as_append(partitioner: st
         return [
             core.buffered_bytes,
             *(
-                (tp, batch.rows, batch.size_bytes, batch.result.callbacks)
+                (tp, batch.decoded_rows(), batch.size_bytes, batch.result.callbacks)
                 for tp, queue in core._partitions.items()
                 for batch in queue.batches()
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
@@ -13,6 +14,7 @@ import pytest
 from oncelog import compiled
 
 
+@functools.cache
 def c_module(name: str) -> Any:
     """Return an extension module of this tree, also where ONCELOG_PURE_PYTHON is set.
 

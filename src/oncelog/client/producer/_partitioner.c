@@ -1,10 +1,11 @@
 /* The hash of oncelog/client/producer/partitioner.py, which is the oracle.
 
-   Guard: tests/client/test_client_partitioner.py. */
+   Guard: tests/wire/test_wire_row_loops.py. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <stdint.h>
+
+#include "_murmur2.h"
 
 PyDoc_STRVAR(murmur2_doc, "murmur2(data)\n--\n\nReturn Kafka's murmur2 hash as an unsigned 32-bit number.");
 
@@ -14,25 +15,9 @@ murmur2(PyObject *module, PyObject *key)
     Py_buffer view;
     if (PyObject_GetBuffer(key, &view, PyBUF_SIMPLE) < 0)
         return NULL;
-    const uint32_t m = 0x5BD1E995;
-    const unsigned char *data = view.buf;
-    Py_ssize_t left = view.len;
-    uint32_t h = 0x9747B28Cu ^ (uint32_t)left;
-    for (; left >= 4; data += 4, left -= 4) {
-        uint32_t k = data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 | (uint32_t)data[3] << 24;
-        k *= m;
-        k ^= k >> 24;
-        h = h * m ^ k * m;
-    }
-    if (left) {
-        for (Py_ssize_t i = 0; i < left; i++)
-            h ^= (uint32_t)data[i] << (8 * i);
-        h *= m;
-    }
+    uint32_t hash = murmur2_of(view.buf, view.len);
     PyBuffer_Release(&view);
-    h ^= h >> 13;
-    h *= m;
-    return PyLong_FromUnsignedLong(h ^ (h >> 15));
+    return PyLong_FromUnsignedLong(hash);
 }
 
 static PyMethodDef methods[] = {

@@ -1,7 +1,7 @@
 """A producer's batch of records, and the delivery result that its records share.
 
-A record in a batch is a row, not an object. A future of a record refers to the result of the batch and to the
-record's index in it. If a batch is split, its result refers to the results of the child batches.
+A record in a batch is a row or encoded, not an object. A future of a record refers to the result of the batch
+and to the record's index in it. If a batch is split, its result refers to the results of the child batches.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from oncelog.client.producer.rows import Row, row_size_bytes
+from oncelog.client.producer.appender import RecordBuffer, call_back
+from oncelog.client.producer.rows import row_size_bytes
 from oncelog.errors import OncelogError, OutcomeUnknown
 from oncelog.rules.idempotence.error_policy import ErrorClass
 from oncelog.rules.idempotence.sequencer import SequencedBatch
 from oncelog.types import Compression, RecordMetadata, TopicPartition
-from oncelog.wire.batch import build_batch
-from oncelog.wire.header import HEADER_BYTES, assign_producer
+from oncelog.wire.batch import seal_encoded
+from oncelog.wire.header import HEADER_BYTES, TRANSACTIONAL_BIT, assign_producer
 from oncelog.wire.primitives import WritableBuffer
 from oncelog.wire.records import NewRecord, decode_records
 
@@ -96,12 +97,9 @@ class BatchResult:
         None of these exceptions ends the producer, not even SystemExit or CancelledError.
         """
         callbacks, self.callbacks = self.callbacks, {}
-        for index, callback in callbacks.items():
-            try:
-                error = self.error if self.children is None else self.error_of(index)
-                callback(None if error else self.metadata(index), error)
-            except BaseException as raised:
-                yield raised
+        if callbacks:  # a result with children has none
+            times = self.times if self.log_time_ms is None else self.log_time_ms
+            yield from call_back(callbacks, RecordMetadata, *self.tp, self.base_offset, times, self.error)
         yield from self._call_listeners()
 
     def _call_listeners(self) -> Iterator[BaseException]:
@@ -175,15 +173,15 @@ class BatchResult:
 
 
 class ProducerBatch(SequencedBatch):
-    """Records of one partition: rows until the batch is encoded, then bytes.
+    """Records of one partition: in a buffer until the batch is encoded, then bytes with a header.
 
     Times are milliseconds of the monotonic clock.
     """
 
     __slots__ = (
-        "attempt_count", "charged_bytes", "created_ms", "data", "encoded_identity", "incomplete_children",
-        "is_completed", "is_queued", "last_error", "parent", "result", "retry_at_ms", "rows", "sent_ms",
-        "serial", "size_bytes", "tp",
+        "attempt_count", "buffer", "charged_bytes", "created_ms", "data", "encoded_identity",
+        "incomplete_children", "is_completed", "is_queued", "last_error", "parent", "result",
+        "retry_at_ms", "sent_ms", "serial", "tp",
     )  # fmt: skip
 
     def __init__(self, tp: TopicPartition, created_ms: float, serial: int) -> None:
@@ -195,12 +193,11 @@ class ProducerBatch(SequencedBatch):
 
         Child batches have the serial of their parent.
         """
-        self.rows: list[Row] = []
-        self.size_bytes = HEADER_BYTES
-        """Upper bound of the batch's size before compression."""
         self.charged_bytes = 0
         """The part of buffer.memory that the batch occupies, in bytes. It is set when the batch is sealed."""
         self.result = BatchResult(tp)
+        self.buffer = RecordBuffer(self.result, self.result.callbacks, HEADER_BYTES)
+        """The records until the batch is encoded."""
         self.attempt_count = 0
         """Number of times that the batch was sent."""
         self.retry_at_ms = 0.0
@@ -216,10 +213,15 @@ class ProducerBatch(SequencedBatch):
         """True while the current attempt waits for a connection: no byte of it was sent yet."""
         self.is_completed = False
 
+    @property
+    def size_bytes(self) -> int:
+        """Return an upper bound of the batch's size before compression."""
+        return self.buffer.size_bytes
+
     def seal(self) -> None:
         """Fix the number of records. No record may be added afterwards."""
         if self.data is None:
-            self.record_count = len(self.rows)
+            self.record_count = self.buffer.count
             self.charged_bytes = self.size_bytes - HEADER_BYTES
 
     def encode(
@@ -231,29 +233,35 @@ class ProducerBatch(SequencedBatch):
         """
         numbers = (self.identity, self.base_sequence)
         if self.data is None:
-            self.result.times = [row[0] for row in self.rows]
-            self.data = build_batch(
-                self.rows,  # type: ignore[arg-type]  # plain tuples in NewRecord's order, for speed
+            count = self.buffer.count
+            base_ms, max_ms = self.buffer.base_timestamp_ms, self.buffer.max_timestamp_ms
+            self.result.times = self.buffer.times()
+            self.data = seal_encoded(
+                self.buffer.take(),
+                count,
+                base_ms,
+                max_ms,
                 compression=compression,
                 level=level,
+                attributes=TRANSACTIONAL_BIT if is_transactional else 0,
                 producer_id=self.identity.producer_id if self.identity else None,
                 producer_epoch=self.identity.producer_epoch if self.identity else None,
                 base_sequence=self.base_sequence,
-                is_transactional=is_transactional,
             )
-            self.rows = []
         elif self.identity is not None and self.encoded_identity != numbers:
             assign_producer(self.data, *self.identity, self.base_sequence, is_transactional)
         self.encoded_identity = numbers
         return self.data
 
     def decoded_rows(self) -> list[NewRecord]:
-        """Return the records, decoded from the bytes if the batch is encoded."""
-        if self.data is None:
-            return [NewRecord(*row) for row in self.rows]
+        """Return the records, decoded from the bytes."""
+        data = self.data
+        if data is None:
+            count, base_ms = self.buffer.count, self.buffer.base_timestamp_ms
+            data = seal_encoded(self.buffer.copy(), count, base_ms, self.buffer.max_timestamp_ms)
         return [
             NewRecord(record.timestamp_ms, record.key, record.value, record.headers)
-            for record in decode_records(self.data, verify=False)
+            for record in decode_records(data, verify=False)
         ]
 
 
@@ -299,8 +307,8 @@ def _index_of_half(sizes: list[int]) -> int:
 
 def _child_batch(batch: ProducerBatch, rows: list[NewRecord]) -> ProducerBatch:
     child = ProducerBatch(batch.tp, batch.created_ms, batch.serial)
-    child.rows = list(rows)
-    child.size_bytes += sum(row_size_bytes(row.key, row.value, row.headers) for row in rows)
+    for row in rows:
+        child.buffer.append(row, row_size_bytes(row.key, row.value, row.headers), None)
     child.attempt_count = batch.attempt_count - 1  # MESSAGE_TOO_LARGE does not count as a retry
     # The children have the parent's sequences. If the parent was stored, the broker refuses each child with
     # OUT_OF_ORDER_SEQUENCE_NUMBER.

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import zip_longest
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from oncelog.client.arguments import headers_of
+from oncelog.client.producer.appender import first_unusual
 from oncelog.client.producer.batch import BatchResult, Callback
 from oncelog.client.producer.core import ProducerCore
-from oncelog.client.producer.delivery import Delivery, RecordFuture
+from oncelog.client.producer.delivery import Delivery, Parts, RecordFuture
 from oncelog.client.producer.driver import CLOSED, ProducerDriver, no_room_error, parse_settings
 from oncelog.client.producer.options import IdempotenceReport
 from oncelog.client.producer.partitioner import Partitions
-from oncelog.client.producer.rows import RECORD_OVERHEAD_BYTES, Row, make_row, row_size_bytes
+from oncelog.client.producer.rows import Row, make_row, row_size_bytes
 from oncelog.client.producer.transaction_manager import (
     Offsets,
     TransactionManager,
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
 __all__ = ["Delivery", "Producer", "RecordFuture"]
 
 T = TypeVar("T")
+Columns = tuple[Sequence[Any], Sequence[Any] | None, list[int] | int, tuple[Header, ...]]
+"""Values, keys, timestamps and the headers of each record."""
+_CHUNK_ROWS = 2048
+"""Number of rows that `send_many` appends before it lets go of the lock."""
 
 
 class Producer:
@@ -62,9 +67,15 @@ class Producer:
             self._thread.stop()
             raise
         self._transactions = transaction_manager_of(self._driver)
-        # These two methods are bound once, because `send` calls them for each record.
-        self._append_to_open_batch = self._driver.core.append_to_open_batch
         self._wall_ns = self._driver.runtime.wall_ns
+        appender = self._driver.core.appender
+        appender.prepare(
+            self._driver.lock,
+            self._wall_ns,
+            RecordFuture,
+            is_system_clock=self._wall_ns is time.time_ns,
+        )
+        self._send = appender.send  # bound once, because `send` calls it for each record
 
     async def _make_driver(self) -> ProducerDriver:
         driver = ProducerDriver(self.settings, self.options)
@@ -101,23 +112,21 @@ class Producer:
         the producer's thread calls `on_delivery(metadata, error)`, and one of the two arguments is None. The
         callback must not block. `timestamp_ms` is milliseconds since the epoch, by default the current time.
         """
-        if (
-            type(value) is bytes
-            and (key is None or type(key) is bytes)
-            and timestamp_ms is None
-            and not headers
-        ):
-            row: Row = (self._wall_ns() // 1_000_000, key, value, ())
-            size_bytes = RECORD_OVERHEAD_BYTES + len(value) + (len(key) if key else 0)
-        else:
-            row = make_row(value, key, timestamp_ms, headers, self._wall_ns)
-            size_bytes = row_size_bytes(row[1], row[2], row[3])
+        future: RecordFuture | None = self._send(
+            topic, value, key, partition, timestamp_ms, headers, on_delivery
+        )
+        if future is not None:
+            return future
+        row = make_row(value, key, timestamp_ms, headers, self._wall_ns)
+        size_bytes = row_size_bytes(row[1], row[2], row[3])
+        return RecordFuture(*self._append_row(topic, partition, row, size_bytes, on_delivery))
+
+    def _append_row(
+        self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
+    ) -> tuple[BatchResult, int]:
         with self._driver.lock:
-            appended = self._append_to_open_batch(topic, partition, row, size_bytes, on_delivery)
-        if appended is None:
-            appended = self._append(topic, partition, row, size_bytes, on_delivery)
-        result, index = appended
-        return RecordFuture(result, index)
+            appended = self._driver.core.append_to_open_batch(topic, partition, row, size_bytes, callback)
+        return appended or self._append(topic, partition, row, size_bytes, callback)
 
     def _append(
         self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
@@ -163,7 +172,7 @@ class Producer:
                     is_known and not was_looked_up_again and core.may_have_more_partitions(topic, partition)
                 )
                 if (is_known and not is_stale) or core.fatal is not None:
-                    core.is_changing = True
+                    core.appender.is_changing = True
                     try:
                         try:
                             return act(core)
@@ -171,7 +180,7 @@ class Producer:
                             if core.is_append_unfinished:  # a signal handler raised within `act`
                                 core.repair()
                     finally:
-                        core.is_changing = False
+                        core.appender.is_changing = False
             self._thread.run(
                 self._driver.refresh_topic(topic) if is_stale else self._driver.look_up_topic(topic)
             )
@@ -231,34 +240,61 @@ class Producer:
         is the Delivery of these records.
         """
         now_ms = self._wall_ns() // 1_000_000
-        stamps = iter(timestamps_ms) if isinstance(timestamps_ms, Iterable) else None
-        fixed = timestamps_ms if isinstance(timestamps_ms, int) else now_ms
-        key_iterator = iter(keys) if keys is not None else None
         shared = headers_of(headers)
-        self._check_rows(values, keys, shared)
-        parts: dict[int, tuple[BatchResult, int, int]] = {}
+        parts = Parts()
         with _delivery_on_error(parts):
+            if isinstance(values, (list, tuple)):
+                self._check_rows(values, keys, shared)
+            if (
+                type(values) in (list, tuple)
+                and (keys is None or type(keys) in (list, tuple))
+                and (timestamps_ms is None or type(timestamps_ms) in (int, list))
+            ):
+                times = now_ms if timestamps_ms is None else timestamps_ms
+                self._send_lists(topic, partition, (values, keys, times, shared), now_ms, parts)  # type: ignore[arg-type]
+                return parts.delivery()
+            stamps = iter(timestamps_ms) if isinstance(timestamps_ms, Iterable) else None
+            fixed = timestamps_ms if isinstance(timestamps_ms, int) else now_ms
+            key_iterator = iter(keys) if keys is not None else None
             for value in values:
                 key = next(key_iterator, None) if key_iterator else None
                 stamp_ms = next(stamps, fixed) if stamps else fixed
                 row = make_row(value, key, stamp_ms, shared, self._wall_ns)
-                size_bytes = row_size_bytes(*row[1:])
-                with self._driver.lock:
-                    appended = self._append_to_open_batch(topic, partition, row, size_bytes, None)
-                result, index = appended or self._append(topic, partition, row, size_bytes, None)
-                part = parts.get(id(result))
-                parts[id(result)] = (result, part[1], part[2] + 1) if part else (result, index, 1)
-        return Delivery(list(parts.values()))
+                parts.add(*self._append_row(topic, partition, row, row_size_bytes(*row[1:]), None), 1)
+        return parts.delivery()
+
+    def _send_lists(
+        self, topic: str, partition: int | None, columns: Columns, now_ms: int, parts: Parts
+    ) -> None:
+        """Append the rows of lists: many with one call of the appender, and the others one by one."""
+        values, keys, times, headers = columns
+        appender = self._driver.core.appender
+        number = 0
+        while number < len(values):
+            last = min(number + _CHUNK_ROWS, len(values))
+            with self._driver.lock:
+                number = appender.append_many(topic, partition, *columns, number, last, parts.added)
+            parts.merge()
+            if number < last:
+                key = keys[number] if keys is not None and number < len(keys) else None
+                stamps = times[number : number + 1] if isinstance(times, list) else [times]
+                row = make_row(values[number], key, stamps[0] if stamps else now_ms, headers, self._wall_ns)
+                parts.add(*self._append_row(topic, partition, row, row_size_bytes(*row[1:]), None), 1)
+                number += 1
 
     def _check_rows(
-        self, values: Iterable[bytes | None], keys: Iterable[bytes | None] | None, headers: tuple[Header, ...]
+        self,
+        values: Sequence[bytes | None],
+        keys: Iterable[bytes | None] | None,
+        headers: tuple[Header, ...],
     ) -> None:
-        """Raise the error of the first invalid record in a list or tuple, before any record is appended."""
-        if not isinstance(values, (list, tuple)):
-            return  # an iterator can be read only once
+        """Raise the error of the first invalid record of a list or tuple, before any record is appended."""
         listed_keys = keys if isinstance(keys, (list, tuple)) else ()
-        for value, key in zip_longest(values, listed_keys[: len(values)]):
-            row = make_row(value, key, 0, headers, self._wall_ns)
+        max_bytes = self.options.max_request_bytes - row_size_bytes(None, None, headers)
+        first = first_unusual(values, listed_keys, max_bytes)
+        for number in range(first, len(values)):
+            key = listed_keys[number] if number < len(listed_keys) else None
+            row = make_row(values[number], key, 0, headers, self._wall_ns)
             self._driver.core.check_size(row_size_bytes(*row[1:]))
 
     def send_table(self, topic: str, table: Any, *, partition: int | None = None) -> Delivery:
@@ -282,13 +318,13 @@ class Producer:
             with self._driver.lock:
                 return queues.choose_many(keys, rows)
 
-        parts: dict[int, tuple[BatchResult, int, int]] = {}
+        parts = Parts()
         with _delivery_on_error(parts):
             for batch in encode_table(table, self.options, partition, choose):
                 result = self._append_sealed(topic, batch)
-                parts[id(result)] = (result, 0, batch.record_count)
+                parts.add(result, 0, batch.record_count)
                 self._wake()
-        return Delivery(list(parts.values()))
+        return parts.delivery()
 
     def _append_sealed(self, topic: str, batch: EncodedBatch) -> BatchResult:
         return self._with_room(
@@ -484,14 +520,15 @@ class Producer:
 
 
 @contextmanager
-def _delivery_on_error(parts: Mapping[int, tuple[BatchResult, int, int]]) -> Iterator[None]:
+def _delivery_on_error(parts: Parts) -> Iterator[None]:
     """If the block raises, set the error's attribute `delivery` to the Delivery of the records appended so
     far.
     """
     try:
         yield
     except BaseException as error:
-        if parts:
+        delivery = parts.delivery()
+        if len(delivery):
             with suppress(AttributeError):  # an exception with slots, raised by the caller's iterator
-                error.delivery = Delivery(list(parts.values()))  # type: ignore[attr-defined]
+                error.delivery = delivery  # type: ignore[attr-defined]
         raise

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any, Protocol, SupportsIndex
 
 from oncelog.client.connection.metadata import ClusterMetadata
+from oncelog.client.producer.appender import Appender
 from oncelog.client.producer.batch import BatchResult, Callback, ProducerBatch, indeterminate_error, split
 from oncelog.client.producer.options import ProducerOptions
 from oncelog.client.producer.partitioner import Partitioner
@@ -87,14 +88,8 @@ class ProducerCore:
         """Results whose callbacks the driver calls once it has released the lock."""
         self.completed_count = 0
         """Number of results that were ever put into `completed`."""
-        self.buffered_bytes = 0
         self.room_waiter_count = 0
         """Number of calls that wait for room in buffer.memory. While there are any, no batch lingers."""
-        self.is_changing = False
-        """True while a call that holds the lock is changing the core.
-
-        Only a signal handler that interrupted the call can see True.
-        """
         self.is_append_unfinished = False
         """True while an `append` changes the queues. If it is True between calls, `repair` is needed."""
         self.stale_leaders: set[TopicPartition] = set()
@@ -123,9 +118,18 @@ class ProducerCore:
         self._in_flight_requests: dict[int, int] = {}
         self._serial = 0
         self._flush_below = 0
-        self.max_open_batch_bytes = min(options.batch_bytes, options.max_request_bytes)
-        """The maximum size of an open batch in bytes: it takes no record that would make it larger."""
-        self.buffer_bytes = options.buffer_bytes
+        self.appender = Appender(options.buffer_bytes, min(options.batch_bytes, options.max_request_bytes))
+        """Appends to the open batches. Its `topics` has the topics of `self.topics`."""
+        self._hashes_in_python = options.partitioner == "consistent_random"
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return the part of buffer.memory that is in use."""
+        return self.appender.buffered_bytes
+
+    @buffered_bytes.setter
+    def buffered_bytes(self, value: int) -> None:
+        self.appender.buffered_bytes = value
 
     # Topics
 
@@ -149,12 +153,14 @@ class ProducerCore:
             partitioner = Partitioner(self.options.partitioner, self._rng.randrange)
             topic = self.topics[name] = TopicQueues(name, partitioner, now_ms)
         for partition in range(len(topic.queues), count):
-            topic.queues.append(self._make_queue(TopicPartition(name, partition)))
+            topic.open_batches.buffers.append(None)
+            topic.queues.append(self._make_queue(TopicPartition(name, partition), topic))
         topic.set_count(count)
+        self.appender.topics[name] = topic.open_batches
         return topic
 
-    def _make_queue(self, tp: TopicPartition) -> PartitionQueue:
-        queue = self._partitions[tp] = PartitionQueue(tp, self.options)
+    def _make_queue(self, tp: TopicPartition, topic: TopicQueues) -> PartitionQueue:
+        queue = self._partitions[tp] = PartitionQueue(tp, self.options, topic.open_batches)
         kept = self._kept_sequences.pop(tp, None)
         if kept is not None and self._kept_identity == self.identity is not None:
             queue.sequences.resume(self.identity, *kept)
@@ -170,6 +176,7 @@ class ProducerCore:
                 topic.used_ms = now_ms
                 continue
             del self.topics[topic.name]
+            self.appender.topics.pop(topic.name, None)
             self.forgotten_topics.append(topic.name)
             for queue in topic.queues:
                 self._keep_sequences(queue)
@@ -199,39 +206,11 @@ class ProducerCore:
         Return the batch's result and the record's index in it, or None if the record needs `append`. The
         caller holds the lock. Raises MisuseError in a signal handler that interrupted another call.
         """
-        if self.is_changing:
+        if self.appender.is_changing:
             raise interrupted_call()
-        self.is_changing = True
-        try:
-            queues = self.topics.get(topic)
-            if queues is None:
-                return None
-            if partition is not None:
-                if type(partition) is not int:
-                    return None
-                queue = queues.queues[partition] if 0 <= partition < queues.count else None
-            elif row[1] is None:
-                queue = queues.sticky_queue
-            elif row[1] and queues.hashes_keys:
-                queue = queues.queues[queues.partitioner.for_key(row[1], queues.count)]
-            else:
-                return None
-            if queue is None or (batch := queue.open) is None:
-                return None
-            batch_bytes, buffered_bytes = batch.size_bytes + size_bytes, self.buffered_bytes + size_bytes
-            if batch_bytes > self.max_open_batch_bytes or buffered_bytes > self.buffer_bytes:
-                return None
-            # The same steps as in `_append_row`, inline, because one more call would add 5 % to the cost of
-            # `send`. Guard: test_the_fast_path_of_send_leaves_the_same_batches_as_append.
-            result, rows = batch.result, batch.rows
-            index = len(rows)
-            batch.size_bytes, self.buffered_bytes = batch_bytes, buffered_bytes
-            if callback is not None:
-                result.callbacks[index] = callback
-            rows.append(row)
-            return result, index
-        finally:
-            self.is_changing = False
+        if self._hashes_in_python and partition is None and row[1] and (queues := self.topics.get(topic)):
+            partition = queues.partitioner.for_key(row[1], queues.count)
+        return self.appender.append(topic, partition, row, size_bytes, callback)
 
     def append(
         self,
@@ -262,21 +241,10 @@ class ProducerCore:
             if not is_behind:
                 self._place(queue, now_ms)
             needs_drain = not is_behind or self._is_urgent
-        index = self._append_row(batch, row, size_bytes, callback)
+        self.buffered_bytes += size_bytes
+        index = batch.buffer.append(row, size_bytes, callback)
         self.is_append_unfinished = False
         return batch.result, index, needs_drain
-
-    def _append_row(self, batch: ProducerBatch, row: Row, size_bytes: int, callback: Callback | None) -> int:
-        # No signal handler can run between `len` and the end of `rows.append`. If a handler raised there, a
-        # callback would stay without its record, and be called for the next record. Guard:
-        # test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer.
-        index = len(batch.rows)
-        batch.size_bytes += size_bytes
-        self.buffered_bytes += size_bytes
-        if callback is not None:
-            batch.result.callbacks[index] = callback
-        batch.rows.append(row)
-        return index
 
     def append_sealed(
         self, topic: str, partition: int, data: WritableBuffer, count: int, times: Any, now_ms: float
@@ -334,7 +302,7 @@ class ProducerCore:
 
     def has_room(self, size_bytes: int) -> bool:
         """Return True if buffer.memory has room for these bytes. An empty buffer takes any record."""
-        return not self.buffered_bytes or self.buffered_bytes + size_bytes <= self.buffer_bytes
+        return not self.buffered_bytes or self.buffered_bytes + size_bytes <= self.options.buffer_bytes
 
     def can_append(self, size_bytes: int) -> bool:
         """Return True if no wait for room is needed: `append` would take the record, or raise the fatal
@@ -363,8 +331,9 @@ class ProducerCore:
         Otherwise a caller in the child that waits for a record from before the fork would wait without end.
         """
         self.fatal = error
-        self.is_changing = False
+        self.appender.is_changing = False
         self.topics.clear()
+        self.appender.topics.clear()
         for batch in self._incomplete:
             batch.result.complete(None, None, error)
         for queue in self._partitions.values():  # includes the children of batches that were split
@@ -480,7 +449,7 @@ class ProducerCore:
 
     @property
     def _is_urgent(self) -> bool:
-        return self.room_waiter_count > 0 or self.buffered_bytes * 4 > self.buffer_bytes * 3
+        return self.room_waiter_count > 0 or self.buffered_bytes * 4 > self.options.buffer_bytes * 3
 
     def _prepare_identity(self, now_ms: float) -> bool:
         """Restart the sequences that are due to restart. Return False if no batch may be sent.

@@ -202,3 +202,42 @@ class Delivery:
         if result.failed:
             raise result.failed[0][1]
         return result
+
+
+class Parts:
+    """The parts of a Delivery while records are appended.
+
+    Consecutive records of a batch become one part. Another thread's records may stand between them.
+    """
+
+    def __init__(self) -> None:
+        self.added: list[tuple[BatchResult, int, int]] = []
+        """Parts that `merge` has not seen yet: a batch result, the index of the first record, and a count."""
+        self._merged: list[tuple[BatchResult, int, int]] = []
+        self._ends: dict[tuple[int, int], int] = {}
+        """(identity of a result, index after a part's last record) -> place of the part in `_merged`."""
+
+    def add(self, result: BatchResult, first: int, count: int) -> None:
+        """Add records of a batch."""
+        self.added.append((result, first, count))
+        self.merge()
+
+    def merge(self) -> None:
+        """Join the parts of `added` to the others."""
+        while self.added:
+            result, first, count = self.added[0]
+            begin, end = (id(result), first), (id(result), first + count)
+            place = self._ends.get(begin, len(self._merged))
+            if place < len(self._merged):
+                _, first, before = self._merged[place]
+                count += before
+            # No signal handler can run between these two statements, because neither is a call. If a handler
+            # raised there, records would count twice.
+            self._merged[place : place + 1] = [(result, first, count)]
+            del self.added[0]
+            self._ends[end] = place
+            self._ends.pop(begin, None)
+
+    def delivery(self) -> Delivery:
+        """Return the Delivery of all parts."""
+        return Delivery([*self._merged, *self.added])

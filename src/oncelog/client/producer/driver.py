@@ -160,7 +160,7 @@ class ProducerDriver:
 
     def reset_after_fork(self) -> None:
         """In a forked child, fail all records, and replace the lock, which the parent may hold."""
-        self.lock = threading.RLock()
+        self.lock = self.core.appender.lock = threading.RLock()
         self.room_waiters = []
         self.core.detach(MisuseError("this producer was made before a fork; make one in the child process"))
 

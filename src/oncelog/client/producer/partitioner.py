@@ -79,6 +79,7 @@ class Partitioner:
         self.is_sticky = name == "default"
         """True if records without a key go to one partition until the batch is full."""
         self.is_round_robin = name == "round_robin"
+        self.hashes_with_murmur2 = name == "default"
         self._hash: KeyHash = positive_murmur2 if name == "default" else zlib.crc32
         self.hashes_empty_keys = name == "default"
         self._cache: dict[bytes, int] = {}

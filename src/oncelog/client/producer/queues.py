@@ -8,6 +8,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
+from oncelog.client.producer.appender import OpenBatches
 from oncelog.client.producer.batch import ProducerBatch
 from oncelog.client.producer.options import ProducerOptions
 from oncelog.client.producer.partitioner import Partitioner, Partitions
@@ -23,14 +24,34 @@ class PartitionQueue:
     batches are in `sequences` or, without idempotence, in `sent`, in the order of their serial numbers.
     """
 
-    def __init__(self, tp: TopicPartition, options: ProducerOptions) -> None:
+    def __init__(
+        self, tp: TopicPartition, options: ProducerOptions, open_batches: OpenBatches | None = None
+    ) -> None:
         self.tp = tp
-        self.open: ProducerBatch | None = None
+        self._open: ProducerBatch | None = None
+        self._open_batches = open_batches
         self.waiting: deque[ProducerBatch] = deque()
         self.sent: list[ProducerBatch] = []
         limit = options.max_in_flight if not options.safe_mode else min(options.max_in_flight, 5)
         self.sequences: PartitionSequencer[ProducerBatch] = PartitionSequencer(limit, options.safe_mode)
         self._options = options
+
+    @property
+    def open(self) -> ProducerBatch | None:
+        """Return the open batch. It is the one that `Appender` appends to."""
+        return self._open
+
+    @open.setter
+    def open(self, batch: ProducerBatch | None) -> None:
+        # The buffer is there only while the batch is open, also if an exception interrupts this.
+        if self._open_batches is None:
+            self._open = batch
+        elif batch is None:
+            self._open_batches.buffers[self.tp.partition] = None
+            self._open = None
+        else:
+            self._open = batch
+            self._open_batches.buffers[self.tp.partition] = batch.buffer
 
     @property
     def is_idle(self) -> bool:
@@ -50,7 +71,7 @@ class PartitionQueue:
         """
         if self.open is not None:
             self.close_open()
-        self.waiting = deque(batch for batch in self.waiting if batch.data is not None or batch.rows)
+        self.waiting = deque(batch for batch in self.waiting if batch.data is not None or batch.buffer.count)
         for batch in self.waiting:
             batch.seal()
 
@@ -145,20 +166,30 @@ class TopicQueues:
     use.
     """
 
-    __slots__ = ("count", "hashes_keys", "name", "partitioner", "queues", "sticky_queue", "used_ms")
+    __slots__ = ("_sticky_queue", "count", "name", "open_batches", "partitioner", "queues", "used_ms")
 
     def __init__(self, name: str, partitioner: Partitioner, used_ms: float) -> None:
         self.name = name
         self.partitioner = partitioner
-        self.hashes_keys = not partitioner.is_round_robin
+        self.open_batches = OpenBatches(partitioner.hashes_with_murmur2)
         self.queues: list[PartitionQueue] = []
         self.count = 0
-        self.sticky_queue: PartitionQueue | None = None
+        self._sticky_queue: PartitionQueue | None = None
         self.used_ms = used_ms
+
+    @property
+    def sticky_queue(self) -> PartitionQueue | None:
+        """Return the queue of records without a key."""
+        return self._sticky_queue
+
+    @sticky_queue.setter
+    def sticky_queue(self, queue: PartitionQueue | None) -> None:
+        self._sticky_queue = queue
+        self.open_batches.sticky = -1 if queue is None else queue.tp.partition
 
     def set_count(self, count: int) -> None:
         """Set the topic's number of partitions. `queues` must have at least `count` queues."""
-        self.count = count
+        self.count = self.open_batches.count = count
         if self.sticky_queue is not None and self.sticky_queue.tp.partition >= count:
             self.sticky_queue = None
 
