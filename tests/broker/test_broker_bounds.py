@@ -33,9 +33,10 @@ from oncelog.wire import columns, compression, records
 from oncelog.wire.batch import build_batch, read_header, seal
 from oncelog.wire.columns import batches_to_arrow
 from oncelog.wire.compression import compress, decompress
+from oncelog.wire.fetched_records import iter_rows
 from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import DeleteRecordsRequest, ListOffsetsRequest, MetadataRequest
-from oncelog.wire.records import MAX_RECORDS, NewRecord, decode_records, encode_records, iter_records
+from oncelog.wire.records import MAX_RECORDS, NewRecord, decode_records, encode_records
 
 _LOG_APPEND_TIME, _ZSTD = 8, int(Compression.ZSTD)
 _RECORD, _KEYLESS = b"\x0e\0\0\0\2k\1\0", b"\x0c\0\0\0\1\1\0"
@@ -172,7 +173,7 @@ def test_a_consumer_reads_a_batch_of_more_records_than_are_decoded_at_once(
 
 def test_a_batch_is_handed_out_part_by_part_and_resumed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completed_fetch, "SLICE_RECORDS", 7)
-    monkeypatch.setattr(iter_records, "__kwdefaults__", {**iter_records.__kwdefaults__, "slice_records": 7})
+    monkeypatch.setattr(iter_rows, "__defaults__", (7,))
     data = memoryview(bytes(numbered(20)))
     header = read_header(data)
     for start in range(21):
@@ -180,7 +181,7 @@ def test_a_batch_is_handed_out_part_by_part_and_resumed_anywhere(monkeypatch: py
             placed = deque([FetchedBatch(0, header, Verdict.DELIVER)])
             completed, position, offsets = CompletedFetch(TopicPartition("t", 0), data, placed, 20), start, []
             while not completed.is_empty:
-                rows, position = completed.take_records(position, most, check_crcs=True)
+                rows, position, _ = completed.take_records(position, most, check_crcs=True)
                 assert len(rows) <= most
                 offsets += [row.offset for row in rows]
                 assert position == (offsets[-1] + 1 if offsets and not completed.is_empty else position)
@@ -189,13 +190,13 @@ def test_a_batch_is_handed_out_part_by_part_and_resumed_anywhere(monkeypatch: py
 
 def test_what_stands_before_a_damaged_record_is_handed_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completed_fetch, "SLICE_RECORDS", 4)
-    monkeypatch.setattr(iter_records, "__kwdefaults__", {**iter_records.__kwdefaults__, "slice_records": 4})
+    monkeypatch.setattr(iter_rows, "__defaults__", (4,))
     good = _RECORD * 10
     tail = struct.pack(">hiqqqhii", 0, 11, NOW_MS, NOW_MS, -1, -1, -1, 12) + good + b"\x0e\0\0\0\2k\1\2" * 2
     data = memoryview(struct.pack(">qiibI", 0, 9 + len(tail), -1, 2, crc32c(tail)) + tail)
     placed = deque([FetchedBatch(0, read_header(data), Verdict.DELIVER)])
     completed = CompletedFetch(TopicPartition("t", 0), data, placed, 12)
-    rows, position = completed.take_records(0, 100, check_crcs=True)
+    rows, position, _ = completed.take_records(0, 100, check_crcs=True)
     # Every record of this batch claims offset 0: only the parts before the damage matter here.
     assert len(rows) == 8 and position == 1
     with pytest.raises(InvalidRecord, match="seek past it"):

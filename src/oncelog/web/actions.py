@@ -50,8 +50,8 @@ class Actions:
                 return self._renderer.refusal(
                     "these pages are read-only: start them without --read-only", 403
                 )
-            # Any page in the user's browser can send a form here. Starlette bounds the fields of a form in this
-            # encoding, but writes the files of multipart/form-data to the disk, before the token can be
+            # Any page in the user's browser can send a form here. Starlette bounds the fields of a form in
+            # this encoding, but writes the files of multipart/form-data to the disk, before the token can be
             # checked. Guard: test_a_form_with_a_file_is_refused_before_it_is_read.
             if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM_TYPE:
                 return self._renderer.refusal(f"the form must have the type {_FORM_TYPE}", 415)

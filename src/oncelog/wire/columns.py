@@ -2,6 +2,10 @@
 
 This module also exports the reverse, `arrow_to_batches`, from arrow_encoder.py.
 
+`_fetched_records.c` fills the columns' buffers in two passes over the records, if it is compiled
+(docs/internals/compiled.md). NumPy decodes again all that C does not accept, and accepts it or raises the
+right exception. Guard: tests/wire/test_wire_fetched_records.py.
+
 A NumPy call costs about 0.1 ms even for little data. Therefore call `batches_to_arrow` once for a whole fetch
 response, not once per batch. One Python loop follows the record lengths, because each length leads to the
 next record. All other numbers are read as columns. Keys and values are copied with one BinaryArray over the
@@ -10,9 +14,11 @@ response.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
+import crc32c
 import numpy as np
 import pyarrow as pa
 
@@ -20,13 +26,19 @@ from oncelog.errors import InvalidRecord, MisuseError
 from oncelog.types import Compression
 from oncelog.wire.arrow_encoder import arrow_to_batches
 from oncelog.wire.compression import MAX_DECOMPRESSED_BYTES
-from oncelog.wire.header import HEADER_BYTES, BatchHeader, iter_batches
+from oncelog.wire.header import CODEC_MASK, HEADER_BYTES, BatchHeader, iter_batches
 from oncelog.wire.primitives import Buffer
 from oncelog.wire.records import READING, check_count, parse_headers, payload_of, read_varint
+
+try:
+    import oncelog.wire._fetched_records as _c
+except ModuleNotFoundError:
+    _c = None  # type: ignore[assignment]
 
 __all__ = ["HEADERS_TYPE", "arrow_to_batches", "batches_to_arrow", "fetch_schema"]
 
 HEADERS_TYPE = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
 _SCHEMA = pa.schema(
     [
         ("key", pa.binary()),
@@ -34,7 +46,7 @@ _SCHEMA = pa.schema(
         ("topic", pa.string()),
         ("partition", pa.int32()),
         ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("timestamp", _TIMESTAMP),
         ("timestampType", pa.int32()),
     ]
 )
@@ -46,6 +58,7 @@ are rejected only above Arrow's limit of 2 GiB.
 """
 # Maximum number of records per batch. During decoding, a record takes about 100 bytes of memory.
 _MAX_RECORDS = 1 << 22
+_MIN_OFFSET, _MAX_OFFSET = -(2**63), 2**63 - 1
 _MAX_TIMESTAMP_MS = (2**63 - 1) // 1000
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -65,32 +78,56 @@ def batches_to_arrow(
     end_offset: int | None = None,
     include_headers: bool = False,
     skip: Callable[[BatchHeader], bool] | None = None,
+    batches: Iterable[tuple[int, BatchHeader]] | None = None,
     verify: bool = True,
 ) -> pa.RecordBatch:
     """Return the records of all whole batches in `buffer` as columns.
 
-    The result omits control batches, batches for which `skip` returns True, and records outside
+    `batches`: the positions and headers of the batches to decode, if the caller has read them already. The
+    result omits control batches, batches for which `skip` returns True, and records outside
     [start_offset, end_offset) (None: no limit). If a record has no headers, its list of headers is null. A
     timestamp that does not fit into microseconds is null. Bytes of a header's name that are not UTF-8 become
     U+FFFD.
 
     Raises the exceptions of `decode_records`, and MisuseError for 2 GiB of records or more.
     """
-    picked = _Picked(buffer)
-    for position, header in iter_batches(buffer):
-        if header.is_control or header.records_count == 0 or (skip is not None and skip(header)):
-            continue
-        if start_offset is not None and header.last_offset < start_offset:
-            continue
-        if end_offset is not None and header.base_offset >= end_offset:
-            continue
-        picked.add(position, header, verify)
-    if not picked.headers:
-        return _empty(include_headers)
+    listed = list(iter_batches(buffer) if batches is None else batches)
+    if skip is not None:
+        listed = [(position, header) for position, header in listed if not skip(header)]
+    wanted = _Wanted(topic, partition, start_offset, end_offset, include_headers, verify)
     try:
-        return _decode(picked, topic, partition, start_offset, end_offset, include_headers)
+        if _c is not None and not any([header.attributes & CODEC_MASK for _, header in listed]):
+            batch = _decode_with_c(buffer, listed, None, wanted)
+            if batch is not None:
+                return batch
+        return _decode(_pick(buffer, listed, wanted), wanted)
     except IndexError as error:
         raise InvalidRecord(f"a batch of {topic}-{partition} contains a truncated record") from error
+
+
+class _Wanted(NamedTuple):
+    """The arguments of `batches_to_arrow` that select records and columns."""
+
+    topic: str
+    partition: int
+    start_offset: int | None
+    end_offset: int | None
+    include_headers: bool
+    verify: bool
+
+
+def _pick(buffer: Buffer, listed: list[tuple[int, BatchHeader]], wanted: _Wanted) -> _Picked:
+    """Verify and decompress the batches with records in the range."""
+    picked = _Picked(buffer)
+    for position, header in listed:
+        if header.is_control or header.records_count == 0:
+            continue
+        if wanted.start_offset is not None and header.last_offset < wanted.start_offset:
+            continue
+        if wanted.end_offset is not None and header.base_offset >= wanted.end_offset:
+            continue
+        picked.add(position, header, wanted.verify)
+    return picked
 
 
 class _Picked:
@@ -116,7 +153,7 @@ class _Picked:
                 "records"
             )
         self.headers.append(header)
-        self.positions.append(position + HEADER_BYTES)
+        self.positions.append(position)
         payload = payload_of(self.buffer, position, header, verify, min(self.budget, MAX_DECOMPRESSED_BYTES))
         check_count(header, payload)
         self.payloads.append(payload)
@@ -126,7 +163,7 @@ class _Picked:
     def joined(self) -> tuple[Buffer, list[int]]:
         """Return the buffer, and the position of each batch's first record in it."""
         if not self.is_compressed:
-            return self.buffer, self.positions
+            return self.buffer, [position + HEADER_BYTES for position in self.positions]
         ends = np.cumsum([len(payload) for payload in self.payloads])
         return b"".join(self.payloads), [0, *ends[:-1].tolist()]
 
@@ -136,34 +173,89 @@ def _empty(include_headers: bool) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
 
 
-def _decode(
-    picked: _Picked,
-    topic: str,
-    partition: int,
-    start_offset: int | None,
-    end_offset: int | None,
-    include_headers: bool,
-) -> pa.RecordBatch:
+def _decode(picked: _Picked, wanted: _Wanted) -> pa.RecordBatch:
+    if not picked.headers:
+        return _empty(wanted.include_headers)
+    if _c is not None:
+        listed = list(zip(picked.positions, picked.headers, strict=True))
+        batch = _decode_with_c(picked.buffer, listed, picked.payloads, wanted)
+        if batch is not None:
+            return batch
     data, begins = picked.joined()
     if len(data) > 2 * _MAX_TOTAL_BYTES - 1:
         raise MisuseError("more than 2 GiB of record batches in one call; decode them in smaller pieces")
     heads = _chase(data, begins, picked)
     columns = _Columns(np.frombuffer(data, np.uint8), heads, picked.headers)
-    if start_offset is not None or end_offset is not None:
-        columns.keep(start_offset, end_offset)
+    if wanted.start_offset is not None or wanted.end_offset is not None:
+        columns.keep(wanted.start_offset, wanted.end_offset)
     count = len(columns.offset)
     arrays = [
         _gather(data, columns.key_at, columns.key_size),
         _gather(data, columns.value_at, columns.value_size),
-        pa.repeat(pa.scalar(topic), count),
-        pa.array(np.full(count, partition, np.int32)),
+        pa.repeat(pa.scalar(wanted.topic), count),
+        pa.array(np.full(count, wanted.partition, np.int32)),
         pa.array(columns.offset),
         _timestamps(columns.timestamp_ms),
         pa.array(columns.timestamp_type),
     ]
-    if include_headers:
+    if wanted.include_headers:
         arrays.append(_headers(bytes(data), columns))
-    return pa.RecordBatch.from_arrays(arrays, schema=fetch_schema(include_headers))
+    return pa.RecordBatch.from_arrays(arrays, schema=fetch_schema(wanted.include_headers))
+
+
+def _decode_with_c(
+    buffer: Buffer, listed: list[tuple[int, BatchHeader]], payloads: list[Buffer] | None, wanted: _Wanted
+) -> pa.RecordBatch | None:
+    """Return the columns, or None if the C code does not accept the batches.
+
+    `payloads`: the batches' records, verified and decompressed; None if no batch is compressed.
+    """
+    start, end = wanted.start_offset, wanted.end_offset
+    first = _MIN_OFFSET if start is None else max(start, _MIN_OFFSET)
+    last = _MAX_OFFSET if end is None else min(end - 1, _MAX_OFFSET)
+    result = _c.columns(buffer, listed, payloads, first, last, crc32c.crc32c if wanted.verify else None)
+    if result is None:
+        return None
+    count, key, value, offset, nulls_count, validity, timestamp, timestamp_type, with_headers = result
+    arrays = [
+        _from_buffers(pa.binary(), count, *key),
+        _from_buffers(pa.binary(), count, *value),
+        pa.repeat(pa.scalar(wanted.topic), count),
+        pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
+        _from_buffers(pa.int64(), count, 0, None, offset),
+        _from_buffers(_TIMESTAMP, count, nulls_count, validity, timestamp),
+        _from_buffers(pa.int32(), count, 0, None, timestamp_type),
+    ]
+    if wanted.include_headers:
+        arrays.append(_c_headers(buffer, listed, payloads, count, with_headers))
+    return pa.RecordBatch.from_arrays(arrays, schema=fetch_schema(wanted.include_headers))
+
+
+def _from_buffers(kind: Any, count: int, nulls_count: int, *buffers: bytes | None) -> pa.Array:
+    views = [None if buffer is None else pa.py_buffer(buffer) for buffer in buffers]
+    return pa.Array.from_buffers(kind, count, views, nulls_count)
+
+
+def _c_headers(
+    buffer: Buffer,
+    listed: list[tuple[int, BatchHeader]],
+    payloads: list[Buffer] | None,
+    count: int,
+    with_headers: bytes,
+) -> pa.Array:
+    """Return the column of headers: see `_headers`.
+
+    `with_headers`: row, index of the batch, start and end of the headers in the batch's records, for each.
+    """
+    lists: list[list[dict[str, object]] | None] = [None] * count
+    for row, index, start, stop in struct.iter_unpack("=4q", with_headers):
+        if payloads is None:
+            position = listed[index][0] + HEADER_BYTES
+            headers = buffer[position + start : position + stop]
+        else:
+            headers = payloads[index][start:stop]
+        lists[row] = _header_list(bytes(headers), 0, stop - start)
+    return pa.array(lists, HEADERS_TYPE)
 
 
 def _chase(data: Buffer, begins: list[int], picked: _Picked) -> _Ints:
@@ -284,7 +376,7 @@ def _gather(data: Buffer, at: _Ints, size: _Ints) -> pa.Array:
 def _timestamps(timestamp_ms: _Ints) -> pa.Array:
     too_large = (timestamp_ms > _MAX_TIMESTAMP_MS) | (timestamp_ms < -_MAX_TIMESTAMP_MS)
     micros = pa.array(timestamp_ms * 1000, mask=too_large if too_large.any() else None)
-    return micros.view(pa.timestamp("us", tz="UTC"))
+    return micros.view(_TIMESTAMP)
 
 
 def _headers(data: bytes, columns: _Columns) -> pa.Array:
@@ -294,11 +386,13 @@ def _headers(data: bytes, columns: _Columns) -> pa.Array:
     """
     lists: list[list[dict[str, object]] | None] = [None] * len(columns.offset)
     for row in np.flatnonzero(columns.headers_count).tolist():
-        stop = int(columns.end[row])
-        headers, position = parse_headers(data, int(columns.headers_at[row]), stop, READING)
-        if position != stop:
-            raise InvalidRecord(
-                f"the headers of the record at offset {columns.offset[row]} do not fill the record exactly"
-            )
-        lists[row] = [{"key": name, "value": value} for name, value in headers]
+        lists[row] = _header_list(data, int(columns.headers_at[row]), int(columns.end[row]))
     return pa.array(lists, HEADERS_TYPE)
+
+
+def _header_list(data: bytes, position: int, stop: int) -> list[dict[str, object]]:
+    """Return the headers of a record that ends at `stop`."""
+    headers, position = parse_headers(data, position, stop, READING)
+    if position != stop:
+        raise InvalidRecord("the headers of a record do not fill the record exactly")
+    return [{"key": name, "value": value} for name, value in headers]

@@ -253,6 +253,20 @@ def _slices(
         _check_end(header, 0, len(data))
 
 
+def payload_records(
+    data: bytes, header: BatchHeader, position: int, first: int, count: int, name_errors: NameErrors
+) -> tuple[list[DecodedRecord], int]:
+    """Return `count` records from `position` in a batch's decompressed records, and the position after them.
+
+    `first`: number of records before them in the batch. Raises InvalidRecord for a malformed record, and if
+    bytes are left after the batch's last record.
+    """
+    records, position = _parse_or_raise(data, header, position, first, count, name_errors)
+    if first + count == header.records_count:
+        _check_end(header, position, len(data))
+    return records, position
+
+
 def _parse_or_raise(
     data: bytes, header: BatchHeader, position: int, first: int, count: int, name_errors: NameErrors
 ) -> tuple[list[DecodedRecord], int]:

@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from oncelog.client.consumer.fetch_messages import FetchedBatch, decode_batch, decode_parts
 from oncelog.errors import OncelogError
 from oncelog.rules.storage.read_committed import Verdict
 from oncelog.types import Record, TopicPartition
-from oncelog.wire.batch import BatchHeader
+from oncelog.wire.fetched_records import append_whole_batches, value_bytes_of
 from oncelog.wire.records import SLICE_RECORDS
+
+
+class TakenRecords(NamedTuple):
+    """Records, the position after them, and the size of their values in bytes."""
+
+    records: list[Record]
+    position: int
+    value_bytes: int
 
 
 class CompletedFetch:
     """Stored batches of one partition in offset order. `end_offset` is the offset of the next fetch."""
 
-    __slots__ = ("_batches", "_data", "_decoded", "_is_last", "_parts", "_taken_count", "end_offset", "tp")
+    __slots__ = (
+        "_batches",
+        "_data",
+        "_decoded",
+        "_is_last",
+        "_next",
+        "_parts",
+        "_taken_count",
+        "end_offset",
+        "tp",
+    )
 
     def __init__(
-        self, tp: TopicPartition, data: memoryview, batches: deque[FetchedBatch], end_offset: int
+        self, tp: TopicPartition, data: memoryview, batches: Sequence[FetchedBatch], end_offset: int
     ) -> None:
         self.tp = tp
         self.end_offset = end_offset
         self._data = data
-        self._batches = batches
+        self._batches = list(batches)
+        # The index of the first batch that was not delivered completely.
+        self._next = 0
         # The iterator that decodes the first batch in parts. A part is a list of records, and True if it is
         # the batch's last part.
         self._parts: Iterator[tuple[list[Record], bool]] | None = None
@@ -38,41 +57,72 @@ class CompletedFetch:
     @property
     def size_bytes(self) -> int:
         """The size of the batches that were not delivered yet."""
-        return len(self._data) - (self._batches[0].position if self._batches else len(self._data))
+        return 0 if self.is_empty else len(self._data) - self._batches[self._next].position
 
     @property
     def is_empty(self) -> bool:
         """True if all batches were delivered."""
-        return not self._batches
+        return self._next == len(self._batches)
 
-    def take_records(self, position: int, max_records: int, *, check_crcs: bool) -> tuple[list[Record], int]:
+    def take_records(self, position: int, max_records: int, *, check_crcs: bool) -> TakenRecords:
         """Return up to `max_records` records from `position` on, and the position after them.
 
         Raises CorruptMessage or InvalidRecord if the first batch cannot be decoded.
         """
         taken: list[Record] = []
-        while self._batches and len(taken) < max_records:
-            batch = self._batches[0]
+        value_bytes = 0
+        while True:
+            position, size_bytes = self._take_whole_batches(taken, position, max_records, check_crcs)
+            value_bytes += size_bytes
+            if self.is_empty or len(taken) >= max_records:
+                return TakenRecords(taken, position, value_bytes)
+            batch = self._batches[self._next]
             try:
                 self._decode(batch, position, check_crcs)
             except OncelogError:
                 self._parts = None
                 # Deliver the records before the damaged ones. The next call raises the error.
                 if taken:
-                    return taken, position
+                    return TakenRecords(taken, position, value_bytes)
                 raise
             start, self._taken_count = self._taken_count, self._taken_count + max_records - len(taken)
-            taken += self._decoded[start : self._taken_count]
+            rows = self._decoded[start : self._taken_count]
+            value_bytes += value_bytes_of(rows)
+            taken += rows
             if self._taken_count < len(self._decoded):
-                return taken, taken[-1].offset + 1
+                return TakenRecords(taken, taken[-1].offset + 1, value_bytes)
             if self._decoded:
                 position = max(position, self._decoded[-1].offset + 1)
             self._decoded, self._taken_count = [], 0
             if self._is_last:
                 self._parts = None
-                self._batches.popleft()
+                self._next += 1
                 position = max(position, batch.header.last_offset + 1)
-        return taken, position
+
+    def _take_whole_batches(
+        self, taken: list[Record], position: int, max_records: int, check_crcs: bool
+    ) -> tuple[int, int]:
+        """Append records to `taken`, unless a part of the first batch is left.
+
+        Return the position after them, and the size of their values.
+        """
+        if self._decoded or self._parts is not None:
+            return position, 0
+        first = self._next
+        self._next, value_bytes = append_whole_batches(
+            taken,
+            self._data,
+            self._batches,
+            first,
+            tp=self.tp,
+            start_offset=position,
+            max_records=max_records,
+            verdict=Verdict.DELIVER,
+            verify=check_crcs,
+        )
+        if self._next > first:
+            position = max(position, self._batches[self._next - 1].header.last_offset + 1)
+        return position, value_bytes
 
     def _decode(self, batch: FetchedBatch, position: int, check_crcs: bool) -> None:
         """Decode the next part of a visible batch, unless records of the current part are left."""
@@ -90,12 +140,10 @@ class CompletedFetch:
 
     def take_arrow(self, position: int, *, check_crcs: bool, include_headers: bool) -> Any:
         """Return all visible records from `position` on as one pyarrow.RecordBatch, which may be empty."""
-        start = self._batches[0].position
-        stop = self._batches[-1].position + self._batches[-1].header.size_bytes
         return arrow_of(
             self.tp,
-            self._data[start:stop],
-            self._batches,
+            self._data,
+            self._batches[self._next :],
             start_offset=position,
             check_crcs=check_crcs,
             include_headers=include_headers,
@@ -105,7 +153,7 @@ class CompletedFetch:
 def arrow_of(
     tp: TopicPartition,
     data: memoryview,
-    batches: deque[FetchedBatch] | list[FetchedBatch],
+    batches: Sequence[FetchedBatch],
     *,
     start_offset: int,
     end_offset: int | None = None,
@@ -114,15 +162,11 @@ def arrow_of(
 ) -> Any:
     """Return the visible records with offsets in [start_offset, end_offset) as a pyarrow.RecordBatch.
 
-    `data` consists of the whole batches that `batches` describes.
+    `batches` are batches in `data`.
     """
     from oncelog.wire.columns import batches_to_arrow  # loads pyarrow, which only users of Arrow need
 
-    hidden = {batch.header.base_offset for batch in batches if batch.verdict is not Verdict.DELIVER}
-
-    def skip(header: BatchHeader) -> bool:
-        return header.base_offset in hidden
-
+    visible = [(batch.position, batch.header) for batch in batches if batch.verdict is Verdict.DELIVER]
     return batches_to_arrow(
         data,
         topic=tp.topic,
@@ -130,6 +174,6 @@ def arrow_of(
         start_offset=start_offset,
         end_offset=end_offset,
         include_headers=include_headers,
-        skip=skip if hidden else None,
+        batches=visible,
         verify=check_crcs,
     )

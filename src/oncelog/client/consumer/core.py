@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from oncelog.client.arguments import offset_of
-from oncelog.client.consumer.completed_fetch import CompletedFetch
+from oncelog.client.consumer.completed_fetch import CompletedFetch, TakenRecords
 from oncelog.client.consumer.consumer_metrics import ConsumerMetrics
 from oncelog.client.consumer.delivery_buffer import Columns, DeliveryBuffer
 from oncelog.client.consumer.fetch_messages import (
@@ -411,7 +411,7 @@ class ConsumerCore:
             return False
         if batches:
             state.fetch_offset = end = end_offset(batches, fetch_offset, fetched.high_watermark)
-            completed = CompletedFetch(fetched.tp, fetched.records, deque(batches), end)
+            completed = CompletedFetch(fetched.tp, fetched.records, batches, end)
             state.completed_fetches.append(completed)
         return False
 
@@ -476,13 +476,18 @@ class ConsumerCore:
         if self.delivery.has_records:
             return True
         by_partition: dict[TopicPartition, list[Record]] = {}
-        count = 0
+        count = size_bytes = 0
         for tp in self._with_fetched_data():
             state, records = self._states[tp], list[Record]()
             fetches = state.completed_fetches
             try:
                 while fetches and count + len(records) < max_records and state.position is not None:
-                    records += self._take_records(state, max_records - count - len(records))
+                    taken = self._take_records(state, max_records - count - len(records))
+                    size_bytes += taken.value_bytes
+                    if records:
+                        records += taken.records
+                    else:
+                        records = taken.records
             except OncelogError as error:
                 if not by_partition and not records:
                     raise
@@ -490,9 +495,6 @@ class ConsumerCore:
             if records:
                 by_partition[tp] = records
                 count += len(records)
-        size_bytes = sum(
-            [len(record.value) for records in by_partition.values() for record in records if record.value]
-        )
         self.metrics.on_records(count, size_bytes, now_ms)
         self.delivery.put(by_partition)
         return bool(by_partition)
@@ -515,19 +517,18 @@ class ConsumerCore:
     def _with_fetched_data(self) -> list[TopicPartition]:
         return [tp for tp in self._ready_partitions() if self._states[tp].completed_fetches]
 
-    def _take_records(self, state: PartitionState, max_records: int) -> list[Record]:
+    def _take_records(self, state: PartitionState, max_records: int) -> TakenRecords:
         assert state.position is not None
         completed = state.completed_fetches[0]
         try:
-            records, state.position = completed.take_records(
-                state.position, max_records, check_crcs=self.options.check_crcs
-            )
+            taken = completed.take_records(state.position, max_records, check_crcs=self.options.check_crcs)
         except OncelogError:
             self._fetch_again(state)
             raise
+        state.position = taken.position
         if completed.is_empty:
             state.completed_fetches.popleft()
-        return records
+        return taken
 
     def _fetch_again(self, state: PartitionState) -> None:
         # The bytes may have been damaged in transit: fetch them again after the next poll.

@@ -8,6 +8,7 @@ consumer's positions move only past records that were taken, so leaving a `for` 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from oncelog.types import Record, TopicPartition
@@ -104,17 +105,21 @@ class DeliveryBuffer:
 
     def take(self, max_records: int) -> list[Record]:
         """Return up to `max_records` records. They count as delivered from now on."""
-        rows: list[Record] = []
+        parts: list[list[Record]] = []
+        room = max_records
         remaining: dict[TopicPartition, Run] = {}
         for tp, run in self._runs.items():
-            room = max_records - len(rows)
             if tp in self._paused or room <= 0:
                 remaining[tp] = run
                 continue
             stop = run.next_index + room
-            rows += run.rows[run.next_index : stop]
             if stop < len(run.rows):
                 remaining[tp] = Run(run.rows, stop)
+            is_whole = not run.next_index and stop >= len(run.rows)
+            parts.append(run.rows if is_whole else run.rows[run.next_index : stop])
+            room -= len(parts[-1])
+        # A single part is returned without a copy: the buffer forgets it.
+        rows = parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
         self._current = None
         self._runs = remaining
         return rows

@@ -18,8 +18,9 @@ from oncelog.settings import Settings
 from oncelog.types import Isolation, Record, TopicPartition
 from oncelog.wire.batch import BatchHeader, iter_batches, verify_crc
 from oncelog.wire.control import ControlType, decode_control
+from oncelog.wire.fetched_records import append_plain_batches, iter_rows, read_rows
 from oncelog.wire.messages import FetchRequest, FetchResponse
-from oncelog.wire.records import READING, DecodedRecord, decode_records, iter_records
+from oncelog.wire.records import payload_of
 
 MAX_FETCH_VERSION = 12
 
@@ -126,8 +127,12 @@ def decode_headers(fetched: FetchedPartition, fetch_offset: int, isolation: Isol
     """
     visibility = VisibilityFilter(isolation, fetched.aborted)
     batches: list[FetchedBatch] = []
+    plain_bytes = 0
+    # Without aborted transactions, the filter delivers all batches that are no markers.
+    if isolation is Isolation.READ_UNCOMMITTED or not fetched.aborted:
+        plain_bytes = append_plain_batches(fetched.records, batches, FetchedBatch, Verdict.DELIVER)
     try:
-        for position, header in iter_batches(fetched.records):
+        for position, header in iter_batches(fetched.records, plain_bytes):
             if header.last_offset < header.base_offset:
                 raise CorruptMessage(
                     f"a batch has the base offset {header.base_offset} and the last offset "
@@ -187,11 +192,12 @@ def decode_batch(
 
     Raises CorruptMessage or InvalidRecord, with the batch's offsets in the text.
     """
+    header = batch.header
     try:
-        decoded = decode_records(records, batch.position, verify=check_crcs, name_errors=READING)
+        payload = payload_of(records, batch.position, header, check_crcs)
+        return read_rows(payload, header, tp, start_offset)
     except (CorruptMessage, InvalidRecord) as error:
-        raise _unreadable(tp, batch.header, error) from error
-    return _records(tp, batch.header, decoded, start_offset)
+        raise _unreadable(tp, header, error) from error
 
 
 def decode_parts(
@@ -201,11 +207,10 @@ def decode_parts(
 
     So only a few records of a large batch are in memory. Raises the same errors as `decode_batch`.
     """
-    header, count = batch.header, 0
+    header = batch.header
     try:
-        for decoded in iter_records(records, batch.position, verify=check_crcs, name_errors=READING):
-            count += len(decoded)
-            yield _records(tp, header, decoded, start_offset), count == header.records_count
+        payload = payload_of(records, batch.position, header, check_crcs)
+        yield from iter_rows(payload, header, tp, start_offset)
     except (CorruptMessage, InvalidRecord) as error:
         raise _unreadable(tp, header, error) from error
 
@@ -215,18 +220,3 @@ def _unreadable(tp: TopicPartition, header: BatchHeader, error: BrokerError) -> 
         f"{tp}, batch of offsets {header.base_offset} to {header.last_offset}: "
         f"{error.detail}; seek past it to continue"
     )
-
-
-def _records(
-    tp: TopicPartition, header: BatchHeader, decoded: list[DecodedRecord], start_offset: int
-) -> list[Record]:
-    topic, partition = tp
-    timestamp_type = header.timestamp_type
-    if header.base_offset < start_offset:
-        decoded = [record for record in decoded if record.offset >= start_offset]
-    # This call takes half the time of Record(...), whose __new__ is a Python function that ends in this call.
-    make = tuple.__new__
-    return [
-        make(Record, (topic, partition, offset, timestamp_ms, timestamp_type, key, value, headers))
-        for offset, timestamp_ms, key, value, headers in decoded
-    ]

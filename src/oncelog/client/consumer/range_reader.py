@@ -57,10 +57,9 @@ class RangeChunk:
         """
         if not self.batches:
             return None
-        size = self.batches[-1].position + self.batches[-1].header.size_bytes
         batch = arrow_of(
             self.tp,
-            self.records[:size],
+            self.records,
             self.batches,
             start_offset=start,
             end_offset=end,

@@ -227,8 +227,8 @@ def _forget_producers(self: Any, before_offset: int | None, now_ms: int) -> int:
     return _DELETE_RECORDS(self, before_offset, now_ms)
 
 
-def _decode_all(buffer: Any, position: int = 0, *, verify: bool = True, **how: Any) -> Any:
-    return records.decode_records(buffer, position, verify=False, **how)
+def _payload_unchecked(buffer: Any, position: int, header: Any, verify: bool) -> Any:
+    return records.payload_of(buffer, position, header, False)
 
 
 def _replay_plain(self: Any, index: int, producer_id: int | None, *record: Any) -> None:
@@ -405,7 +405,9 @@ MUTANTS = [
         "pending offsets are not replayed", ((coordinators_offsets.Offsets, "_replay_record", _replay_plain),)
     ),
     Mutant("damage is taken for a torn tail", ((segment.Segment, "behind", nothing),), "flip"),
-    Mutant("a reader does not check checksums", ((fetch_messages, "decode_records", _decode_all),), "flip"),
+    Mutant(
+        "a reader does not check checksums", ((fetch_messages, "payload_of", _payload_unchecked),), "flip"
+    ),
 ]
 """In the order in which a record passes through the product."""
 NOT_CAUGHT = {

@@ -1,0 +1,137 @@
+"""Reads the records of fetched batches as the rows that an application gets.
+
+`_fetched_records.c` does the same about ten times as fast, if it is compiled (docs/internals/compiled.md).
+The Python code reads again all that C does not accept, and accepts it or raises the right exception. So both
+forms refuse the same bytes. Guard: tests/wire/test_wire_fetched_records.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+import crc32c
+
+from oncelog.types import Record, TimestampType, TopicPartition
+from oncelog.wire.header import BatchHeader
+from oncelog.wire.primitives import Buffer
+from oncelog.wire.records import READING, SLICE_RECORDS, check_count, payload_records
+
+try:
+    import oncelog.wire._fetched_records as _c
+except ModuleNotFoundError:
+    _c = None  # type: ignore[assignment]
+
+_TIMESTAMP_TYPES = tuple(TimestampType)
+_Batch = TypeVar("_Batch", bound=tuple[int, BatchHeader, object])
+
+
+def append_plain_batches(
+    data: Buffer, batches: list[_Batch], batch_type: type[_Batch], verdict: object
+) -> int:
+    """Append (position, header, verdict) of each batch before the first control batch; return its position.
+
+    Stop as well at the end of the data, and before a batch that is malformed or incomplete. Without the C
+    code, append nothing.
+    """
+    return 0 if _c is None else _c.plain_batches(data, 0, batches, BatchHeader, batch_type, verdict)
+
+
+def append_whole_batches(
+    rows: list[Record],
+    data: Buffer,
+    batches: list[_Batch],
+    index: int,
+    *,
+    tp: TopicPartition,
+    start_offset: int,
+    max_records: int,
+    verdict: object,
+    verify: bool,
+) -> tuple[int, int]:
+    """Append the records of batches[index:] to `rows`, as far as that is possible at once.
+
+    Each batch is its position in the data, its header, and its verdict. Return the index of the first batch
+    that is not read, and the size of the appended values in bytes. Batches with another verdict, compressed
+    and damaged ones, and those that do not fit into `max_records`, are left to the caller. Without the C
+    code, that is every batch.
+    """
+    if _c is None:
+        return index, 0
+    check = crc32c.crc32c if verify else None
+    return _c.batch_rows(
+        data, batches, index, rows, max_records, start_offset, verdict, check,
+        Record, tp.topic, tp.partition, _TIMESTAMP_TYPES, READING,
+    )  # fmt: skip
+
+
+def value_bytes_of(rows: Iterable[Record]) -> int:
+    """Return the total size of the records' values in bytes."""
+    return sum([len(row.value) for row in rows if row.value])
+
+
+def read_rows(payload: Buffer, header: BatchHeader, tp: TopicPartition, start_offset: int) -> list[Record]:
+    """Return the records of a batch from `start_offset` on. `payload`: the batch's records, decompressed.
+
+    Raises InvalidRecord for malformed records, and if the batch has another number of records than it says.
+    """
+    check_count(header, payload)
+    rows, _ = _read(payload, header, tp, start_offset, 0, 0, header.records_count)
+    return rows
+
+
+def iter_rows(
+    payload: Buffer,
+    header: BatchHeader,
+    tp: TopicPartition,
+    start_offset: int,
+    slice_records: int = SLICE_RECORDS,
+) -> Iterator[tuple[list[Record], bool]]:
+    """Yield what `read_rows` returns, in parts of at most `slice_records` records of the batch.
+
+    The flag is True for the last part. The error of a malformed record is raised when its part is requested.
+    """
+    check_count(header, payload)
+    # Bytes are copied once here, and not for each part.
+    data = payload if isinstance(payload, bytes) else bytes(payload)
+    done, position, is_last = 0, 0, False
+    while not is_last:
+        size = min(slice_records, header.records_count - done)
+        rows, position = _read(data, header, tp, start_offset, position, done, size)
+        done += size
+        is_last = done == header.records_count
+        yield rows, is_last
+
+
+def _read(
+    payload: Buffer,
+    header: BatchHeader,
+    tp: TopicPartition,
+    start_offset: int,
+    position: int,
+    first: int,
+    count: int,
+) -> tuple[list[Record], int]:
+    """Read `count` records from `position`; return those from `start_offset` on, and the position after them.
+
+    `first`: number of records before them in the batch.
+    """
+    topic, partition = tp
+    timestamp_type = header.timestamp_type
+    if _c is not None:
+        fixed_ms = header.max_timestamp_ms if timestamp_type is TimestampType.LOG_APPEND_TIME else None
+        result = _c.rows(
+            payload, position, count, header.base_offset, header.base_timestamp_ms, fixed_ms, start_offset,
+            Record, topic, partition, timestamp_type, READING,
+        )  # fmt: skip
+        if result is not None and (first + count < header.records_count or result[1] == len(payload)):
+            return result
+    decoded, position = payload_records(bytes(payload), header, position, first, count, READING)
+    if header.base_offset < start_offset:
+        decoded = [record for record in decoded if record.offset >= start_offset]
+    # This call takes half the time of Record(...), whose __new__ is a Python function that ends in this call.
+    make = tuple.__new__
+    return [
+        make(Record, (topic, partition, offset, timestamp_ms, timestamp_type, key, value, headers))
+        for offset, timestamp_ms, key, value, headers in decoded
+    ], position
