@@ -21,7 +21,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class AbortedTransaction(NamedTuple):
 class _IndexFile(ABC):
     """An index file and its entries in memory. The file contains the first `_written` of these entries."""
 
-    entry_bytes: int
+    entry_bytes: ClassVar[int]
 
     def __init__(self, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> None:
         self._disk = disk
@@ -127,7 +127,7 @@ class _IndexFile(ABC):
 class OffsetIndex(_IndexFile):
     """Pairs of (relative last offset of a batch, position of the batch), both increasing."""
 
-    entry_bytes = _OFFSET_ENTRY.size
+    entry_bytes: ClassVar[int] = _OFFSET_ENTRY.size
 
     def __init__(self, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> None:
         super().__init__(disk, path, run_entries)
@@ -181,6 +181,12 @@ class OffsetIndex(_IndexFile):
         self._positions.append(position)
         self.write_runs()
 
+    def extend(self, relative_offsets: list[int], positions: list[int]) -> None:
+        """Append several entries."""
+        self._offsets.extend(relative_offsets)
+        self._positions.extend(positions)
+        self.write_runs()
+
     def position_for(self, relative_offset: int) -> int:
         """Return a position from which a scan of the log finds the batch that contains the offset."""
         entry = bisect_right(self._offsets, relative_offset) - 1
@@ -214,7 +220,7 @@ class TimeIndex(_IndexFile):
     increasing.
     """
 
-    entry_bytes = _TIME_ENTRY.size
+    entry_bytes: ClassVar[int] = _TIME_ENTRY.size
 
     def __init__(self, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> None:
         super().__init__(disk, path, run_entries)
@@ -274,6 +280,16 @@ class TimeIndex(_IndexFile):
             self._offsets.append(relative_offset)
             self.write_runs()
 
+    def extend(self, timestamps_ms: list[int], relative_offsets: list[int]) -> None:
+        """Append those of several entries that `append` would append."""
+        last_ms = self._timestamps[-1] if self._timestamps else None
+        for timestamp_ms, relative_offset in zip(timestamps_ms, relative_offsets, strict=True):
+            if last_ms is None or timestamp_ms > last_ms:
+                self._timestamps.append(timestamp_ms)
+                self._offsets.append(relative_offset)
+                last_ms = timestamp_ms
+        self.write_runs()
+
     def offset_before(self, timestamp_ms: int) -> int:
         """Return a relative offset up to which all timestamps are below `timestamp_ms`, 0 if unknown."""
         entry = bisect_right(self._timestamps, timestamp_ms - 1) - 1
@@ -324,7 +340,7 @@ class TransactionIndex(_IndexFile):
     with the first entry.
     """
 
-    entry_bytes = TXN_ENTRY_BYTES
+    entry_bytes: ClassVar[int] = TXN_ENTRY_BYTES
 
     def __init__(self, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> None:
         super().__init__(disk, path, run_entries)

@@ -248,16 +248,9 @@ class PartitionProducers:
         `is_whole` gets the index of a row, and returns True if the checksum of that batch is valid.
         """
         numbered = np.flatnonzero((rows["producer_id"] >= 0) & (rows["producer_epoch"] >= 0))
-        newest: dict[int, list[int]] = {}
-        for index, producer_id in zip(numbered.tolist(), rows["producer_id"][numbered].tolist(), strict=True):
-            indexes = newest.get(producer_id)
-            if indexes is None:
-                newest[producer_id] = [index]
-            else:
-                indexes.append(index)
         headers, empty = rows.tobytes(), memoryview(b"")
-        for indexes in newest.values():
-            whole = list(islice(filter(is_whole, reversed(indexes)), REMEMBERED_BATCHES))
+        for indexes in _by_producer(numbered, rows["producer_id"][numbered]):
+            whole = list(islice(filter(is_whole, map(int, indexes[::-1])), REMEMBERED_BATCHES))
             for index in reversed(whole):
                 self.replay(read_header(headers, index * HEADER_BYTES), empty, now_ms)
 
@@ -340,3 +333,11 @@ class PartitionProducers:
         if self._writing is not None:
             self._background.discard(self._writing)
             self._writing = self._requested = None
+
+
+def _by_producer(indexes: np.ndarray, producer_ids: np.ndarray) -> list[np.ndarray]:
+    """Return the ascending `indexes` of each producer id, in the order in which the ids first occur."""
+    order = np.argsort(producer_ids, kind="stable")
+    ordered = producer_ids[order]
+    groups = np.split(indexes[order], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
+    return sorted(groups, key=lambda group: int(group[0])) if len(indexes) else []

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from crc32c import crc32c
 
 from oncelog.errors import BrokerError
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header, verify_crc
-from oncelog.wire.header import LOG_OVERHEAD_BYTES, MAGIC
+from oncelog.wire.header import CRC_POSITION, CRC_START, LOG_OVERHEAD_BYTES, MAGIC
+from oncelog.wire.primitives import Buffer
+
+try:
+    import oncelog.log._scan as _c
+except ModuleNotFoundError:
+    _c = None  # type: ignore[assignment]
 
 # After a batch larger than this, `scan_headers` reads only the next header instead of a whole chunk.
 _LARGE_BYTES = 1 << 13
@@ -36,6 +43,7 @@ HEADERS = np.dtype(
 """The NumPy row type of a batch header."""
 _LENGTH, _LENGTH_POSITION = struct.Struct(">i"), 8
 BASE_AND_LENGTH = struct.Struct(">qi")
+_CRC = struct.Struct(">I")
 _MAGIC, _MAGIC_POSITION = bytes([MAGIC]), 16
 _MAX_OFFSETS = 1 << 31
 """The maximum number of offsets in a segment: indexes store 32-bit distances from its base offset."""
@@ -116,6 +124,48 @@ def scan(
             return
         yield tuple.__new__(ScannedBatch, (position, header, view, start))
         position += size
+
+
+def scan_whole(
+    file: Readable, position: int, end: int, limits: Limits = DEFAULT_LIMITS
+) -> Iterator[HeaderBlock]:
+    """Yield the headers of the batches from `position` to `end` whose checksums are right, many at a time.
+
+    The scan ends before the first batch that is not whole. `scan` from there says what is wrong with it.
+    """
+    find = whole_batches if _c is None else _c.whole_batches
+    read_bytes = limits.scan_chunk_bytes
+    while position + HEADER_BYTES <= end:
+        data = file.pread(min(read_bytes, end - position), position)
+        headers, size_bytes = find(data, crc32c)
+        read_bytes = limits.scan_chunk_bytes
+        if headers:
+            yield HeaderBlock(position, position + size_bytes, headers)
+            position += size_bytes
+            continue
+        (length,) = _LENGTH.unpack_from(data.ljust(HEADER_BYTES), _LENGTH_POSITION)
+        if not len(data) < length + LOG_OVERHEAD_BYTES <= end - position:
+            return
+        read_bytes = length + LOG_OVERHEAD_BYTES
+
+
+def whole_batches(data: Buffer, crc32c: Callable[[memoryview], int]) -> tuple[bytes, int]:
+    """Return the headers of the whole batches at the start of `data`, and the position of their end.
+
+    A batch is whole if all of its bytes are in `data`, its magic is 2, and its checksum is right.
+    """
+    view, headers, position = memoryview(data), [], 0
+    length_at, crc_at, last = _LENGTH.unpack_from, _CRC.unpack_from, len(data) - HEADER_BYTES
+    while position <= last:
+        size = length_at(data, position + _LENGTH_POSITION)[0] + LOG_OVERHEAD_BYTES
+        stop = position + size
+        if size < HEADER_BYTES or stop > len(data) or data[position + _MAGIC_POSITION] != MAGIC:
+            break
+        if crc32c(view[position + CRC_START : stop]) != crc_at(data, position + CRC_POSITION)[0]:
+            break
+        headers.append(view[position : position + HEADER_BYTES])
+        position = stop
+    return b"".join(headers), position
 
 
 def find_behind(
@@ -237,22 +287,40 @@ def scan_headers(
 
     Only headers are read, and nothing is verified. The scan ends at bytes that are not a batch, before `end`.
     """
-    chunk, chunk_position, size, length_at = b"", position, 0, _LENGTH.unpack_from
+    find = find_headers if _c is None else _c.find_headers
+    chunk, chunk_position, size = b"", position, 0
     block: list[bytes] = []
-    block_position = position
+    block_position, count = position, 0
     while position + HEADER_BYTES <= end:
         start = position - chunk_position
         if start + HEADER_BYTES > len(chunk):
             read_bytes = limits.scan_chunk_bytes if size <= _LARGE_BYTES else HEADER_BYTES
             chunk, chunk_position, start = file.pread(min(read_bytes, end - position), position), position, 0
-        (length,) = length_at(chunk, start + _LENGTH_POSITION)
-        size = length + LOG_OVERHEAD_BYTES
-        if size < HEADER_BYTES or position + size > end:
+        headers, stop = find(chunk, start, end - chunk_position, limits.scan_block_headers - count)
+        if not headers:
             break
-        block.append(chunk[start : start + HEADER_BYTES])
-        position += size
-        if len(block) == limits.scan_block_headers:
+        size = _LENGTH.unpack_from(headers, len(headers) - HEADER_BYTES + _LENGTH_POSITION)[0]
+        block.append(headers)
+        position, count = chunk_position + stop, count + len(headers) // HEADER_BYTES
+        if count == limits.scan_block_headers:
             yield HeaderBlock(block_position, position, b"".join(block))
-            block, block_position = [], position
+            block, block_position, count = [], position, 0
     if block:
         yield HeaderBlock(block_position, position, b"".join(block))
+
+
+def find_headers(data: Buffer, position: int, limit: int, max_count: int) -> tuple[bytes, int]:
+    """Return the batch headers in `data` from `position` on, at most `max_count`, and where the next batch
+    begins.
+
+    A batch must end at or before `limit`, which may be behind the end of `data`. Nothing else is checked.
+    """
+    view, length_at, last = memoryview(data), _LENGTH.unpack_from, len(data) - HEADER_BYTES
+    headers: list[memoryview] = []
+    while position <= last and len(headers) < max_count:
+        size = length_at(data, position + _LENGTH_POSITION)[0] + LOG_OVERHEAD_BYTES
+        if size < HEADER_BYTES or position + size > limit:
+            break
+        headers.append(view[position : position + HEADER_BYTES])
+        position += size
+    return b"".join(headers), position

@@ -1,0 +1,6 @@
+from collections.abc import Callable
+
+from oncelog.wire.primitives import Buffer
+
+def whole_batches(data: Buffer, crc32c: Callable[[memoryview], int], /) -> tuple[bytes, int]: ...
+def find_headers(data: Buffer, position: int, limit: int, max_count: int, /) -> tuple[bytes, int]: ...
