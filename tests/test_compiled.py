@@ -75,6 +75,7 @@ def test_an_edited_source_switches_all_compiled_modules_off_and_the_version_says
     expected = "pure Python, because types.py has changed; `make compile` compiles again"
     assert _version(tree) == expected
     assert _version(tree, ONCELOG_PURE_PYTHON="1") == "pure Python, because ONCELOG_PURE_PYTHON is set"
+    assert _version(tree, ONCELOG_PURE_PYTHON="mypyc") == expected, "the other part was refused for itself"
 
 
 @pytest.mark.parametrize(

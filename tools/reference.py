@@ -189,7 +189,8 @@ ENVIRONMENT = (
     ),
     (
         "ONCELOG_PURE_PYTHON",
-        "1 runs the Python sources where compiled modules exist: see [Compiled modules](../internals/compiled.md).",
+        "1 runs the Python sources where compiled modules exist, `mypyc` or `c` those of one part: see "
+        "[Compiled modules](../internals/compiled.md).",
     ),
 )
 _CONFIGURATION_INTRODUCTION = """\

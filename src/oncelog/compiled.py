@@ -59,11 +59,14 @@ class _Finder:
 def select() -> None:
     """Decide which form this process runs. Call this before any other module of the package is imported."""
     global form
-    if os.environ.get("ONCELOG_PURE_PYTHON", "0") not in ("", "0"):
+    refused = os.environ.get("ONCELOG_PURE_PYTHON", "0")
+    if refused not in ("", "0", *PARTS):
         form = "pure Python, because ONCELOG_PURE_PYTHON is set"
         return
     running, reasons = [], []
     for part in PARTS:
+        if part == refused:
+            continue
         directory = directory_of(PACKAGE, part)
         manifest = read_manifest(directory)
         if manifest is None:
