@@ -138,6 +138,35 @@ def test_a_reader_that_keeps_the_size_has_room_for_a_frame_as_large_as_an_earlie
     assert sizes == {False: [4096] * 4, True: [4096, 100_004, 50_004, 100_004]}
 
 
+def test_a_buffer_is_used_again_only_when_no_view_of_its_frame_is_left() -> None:
+    reader = FrameReader(10**6, keeps_size=True)
+
+    def receive(byte: bytes) -> memoryview:
+        reader.feed(struct.pack(">i", 100_000) + byte)
+        (frame,) = reader.feed(byte * 99_999)
+        return frame
+
+    first, second = receive(b"a"), receive(b"b")
+    part = first[10:20]
+    del first
+    third = receive(b"c")
+    assert (bytes(part), bytes(second), bytes(third)) == (b"a" * 10, b"b" * 100_000, b"c" * 100_000)
+    buffers = {id(frame.obj) for frame in (second, third)}
+    del second, third
+    again = [receive(b"d"), receive(b"e")]
+    assert {id(frame.obj) for frame in again} == buffers
+    assert [bytes(frame[:2]) for frame in again] == [b"dd", b"ee"]
+
+
+def test_a_very_large_buffer_is_not_kept() -> None:
+    reader = FrameReader(10**8, keeps_size=True)
+    size = 9 << 20
+    reader.feed(struct.pack(">i", size) + b"x")
+    (frame,) = reader.feed(bytes(size - 1))
+    assert len(frame) == size
+    assert reader.spare_bytes == 0
+
+
 def test_a_prefix_that_arrives_in_parts_reserves_nothing_for_an_earlier_frame() -> None:
     reader = FrameReader(10**6, keeps_size=True)
     reader.feed(struct.pack(">i", 10**6) + b"x")

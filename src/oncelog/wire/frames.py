@@ -25,6 +25,8 @@ FIRST_ROOM_BYTES = 1 << 12
 """Size of the first buffer for an incomplete frame, in bytes."""
 _ROOM_GROWTH = 8
 """A buffer above FIRST_ROOM_BYTES has at most this many times the bytes of the frame that have arrived."""
+_MIN_SPARE_BYTES, _MAX_SPARE_BYTES = 1 << 16, 8 << 20
+"""Size of the smallest and of the largest buffer that a client keeps for later frames, in bytes."""
 MAX_REPAIRED_CHARACTERS = 8_191
 """Number of characters to which a client id is cut if it is not UTF-8.
 
@@ -218,9 +220,10 @@ class FrameReader:
     arrived, never by the claimed size. `room` returns the free part of this buffer, so that the bytes of a
     large frame can be received in place.
 
-    With `keeps_size`, the buffer has room for the largest earlier frame of the stream from the start. A
-    client that fetches much then neither allocates nor copies repeatedly. A broker has many clients, each of
-    which could make it allocate that much again and again for a few bytes, so it does not use this.
+    With `keeps_size`, the buffer has room for the largest earlier frame of the stream from the start, and the
+    buffers of the last two frames are used again once no view of them is left. A client that fetches much
+    then neither allocates nor copies repeatedly. A broker has many clients, each of which could make it
+    allocate that much again and again for a few bytes, so it does not use this.
     """
 
     __slots__ = (
@@ -228,6 +231,7 @@ class FrameReader:
         "_frame_bytes",
         "_gathered",
         "_keeps_size",
+        "_spares",
         "max_frame_bytes",
         "pending_bytes",
     )
@@ -237,6 +241,8 @@ class FrameReader:
         self._keeps_size = keeps_size
         self._earlier_bytes = 0
         """Size of the largest frame that was gathered so far; 0 without `keeps_size`."""
+        self._spares: list[bytearray] = []
+        """The buffers of the last two frames; empty without `keeps_size`."""
         self._gathered = bytearray()
         """The buffer of an incomplete frame: size prefix, bytes that have arrived, and free space."""
         self.pending_bytes = 0
@@ -248,6 +254,11 @@ class FrameReader:
     def held_bytes(self) -> int:
         """Return the memory of the buffer in bytes."""
         return len(self._gathered)
+
+    @property
+    def spare_bytes(self) -> int:
+        """Return the memory of the buffers that are kept for later frames, in bytes."""
+        return sum([len(buffer) for buffer in self._spares])
 
     def feed(self, data: Buffer) -> list[memoryview]:
         """Return the frames that `data` completes, without their size prefixes.
@@ -341,14 +352,32 @@ class FrameReader:
         if self._frame_bytes:
             size = min(max(size, self._earlier_bytes), self._frame_bytes)
         # A new buffer is needed, because views of the old one may be in use and forbid resizing.
-        grown = bytearray(size)
+        grown = self._spare(size) or bytearray(size)
         grown[: self.pending_bytes] = memoryview(self._gathered)[: self.pending_bytes]
         self._gathered = grown
+
+    def _spare(self, least_bytes: int) -> bytearray | None:
+        """Return the buffer of an earlier frame, if it is large enough and no view of it is left."""
+        if least_bytes < _MIN_SPARE_BYTES:
+            return None
+        for index, buffer in enumerate(self._spares):
+            if len(buffer) < least_bytes:
+                continue
+            try:
+                # Raises BufferError while there is a view. Both calls leave the memory where it is.
+                buffer.append(buffer.pop())
+            except BufferError:
+                continue
+            del self._spares[index]
+            return buffer
+        return None
 
     def _take(self) -> memoryview:
         frame = memoryview(self._gathered)[SIZE_BYTES : self._frame_bytes]
         if self._keeps_size:
             self._earlier_bytes = max(self._earlier_bytes, self._frame_bytes)
+            if _MIN_SPARE_BYTES <= len(self._gathered) <= _MAX_SPARE_BYTES:
+                self._spares = [*self._spares[-1:], self._gathered]
         self._gathered, self.pending_bytes, self._frame_bytes = bytearray(), 0, 0
         return frame
 
