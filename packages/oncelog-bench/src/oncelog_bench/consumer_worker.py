@@ -1,11 +1,13 @@
-"""A consumer client in a separate process. It reads one topic from the beginning for a given time.
+"""A consumer client in a separate process. It reads one topic from the beginning repeatedly for a given time.
 
-`python -m oncelog_bench.consumer_worker JSON` reads a WorkerSpec, consumes, and prints a Report as JSON.
+`python -m oncelog_bench.consumer_worker JSON` reads a WorkerSpec, consumes, and prints a Report as JSON. The
+clock starts with the first records, so neither imports nor connecting count.
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import sys
 import time
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from oncelog.errors import OncelogError
 from oncelog.types import TopicPartition
 from oncelog_bench.clients import Report
 from oncelog_bench.process import max_rss_bytes
@@ -24,7 +27,7 @@ MAX_RECORDS = 10_000
 class WorkerSpec:
     """The worker's parameters.
 
-    `client` is a key of CLIENTS. The worker stops after `records` or after `seconds`.
+    `client` is a key of CLIENTS. The topic has `records` records. The worker stops after `seconds`.
     """
 
     client: str
@@ -35,15 +38,28 @@ class WorkerSpec:
     seconds: float
 
 
-def _oncelog_rows(spec: WorkerSpec) -> Iterator[int]:
+def _passes(records: int, counts: Iterator[int], rewind: Callable[[], object]) -> Iterator[int]:
+    """Yield the counts. After each pass over the topic, read it from the beginning again."""
+    seen = 0
+    for count in counts:
+        seen += count
+        if seen > records:
+            raise OncelogError(f"{seen} records were read from a topic of {records}")
+        yield count
+        if seen == records:
+            seen = 0
+            rewind()
+
+
+def _oncelog_rows(spec: WorkerSpec, settings: dict[str, object]) -> Iterator[int]:
     from oncelog import Consumer
 
-    with Consumer({"bootstrap.servers": spec.bootstrap_servers}) as consumer:
+    with Consumer({"bootstrap.servers": spec.bootstrap_servers, **settings}) as consumer:
         parts = [TopicPartition(spec.topic, index) for index in range(spec.partitions)]
         consumer.assign(parts)
-        consumer.seek_to_beginning(*parts)
-        while True:
-            yield len(consumer.poll(1.0, max_records=MAX_RECORDS))
+        consumer.seek_to_beginning()
+        counts = (len(consumer.poll(1.0, max_records=MAX_RECORDS)) for _ in itertools.count())
+        yield from _passes(spec.records, counts, consumer.seek_to_beginning)
 
 
 def _oncelog_arrow(spec: WorkerSpec) -> Iterator[int]:
@@ -51,26 +67,36 @@ def _oncelog_arrow(spec: WorkerSpec) -> Iterator[int]:
 
     with Consumer({"bootstrap.servers": spec.bootstrap_servers}) as consumer:
         parts = [TopicPartition(spec.topic, index) for index in range(spec.partitions)]
-        for at, end in consumer.end_offsets(parts).items():
-            for batch in consumer.fetch_range(at, 0, end):
-                yield batch.num_rows
+        ends = consumer.end_offsets(parts)
+        while True:
+            for tp, end in ends.items():
+                for batch in consumer.fetch_range(tp, 0, end):
+                    yield batch.num_rows
 
 
-def _confluent(spec: WorkerSpec, take: Callable[[list[Any]], int]) -> Iterator[int]:
+def _confluent(
+    spec: WorkerSpec, take: Callable[[list[Any]], int], settings: dict[str, object]
+) -> Iterator[int]:
     import confluent_kafka
 
-    settings = {
-        "bootstrap.servers": spec.bootstrap_servers,
-        "group.id": "bench",
-        "enable.auto.commit": False,
-    }
-    consumer = confluent_kafka.Consumer(settings)
-    start = confluent_kafka.OFFSET_BEGINNING
-    consumer.assign(
-        [confluent_kafka.TopicPartition(spec.topic, index, start) for index in range(spec.partitions)]
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": spec.bootstrap_servers,
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            **settings,
+        }
     )
-    while True:
-        yield take(consumer.consume(MAX_RECORDS, 1.0))
+    start = confluent_kafka.OFFSET_BEGINNING
+    parts = [confluent_kafka.TopicPartition(spec.topic, index, start) for index in range(spec.partitions)]
+    consumer.assign(parts)
+
+    def rewind() -> None:
+        for part in parts:
+            consumer.seek(part)
+
+    counts = (take(consumer.consume(MAX_RECORDS, 1.0)) for _ in itertools.count())
+    yield from _passes(spec.records, counts, rewind)
 
 
 def _confluent_arrow(messages: list[Any]) -> int:
@@ -93,20 +119,28 @@ def _aiokafka(spec: WorkerSpec, take: Callable[[list[Any]], int]) -> Iterator[in
 
     loop = asyncio.new_event_loop()
 
+    parts = [aiokafka.TopicPartition(spec.topic, index) for index in range(spec.partitions)]
+
     async def start() -> Any:
         consumer = aiokafka.AIOKafkaConsumer(
             bootstrap_servers=spec.bootstrap_servers, enable_auto_commit=False
         )
         await consumer.start()
-        parts = [aiokafka.TopicPartition(spec.topic, index) for index in range(spec.partitions)]
         consumer.assign(parts)
         await consumer.seek_to_beginning(*parts)
         return consumer
 
     consumer = loop.run_until_complete(start())
-    while True:
+
+    def poll() -> int:
         batches = loop.run_until_complete(consumer.getmany(timeout_ms=1000, max_records=MAX_RECORDS))
-        yield take([message for messages in batches.values() for message in messages])
+        return take([message for messages in batches.values() for message in messages])
+
+    yield from _passes(
+        spec.records,
+        (poll() for _ in itertools.count()),
+        lambda: loop.run_until_complete(consumer.seek_to_beginning(*parts)),
+    )
 
 
 def _kafka_python(spec: WorkerSpec) -> Iterator[int]:
@@ -116,9 +150,13 @@ def _kafka_python(spec: WorkerSpec) -> Iterator[int]:
     parts = [kafka.TopicPartition(spec.topic, index) for index in range(spec.partitions)]
     consumer.assign(parts)
     consumer.seek_to_beginning(*parts)
-    while True:
+
+    def poll() -> int:
         batches = consumer.poll(timeout_ms=1000, max_records=MAX_RECORDS)
-        yield sum(map(len, batches.values()))
+        return sum(map(len, batches.values()))
+
+    counts = (poll() for _ in itertools.count())
+    yield from _passes(spec.records, counts, lambda: consumer.seek_to_beginning(*parts))
 
 
 def _rows_to_arrow(messages: list[Any]) -> int:
@@ -134,11 +172,17 @@ def _rows_to_arrow(messages: list[Any]) -> int:
     return int(pa.table(columns).num_rows)
 
 
+_MANY: dict[str, object] = {"max.poll.records": MAX_RECORDS}
+_AT_ONCE: dict[str, object] = {"fetch.queue.backoff.ms": 0}
+"""Without it, librdkafka pauses 1 s each time that its queue has 100,000 records or 64 MB."""
+
 CLIENTS: dict[str, Callable[[WorkerSpec], Iterator[int]]] = {
-    "oncelog rows": _oncelog_rows,
+    "oncelog rows": lambda spec: _oncelog_rows(spec, _MANY),
+    "oncelog rows, 500 a poll": lambda spec: _oncelog_rows(spec, {}),
     "oncelog Arrow": _oncelog_arrow,
-    "confluent-kafka rows": lambda spec: _confluent(spec, len),
-    "confluent-kafka to Arrow": lambda spec: _confluent(spec, _confluent_arrow),
+    "confluent-kafka rows": lambda spec: _confluent(spec, len, {}),
+    "confluent-kafka rows, no backoff": lambda spec: _confluent(spec, len, _AT_ONCE),
+    "confluent-kafka to Arrow": lambda spec: _confluent(spec, _confluent_arrow, _AT_ONCE),
     "aiokafka rows": lambda spec: _aiokafka(spec, len),
     "aiokafka to Arrow": lambda spec: _aiokafka(spec, _rows_to_arrow),
     "kafka-python rows": _kafka_python,
@@ -155,18 +199,21 @@ _MODULES = {
 
 
 def run(spec: WorkerSpec) -> Report:
-    """Read until all records are read or the given time has passed."""
+    """Read until the given time has passed since the first records. These are not counted."""
     for module in _MODULES[spec.client.split(" ")[0]]:
         importlib.import_module(module)
     if "Arrow" in spec.client:
         importlib.import_module("pyarrow")
+    counts = CLIENTS[spec.client](spec)
+    while not next(counts):
+        pass
     began, cpu_began = time.perf_counter(), time.process_time()
     records, last = 0, began
-    for count in CLIENTS[spec.client](spec):
+    for count in counts:
         now = time.perf_counter()
         if count:
             records, last = records + count, now
-        if records >= spec.records or now - began >= spec.seconds:
+        if now - began >= spec.seconds:
             break
     return Report(records, last - began, time.process_time() - cpu_began, max_rss_bytes())
 
