@@ -16,7 +16,9 @@ from oncelog.errors import KafkaStorageError
 from oncelog.limits import Limits
 from oncelog.log.background import BackgroundQueue, run
 from oncelog.log.config import LogConfig
+from oncelog.log.index import AbortedTransaction
 from oncelog.log.partition import Partition
+from oncelog.rules.storage.compaction import Aborted
 from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import Compression, Isolation, Origin
@@ -705,3 +707,39 @@ def test_the_compaction_lag_counts_from_the_oldest_first_batch(
         dirty = partition.cleaner.dirty_range(now_ms)
         assert dirty is not None
         assert dirty._replace(clean_bytes=10**6).is_due(1.0, lag_ms, now_ms) is is_due
+
+
+def test_compaction_reads_aborted_transactions_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 300,000 aborted transactions, one step made 300,000 objects, and so did a later step."""
+    made = 0
+    make = AbortedTransaction._make.__func__  # type: ignore[attr-defined]
+
+    class Counted(Aborted):
+        def __new__(cls, *fields: int) -> Counted:
+            nonlocal made
+            made += 1
+            return super().__new__(cls, *fields)
+
+    def new_entry(cls: type[AbortedTransaction], *fields: int) -> AbortedTransaction:
+        nonlocal made
+        made += 1
+        return make(cls, fields)  # type: ignore[no-any-return]
+
+    partition = open_partition(log_config=config(**SETTINGS, limits=Limits(compaction_step_items=5)))
+    for number in range(200):
+        write(partition, b"k%d" % number, b"v", sequence=number, pid=7, is_transactional=True)
+        put_marker(partition, marker(7, commit=False))
+    partition.flush()
+    dirty = partition.cleaner.dirty_range(NOW_MS)
+    assert dirty is not None
+    monkeypatch.setattr("oncelog.rules.storage.compaction.Aborted", Counted)
+    monkeypatch.setattr(AbortedTransaction, "__new__", new_entry)
+    task, total = partition.cleaner.compact(dirty, NOW_MS), 0
+    for call in task:
+        assert made <= 10
+        total, made = total + made, 0
+        if call is not None:
+            call()
+            made = 0
+    assert total > 300
+    assert committed(partition) == []

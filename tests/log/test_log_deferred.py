@@ -362,7 +362,7 @@ def test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_dis
     assert {key: offset for offset, key, _ in committed(stepped.partition)} == expected
 
 
-@pytest.mark.parametrize("name", ["make_swap", "take_place"])
+@pytest.mark.parametrize("name", ["make_swap", "_replace_files"])
 def test_a_swap_that_waits_for_its_thread_leaves_a_topic_of_the_same_name_alone(
     stepped: SteppedLog, name: str
 ) -> None:

@@ -134,7 +134,6 @@ class LogCleaner:
             self._swapper,
             sources=sources,
             dirty=dirty,
-            aborted=log.segments.aborted_transactions(sources[0].base_offset, dirty.end_offset),
             now_ms=now_ms,
         )
         try:
@@ -214,11 +213,12 @@ class SegmentSwapper:
         Raises OSError, StorageError.
         """
         error: Exception | None = None
+        loaded: list[Segment] = []
         try:
-            yield partial(take_place, self._log.disk, self._log.directory, segments)
-        except OSError as failure:
+            yield partial(self._replace_files, segments, loaded)
+        except (OSError, StorageError) as failure:
             error = failure
-        if old := self._end(segments, error):
+        if old := self._end(segments, loaded, error):
             # Closing the last descriptor of a deleted file frees its blocks, which may take long.
             yield partial(_close_files, old)
 
@@ -227,10 +227,23 @@ class SegmentSwapper:
         if self.unfinished is not None:
             yield from self.swap_in(self.unfinished)
 
-    def _end(self, segments: list[Segment], error: Exception | None) -> list[Segment]:
+    def _replace_files(self, segments: list[Segment], loaded: list[Segment]) -> None:
+        """Replace the files of `segments`, and append their successor to `loaded`. May run in another thread.
+
+        The successor may have a million aborted transactions, which take a second to load. See
+        test_compaction_reads_aborted_transactions_in_bounded_steps. Raises OSError, StorageError.
+        """
+        log, first, end_offset = self._log, segments[0], segments[-1].end_offset
+        take_place(log.disk, log.directory, segments)
+        new = Segment.open(log.disk, log.directory, first.base_offset, first.created_ms, log.config.limits)
+        new.load_closed(end_offset, log.config.index_interval_bytes)
+        new.file.release_handle()
+        loaded.append(new)
+
+    def _end(self, segments: list[Segment], loaded: list[Segment], error: Exception | None) -> list[Segment]:
         """Replace `segments` by the new segment in the log's segment list, and return the segments to close.
 
-        `error` is the error of the renames, None if they succeeded. After a temporary failure, such as too
+        `error` is the error of `_replace_files`, None if it succeeded. After a temporary failure, such as too
         many open files, readers use the old segments until `finish` succeeds. See
         test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round. Raises OSError, StorageError.
         """
@@ -239,26 +252,17 @@ class SegmentSwapper:
         if log.is_closed:
             log.is_swapping = False
             return []
-        first, end_offset = segments[0], segments[-1].end_offset
-        try:
-            if error is not None:
-                raise error
-            new = Segment.open(
-                log.disk, log.directory, first.base_offset, first.created_ms, log.config.limits
-            )
-            new.load_closed(end_offset, log.config.index_interval_bytes)
-            new.file.release_handle()
-        except (OSError, StorageError) as failure:
-            if isinstance(failure, OSError) and log.failure is None:
+        if error is not None:
+            if isinstance(error, OSError) and log.failure is None:
                 self.unfinished = segments
-                raise
+                raise error
             log.is_swapping = False
             log.failure = (
-                f"a compacted segment could not replace the old ones ({failure}); the next start does it"
+                f"a compacted segment could not replace the old ones ({error}); the next start does it"
             )
-            raise
+            raise error
         log.is_swapping = False
-        log.replace_segments(segments, new)
+        log.replace_segments(segments, loaded[0])
         return segments
 
 
@@ -277,7 +281,6 @@ class Compaction:
         *,
         sources: list[Segment],
         dirty: DirtyRange,
-        aborted: list[AbortedTransaction],
         now_ms: int,
     ) -> None:
         self.cleaned_to = dirty.first_offset
@@ -287,8 +290,7 @@ class Compaction:
         self._step_items = log.config.limits.compaction_step_items
         self._sources = sources
         self._dirty = dirty
-        self._aborted = aborted
-        self._aborted_by_marker = {entry.last_offset: entry for entry in aborted}
+        self._aborted_by_marker: dict[int, AbortedTransaction] = {}
         self._now_ms = now_ms
 
     def run(self) -> BackgroundTask:
@@ -297,12 +299,13 @@ class Compaction:
 
         Raises OSError, and KafkaStorageError for an unreadable batch.
         """
+        yield from self._read_aborted()
         # Each key in `latest` takes about 100 bytes of memory.
         latest = LatestOffsets(self._config.limits.max_compaction_keys)
         end_offset = yield from self._learn_keys(latest)
         cleaner = Cleaner(
             latest,
-            SeenTransactions(self._aborted),
+            (yield from self._seen_transactions()),
             self._log.producers.last_batch_of,
             end_offset=end_offset,
             now_ms=self._now_ms,
@@ -314,13 +317,33 @@ class Compaction:
                 return
         self.cleaned_to = end_offset
 
+    def _read_aborted(self) -> BackgroundTask:
+        """Read the aborted transactions that overlap the closed segments.
+
+        A partition may have a million of them, so this and `_seen_transactions` run in bounded steps. See
+        test_compaction_reads_aborted_transactions_in_bounded_steps.
+        """
+        first_offset, end_offset = self._sources[0].base_offset, self._dirty.end_offset
+        for entry in self._log.segments.iter_aborted(first_offset, end_offset):
+            self._aborted_by_marker[entry.last_offset] = entry
+            if len(self._aborted_by_marker) % self._step_items == 0:
+                yield None
+
+    def _seen_transactions(self) -> Generator[BlockingCall | None, None, SeenTransactions]:
+        transactions = SeenTransactions()
+        for count, entry in enumerate(self._aborted_by_marker.values(), 1):
+            transactions.add(entry)
+            if count % self._step_items == 0:
+                yield None
+        return transactions
+
     def _learn_keys(self, latest: LatestOffsets) -> Generator[BlockingCall | None, None, int]:
         """Note the newest offset of each key in the dirty range.
 
         Returns the offset up to which keys were read. That is below the end of the dirty range if there are
         too many keys, or if a segment was deleted.
         """
-        transactions = SeenTransactions(self._aborted)
+        transactions = yield from self._seen_transactions()
         end_offset, items = self._dirty.first_offset, 0
         for segment in self._sources:
             if segment.end_offset <= self._dirty.first_offset:

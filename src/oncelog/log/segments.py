@@ -38,14 +38,16 @@ class SegmentList:
 
     def aborted_transactions(self, from_offset: int, upper_offset: int) -> list[AbortedTransaction]:
         """Return the aborted transactions that overlap [`from_offset`, `upper_offset`), in any order."""
-        aborted = []
+        return list(self.iter_aborted(from_offset, upper_offset))
+
+    def iter_aborted(self, from_offset: int, upper_offset: int) -> Iterator[AbortedTransaction]:
+        """Yield what `aborted_transactions` returns. Segments may be added or dropped meanwhile."""
         for segment in self.from_offset(from_offset):
             for entry in segment.transactions.from_offset(from_offset):
                 if entry.first_offset < upper_offset:
-                    aborted.append(entry)
+                    yield entry
                 if entry.last_stable_offset >= upper_offset:
-                    return aborted
-        return aborted
+                    return
 
     def add(self, segment: Segment) -> None:
         """Append a segment, which becomes the active one."""

@@ -129,14 +129,19 @@ class Aborted(NamedTuple):
 class SeenTransactions:
     """The transactions that still have data, determined by reading the log from its start.
 
-    `aborted` are the entries of the transaction index.
+    `aborted` are the entries of the transaction index. More may be added before the first other call.
     """
 
-    def __init__(self, aborted: Iterable[tuple[int, int, int, int]]) -> None:
-        self._coming = [(entry[1], Aborted(*entry)) for entry in aborted]
-        heapq.heapify(self._coming)
+    def __init__(self, aborted: Iterable[tuple[int, int, int, int]] = ()) -> None:
+        self._coming: list[tuple[int, Aborted]] = []
         self._aborting: dict[int, Aborted] = {}
         self._with_data: set[int] = set()
+        for entry in aborted:
+            self.add(entry)
+
+    def add(self, entry: tuple[int, int, int, int]) -> None:
+        """Add an entry of the transaction index."""
+        heapq.heappush(self._coming, (entry[1], Aborted(*entry)))
 
     def is_aborted(self, producer_id: int, last_offset: int) -> bool:
         """Return True if a data batch's transaction was aborted.
