@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from oncelog.broker.security.authorizer import KEPT_BYTES, MAX_KEPT_NAME, AccessByAcls, Authorizer
-from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
+from oncelog.rules.security.authorization import (
+    Acl,
+    Operation,
+    PatternType,
+    Permission,
+    ResourceType,
+    is_allowed_somewhere,
+)
 from oncelog.testing.memory_disk import MemoryDisk
 
 READ, TOPIC = Operation.READ, ResourceType.TOPIC
@@ -48,3 +55,23 @@ def test_nothing_is_remembered_past_a_change_of_the_acls() -> None:
     assert access.may(READ, TOPIC, "t1") and not access.may(READ, TOPIC, "u")
     authorizer.add([Acl(TOPIC, "t1", PatternType.LITERAL, "User:a", "*", READ, Permission.DENY)])
     assert not access.may(READ, TOPIC, "t1")
+
+
+def test_a_right_on_any_topic_is_looked_for_once_until_an_acl_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Any client may send InitProducerId, and each such request examined all ACLs."""
+    authorizer, access = access_to_topics()
+    looked: list[Operation] = []
+
+    def look(acls: object, principal: str, host: str, operation: Operation, kind: ResourceType) -> bool:
+        looked.append(operation)
+        return is_allowed_somewhere(authorizer.acls, principal, host, operation, kind)
+
+    monkeypatch.setattr("oncelog.broker.security.authorizer.is_allowed_somewhere", look)
+    for _ in range(3):
+        assert access.may_somewhere(READ, TOPIC) and not access.may_somewhere(Operation.WRITE, TOPIC)
+    assert looked == [READ, Operation.WRITE]
+    authorizer.add([Acl(TOPIC, "t", PatternType.PREFIXED, "User:a", "*", READ, Permission.DENY)])
+    assert not access.may_somewhere(READ, TOPIC)
+    assert len(looked) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,24 @@ def test_an_invalid_acl_is_rejected(changed: dict[str, object]) -> None:
 def test_super_users_are_parsed() -> None:
     assert parse_super_users("User:a; User:CN=b,O=c;") == {"User:a", "User:CN=b,O=c"}
     assert parse_super_users("") == frozenset()
+
+
+def test_thousands_of_denied_names_are_searched_once_for_each_allowed_name() -> None:
+    """With 2,000 names that are both allowed and denied, each InitProducerId took 1.6 s."""
+
+    def call_count(names: int) -> int:
+        acls = parse(";".join(f"{kind} WRITE a * t{n}" for n in range(names) for kind in ("allow", "deny")))
+        calls = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += 1
+
+        sys.setprofile(count)
+        try:
+            assert not is_allowed_somewhere(acls, "User:a", "h", Operation.WRITE, ResourceType.TOPIC)
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    assert call_count(400) < 3 * call_count(200)

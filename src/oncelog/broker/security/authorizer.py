@@ -169,6 +169,10 @@ class Authorizer:
         self.version += 1
 
 
+_Key = tuple[Operation, ResourceType, str | None]
+"""(operation, type, name) of a check; the name is None for `may_somewhere`."""
+
+
 class AccessByAcls:
     """The permissions of one principal at one host, with results cached until an ACL changes.
 
@@ -180,7 +184,7 @@ class AccessByAcls:
     def __init__(self, authorizer: Authorizer, principal: str, host: str) -> None:
         self._authorizer, self._principal, self._host = authorizer, principal, host
         self._version = authorizer.version
-        self._answers: dict[tuple[Operation, ResourceType, str], bool] = {}
+        self._answers: dict[_Key, bool] = {}
         self.kept_bytes = 0
 
     def may(self, operation: Operation, resource_type: ResourceType, name: str) -> bool:
@@ -199,7 +203,7 @@ class AccessByAcls:
         if_none = self._authorizer.allows_if_none
         return is_allowed(acls, self._principal, self._host, operation, if_none=if_none)
 
-    def _remember(self, key: tuple[Operation, ResourceType, str], is_allowed: bool) -> None:
+    def _remember(self, key: _Key, is_allowed: bool) -> None:
         size_bytes = _ENTRY_BYTES + getsizeof(key[2])
         if self.kept_bytes + size_bytes > KEPT_BYTES:
             self._forget()
@@ -212,11 +216,18 @@ class AccessByAcls:
         self._version = self._authorizer.version
 
     def may_somewhere(self, operation: Operation, resource_type: ResourceType) -> bool:
-        # As in Kafka's Authorizer, "hardcode" represents any resource that no ACL names. An ACL on all names
-        # allows such a resource, and so does allow.everyone.if.no.acl.found.
-        return self.may(operation, resource_type, "hardcode") or is_allowed_somewhere(
-            self._authorizer.acls, self._principal, self._host, operation, resource_type
-        )
+        if self._version != self._authorizer.version:
+            self._forget()
+        key = operation, resource_type, None
+        allowed = self._answers.get(key)
+        if allowed is None:
+            # As in Kafka's Authorizer, "hardcode" represents any resource that no ACL names. An ACL on all
+            # names allows such a resource, and so does allow.everyone.if.no.acl.found.
+            allowed = self.may(operation, resource_type, "hardcode") or is_allowed_somewhere(
+                self._authorizer.acls, self._principal, self._host, operation, resource_type
+            )
+            self._remember(key, allowed)
+        return allowed
 
 
 def _parse(content: dict[str, Any]) -> list[Acl]:

@@ -274,19 +274,33 @@ def is_allowed_somewhere(
         and acl.applies_to((principal,), host)
         and acl.operation in (operation, Operation.ALL)
     ]
-    denied = [acl for acl in own if acl.permission is Permission.DENY]
-    return any(
-        acl.permission is Permission.ALLOW and not any(_covers(denial, acl) for denial in denied)
-        for acl in own
-    )
+    denied = _Denied(acl for acl in own if acl.permission is Permission.DENY)
+    return any(acl.permission is Permission.ALLOW and not denied.covers(acl) for acl in own)
 
 
-def _covers(denied: Acl, allowed: Acl) -> bool:
-    if denied.pattern_type is PatternType.PREFIXED:
-        return allowed.name.startswith(denied.name) and allowed.name != WILDCARD
-    if denied.name == WILDCARD:
-        return True
-    return allowed.pattern_type is PatternType.LITERAL and allowed.name == denied.name
+class _Denied:
+    """The names and prefixes of DENY ACLs, indexed so that thousands of them are searched quickly.
+
+    See test_thousands_of_denied_names_are_searched_once_for_each_allowed_name.
+    """
+
+    def __init__(self, acls: Iterable[Acl]) -> None:
+        self._names: set[str] = set()
+        self._prefixes: set[str] = set()
+        for acl in acls:
+            (self._prefixes if acl.pattern_type is PatternType.PREFIXED else self._names).add(acl.name)
+        self._lengths = {len(prefix) for prefix in self._prefixes}
+
+    def covers(self, allowed: Acl) -> bool:
+        """Return True if one DENY ACL denies every resource that an ALLOW ACL allows."""
+        if WILDCARD in self._names:
+            return True
+        if allowed.name != WILDCARD and any(
+            length <= len(allowed.name) and allowed.name[:length] in self._prefixes
+            for length in self._lengths
+        ):
+            return True
+        return allowed.pattern_type is PatternType.LITERAL and allowed.name in self._names
 
 
 def check_acl(acl: Acl) -> None:
