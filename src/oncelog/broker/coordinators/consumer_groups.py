@@ -84,9 +84,14 @@ class ConsumerGroups:
         group = self.get(group_id)
         if group is None and request.epoch != 0:
             raise GroupIdNotFound(f"there is no consumer group {group_id!r}")
-        draft = self._new(group_id) if group is None else group.draft()
         self.patterns.begin()
         self._forget_patterns()
+        renewed = None if group is None else group.renew(request, self._resolve_topics, now_ms)
+        if renewed is not None:
+            result, deadline_ms = renewed
+            self._schedule(group_id, deadline_ms)
+            return result, []
+        draft = self._new(group_id) if group is None else group.draft()
         result = draft.heartbeat(request, self._resolve_topics, now_ms, self.patterns.is_unresolved, Pattern)
         return result, self._replace(draft, now_ms, first)
 
