@@ -245,3 +245,13 @@ def test_values_without_a_text_are_refused(column: Any, what: str) -> None:
     for convert in (typed_to_json, typed_key):
         with pytest.raises(ValueError, match=what):
             convert(column)
+
+
+@pytest.mark.parametrize("kind", [pa.null(), pa.int32()], ids=str)
+def test_maps_with_types_of_only_nulls_inside(kind: Any) -> None:
+    """R1073: Arrow aborted the process at the last of these slices."""
+    rows = [[("x", [None, None])], None, [], [("y", [None]), ("z", None)], [("x", [])]]
+    texts = ['[["x",[null,null]]]', None, "[]", '[["y",[null]],["z",null]]', '[["x",[]]]']
+    column = pa.array(rows, pa.map_(pa.string(), pa.list_(kind)))
+    for start in range(len(rows)):
+        assert typed_to_json(column.slice(start)).to_pylist() == texts[start:]
