@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from support.spark.topics import create_topic
 
 import oncelog
+from oncelog.client.connection.broker_connection import BrokerConnection
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import OncelogError
 from oncelog.spark.sink.kept_clients import MAX_KEPT, KeptClients, TaskClients
@@ -94,6 +96,32 @@ def test_a_second_task_of_a_worker_uses_the_clients_of_the_first(
         raise ZeroDivisionError
     with kept.borrow(settings) as later:
         assert later not in (first, beside)
+
+
+def test_a_task_sends_eight_requests_and_the_first_of_a_micro_batch_six_more(
+    shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/spark.md ("What a micro-batch costs") has these numbers."""
+    bootstrap, kept = shared_broker.bootstrap_servers, workers[0]
+    create_topic(bootstrap, topic, partitions=1)
+    sent: list[str] = []
+    submit = BrokerConnection.submit
+
+    def counted(connection: BrokerConnection, request: Any, **how: Any) -> Any:
+        sent.append(type(request).__name__)
+        return submit(connection, request, **how)
+
+    monkeypatch.setattr(BrokerConnection, "submit", counted)
+    for batch_id in range(2):
+        sink, counts = sink_of(bootstrap, topic), []
+        reports = []
+        for task in range(2):
+            sent.clear()
+            reports.append(write_task(sink, batch_id, task, rows("a"), kept))
+            counts.append(len(sent))
+        sent.clear()
+        finish(sink, batch_id, reports, kept)
+    assert (*counts, len(sent)) == (14, 8, 2)
 
 
 def test_a_worker_keeps_clients_for_a_few_settings_only(workers: list[KeptClients]) -> None:
