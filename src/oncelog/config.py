@@ -82,7 +82,7 @@ PRODUCER = SettingsTable(
         ("max.in.flight.requests.per.connection", "int", 5, "Maximum number of unacknowledged requests per connection; at most 5 with idempotence.", 1),
         ("delivery.timeout.ms", "int", 120_000, "Maximum time from send() to success or failure; at least linger.ms + request.timeout.ms.", 0),
         ("linger.ms", "int", 5, "Maximum time that a batch that is not full waits for more records.", 0),
-        ("batch.size", "int", 16_384, "Uncompressed size in bytes at which a batch is complete.", 0),
+        ("batch.size", "int", 1_000_000, "Uncompressed size in bytes at which a batch is complete. The default is that of librdkafka; Kafka's Java producer has 16384.", 0),
         ("buffer.memory", "int", 33_554_432, "Bytes of unacknowledged records above which send() blocks.", 1),
         ("max.block.ms", "int", 60_000, "Maximum time that send() waits for metadata or buffer space.", 0),
         ("metadata.max.idle.ms", "int", 300_000, "Idle time after which the producer drops a topic's metadata.", 5_000),

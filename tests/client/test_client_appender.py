@@ -65,10 +65,10 @@ class Player:
     ) -> None:
         self.form = form_of(name)
         self.lock = threading.RLock()
-        self.appender = self.form("Appender")(700, 400)
+        self.appender = self.form("Appender")(700)
         clock = wall_ns or time.time_ns
         self.appender.prepare(self.lock, clock, RecordFuture, is_system_clock=wall_ns is None)
-        self.open = self.form("OpenBatches")(hashes_keys)
+        self.open = self.form("OpenBatches")(hashes_keys, 400)
         self.open.buffers.extend([None, None, None])
         self.open.count = 2
         self.appender.topics["t"] = self.open

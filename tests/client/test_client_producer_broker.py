@@ -350,6 +350,19 @@ def test_a_batch_above_the_topics_limit_is_sent_in_few_requests(
     assert len(requests(proxy)) <= 8
 
 
+def test_a_topic_that_refuses_large_batches_gets_smaller_ones(servers: str, proxy: Proxy) -> None:
+    topic = new_topic(servers, max_message_bytes=40_000)
+    with producer_of(proxy.bootstrap_servers, linger_ms=60_000, batch_size=200_000) as producer:
+        for _ in range(2):
+            before = len(requests(proxy))
+            for _ in range(190):
+                producer.send(topic, bytes(1_000))
+            producer.flush()
+    sizes = [batch.size_bytes for event in requests(proxy)[before:] for batch in event.batches]
+    assert sizes and max(sizes) <= 40_000, "the second round is sent without a batch that the topic refuses"
+    assert len(values(servers, topic)) == 380
+
+
 @pytest.mark.behaviour("I11")
 @pytest.mark.parametrize("settings", [{}, {"enable_idempotence": False}])
 @pytest.mark.parametrize("request_timeout_ms", [150_000, 40_000])

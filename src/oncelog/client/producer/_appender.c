@@ -91,8 +91,9 @@ buffer_reserve(RecordBuffer *self, Py_ssize_t size)
         return -1;
     }
     if (needed > capacity) {
-        if (needed < capacity + capacity / 2)
-            needed = capacity + capacity / 2;
+        /* By four, because each step copies the batch. `take` gives back what is more than twice too large. */
+        if (capacity <= PY_SSIZE_T_MAX / 4 && needed < capacity * 4)
+            needed = capacity * 4;
         if (PyByteArray_Resize(self->data, needed) < 0)
             return -1;
     }
@@ -268,6 +269,7 @@ typedef struct {
     PyObject *buffers;    /* list: partition -> RecordBuffer or None */
     Py_ssize_t count;     /* partitions that exist */
     Py_ssize_t sticky;    /* partition of records without a key; -1 for none */
+    Py_ssize_t max_batch_bytes;
     char hashes_keys;     /* 1: murmur2 chooses the partition of a key */
 } OpenBatches;
 
@@ -276,9 +278,9 @@ static PyTypeObject OpenBatchesType;
 static int
 open_init(OpenBatches *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"hashes_keys", NULL};
+    static char *names[] = {"hashes_keys", "max_batch_bytes", NULL};
     int hashes_keys;
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "p", names, &hashes_keys))
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "pn", names, &hashes_keys, &self->max_batch_bytes))
         return -1;
     PyObject *buffers = PyList_New(0);
     if (buffers == NULL)
@@ -341,6 +343,7 @@ static PyMemberDef open_members[] = {
     {"buffers", T_OBJECT, offsetof(OpenBatches, buffers), READONLY, NULL},
     {"count", T_PYSSIZET, offsetof(OpenBatches, count), 0, NULL},
     {"sticky", T_PYSSIZET, offsetof(OpenBatches, sticky), 0, NULL},
+    {"max_batch_bytes", T_PYSSIZET, offsetof(OpenBatches, max_batch_bytes), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 
@@ -367,7 +370,7 @@ typedef struct {
     PyObject *wall_ns;      /* the clock, or None for the system's */
     PyTypeObject *future_type;
     Py_ssize_t result_slot, index_slot; /* the places of the future's two attributes */
-    Py_ssize_t buffered_bytes, buffer_bytes, max_batch_bytes;
+    Py_ssize_t buffered_bytes, buffer_bytes;
     char is_changing;
     uint64_t call_count;
 } Appender;
@@ -377,8 +380,8 @@ static PyObject *name_acquire, *name_release;
 static int
 appender_init(Appender *self, PyObject *args, PyObject *keywords)
 {
-    static char *names[] = {"buffer_bytes", "max_batch_bytes", NULL};
-    if (!PyArg_ParseTupleAndKeywords(args, keywords, "nn", names, &self->buffer_bytes, &self->max_batch_bytes))
+    static char *names[] = {"buffer_bytes", NULL};
+    if (!PyArg_ParseTupleAndKeywords(args, keywords, "n", names, &self->buffer_bytes))
         return -1;
     PyObject *topics = PyDict_New();
     if (topics == NULL)
@@ -490,7 +493,7 @@ append_open(Appender *self, PyObject *topic, PyObject *partition, const Row *row
     if (open == NULL || Py_TYPE(open) != &OpenBatchesType)
         return NULL;
     RecordBuffer *buffer = open_choose((OpenBatches *)open, partition, row->key, row->key_size);
-    if (buffer == NULL || size_bytes > self->max_batch_bytes - buffer->size_bytes
+    if (buffer == NULL || size_bytes > ((OpenBatches *)open)->max_batch_bytes - buffer->size_bytes
         || size_bytes > self->buffer_bytes - self->buffered_bytes)
         return NULL;
     *index = buffer_append(buffer, row, size_bytes, callback);
@@ -686,7 +689,6 @@ static PyMemberDef appender_members[] = {
     {"lock", T_OBJECT, offsetof(Appender, lock), 0, NULL},
     {"buffered_bytes", T_PYSSIZET, offsetof(Appender, buffered_bytes), 0, NULL},
     {"buffer_bytes", T_PYSSIZET, offsetof(Appender, buffer_bytes), 0, NULL},
-    {"max_batch_bytes", T_PYSSIZET, offsetof(Appender, max_batch_bytes), 0, NULL},
     {"is_changing", T_BOOL, offsetof(Appender, is_changing), 0, NULL},
     {NULL, 0, 0, 0, NULL},
 };

@@ -83,12 +83,13 @@ class OpenBatches:
 
     `buffers` has a RecordBuffer or None for each partition, of which the first `count` exist. Records without
     a key go to the partition `sticky`, if it is not -1. With `hashes_keys`, murmur2 chooses the partition of
-    a key.
+    a key. A batch takes no record that would make it larger than `max_batch_bytes`.
     """
 
-    __slots__ = ("buffers", "count", "hashes_keys", "sticky")
+    __slots__ = ("buffers", "count", "hashes_keys", "max_batch_bytes", "sticky")
 
-    def __init__(self, hashes_keys: bool) -> None:
+    def __init__(self, hashes_keys: bool, max_batch_bytes: int) -> None:
+        self.max_batch_bytes = max_batch_bytes
         self.buffers: list[RecordBuffer | None] = []
         self.count = 0
         self.sticky = -1
@@ -118,16 +119,14 @@ class Appender:
         "future_type",
         "is_changing",
         "lock",
-        "max_batch_bytes",
         "topics",
         "wall_ns",
     )
 
-    def __init__(self, buffer_bytes: int, max_batch_bytes: int) -> None:
+    def __init__(self, buffer_bytes: int) -> None:
         self.topics: dict[str, OpenBatches] = {}
         self.buffered_bytes = 0
         self.buffer_bytes = buffer_bytes
-        self.max_batch_bytes = max_batch_bytes
         self.is_changing = False
         """True while a call that holds the lock is changing the core.
 
@@ -188,7 +187,7 @@ class Appender:
             if batches is None or (buffer := batches.choose(partition, row[1])) is None:
                 return None
             batch_bytes, buffered_bytes = buffer.size_bytes + size_bytes, self.buffered_bytes + size_bytes
-            if batch_bytes > self.max_batch_bytes or buffered_bytes > self.buffer_bytes:
+            if batch_bytes > batches.max_batch_bytes or buffered_bytes > self.buffer_bytes:
                 return None
             # The same steps as in `RecordBuffer.append`, inline, because one more call would add 5 % to the
             # cost of `send`. Guard: test_the_fast_path_of_send_leaves_the_same_batches_as_append.

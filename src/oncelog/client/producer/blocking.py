@@ -312,7 +312,7 @@ class Producer:
 
         queues = self._with_room(topic, 0, lambda core: core.current_topic(topic), partition)
         if partition is not None:
-            queues.queue(partition, None, 0, 0)
+            queues.queue(partition, None, 0)
 
         def choose(keys: Any, rows: int) -> Partitions | int:
             with self._driver.lock:

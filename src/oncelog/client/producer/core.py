@@ -118,7 +118,7 @@ class ProducerCore:
         self._in_flight_requests: dict[int, int] = {}
         self._serial = 0
         self._flush_below = 0
-        self.appender = Appender(options.buffer_bytes, min(options.batch_bytes, options.max_request_bytes))
+        self.appender = Appender(options.buffer_bytes)
         """Appends to the open batches. Its `topics` has the topics of `self.topics`."""
         self._hashes_in_python = options.partitioner == "consistent_random"
 
@@ -152,7 +152,8 @@ class ProducerCore:
         topic = self.topics.get(name)
         if topic is None:
             partitioner = Partitioner(self.options.partitioner, self._rng.randrange)
-            topic = self.topics[name] = TopicQueues(name, partitioner, now_ms)
+            max_bytes = min(self.options.batch_bytes, self.options.max_request_bytes)
+            topic = self.topics[name] = TopicQueues(name, partitioner, now_ms, max_bytes)
         for partition in range(len(topic.queues), count):
             topic.open_batches.buffers.append(None)
             topic.queues.append(self._make_queue(TopicPartition(name, partition), topic))
@@ -229,11 +230,12 @@ class ProducerCore:
         if the topic does not have `partition`, and the fatal error if the producer has failed.
         """
         self._check_append(size_bytes)
-        queue = self.current_topic(topic).queue(partition, row[1], size_bytes, self.options.batch_bytes)
+        queues = self.current_topic(topic)
+        queue = queues.queue(partition, row[1], size_bytes)
         self.is_append_unfinished = True
         batch = queue.open
         needs_drain = False
-        if batch is None or batch.size_bytes + size_bytes > self.options.batch_bytes:
+        if batch is None or batch.size_bytes + size_bytes > queues.max_batch_bytes:
             # If a sealed batch still waits, it is sent first, and the new batch changes nothing in the
             # schedule.
             is_behind = len(queue.waiting) > 1
@@ -256,7 +258,7 @@ class ProducerCore:
         errors as `append`.
         """
         self._check_append(len(data))
-        queue = self.current_topic(topic).queue(partition, None, 0, 0)
+        queue = self.current_topic(topic).queue(partition, None, 0)
         self.is_append_unfinished = True
         batch = self._begin_batch(queue, now_ms)
         batch.data, batch.record_count = data, count
@@ -716,6 +718,9 @@ class ProducerCore:
         batch.retry_at_ms = now_ms
 
     def _split(self, queue: PartitionQueue, batch: ProducerBatch) -> None:
+        topic = self.topics.get(queue.tp.topic)
+        if topic is not None:
+            topic.on_too_large(max(batch.size_bytes, len(batch.data or b"")))
         children = split(batch)
         for child in children:
             child.charged_bytes = batch.charged_bytes // len(children)

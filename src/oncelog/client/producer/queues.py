@@ -16,6 +16,9 @@ from oncelog.errors import MisuseError
 from oncelog.rules.idempotence.sequencer import PartitionSequencer, ProducerIdAndEpoch
 from oncelog.types import TopicPartition
 
+_SMALL_BATCH_BYTES = 16_384
+"""Batches of up to this size are never made smaller by `on_too_large`."""
+
 
 class PartitionQueue:
     """The batches of one partition that are not complete.
@@ -168,10 +171,10 @@ class TopicQueues:
 
     __slots__ = ("_sticky_queue", "count", "name", "open_batches", "partitioner", "queues", "used_ms")
 
-    def __init__(self, name: str, partitioner: Partitioner, used_ms: float) -> None:
+    def __init__(self, name: str, partitioner: Partitioner, used_ms: float, max_batch_bytes: int) -> None:
         self.name = name
         self.partitioner = partitioner
-        self.open_batches = OpenBatches(partitioner.hashes_with_murmur2)
+        self.open_batches = OpenBatches(partitioner.hashes_with_murmur2, max_batch_bytes)
         self.queues: list[PartitionQueue] = []
         self.count = 0
         self._sticky_queue: PartitionQueue | None = None
@@ -193,19 +196,31 @@ class TopicQueues:
         if self.sticky_queue is not None and self.sticky_queue.tp.partition >= count:
             self.sticky_queue = None
 
-    def queue(
-        self, partition: object, key: bytes | None, size_bytes: int, batch_bytes: int
-    ) -> PartitionQueue:
+    @property
+    def max_batch_bytes(self) -> int:
+        """Return the size above which an open batch takes no more records."""
+        return self.open_batches.max_batch_bytes
+
+    def on_too_large(self, size_bytes: int) -> None:
+        """Make further batches smaller, because the broker has refused one of this size.
+
+        Otherwise each batch would be sent in vain before it is split. Guard:
+        test_a_topic_that_refuses_large_batches_gets_smaller_ones.
+        """
+        half = max(size_bytes // 2, _SMALL_BATCH_BYTES)
+        self.open_batches.max_batch_bytes = min(self.max_batch_bytes, half)
+
+    def queue(self, partition: object, key: bytes | None, size_bytes: int) -> PartitionQueue:
         """Return the queue for a record. Raises MisuseError if the topic has no such partition."""
         if partition is None:
-            return self._choose(key, size_bytes, batch_bytes)
+            return self._choose(key, size_bytes)
         number = operator.index(partition) if isinstance(partition, SupportsIndex) else -1
         if not 0 <= number < self.count:
             existing = f"partitions 0 to {self.count - 1}"
             raise MisuseError(f"topic {self.name!r} has {existing}, so there is no partition {partition!r}")
         return self.queues[number]
 
-    def _choose(self, key: bytes | None, size_bytes: int, batch_bytes: int) -> PartitionQueue:
+    def _choose(self, key: bytes | None, size_bytes: int) -> PartitionQueue:
         partitioner, count = self.partitioner, self.count
         if partitioner.is_round_robin:
             return self.queues[partitioner.next_round_robin(count)]
@@ -214,7 +229,11 @@ class TopicQueues:
         if not partitioner.is_sticky:
             return self.queues[partitioner.any_other(count, None)]
         sticky = self.sticky_queue
-        if sticky is None or sticky.open is None or sticky.open.size_bytes + size_bytes > batch_bytes:
+        if (
+            sticky is None
+            or sticky.open is None
+            or sticky.open.size_bytes + size_bytes > self.max_batch_bytes
+        ):
             sticky = self._switch_sticky_queue()
         return sticky
 
