@@ -42,7 +42,7 @@ class Plan:
     """The measurement's size.
 
     A topic has values of `topic_bytes` in total. A run reads it repeatedly for `seconds`. The number of its
-    records should be a multiple of 10,000, because `consume` of confluent-kafka waits until it has so many.
+    records should be a multiple of 10,000, because `consume` of confluent-kafka waits for that number.
     """
 
     clients: tuple[str, ...] = tuple(CLIENTS)
