@@ -227,8 +227,8 @@ def _forget_producers(self: Any, before_offset: int | None, now_ms: int) -> int:
     return _DELETE_RECORDS(self, before_offset, now_ms)
 
 
-def _payload_unchecked(buffer: Any, position: int, header: Any, verify: bool) -> Any:
-    return records.payload_of(buffer, position, header, False)
+def _payload_unchecked(buffer: Any, position: int, header: Any, verify: bool, *limit: int) -> Any:
+    return records.payload_of(buffer, position, header, False, *limit)
 
 
 def _replay_plain(self: Any, index: int, producer_id: int | None, *record: Any) -> None:
