@@ -25,6 +25,7 @@ from oncelog.wire.batch import (
     iter_batches,
     read_header,
     restamp_time,
+    rewrite_batch,
     seal,
     stamp,
     verify_crc,
@@ -329,18 +330,22 @@ def test_random_batches_survive_any_number_of_records() -> None:
         assert rows(build_batch(records)) == [tuple(record) for record in records]
 
 
-def _record(time_delta: bytes = b"\0", key_size: int = 1, value_size: int = 1) -> bytes:
-    body = b"\0" + time_delta + b"\0" + encode_varint(key_size) + b"k" * max(key_size, 0)
+def _record(
+    time_delta: bytes = b"\0", key_size: int = 1, value_size: int = 1, offset_delta: int = 0
+) -> bytes:
+    body = (
+        b"\0" + time_delta + encode_varint(offset_delta) + encode_varint(key_size) + b"k" * max(key_size, 0)
+    )
     body += encode_varint(value_size) + b"v" * max(value_size, 0) + b"\0"
     return encode_varint(len(body)) + body
 
 
 def _is_decodable(batch: bytearray) -> bool:
     try:
-        decode_records(batch)
+        records = decode_records(batch)
     except InvalidRecord:
         return False
-    return True
+    return [record.offset for record in records] == list(range(len(records)))
 
 
 def _is_accepted(batch: bytearray) -> bool:
@@ -365,6 +370,33 @@ def _is_accepted(batch: bytearray) -> bool:
 def test_a_compacted_topic_accepts_only_records_that_can_be_decoded(record: bytes, is_valid: bool) -> None:
     batch = seal([record], 1, NOW_MS, NOW_MS)
     assert (_is_accepted(batch), _is_decodable(batch)) == (is_valid, is_valid)
+
+
+@pytest.mark.parametrize("offset_delta", [-9_000, -1, 0, 2, 2**40])
+def test_a_compacted_topic_accepts_only_records_with_their_own_offsets(offset_delta: int) -> None:
+    """Compaction gave a record with a negative delta another offset, or could not write it at all."""
+    batch = seal([_record(), _record(offset_delta=offset_delta)], 2, NOW_MS, NOW_MS)
+    assert not _is_accepted(batch)
+    assert _is_accepted(seal([_record(), _record(offset_delta=1)], 2, NOW_MS, NOW_MS))
+
+
+def test_records_with_other_offset_deltas_keep_them_when_they_are_rewritten() -> None:
+    """A topic may become compacted after it has accepted such records."""
+    deltas = [-9_000, -1, 2, 2**40]
+    batch = seal([_record(offset_delta=delta) for delta in deltas], 4, NOW_MS, NOW_MS)
+    kept = rewrite_batch(read_header(batch), decode_records(batch)[:3], None)
+    assert [record.offset for record in decode_records(kept)] == deltas[:3]
+
+
+@pytest.mark.parametrize(("base_ms", "delta_ms"), [(NOW_MS, 2**63 - 1), (-3, 0), (-(2**63), -1)])
+def test_a_batch_whose_timestamps_overflow_can_be_rewritten(base_ms: int, delta_ms: int) -> None:
+    """Such a record stopped the compaction of its partition. Java's arithmetic has 64 bits, and goes on."""
+    batch = seal([_record(), _record(encode_varint(delta_ms), offset_delta=1)], 2, base_ms, base_ms)
+    horizon_ms = 2**63 - 1
+    kept = rewrite_batch(read_header(batch), decode_records(batch)[1:], horizon_ms)
+    (record,) = decode_records(kept)
+    assert (record.timestamp_ms - base_ms - delta_ms) % 2**64 == 0
+    assert len(kept) <= len(batch) + 10
 
 
 @given(st.randoms(use_true_random=False))

@@ -194,14 +194,19 @@ def rewrite_batch(
         attributes |= DELETE_HORIZON_BIT
     base_timestamp_ms, max_timestamp_ms = -1, header.max_timestamp_ms
     if records:
-        base_timestamp_ms = records[0].timestamp_ms
+        base_timestamp_ms = _as_int64(records[0].timestamp_ms)
         if header.timestamp_type is TimestampType.CREATE_TIME:
-            max_timestamp_ms = max(record.timestamp_ms for record in records)
+            max_timestamp_ms = max(_as_int64(record.timestamp_ms) for record in records)
     if delete_horizon_ms is not None:
         base_timestamp_ms = delete_horizon_ms
     batch = seal_encoded(
         encode_after_space(
-            [NewRecord(*record[1:]) for record in records],
+            [
+                NewRecord(
+                    base_timestamp_ms + _as_int64(timestamp_ms - base_timestamp_ms), key, value, headers
+                )
+                for _, timestamp_ms, key, value, headers in records
+            ],
             base_timestamp_ms,
             HEADER_BYTES,
             [record.offset - header.base_offset for record in records],
@@ -219,3 +224,12 @@ def rewrite_batch(
     )
     stamp(batch, 0, header.base_offset, header.partition_leader_epoch)
     return batch
+
+
+def _as_int64(timestamp_ms: int) -> int:
+    """Return the number of 64 bits that Java's arithmetic would give.
+
+    A client may send a timestamp and a delta whose sum has more bits. See
+    test_a_batch_whose_timestamps_overflow_can_be_rewritten.
+    """
+    return (timestamp_ms + (1 << 63)) % (1 << 64) - (1 << 63)

@@ -383,14 +383,19 @@ def find_records_without_key(payload: Buffer, header: BatchHeader, limit: int) -
             if size < 0 or stop > end:
                 raise _bad_record(base_offset, index)
             position += 1
-            # Skip the timestamp delta and the offset delta.
-            for _ in range(2):
-                start = position
-                while data[position] > 127:
-                    position += 1
+            start = position
+            while data[position] > 127:  # the timestamp delta
                 position += 1
-                if position - start > MAX_VARINT_BYTES:
-                    raise _bad_record(base_offset, index)
+            position += 1
+            if position - start > MAX_VARINT_BYTES:
+                raise _bad_record(base_offset, index)
+            offset_delta, position = read_varint(data, position)
+            if offset_delta != index:
+                # Another record has this offset, or none may have it. See
+                # test_a_compacted_topic_accepts_only_records_with_their_own_offsets.
+                raise InvalidRecord(
+                    f"record {index} of the batch at offset {base_offset} has the offset delta {offset_delta}"
+                )
             key_size, position = read_varint(data, position)
             if key_size < 0 and len(missing) < limit:
                 missing.append(index)

@@ -28,7 +28,7 @@ OUT_OF_REACH: dict[str, str] = {
         "S6 S7 S10 S11 S13 S20 R5 R44 R182 R254 R508 R640 R641 R643 R645 R791 R793 R851 R1006"
     ),
     "only our clients' requests and random ones are sent": (
-        "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70 R633 R920 R965"
+        "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70 R633 R920 R965 R1007"
     ),
     "Spark itself is not simulated": (
         "G4 G5 G6 G9b G10 G11 G12 G13 P5 R78 R79 R90 R191 R192 R194 R405 R407 R408 R662 R811 R812"
