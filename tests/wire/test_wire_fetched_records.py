@@ -59,13 +59,13 @@ def listed(data: Any) -> list[Listed]:
 
 
 def rows_at_once(data: Any, start_offset: int, max_records: int, *, verify: bool = True) -> tuple[Any, ...]:
-    """Return what `append_whole_batches` appends, the index after it, and the size of the values."""
+    """Return what `append_whole_batches` appends, the index and offset after it, and the values' size."""
     rows: list[Record] = []
-    index, size = append_whole_batches(
+    index, offset, size = append_whole_batches(
         rows, data, listed(data), 0, tp=TP, start_offset=start_offset, max_records=max_records,
         verdict="deliver", verify=verify,
     )  # fmt: skip
-    return rows, index, size
+    return rows, index, offset, size
 
 
 def rows_one_by_one(data: Any, start_offset: int, batches_count: int) -> list[Record]:
@@ -106,11 +106,12 @@ def test_batches_that_are_read_at_once_give_the_rows_of_single_ones(
 ) -> None:
     data = built(batches)
     fast, slow = both_forms(c, lambda: rows_at_once(data, start_offset, max_records))
-    rows, index, size = fast
-    assert slow == ([], 0, 0), "without C every batch is left to the caller"
+    rows, index, offset, size = fast
+    assert slow == ([], 0, start_offset, 0), "without C every batch is left to the caller"
     assert len(rows) <= max_records
     assert rows == rows_one_by_one(data, start_offset, index)
     assert size == sum(len(row.value or b"") for row in rows)
+    assert offset == max([start_offset, *(entry.header.last_offset + 1 for entry in listed(data)[:index])])
     if index < len(batches):
         header = listed(data)[index].header
         is_old = header.last_offset < start_offset
@@ -124,10 +125,10 @@ def test_a_batch_with_another_verdict_is_left_to_the_caller(c: ModuleType) -> No
     rows: list[Record] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetched_records, "_c", c)
-        index, _ = append_whole_batches(
+        index, offset, _ = append_whole_batches(
             rows, data, batches, 0, tp=TP, start_offset=0, max_records=9, verdict="deliver", verify=True
         )
-    assert (index, [row.offset for row in rows]) == (1, [0])
+    assert (index, offset, [row.offset for row in rows]) == (1, 1, [0])
 
 
 @given(
@@ -174,14 +175,16 @@ def test_damaged_batches_give_the_same_rows_and_the_same_errors(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetched_records, "_c", c)
         try:
-            at_once, index, _ = rows_at_once(damaged, 6, 10**6, verify=verify)
+            at_once, index, next_offset, _ = rows_at_once(damaged, 6, 10**6, verify=verify)
         except OncelogError:  # raised by `listed`
             return
         patch.setattr(fetched_records, "_c", None)
-        expected = []
+        expected, offset = [], 6
         for position, header, _ in listed(damaged)[:index]:
-            expected += read_rows(payload_of(damaged, position, header, verify), header, TP, 6)
-        assert at_once == expected
+            rows_of_batch = read_rows(payload_of(damaged, position, header, verify), header, TP, offset)
+            expected += rows_of_batch
+            offset = max(offset, header.last_offset + 1, *(row.offset + 1 for row in rows_of_batch[-1:]))
+        assert (at_once, next_offset) == (expected, offset)
 
 
 @given(data=st.lists(BYTES, max_size=40).map(bytes), count=st.integers(0, 9), first=st.integers(-2, 9))
@@ -260,7 +263,7 @@ def test_a_record_count_reserves_no_memory(c: ModuleType) -> None:
     try:
         assert c.columns(data, [(0, header)], None, 0, 2**63 - 1, None) is None
         rows: list[Record] = []
-        assert rows_of(c, data, header, rows) == (0, 0)
+        assert rows_of(c, data, header, rows) == (0, 0, 0)
         assert rows == []
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
@@ -279,7 +282,7 @@ def test_a_damaged_batch_leaves_no_rows_of_itself(c: ModuleType) -> None:
     data[-1] ^= 1
     rows = [Record("t", 0, 0, 0, TimestampType.CREATE_TIME, None, None, ())]
     before = list(rows)
-    assert rows_of(c, data, read_header(data), rows) == (0, 0)
+    assert rows_of(c, data, read_header(data), rows) == (0, 0, 0)
     assert rows == before
 
 

@@ -385,11 +385,15 @@ refuse(void)
 }
 
 /* Append `count` rows and return the position after them; NULL with or without an exception. Rows below
-   `min_offset` are left out. `*value_bytes` grows by the sizes of the values. */
+   `min_offset` are left out, unless the batch begins there or later: a damaged batch may have offsets below its
+   own, and fetched_records.py keeps these. `*value_bytes` grows by the sizes of the values, and `*last_offset`
+   is the offset of the last row. */
 static const uint8_t *
 append_rows(RowMaker *maker, PyObject *rows, const uint8_t *at, const uint8_t *stop, Py_ssize_t count,
-            const Times *times, int64_t min_offset, int64_t *value_bytes)
+            const Times *times, int64_t min_offset, int64_t *value_bytes, int64_t *last_offset)
 {
+    if (times->base_offset >= min_offset)
+        min_offset = INT64_MIN;
     for (; count > 0; count--) {
         Record record;
         int64_t offset, timestamp_ms;
@@ -400,6 +404,7 @@ append_rows(RowMaker *maker, PyObject *rows, const uint8_t *at, const uint8_t *s
             if (append_row(maker, rows, &record, offset, timestamp_ms) < 0)
                 return NULL;
             *value_bytes += record.value_size;
+            *last_offset = offset;
         }
         else if (record.has_headers) {
             /* The headers of a record that is left out are checked as well. */
@@ -440,7 +445,7 @@ rows(PyObject *Py_UNUSED(module), PyObject *args)
     Py_buffer data;
     Py_ssize_t position, count;
     long long base_offset, base_timestamp_ms, fixed_timestamp_ms = 0, min_offset;
-    int64_t value_bytes = 0;
+    int64_t value_bytes = 0, last_offset;
     PyObject *fixed_timestamp, *list = NULL, *result = NULL;
     RowMaker maker = {0};
     if (!PyArg_ParseTuple(args, "y*nnLLOLO!OOOs", &data, &position, &count, &base_offset, &base_timestamp_ms,
@@ -458,7 +463,7 @@ rows(PyObject *Py_UNUSED(module), PyObject *args)
     Times times = {base_offset, base_timestamp_ms, fixed_timestamp_ms, fixed_timestamp != Py_None};
     if (position >= 0 && position <= data.len)
         at = append_rows(&maker, list, begin + position, begin + data.len, count, &times, min_offset,
-                         &value_bytes);
+                         &value_bytes, &last_offset);
     result = at == NULL ? refuse() : Py_BuildValue("On", list, (Py_ssize_t)(at - begin));
 done:
     Py_XDECREF(list);
@@ -470,7 +475,8 @@ done:
 PyDoc_STRVAR(batch_rows_doc,
 "batch_rows(data, batches, index, rows, max_records, min_offset, verdict, crc32c,\n"
 "           record_type, topic, partition, timestamp_types, name_errors)\n--\n\n"
-"Append the records of batches[index:] to `rows`; return the index after them, and the bytes of their values.\n\n"
+"Append the records of batches[index:] to `rows`. Return the index and the offset after them, and the bytes of\n"
+"their values.\n\n"
 "Each batch is (position in the data, header, its verdict). Stop before a batch with another verdict, a\n"
 "compressed one, one of more records than `rows` may still get, and one that is not accepted.");
 
@@ -507,19 +513,21 @@ batch_rows(PyObject *Py_UNUSED(module), PyObject *args)
         Times times = {batch.base_offset, batch.base_timestamp_ms, batch.max_timestamp_ms, is_fixed};
         maker.timestamp_type = PyTuple_GET_ITEM(timestamp_types, is_fixed);
         const uint8_t *begin = (const uint8_t *)data.buf + position, *stop = begin + batch.size_bytes;
-        int64_t batch_value_bytes = 0;
+        int64_t batch_value_bytes = 0, last_offset = batch.last_offset;
         if (append_rows(&maker, list, begin + HEADER_BYTES, stop, batch.records_count, &times, min_offset,
-                        &batch_value_bytes)
-            != stop) {
+                        &batch_value_bytes, &last_offset)
+                != stop
+            || last_offset == INT64_MAX || batch.last_offset == INT64_MAX) {
             if (PyList_SetSlice(list, rows_count, PyList_GET_SIZE(list), NULL) < 0)
                 goto done;
             break;
         }
         value_bytes += batch_value_bytes;
-        min_offset = batch.last_offset == INT64_MAX ? INT64_MAX : batch.last_offset + 1;
+        /* The last row of a damaged batch may be beyond the batch's last offset. */
+        min_offset = (last_offset > batch.last_offset ? last_offset : batch.last_offset) + 1;
     }
     if (!PyErr_Occurred())
-        result = Py_BuildValue("nL", index, (long long)value_bytes);
+        result = Py_BuildValue("nLL", index, min_offset, (long long)value_bytes);
 done:
     end_maker(&maker);
     PyBuffer_Release(&data);

@@ -26,7 +26,7 @@ def batch_rows(
     timestamp_types: tuple[object, ...],
     name_errors: str,
     /,
-) -> tuple[int, int]: ...
+) -> tuple[int, int, int]: ...
 def rows(
     payload: Buffer,
     position: int,

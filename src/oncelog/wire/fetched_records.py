@@ -48,16 +48,17 @@ def append_whole_batches(
     max_records: int,
     verdict: object,
     verify: bool,
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """Append the records of batches[index:] to `rows`, as far as that is possible at once.
 
     Each batch is its position in the data, its header, and its verdict. Return the index of the first batch
-    that is not read, and the size of the appended values in bytes. Batches with another verdict, compressed
-    and damaged ones, and those that do not fit into `max_records`, are left to the caller. Without the C
-    code, that is every batch.
+    that is not read, the offset to continue from, and the size of the appended values in bytes.
+
+    Batches with another verdict, compressed and damaged ones, and those that do not fit into `max_records`,
+    are left to the caller. Without the C code, that is every batch.
     """
     if _c is None:
-        return index, 0
+        return index, start_offset, 0
     check = crc32c.crc32c if verify else None
     return _c.batch_rows(
         data, batches, index, rows, max_records, start_offset, verdict, check,

@@ -108,20 +108,17 @@ class CompletedFetch:
         """
         if self._decoded or self._parts is not None:
             return position, 0
-        first = self._next
-        self._next, value_bytes = append_whole_batches(
+        self._next, position, value_bytes = append_whole_batches(
             taken,
             self._data,
             self._batches,
-            first,
+            self._next,
             tp=self.tp,
             start_offset=position,
             max_records=max_records,
             verdict=Verdict.DELIVER,
             verify=check_crcs,
         )
-        if self._next > first:
-            position = max(position, self._batches[self._next - 1].header.last_offset + 1)
         return position, value_bytes
 
     def _decode(self, batch: FetchedBatch, position: int, check_crcs: bool) -> None:
