@@ -112,15 +112,18 @@ def kept() -> Iterator[None]:
 
 
 @contextmanager
-def running(names: Sequence[str], *, warm_up_seconds: float) -> Iterator[Sides]:
+def running(names: Sequence[str], *, warm_up_seconds: float, are_fresh: bool = False) -> Iterator[Sides]:
     """Run the requested brokers during the block. Without Java, Apache Kafka is left out, with the reason.
+
+    `are_fresh`: start new brokers also inside `kept`. A process keeps memory of earlier measurements, so a
+    measurement of memory needs this.
 
     The warm-up makes Kafka's JVM compile the measured code. Three loads run for `warm_up_seconds` each: full
     batches, single records, and batches without sequence numbers. Oncelog compiles nothing, so each load runs
     there for a second at most.
     """
     with ExitStack() as own:
-        stack, started = _kept or (own, {})
+        stack, started = (None if are_fresh else _kept) or (own, {})
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oncelog-bench-")))
         left_out: dict[str, str] = {}
         for name in names:

@@ -86,7 +86,7 @@ TARGETS = (
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
     """Run the plan and return the content of the JSON file."""
     samples: list[dict[str, Any]] = []
-    with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
+    with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds, are_fresh=True) as sides:
         for repeat, beside, name in interleaved(BESIDE, sides.names, plan.repeats):
             taken = _take(plan, beside, sides[name])
             samples.append({"repeat": repeat, "broker": name, "beside": beside, **taken})
