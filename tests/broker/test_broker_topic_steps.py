@@ -221,7 +221,8 @@ def test_another_growth_is_judged_by_what_became_of_the_first() -> None:
     for broker, answer in growths():
         same, larger = broker.grow("t", NEW + 1), broker.grow("t", NEW + 1)
         broker.finish()
-        assert (answer.code, same.code, larger.code) == (0, 0, InvalidPartitions.code)
+        assert answer.code == 0
+        assert sorted([same.code or 0, larger.code or 0]) == [0, InvalidPartitions.code]
 
 
 @pytest.mark.parametrize("is_killed", [True, False])

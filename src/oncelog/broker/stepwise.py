@@ -145,12 +145,19 @@ class ResponseSlots:
 
 
 def run_work(work: Work[_T]) -> _T:
-    """Run work without blocking calls to its end, and return its result. Raises the error of the work."""
+    """Run work and its blocking calls to its end, and return its result. Raises the error of the work."""
+    failure: Exception | None = None
     while True:
         try:
-            next(work)
-        except StopIteration as done:
-            return done.value  # type: ignore[no-any-return]
+            call = _next_step(work, failure)
+        except _Done as done:
+            return done.response  # type: ignore[no-any-return]
+        failure = None
+        if call is not None:
+            try:
+                call()
+            except Exception as error:
+                failure = error
 
 
 def respond_in_steps(

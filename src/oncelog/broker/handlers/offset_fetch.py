@@ -8,9 +8,9 @@ UNKNOWN_TOPIC_ID. Source: KIP-447, KIP-709, KIP-848; Kafka's OffsetMetadataManag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 from oncelog.broker.request import Answer, Request
 from oncelog.broker.request_limits import MAX_NAMES
@@ -55,6 +55,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
             message.topics,
             require_stable,
             StepBudget(state.limits.request_step_elements),
+            OffsetFetchResponse.OffsetFetchResponsePartition,
         ):
             if item is None:
                 yield None
@@ -63,9 +64,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[OffsetFetchRespons
             result.topics.append(
                 OffsetFetchResponse.OffsetFetchResponseTopic(
                     name=topic,
-                    partitions=[
-                        OffsetFetchResponse.OffsetFetchResponsePartition(**fields) for fields in offsets
-                    ],
+                    partitions=offsets,
                 )
             )
         return result
@@ -130,7 +129,8 @@ def _group(
         else [topic for topic in requested.topics if topic.name or not has_ids]
     )
     ids = {topic.name: bytes(topic.topic_id) for topic in named or () if has_ids}
-    for item in _offsets(state, request, requested.group_id, named, require_stable, budget):
+    make = OffsetFetchResponse.OffsetFetchResponsePartitions
+    for item in _offsets(state, request, requested.group_id, named, require_stable, budget, make):
         if item is None:
             yield None
             continue
@@ -139,16 +139,14 @@ def _group(
         if name in ids and (topic is None or topic.topic_id != ids[name]):
             # The topic was deleted between two steps, and the offsets may belong to a new topic with its
             # name.
-            rows = [_unknown_id(fields["partition_index"]) for fields in offsets]
+            rows = [_unknown_id(row.partition_index) for row in offsets]
             group.topics.append(_TopicResult(topic_id=ids[name], partitions=rows))
             continue
         group.topics.append(
             _TopicResult(
                 name=name,
                 topic_id=NO_ID if topic is None else topic.topic_id,
-                partitions=[
-                    OffsetFetchResponse.OffsetFetchResponsePartitions(**fields) for fields in offsets
-                ],
+                partitions=offsets,
             )
         )
     group.topics += unknown
@@ -181,6 +179,7 @@ def _unknown_id(index: int) -> OffsetFetchResponse.OffsetFetchResponsePartitions
     )
 
 
+_Row = TypeVar("_Row")
 _TopicRequest = OffsetFetchRequest.OffsetFetchRequestTopics
 _TopicResult = OffsetFetchResponse.OffsetFetchResponseTopics
 _Topics = (
@@ -196,8 +195,11 @@ def _offsets(
     topics: _Topics | None,
     require_stable: bool,
     budget: StepBudget,
-) -> Iterator[tuple[str, list[dict[str, Any]]] | None]:
-    """Yield (topic, response fields of its partitions). If `topics` is None, yield all topics of the group.
+    make: Callable[..., _Row],
+) -> Iterator[tuple[str, list[_Row]] | None]:
+    """Yield (topic, results of its partitions). If `topics` is None, yield all topics of the group.
+
+    `make` makes the result of a partition from its fields.
 
     None marks the end of a step.
     """
@@ -233,7 +235,7 @@ def _offsets(
         for index in partitions:
             # If the request has null topics, leave out partitions whose offset was deleted between the steps.
             if topics is not None or TopicPartition(topic, index) in committed:
-                results.append(fields_of(TopicPartition(topic, index)))
+                results.append(make(**fields_of(TopicPartition(topic, index))))
             if budget.spend():
                 yield None
         if results or topics is not None:

@@ -12,7 +12,7 @@ file names the topic until its committed offsets are durably deleted. At the sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from oncelog.broker.coordinators.internal_topic_config import INTERNAL_TOPICS, with_internal_settings
 from oncelog.broker.request_limits import MAX_PARTITIONS
 from oncelog.broker.state_file import NotDurable, read_state, write_state
-from oncelog.broker.stepwise import run_work
+from oncelog.broker.stepwise import Work, run_work
 from oncelog.broker.topics.topic_config import stored_overrides, topic_settings
 from oncelog.broker.topics.topic_names import TopicNames, check_topic_name
 from oncelog.broker.topics.topics_file import FILE_NAME, parse_topics
@@ -48,10 +48,10 @@ from oncelog.settings import Settings, SettingValue
 from oncelog.types import TopicPartition
 
 _T = TypeVar("_T")
-Steps = Generator[None, None, _T]
+Steps = Work[_T]
 """A generator that does work in bounded steps and returns its result.
 
-Other requests run between the steps.
+Other requests run between the steps, and during a blocking call that a step has yielded.
 """
 
 
@@ -370,9 +370,16 @@ class Topics:
                             "the broker is stopping; it creates the other partitions at its next start"
                         )
         try:
-            self._logs.disk.sync_directory()
+            if sum(len(topic.new_partitions) for topic in topics) > self._logs.limits.partitions_per_step:
+                # In another thread, because syncing the directory of 10,000 new partitions may take a second.
+                # See test_the_directory_of_many_new_partitions_is_synced_in_another_thread.
+                yield self._logs.disk.sync_directory
+            else:
+                self._logs.disk.sync_directory()
         except Exception as error:
             failures = {topic.name: error for topic in topics}
+        if self._logs.is_closing:
+            raise KafkaStorageError("the broker is stopping; its next start makes the partitions usable")
         for topic in topics:
             if not _is_served(topic):
                 failures[topic.name] = UnknownTopicOrPartition(
@@ -384,7 +391,8 @@ class Topics:
             topic.configure(self._settings, topic.overrides)
             config = self._log_config(topic)
             for partition in topic.new_partitions:
-                partition.reconfigure(config)
+                if partition.config != config:
+                    partition.reconfigure(config)
             topic.partitions += topic.new_partitions
             topic.new_partitions.clear()
         return failures
