@@ -34,10 +34,20 @@ class WorkerSpec:
     partitions: int
     record_bytes: int
     seconds: float
+    has_callbacks: bool = False
+    """True if each record has a delivery callback; only for `oncelog rows` and `confluent-kafka`."""
 
 
 Burst = Callable[[int], int]
 """A function that sends records to one partition and returns their number. The argument is the partition."""
+
+
+_acknowledged = 0
+
+
+def _on_delivery(*result: object) -> None:
+    global _acknowledged
+    _acknowledged += 1
 
 
 def _oncelog(spec: WorkerSpec) -> tuple[Burst, Callable[[], None]]:
@@ -45,10 +55,12 @@ def _oncelog(spec: WorkerSpec) -> tuple[Burst, Callable[[], None]]:
 
     producer, topic, value = Producer(spec.settings), spec.topic, bytes(spec.record_bytes)
 
+    callback = _on_delivery if spec.has_callbacks else None
+
     def rows(partition: int) -> int:
         send = producer.send
         for _ in range(BURST_RECORDS):
-            send(topic, value, partition=partition)
+            send(topic, value, partition=partition, on_delivery=callback)
         return BURST_RECORDS
 
     def many(partition: int) -> int:
@@ -71,13 +83,14 @@ def _confluent(spec: WorkerSpec) -> tuple[Burst, Callable[[], None]]:
     import confluent_kafka
 
     producer, topic, value = confluent_kafka.Producer(spec.settings), spec.topic, bytes(spec.record_bytes)
+    keywords = {"on_delivery": _on_delivery} if spec.has_callbacks else {}
 
     def rows(partition: int) -> int:
         produce = producer.produce
         for _ in range(BURST_RECORDS):
             while True:
                 try:
-                    produce(topic, value, partition=partition)
+                    produce(topic, value, partition=partition, **keywords)
                     break
                 except BufferError:
                     producer.poll(0.01)
@@ -109,9 +122,9 @@ def _aiokafka(spec: WorkerSpec) -> tuple[Burst, Callable[[], None]]:
 
     loop = asyncio.new_event_loop()
     settings = _python_names(spec.settings)
-    settings["max_batch_size"] = settings.pop("batch_size")
-    for unknown in ("max_in_flight_requests_per_connection",):
-        settings.pop(unknown)
+    if "batch_size" in settings:
+        settings["max_batch_size"] = settings.pop("batch_size")
+    settings.pop("max_in_flight_requests_per_connection", None)
     topic, value = spec.topic, bytes(spec.record_bytes)
 
     async def start() -> Any:
