@@ -285,7 +285,7 @@ class MemberList(Mapping[str, Member]):
 
 
 class GroupVersion(NamedTuple):
-    """Identifies a version of a group's state: requests wait until that version is stored.
+    """A version of a group's state. Requests wait until the version with their changes is stored.
 
     The generation changes with each rebalance. The other fields distinguish versions within a generation.
     """
@@ -669,7 +669,7 @@ class ClassicGroup:
     def _is_protocol(self, protocol_type: str | None, protocol_name: str | None) -> bool:
         return protocol_type in (None, self.protocol_type) and protocol_name in (None, self.protocol_name)
 
-    # Heartbeats, LeaveGroup and time
+    # Heartbeats, LeaveGroup and deadlines
 
     def heartbeat(
         self, member_id: str, group_instance_id: str | None, generation_id: int, now_ms: int
@@ -750,7 +750,7 @@ class ClassicGroup:
                 self._rebalance(now_ms)
 
     def next_deadline_ms(self) -> int | None:
-        """Return the latest time in ms at which `tick` must run; None if there is no deadline."""
+        """Return the next time in ms at which `tick` must run; None if there is no deadline."""
         deadlines = (self.members.first_deadline_ms, self._pending_member_ids.next_ms, self._deadline_ms)
         return min((due_ms for due_ms in deadlines if due_ms is not None), default=None)
 

@@ -804,9 +804,9 @@ class ConsumerGroup:
             raise StaleMemberEpoch(f"member {member.member_id!r} is at epoch {member.epoch}, not {epoch}")
 
     def subscribed(self) -> Iterable[str] | None:
-        """Return the names of the topics that members subscribe to; none if the group is empty.
+        """Return the names of the topics that members subscribe to; no names if the group is empty.
 
-        Return None after a restart until a heartbeat has resolved the members' regular expressions.
+        After a restart, return None until a heartbeat has resolved the members' regular expressions.
         """
         if self._topics is None and self._subscriptions.regexes:
             return None

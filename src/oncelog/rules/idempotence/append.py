@@ -15,10 +15,10 @@ producer id, in this order:
 
 OUT_OF_ORDER means OUT_OF_ORDER_SEQUENCE_NUMBER. With an epoch per transaction (KIP-890), a transaction begins
 with sequence 0 in each partition. If the second batch of a transaction arrives before the first, it is
-therefore rejected, and the producer sends both again in order. A coordinator's batch has no sequences, so
-only its epoch is checked. A replayed batch is already in the log, so it is never rejected. Source: behaviours
-I6, I7, I8, I14, I15 (docs/behaviours.md); Kafka's UnifiedLog.analyzeAndValidateProducerState and
-ProducerAppendInfo.
+therefore rejected, and the producer sends both again in order. A coordinator's batch has no sequences, so the
+checks of sequences do not apply to it. A replayed batch is already in the log, so it is never rejected.
+Source: behaviours I6, I7, I8, I14, I15 (docs/behaviours.md); Kafka's
+UnifiedLog.analyzeAndValidateProducerState and ProducerAppendInfo.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def decide_append(
     begins_epoch: bool = False,
     verification: Verification | None = None,
 ) -> Store | Duplicate | Reject:
-    """Decide about a data batch that would get `base_offset`.
+    """Decide whether to store a data batch that would get `base_offset`.
 
     `entry` is None if the producer id is unknown here. `begins_epoch` is true if the batch is the first of
     its transaction here, and the transaction has its own epoch.

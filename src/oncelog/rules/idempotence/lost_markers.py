@@ -65,10 +65,11 @@ def aborted_classic(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
 
 
 def ended_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
-    """Return the same as `decided_transaction`, and also the producer of a classic transaction's commit.
+    """Return the producer of the KIP-890 transaction that a record decides, or of the classic one that it
+    commits.
 
-    A classic abort gives None: its marker also aborts older transactions, and fencing may have raised its
-    epoch.
+    Return None for all other records. A classic abort gives None: its marker also aborts older transactions,
+    and fencing may have raised its epoch.
     """
     if entry.client_version < EPOCH_PER_TRANSACTION and entry.state is TransactionState.PREPARE_COMMIT:
         return ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)

@@ -52,7 +52,7 @@ class StoreMarker(NamedTuple):
 def decide_marker(
     entry: ProducerEntry | None, marker: EndMarker, origin: Origin, *, offset: int, now_ms: int
 ) -> StoreMarker | Reject:
-    """Decide about a marker that would get `offset`. A replayed marker is never rejected."""
+    """Decide whether to store a marker that would get `offset`. A replayed marker is never rejected."""
     if entry is not None and origin is not Origin.REPLAY:
         rejection = _check_marker(entry, marker)
         if rejection is not None:

@@ -1,6 +1,6 @@
 """Arithmetic of sequence numbers, which run from 0 to 2147483647 and then restart at 0.
 
-All arithmetic of sequences must use this module, because 2147483647 is followed by 0 and not by -2147483648.
+All arithmetic of sequences must use this module, because 2147483647 is followed by 0 and not by 2147483648.
 See test_wraps_from_the_largest_to_zero. Source: behaviour I5 (docs/behaviours.md); Kafka's
 DefaultRecordBatch.incrementSequence and decrementSequence.
 """

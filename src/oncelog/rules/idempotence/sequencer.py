@@ -293,7 +293,8 @@ class PartitionSequencer(Generic[B]):
     def split(self, batch: B, parts: Sequence[B]) -> None:
         """Replace a batch with its parts. The sequences of the batch are divided among them.
 
-        Raises ValueError if the parts do not have as many records as the batch.
+        Raises ValueError if the batch has no sequence, or if the parts do not have as many records as the
+        batch.
         """
         index = self.in_flight.index(batch)
         if batch.base_sequence is None or sum(part.record_count for part in parts) != batch.record_count:

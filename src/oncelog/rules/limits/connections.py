@@ -28,7 +28,9 @@ from oncelog.errors import ConfigError
 Key = TypeVar("Key")
 
 CREDIT_BYTES, CREDIT_MS = 1 << 20, 1_000
-"""A new connection starts with this credit of bytes and time, so that it does not count as the slowest."""
+"""Credit of bytes and time in each rate. Without it, a connection that has just begun to use memory would
+count as the slowest.
+"""
 _RELIEF = 0.75
 """Fraction of the memory limit that is in use after the slowest connections were closed."""
 
@@ -62,8 +64,8 @@ class ConnectionLimiter:
         """Count a new connection. Return the limit that it exceeds; None if it is accepted.
 
         Even a connection that exceeds a limit counts until `leave`. `descriptor` is the connection's file
-        descriptor. The operating system allocates the lowest free descriptor, so its number tells how many
-        are in use.
+        descriptor; None skips the check of descriptors. The operating system allocates the lowest free
+        number, so the number tells how many descriptors are in use.
         """
         self.count += 1
         address_count = self.counts[address] = self.counts.get(address, 0) + 1

@@ -48,7 +48,7 @@ class DirtyRange(NamedTuple):
     """The dirty range: offsets from `first_offset` to below `end_offset`.
 
     `clean_bytes` and `dirty_bytes` are the sizes of the whole segments before and in the range. `oldest_ms`
-    is the smallest first timestamp of the dirty segments.
+    is the smallest first timestamp of the dirty segments. If a segment's is None, its largest one counts.
     """
 
     first_offset: int
@@ -262,7 +262,7 @@ class Cleaner:
         self._now_ms = now_ms
 
     def retention(self, batch: BatchFacts) -> Retention:
-        """Decide about a batch. Call it once for each batch, in order."""
+        """Return the decision about a batch. Call this once for each batch, in order."""
         drops_all, is_empty_end, noted = False, False, None
         producer_id = batch.producer_id
         if batch.is_control:

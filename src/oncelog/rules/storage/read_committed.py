@@ -59,7 +59,7 @@ class VisibilityFilter:
         self._aborting: set[int] = set()
 
     def decide(self, batch: StoredBatch, *, is_abort_marker: bool) -> Verdict:
-        """Decide about the next batch. `is_abort_marker` matters only for control batches."""
+        """Return the decision about the next batch. `is_abort_marker` matters only for control batches."""
         producer_id = batch.producer_id
         if self._isolation is Isolation.READ_COMMITTED and producer_id is not None:
             self._begin_aborted(batch.last_offset)

@@ -23,7 +23,7 @@ confirms them by repeating the same call until it returns.
     some                  yes                  TRANSACTION_ABORTABLE  yes; drops all offsets
 
 Java's client instead queues the request for the offsets in front of EndTxn. This client cannot do that: the
-application owns the coroutine.
+request ends when the application cancels its coroutine.
 Source: behaviours T4 and T13 (docs/behaviours.md); KIP-1050; kafka TransactionManager.
 """
 
@@ -156,7 +156,7 @@ class Session:
         raise MisuseError(f"{operation.value} is not possible now: {_HINTS[self.state]}")
 
     def check_unused(self) -> None:
-        """Raise the session's error, or MisuseError, unless no transaction is open or about to end."""
+        """Raise the session's error, or MisuseError if a transaction is open or being ended."""
         if self.error is not None:
             raise self.error
         if self.state not in (State.UNINITIALIZED, State.READY):
@@ -165,8 +165,9 @@ class Session:
     def set_abortable_error(self, error: OncelogError) -> None:
         """Enter ABORTABLE_ERROR: the application can only abort the open transaction.
 
-        A timeout is wrapped in TransactionAbortable, because TimedOut from a commit means that the
-        application must repeat the commit.
+        Outside of IN_TRANSACTION and COMMITTING this does nothing. A timeout is wrapped in
+        TransactionAbortable, because TimedOut from a commit means that the application must repeat the
+        commit.
         """
         if self.state is State.IN_TRANSACTION or self.state is State.COMMITTING:
             self.state, self.error = State.ABORTABLE_ERROR, error
@@ -182,8 +183,8 @@ class Session:
     def enter(self, state: State) -> None:
         """Enter a state without an error.
 
-        READY follows the end of a transaction, and IN_TRANSACTION its begin. COMMITTING and ABORTING follow
-        the call that ends the transaction.
+        Initialization and the end of a transaction lead to READY, and the begin to IN_TRANSACTION. The call
+        that ends the transaction leads to COMMITTING or ABORTING.
         """
         self.state, self.error = state, None
         if state is State.READY:

@@ -58,10 +58,7 @@ class Append(NamedTuple):
 
 
 class FenceAndAbort(NamedTuple):
-    """Append the entry. It aborts the transaction of an earlier instance.
-
-    The client must retry the request.
-    """
+    """Append the entry, which aborts the open transaction. The client must retry the request."""
 
     entry: TransactionEntry
 
@@ -93,7 +90,7 @@ def decide_init(
 ) -> Append | FenceAndAbort | NeedsProducerId | Reject:
     """Decide the outcome of an InitProducerId request.
 
-    The producer gets the producer id and epoch of the appended entry.
+    With `Append`, the client gets the entry's producer id and epoch.
 
     `expected` is the producer id and epoch that the client wants to continue from (KIP-360); None if the
     client is a new instance, so that all other instances are fenced. `new_producer_id` is None until a new id
@@ -179,7 +176,7 @@ def _is_next_producer(entry: TransactionEntry, producer: ProducerIdAndEpoch) -> 
 
 
 def retire(entry: TransactionEntry, now_ms: int) -> TransactionEntry:
-    """Return an entry that fences every producer with this producer id, whatever its epoch.
+    """Return an entry that fences every epoch of this producer id.
 
     If a transaction is open, the entry aborts it. The next InitProducerId allocates a new producer id, as it
     does after the last epoch.
@@ -408,7 +405,7 @@ def complete(entry: TransactionEntry, *, now_ms: int) -> TransactionEntry:
     return done._replace(producer_id=entry.next_producer_id, producer_epoch=0)
 
 
-# Time
+# Timeout and expiry
 
 
 def is_timed_out(entry: TransactionEntry, now_ms: int) -> bool:

@@ -100,7 +100,7 @@ def judge(
     """Return the verdict on an open transaction. `entry` is the coordinator's entry, as in `hanging_reason`.
 
     If the last record of the transaction is younger than `older_than_ms`, the verdict is PERHAPS instead of
-    YES.
+    YES. A record of unknown time counts as old.
     """
     reason = hanging_reason(opened, entry)
     if reason is None:
