@@ -9,7 +9,7 @@
     END       the member cannot rejoin: report the partitions as lost, then raise the error at every poll
 
 OffsetCommit also raises its error for JOIN, LOST, RESET and END: the caller must learn that nothing was
-stored.
+stored. Exceptions for members that keep their partitions are in `oncelog.client.group.commit_queue`.
 
 Source: Kafka's AbstractCoordinator (JoinGroup, SyncGroup, Heartbeat), ConsumerCoordinator and
 CommitRequestManager (OffsetCommit, OffsetFetch), AbstractHeartbeatRequestManager and

@@ -14,8 +14,8 @@ Packed, little-endian:  flags u8 | epoch i16 | last_timestamp_ms i64 | last_appe
       newest last_offset less its last_offset u32, its timestamp less last_timestamp_ms i32,
       last_sequence i32
     | else per batch: last_offset i64, offset_delta u32, timestamp_ms i64, last_sequence i32
-The flags are NO_EPOCH, COORDINATOR, TXN and TIGHT. An entry is TIGHT if the differences of offsets and of
-timestamps between its batches fit into 32 bits. A last_sequence of -1 stands for None.
+The flags are NO_EPOCH, COORDINATOR, TXN and TIGHT. An entry with batches is TIGHT if the differences that
+this layout stores fit into 32 bits. A last_sequence of -1 stands for None.
 Source: behaviours I6, I19 and I20 (docs/behaviours.md); Kafka's ProducerStateManager.
 """
 

@@ -5,8 +5,8 @@ is known. Each partition has a list of the batches that have sequences and no ou
 
     no batch of this producer id acknowledged yet  only one batch may be in flight
     all batches of the list are in flight, and     the next new batch may get a sequence
-        at most four batches got sequences after
-        the first batch of the list
+        at most three batches got sequences
+        after the first batch of the list
     an attempt to send a batch ended without       only the first batch of the list is sent, until it has
         an outcome, such as a lost connection      an outcome
     OUT_OF_ORDER for a batch that was sent while   a reordering: the batch is sent again unchanged

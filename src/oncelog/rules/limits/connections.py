@@ -118,9 +118,9 @@ class ConnectionActivity(NamedTuple):
     """The facts on which a connection's deadlines depend. Times are in ms.
 
     `active_ms` is the time at which the connection last sent or received bytes. `request_ms` is the time at
-    which the first byte of a still incomplete request arrived; None if there is no incomplete request.
-    `is_waiting` is true while a response is pending. It is false for a throttled connection, which counts as
-    idle.
+    which the read timeout of an incomplete request began; None if there is no incomplete request.
+    `is_waiting` is true while a response is pending and the client is connected. A muted connection whose
+    responses are all sent counts as idle.
     """
 
     phase: Phase
