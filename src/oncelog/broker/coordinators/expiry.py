@@ -1,7 +1,7 @@
-"""Search for expired groups or transactional ids in the background, in bounded steps.
+"""Search for expired groups, expired transactional ids and timed-out transactions in the background.
 
-One search over all keys is called a round. With 100,000 groups a round takes seconds, so other requests run
-between its steps. Guarded by tests/broker/test_broker_expiry.py.
+One search is called a round. With 100,000 groups a round takes seconds, so requests are handled between its
+bounded steps. Guarded by tests/broker/test_broker_expiry.py.
 """
 
 from __future__ import annotations

@@ -348,7 +348,8 @@ class GroupCoordinator:
     def subscribed_topics(self, group_id: str) -> set[str] | None:
         """Return the topics that the group's members subscribe to; None if they are unknown.
 
-        Reasons are another protocol type, an unreadable subscription, or a pattern that is not resolved yet.
+        They are unknown if the members have another protocol type or an unreadable subscription, or while a
+        pattern is not resolved yet.
         """
         if self.consumers.get(group_id) is not None:
             return self.consumers.subscribed_topics(group_id)

@@ -102,7 +102,7 @@ class InternalTopic:
     """One internal topic. Its first use creates it, with a number of partitions that never changes.
 
     `note_stored` is called with the partition and the size in bytes of each append. `max_record_bytes`
-    returns the current size limit of a record.
+    returns the current size limit of a record; without this function there is no limit.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class InternalTopic:
         self.damaged: dict[int, Damage] = {}
         """Partition index -> its damage.
 
-        Keys of these partitions get NOT_COORDINATOR until the next start.
+        Requests for keys in these partitions get NOT_COORDINATOR until the next start.
         """
 
         self._reserved: set[str] = set()

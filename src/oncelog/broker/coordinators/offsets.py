@@ -344,7 +344,7 @@ class Offsets:
         empty_since_ms: int | None,
         now_ms: int,
     ) -> None:
-        """Delete a group's offsets that are older than offsets.retention.minutes.
+        """Delete a group's expired offsets. Only offsets for `partitions` are examined.
 
         Offsets of `subscribed` topics stay. `empty_since_ms` is the time at which a classic group lost its
         last member; None for a group that has members or never had any. Raises NotCoordinator.
@@ -369,7 +369,7 @@ class Offsets:
     # Replay at the start of the broker
 
     def replay(self, index: int, batch: StoredBatch) -> None:
-        """Apply a batch of the log to memory. Records of other kinds than committed offsets are ignored."""
+        """Apply a batch of the log to memory. Records that are not committed offsets are ignored."""
         if batch.is_commit is not None and batch.producer_id is not None:
             self.on_marker(index, batch.producer_id, batch.is_commit)
             return

@@ -192,8 +192,8 @@ class TransactionCoordinator:
         """Carry out InitProducerId. `take_id` returns a new producer id if the decision needs one.
 
         Raises InvalidRequest (empty id), InvalidTransactionTimeout, NotCoordinator, CoordinatorLoadInProgress
-        or the error of `decide_init`. If an earlier instance's transaction is open, this begins to abort it
-        and raises ConcurrentTransactions.
+        or the error of `decide_init`. If a transaction of this id is open, this begins to abort it and raises
+        ConcurrentTransactions.
         """
         _check_id(transactional_id)
         self.topic.check(transactional_id)
@@ -338,7 +338,7 @@ class TransactionCoordinator:
         except (OSError, StorageError) as error:
             raise CoordinatorLoadInProgress(f"cannot allocate producer ids: {error}") from error
 
-    # Start, time-outs and expiry
+    # Start, timeouts and expiry
 
     def load(self) -> None:
         """Find the leftovers, and replay the log. Unreadable partitions are in `topic.damaged` afterwards."""
@@ -514,10 +514,10 @@ class TransactionCoordinator:
             self._follow(entry, self._last_append(entry.transactional_id), now_ms)
 
     def _bound_start_times(self, now_ms: int) -> None:
-        """Let no open transaction have begun later than now.
+        """Set start times of open transactions that are later than `now_ms` to `now_ms`.
 
-        The clock may have been ahead when the transaction began. It would then time out only after the clock
-        has reached that time, and block read_committed readers until then. See
+        The clock may have been ahead when a transaction began. Without the correction, the transaction could
+        not time out before the clock has reached that time, and would block read_committed readers. See
         test_a_transaction_that_began_while_the_clock_was_ahead_times_out_after_a_restart.
         """
         for key, entry in self._entries.items():
@@ -661,9 +661,9 @@ class TransactionCoordinator:
         self._background.add(work, Kind.REQUEST)
 
     def end_round(self) -> None:
-        """Allow MAX_MARKERS_AT_ONCE more markers to be written at once.
+        """Allow MAX_MARKERS_AT_ONCE markers to be written at once again.
 
-        Call this after other requests were handled.
+        Call this after a round of requests.
         """
         self._markers_at_once = MAX_MARKERS_AT_ONCE
 
