@@ -102,7 +102,7 @@ class TakeoverPlan:
 
 
 def take_over(logs: LogManager, settings: Settings) -> list[str]:
-    """Adopt the directory if necessary. Return notes for the log.
+    """Adopt the directory if necessary. Return notes about the adoption, which the server logs.
 
     Raises StorageError if any problem is not accepted; then nothing is written.
     """

@@ -1,6 +1,6 @@
 """The effective settings of a topic, and the validation of its own settings.
 
-A topic's own setting overrides the broker's default, and that overrides the default of the settings' table.
+A topic's own setting overrides the broker's setting, which overrides the default in `oncelog.config`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REPLICA = re.compile(r"\s*(?:[0-9]+:[0-9]+)?\s*")
 MIN_SEGMENT_BYTES = 1 << 20
 """Smallest segment.bytes that a client may set, in bytes. Source: kafka LogConfig (4.0)."""
 MAX_OWN_CHARACTERS = 2_048
-"""Longest text of a topic's own settings, in characters.
+"""Largest total length of the values of a topic's own settings, in characters.
 
 Every change of a topic writes the settings of all topics. See
 test_the_own_settings_of_a_topic_have_a_maximum_length.

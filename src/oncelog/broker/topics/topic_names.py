@@ -39,7 +39,7 @@ class TopicNames:
     def check(self, name: str) -> None:
         """Raise InvalidTopicException if the name differs from an existing one only in '.' and '_'.
 
-        In metric names the two characters are the same.
+        Kafka's metric names do not distinguish these two characters.
         """
         other = self._by_folded.get(_folded(name), name)
         if other != name:

@@ -78,7 +78,7 @@ class Topic:
     directory_count: int = 0
     """One above the highest index of a directory that the topic may have.
 
-    After a failed attempt to add partitions this exceeds `partition_count`.
+    After a failed attempt to add partitions, this may exceed `partition_count`.
     """
     new_partitions: list[Partition] = field(default_factory=list)
     """Partitions that are open but not usable yet.
