@@ -1,9 +1,9 @@
 """The ACL operation that each API requires, for each type of resource that its requests name.
 
 If a client lacks the operation on a resource that its request names, the resource gets its
-..._AUTHORIZATION_FAILED error. A resource that the request does not name is left out of the response. Rules
-that do not fit the table, such as a choice of two operations, are in the handler of the API. As in Kafka,
-every client may learn the brokers' addresses (Metadata, DescribeCluster).
+..._AUTHORIZATION_FAILED error. If a request asks for all resources, those without permission are left out of
+the response. Rules that do not fit the table, such as a choice of two operations, are in the handler of the
+API. As in Kafka, every client may learn the brokers' addresses (Metadata, DescribeCluster).
 Source: kafka KafkaApis and ControllerApis.
 """
 

@@ -33,8 +33,8 @@ User names are normalized character by character: 500 KB would take a second.
 class Exchange(Protocol):
     """One SASL exchange.
 
-    `user` is None until the exchange is complete. `expires_ms` is the end of the session in ms since the
-    epoch, None if it does not expire.
+    `user` is None until the exchange is complete. `expires_ms` is the expiry of the client's token in ms
+    since the epoch; None without a token.
     """
 
     user: str | None
