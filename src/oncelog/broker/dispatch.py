@@ -37,7 +37,10 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 
 def end_round(state: BrokerState) -> None:
-    """Complete the delayed fetches that the requests of this round have satisfied."""
+    """Complete the delayed fetches that the requests of this round have satisfied.
+
+    Also allow transaction markers to be written at once again.
+    """
     state.transactions.end_round()
     state.complete_satisfied_fetches()
 
@@ -56,7 +59,7 @@ def next_wakeup_ms(state: BrokerState) -> int:
 
 
 def tick(state: BrokerState, now_ms: int) -> None:
-    """Complete fetches whose max_wait_ms has passed, handle group time-outs, and run due periodic tasks."""
+    """Complete fetches whose max_wait_ms has passed, handle group timeouts, and run due periodic tasks."""
     state.fetch_purgatory.expire(now_ms)
     state.groups.tick(now_ms)
     state.groups.consumers.tick(now_ms)

@@ -17,7 +17,10 @@ LATENCY_BUCKETS_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1
 
 @dataclass(slots=True)
 class Histogram:
-    """Durations in seconds from the last byte of a request to the first byte of its response, in buckets."""
+    """The durations in seconds of one API's requests, in buckets.
+
+    A duration begins with the round in which the request is started, and ends when the response is encoded.
+    """
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_SECONDS) + 1))
     sum_seconds: float = 0.0
@@ -29,7 +32,7 @@ class Histogram:
 
 @dataclass(slots=True)
 class Metrics:
-    """Counters since the start of the process. Gauges are computed when the metrics are read."""
+    """Counters since the start of the broker. Gauges are computed when the metrics are read."""
 
     duplicates_acknowledged: int = 0
     out_of_order_refused: int = 0

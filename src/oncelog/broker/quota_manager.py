@@ -1,8 +1,8 @@
 """The client quotas of this broker, and their current usage.
 
-`rules.limits.quotas` decides about throttling. All quotas are stored in one file, which every change replaces
-durably. While no quota except connection_creation_rate is set, `is_any` is False, and the server does not
-count the usage of requests. Source: KIP-13, KIP-124, KIP-599; Kafka's ClientQuotaManager.
+`rules.limits.quotas` decides how long clients are throttled. All quotas are stored in one file, which every
+change replaces durably. While no quota except connection_creation_rate is set, `is_any` is False, and the
+server does not count the usage of requests. Source: KIP-13, KIP-124, KIP-599; Kafka's ClientQuotaManager.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class QuotaManager:
     def throttle_response(
         self, api_key: int, principal: QuotaPrincipal | None, answer: Any, now_ms: int
     ) -> int:
-        """Set the throttle time of a response that is about to be sent, and return it in ms.
+        """Count the bytes of a Fetch response. Set the throttle time of any response, and return it in ms.
 
         During that time, the server must not handle further requests of the connection (KIP-219). `answer` is
         None if there is no response.

@@ -1,7 +1,7 @@
 """DescribeConfigs (key 32), versions 1-4: the settings of topics, of this broker and of groups.
 
 A topic has resource type 2, a broker 4, a group 32. A broker's resource name is its id; the empty name means
-the dynamic settings of the whole cluster. Version 1 and later return synonyms, version 3 and later types and
+the dynamic settings of the whole cluster. Responses have synonyms and, from version 3 on, types and
 documentation. Each value has a source:
 
     1  set for the topic

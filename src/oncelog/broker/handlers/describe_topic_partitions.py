@@ -1,7 +1,7 @@
 """DescribeTopicPartitions (key 75), version 0: the partitions of topics, page by page (KIP-966).
 
 Topics are sorted by name, and each is returned once. A request without topics means all topics. A page has at
-least one partition and at most max.request.partition.size.limit. The request may lower this limit.
+most max.request.partition.size.limit partitions. The request may lower this limit, but not below one.
 `next_cursor` is the first partition of the next page. A cursor outside the request's topics, or at a negative
 partition, gets INVALID_REQUEST for every topic. Source: Kafka's DescribeTopicPartitionsRequestHandler.
 """
