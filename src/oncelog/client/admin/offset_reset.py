@@ -1,4 +1,4 @@
-"""Plans where a group's committed offsets are moved to. Nothing is changed before the plan is committed."""
+"""Plans a reset of a group's committed offsets. The caller commits the planned offsets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PlannedOffset(NamedTuple):
 def plan_reset(
     admin: Admin, group: str, tps: Collection[TopicPartition], way: str, value: object = None
 ) -> list[PlannedOffset]:
-    """Return the new offset of each partition. It is moved into the partition's range of offsets.
+    """Return the new offset of each partition, limited to the offsets from its start to its end.
 
     `way` is one of WAYS. `value` is an offset for `to_offset`, a number of offsets for `shift_by`, and a
     time in ISO 8601 for `to_datetime`. A partition without a committed offset is shifted from its start.

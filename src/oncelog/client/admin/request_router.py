@@ -108,7 +108,7 @@ class RequestRouter:
     async def to_controller(self, message: Any, min_version: int | None = None) -> Any:
         """Send a request to the controller and return the response.
 
-        With KRaft, the metadata report an arbitrary broker as the controller. That broker forwards the
+        With KRaft, the metadata reports an arbitrary broker as the controller. That broker forwards the
         request.
         """
         cluster = await self.connect()
@@ -227,7 +227,7 @@ def _no_entry(item: object) -> UnknownTopicOrPartition:
 
 
 def _is_worth_a_retry(error: OncelogError | None) -> bool:
-    # The look-up of leaders has already retried UnknownTopicOrPartition. After RequestTimedOut the broker
+    # The lookup of leaders has already retried UnknownTopicOrPartition. After RequestTimedOut the broker
     # still works on the request, and a second request would collide with the first.
     if isinstance(error, (UnknownTopicOrPartition, RequestTimedOut)):
         return False

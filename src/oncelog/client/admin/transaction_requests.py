@@ -39,8 +39,8 @@ class TransactionListing:
 class TransactionDescription:
     """The coordinator's entry of a transactional id.
 
-    `start_ms` is the start of the transaction in milliseconds since the epoch. It is None if no transaction
-    was ever begun.
+    `start_ms` is the start of the last transaction in milliseconds since the epoch. It is None if no
+    transaction has begun since InitProducerId.
     """
 
     transactional_id: str

@@ -247,7 +247,7 @@ class BrokerConnection:
         else:
             self._set_timer(self.now_ms() + timeout_ms)
 
-    # --- time-outs
+    # --- timeouts
 
     def _set_timer(self, deadline_ms: float) -> None:
         if self._timer is not None:

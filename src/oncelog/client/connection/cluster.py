@@ -33,7 +33,7 @@ T = TypeVar("T")
 _LOG = logging.getLogger("oncelog.client")
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
-"""Longest wait of a look-up for an unknown topic, in ms. Brokers learn of a new topic at different times."""
+"""Longest wait of a lookup for an unknown topic, in ms. Brokers learn of a new topic at different times."""
 
 
 def parse_bootstrap(servers: Collection[str] | None) -> list[tuple[str, int]]:
@@ -53,10 +53,10 @@ def _parse_server(server: str) -> tuple[str, int]:
 
 
 class _LookUp:
-    """The state that concurrent look-ups of one topic share.
+    """The state that concurrent lookups of one topic share.
 
-    One of the look-ups sends the Metadata request for all. Each topic has its own object, because a missing
-    topic must not delay the look-ups of other topics.
+    One of the lookups sends the Metadata request for all. Each topic has its own object, because a missing
+    topic must not delay the lookups of other topics.
     """
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class ClusterConnection:
     Requests fail with DisconnectedError (not connected, or the connection was lost and the outcome is
     unknown), TimedOut, PeerError (bytes that are not Kafka's protocol) or UnsupportedVersion.
 
-    Metadata are refreshed every metadata.max.age.ms. `topics_in_use` returns the topics to keep at a refresh.
+    Metadata is refreshed every metadata.max.age.ms. `topics_in_use` returns the topics to keep at a refresh.
     If it is None, all requested topics are kept until `forget_topics`.
 
     A refresh by age never creates a topic. Otherwise a deleted topic would be created again while a client
@@ -465,7 +465,7 @@ class ClusterConnection:
 
         Raise its error if that error is final or the time is over. The time limit is `timeout_ms`, or
         request.timeout.ms if that is None. UnknownTopicOrPartition is retried for at most
-        `unknown_topic_patience_ms`. By default it is final, because a look-up of leaders has retried it.
+        `unknown_topic_patience_ms`. By default it is final, because a lookup of leaders has retried it.
         """
         limit_ms = self._settings["request.timeout.ms"] if timeout_ms is None else timeout_ms
         begin_ms = self.now_ms()

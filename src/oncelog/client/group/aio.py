@@ -109,9 +109,7 @@ class GroupSession:
         return self.protocol.topics_in_use
 
     def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None = None) -> None:
-        """Join the group and read this member's share of these topics, or of all topics that match
-        `pattern`.
-        """
+        """Subscribe to these topics, or to all topics that match `pattern`. Polls join the group."""
         if not self._topics.is_subscribed:
             self._must_commit_manual = bool(self._commits.automatic)
         self._topics.set(topics, pattern)

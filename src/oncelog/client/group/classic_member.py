@@ -98,7 +98,7 @@ class ClassicMember:
         # The new assignment, while the member revokes partitions that are not in it.
         self._pending: _Assignment | None = None
         self._awaiting_topics: asyncio.Task[None] | None = None
-        # The look-up of committed offsets for a new assignment; cancelled when the group rebalances again.
+        # The lookup of committed offsets for a new assignment; cancelled when the group rebalances again.
         self._offset_lookup: asyncio.Task[dict[TopicPartition, OffsetAndMetadata]] | None = None
 
     def resubscribe(self) -> None:
@@ -247,7 +247,7 @@ class ClassicMember:
                     attempt += 1
 
     async def _sync(self, joined: Joined) -> _Assignment | None:
-        """Return the member's assignment, or None if the membership was lost during the look-up of committed
+        """Return the member's assignment, or None if the membership was lost during the lookup of committed
         offsets.
         """
         counts = {topic: count or 0 for topic, count in self._partition_counts.items()}
@@ -256,7 +256,7 @@ class ClassicMember:
         partitions = decode_assignment(response.assignment)
         owned = frozenset(self._membership.owned)
         added = [tp for tp in partitions if tp not in owned]
-        # Heartbeats start before the look-up: the look-up waits for open transactions that commit offsets of
+        # Heartbeats start before the lookup: the lookup waits for open transactions that commit offsets of
         # the group, perhaps for longer than the session timeout. Guard:
         # test_a_member_that_waits_for_its_positions_stays_in_its_group.
         self._heartbeats = asyncio.create_task(self._send_heartbeats(joined.member))
@@ -278,7 +278,7 @@ class ClassicMember:
     async def _committed(
         self, partitions: Collection[TopicPartition]
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the group's committed offsets. Repeat the look-up after each time-out."""
+        """Return the group's committed offsets. Repeat the lookup after each timeout."""
         while True:
             with suppress(TimedOut):
                 return await self._coordinator.committed(partitions)

@@ -64,9 +64,8 @@ class HeartbeatState:
         # everything.
         self._acknowledged: _Report | None = None
         self._sent: _Report | None = None
-        # True once the coordinator has acknowledged the owned partitions that the last heartbeat reported. No
-        # partition may be taken before, because the coordinator may assign unreported partitions to other
-        # members.
+        # True if the coordinator has acknowledged the last report of owned partitions. While it is False, no
+        # partition may be taken: the coordinator may assign unreported partitions to other members.
         self.is_answered = True
 
     def next_request(

@@ -74,7 +74,7 @@ class ConsumerMember:
         self._acknowledged: frozenset[TopicIdPartition] = frozenset()
         # True if the owned partitions have changed since the last call of `_acknowledge`.
         self._is_unacknowledged = False
-        # The subscribed topics whose metadata were already requested.
+        # The subscribed topics whose metadata was already requested.
         self._described: frozenset[str] = frozenset()
         self._preparing: asyncio.Task[_NextStep] | None = None
         self._news, self._hurry = asyncio.Event(), asyncio.Event()

@@ -29,7 +29,7 @@ def matching(response: MetadataResponse, pattern: re.Pattern[str]) -> frozenset[
 class SubscribedTopics:
     """The current subscription, its matching topics, and the errors of its topics.
 
-    The periodic look-up calls `is_rebalancing` first, and does nothing during a rebalance. If the look-up
+    The periodic lookup calls `is_rebalancing` first, and does nothing during a rebalance. If the lookup
     finds other topics than before, it calls `on_change`.
     """
 
@@ -44,7 +44,7 @@ class SubscribedTopics:
     ) -> None:
         self._core, self._settings, self._cluster, self._wake = core, settings, cluster, wake
         self._is_rebalancing, self._on_change = is_rebalancing, on_change
-        # The subscribed topics. With a pattern, these are the matches of the last look-up.
+        # The subscribed topics. With a pattern, these are the matches of the last lookup.
         self.topics: frozenset[str] = frozenset()
         self.pattern: re.Pattern[str] | None = None
         # True once `topics` are the matches of `pattern`.
@@ -56,7 +56,7 @@ class SubscribedTopics:
 
     @property
     def is_subscribed(self) -> bool:
-        """True if the consumer belongs to the group, or is about to join."""
+        """True if the consumer has a subscription, so that it is a member or joins with its next poll."""
         return bool(self.topics) or self.pattern is not None
 
     def set(self, topics: Collection[str], pattern: re.Pattern[str] | None) -> None:
@@ -64,10 +64,10 @@ class SubscribedTopics:
         self.topics, self.pattern, self.is_matched = frozenset(topics), pattern, False
 
     async def match(self, pattern: re.Pattern[str]) -> None:
-        """Subscribe to the topics that match now, and start the periodic look-up."""
+        """Subscribe to the topics that match now, and start the periodic lookup."""
         response = await self._cluster.fetch_metadata(None)
         if self.pattern is not pattern:
-            return  # another subscription has replaced this one and runs its own look-up
+            return  # another subscription has replaced this one and runs its own lookup
         self.topics, self.is_matched = matching(response, pattern), True
         if self._refreshing is None:
             self._refreshing = asyncio.create_task(self._refresh_periodically())
@@ -106,6 +106,6 @@ class SubscribedTopics:
             self.report_errors()
 
     def stop(self) -> None:
-        """End the periodic look-up."""
+        """End the periodic lookup."""
         if self._refreshing is not None:
             self._refreshing.cancel()

@@ -70,7 +70,7 @@ def decode_subscriber(
 ) -> Subscriber:
     """Return a member's subscription in the form that assignors take.
 
-    User data that cannot be decoded are ignored. Raises PeerError if the subscription itself cannot be
+    User data that cannot be decoded is ignored. Raises PeerError if the subscription itself cannot be
     decoded.
     """
     decoded = ConsumerProtocolSubscription.from_bytes(subscription)
