@@ -64,8 +64,8 @@ def encode_end_marker(
 def decode_control(buffer: Buffer, position: int = 0, *, verify: bool = True) -> ControlRecord | None:
     """Return the record of the control batch at `position`.
 
-    Return None if the batch is empty: after compaction has removed all records of a transaction, it leaves an
-    empty control batch. Raises CorruptMessage if the key or value is too short or has a negative version.
+    Return None if the batch is empty: compaction may remove a marker and keep its batch header. Raises
+    CorruptMessage if the key or value is too short or has a negative version.
     """
     records = decode_records(buffer, position, verify=verify)
     if not records:

@@ -24,7 +24,10 @@ LARGE_BYTES = 1 << 15
 FIRST_ROOM_BYTES = 1 << 12
 """Size of the first buffer for an incomplete frame, in bytes."""
 _ROOM_GROWTH = 8
-"""A buffer above FIRST_ROOM_BYTES has at most this many times the bytes of the frame that have arrived."""
+"""A buffer above FIRST_ROOM_BYTES has at most this many times the bytes of the frame that have arrived.
+
+`keeps_size` of FrameReader is the exception.
+"""
 _MIN_SPARE_BYTES, _MAX_SPARE_BYTES = 1 << 16, 8 << 20
 """Size of the smallest and of the largest buffer that a client keeps for later frames, in bytes."""
 MAX_REPAIRED_CHARACTERS = 8_191
@@ -252,7 +255,7 @@ class FrameReader:
 
     @property
     def held_bytes(self) -> int:
-        """Return the memory of the buffer in bytes."""
+        """The size of the buffer in bytes."""
         return len(self._gathered)
 
     @property

@@ -50,8 +50,8 @@ VARINT: tuple[bytes, ...] = (
 )
 """The encodings of the signed numbers 0 to 8191.
 
-Never index this table with a negative number: Python would silently read from its end and write a wrong
-timestamp.
+Never index this table with a negative number: Python would count from its end and return the encoding of
+another number.
 """
 
 

@@ -11,9 +11,9 @@
     data NAME versions A-B flexible V
       FIELD ...
 
-`data` is the key or value of a stored record, without the version in front. `versions`: the versions in the
-table. `offer`: the versions that the broker advertises. `flexible`: the first version with compact encodings
-and tag blocks.
+`data` is the key or value of a stored record, without the version in front. `versions`: the versions that the
+codec supports. `offer`: the versions that the broker advertises. `flexible`: the first version with compact
+encodings and tag blocks.
 
 TYPE is bool, int8, int16, uint16, int32, int64, float64, string, uuid, bytes, records (bytes that are not
 copied) or the name of a struct. `[]` before a type makes an array of it. `?` after a type allows null in
@@ -80,7 +80,7 @@ class Field(NamedTuple):
 
     @property
     def starts_as_list(self) -> bool:
-        """Return True if the default is a new empty list."""
+        """True if the default is a new empty list."""
         return self.is_array and self.default is not None
 
 
