@@ -41,7 +41,7 @@ The round also ends when its cost reaches MAX_ROUND_REQUESTS.
 LARGE_REQUEST_BYTES = 4096
 """Size in bytes above which a request must first get one of the slots of `broker.stepwise`."""
 _UNDIVIDED = frozenset({produce.KEY, join_group.KEY, sync_group.KEY})
-"""APIs whose requests carry data. Such a request is handled in one step at any size and needs no slot."""
+"""APIs whose requests are large because they carry data. Such a request needs no slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,10 +304,9 @@ class Connection(asyncio.BufferedProtocol):
         return data
 
     def _start_request(self, frame: memoryview, now_ms: int, started: float) -> int:
-        """Carry out a request that was received at `now_ms`. Return its cost in requests of a round.
+        """Carry out a request. Return its cost in requests of a round. An error closes the connection.
 
-        `started`: time of the receipt from perf_counter, for the latency metrics. An error closes the
-        connection.
+        The round began at `now_ms` (clock) and `started` (perf_counter, for the latency metrics).
         """
         try:
             if self._quotas.is_any:
@@ -428,7 +427,7 @@ class Connection(asyncio.BufferedProtocol):
     def activity(self, now_ms: int) -> ConnectionActivity:
         """Return the values from which the connection's deadlines are computed."""
         if self._is_read_paused and self.reader.incomplete_since_ms is not None:
-            # Reading is paused, so the client cannot send the rest of its request. Restart the read time-out.
+            # Reading is paused, so the client cannot send the rest of its request. Restart the read timeout.
             self.reader.incomplete_since_ms = now_ms
         if self.is_closing:
             phase = Phase.CLOSING

@@ -35,8 +35,8 @@ class ConnectionAuth:
     def start(self, listener: Listener, host: str, *, needs_sasl: bool, principal: str) -> None:
         """Begin the authentication of a client.
 
-        `host`: the client's IP address. `needs_sasl`: True if the listener uses SASL. `principal`: the name
-        from the client's TLS certificate.
+        `host`: the client's IP address. `needs_sasl`: True if the listener uses SASL. `principal`: the
+        principal of the client's TLS certificate, or ANONYMOUS.
         """
         self.host = host
         self.authenticator = self._node.new_authenticator(

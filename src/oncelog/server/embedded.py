@@ -137,10 +137,9 @@ _OR_INSECURE = "or use --insecure (oncelog.insecure=true) in a network that keep
 
 
 def check_metrics(host: str, settings: Settings) -> None:
-    """Check the metrics endpoint of `host`.
+    """Raise ConfigError if a metrics endpoint on `host` would have an empty token, or be unprotected.
 
-    Raises ConfigError for an empty token. Raises ConfigError for an address beyond loopback without a token,
-    unless `oncelog.insecure` is set.
+    Beyond loopback, the endpoint needs a token unless `oncelog.insecure` is set.
     """
     token = metrics_token(settings)
     if not (is_loopback(host) or token or settings["oncelog.insecure"]):
@@ -371,8 +370,9 @@ class Broker:
     def metrics(self) -> dict[str, float]:
         """Return the counters since `start` and the current gauges.
 
-        The keys are the names in Prometheus without prefix and `_total`. Raises MisuseError if the broker is
-        not running.
+        The keys are the names in Prometheus without `oncelog_` and `_total`, and with a dot before a label's
+        value. Requests by API are `requests.<Api>` and `request_seconds.<Api>`. Raises MisuseError if the
+        broker is not running.
         """
         if self._running is None or self._thread is None:
             raise MisuseError("the broker is not running; it has metrics only while it runs")

@@ -22,7 +22,7 @@ delayed.
 """
 RETRY_SECONDS = 1.0
 HANDSHAKE_SECONDS = 60.0
-"""asyncio's time-out for a TLS handshake. The server's own time-out, `server.HANDSHAKE_MS`, is shorter."""
+"""asyncio's timeout for a TLS handshake. The server's own timeout, `server.HANDSHAKE_MS`, is shorter."""
 _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 """TCP keep-alive: idle seconds, seconds between probes, number of probes.

@@ -58,7 +58,7 @@ class LoopLag:
 
     @property
     def max_seconds(self) -> float:
-        """Return the longest delay of the last LAG_WINDOW_S seconds."""
+        """The longest delay within the last LAG_WINDOW_S seconds, in seconds."""
         return self._delays[0][1] if self._delays else 0.0
 
     def note(self, now_s: float, delay_s: float) -> None:

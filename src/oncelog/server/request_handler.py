@@ -75,8 +75,8 @@ class RequestHandler:
     def carry_out(self, frame: memoryview, now_ms: int, started: float) -> int:
         """Execute a request and send its response. Return the request's cost in its round.
 
-        The request was received at `now_ms` (clock) and `started` (perf_counter). Raises PeerError if the
-        request cannot be decoded.
+        The round began at `now_ms` (clock) and `started` (perf_counter). Raises PeerError if the request
+        cannot be decoded.
         """
         # `frame` is a view of the receive buffer, and so are the records that are decoded from it. A handler
         # must copy everything that it keeps after this call. See

@@ -40,7 +40,7 @@ class RequestReader:
         self.received_bytes = 0
         """Bytes received since the connection was opened."""
         self.incomplete_since_ms: int | None = None
-        """Clock time at which the read time-out of an incomplete request starts; None without such a request.
+        """Clock time at which the read timeout of an incomplete request starts; None without such a request.
         """
         self._shared = shared
         self._arrived = bytearray()

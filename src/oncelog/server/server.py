@@ -43,11 +43,11 @@ SWEEP_SECONDS = 1.0
 SWEEP_SLICE = 200
 """Number of connections whose deadlines are checked in one turn of the event loop."""
 HANDSHAKE_MS = 10_000
-"""Time-out of the TLS handshake."""
+"""Timeout of the TLS handshake."""
 AUTHENTICATION_MS = 30_000
-"""Time-out of SASL authentication."""
+"""Timeout of SASL authentication."""
 LINGER_MS = 5_000
-"""Time in which a client can read its last responses. After this time, its connection is aborted."""
+"""A closing connection is aborted if its client accepts none of its last responses for this time."""
 MAX_LOGGED_CLOSES = 20
 """Maximum number of closed connections that are logged one by one per SWEEP_SECONDS.
 

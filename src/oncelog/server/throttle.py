@@ -50,7 +50,7 @@ class Throttle:
     def measure(self, now_ms: int, work: Callable[[], T]) -> T:
         """Call `work`, charge its time even if it raises, and return its result. Calls may be nested.
 
-        `now_ms`: the current clock time. It selects the window of the quota.
+        `now_ms`: the current clock time, up to which the usage of the quota drains.
         """
         is_outer = not self._charged_until
         if is_outer:
@@ -72,7 +72,7 @@ class Throttle:
             self._charged_until = now
 
     def set_client_id(self, header: RequestHeader) -> None:
-        """Charge all time since the last charge to the client id of this request.
+        """Set the client id to which the time since the last charge will be charged.
 
         If the header of a request cannot be decoded, this method is not called. The time of that request is
         then charged to the client id of the previous request.
@@ -80,7 +80,7 @@ class Throttle:
         self._client_id = header.client_id
 
     def charge_response(self, header: RequestHeader, response: object, now_ms: int) -> int:
-        """Set the response's throttle time, and mute the connection for that time.
+        """Charge a response, set its throttle time, and mute the connection for that time.
 
         Return the throttle time in milliseconds.
         """
