@@ -47,9 +47,9 @@ def arrow_to_batches(
     Uncompressed batches are views of one buffer, without a copy.
 
     A batch is closed before its uncompressed size exceeds `max_batch_bytes`. A record that is larger gets a
-    separate batch. A batch is also closed after each of the row counts `ends`, in ascending order. Keys and
-    values are binary or string; null stays null. Timestamps are int64 milliseconds, Arrow timestamps, or one
-    number for all rows.
+    separate batch. A batch is also closed after each of the row counts in `ends`, which are in ascending
+    order. Keys and values are binary or string; null stays null. Timestamps are int64 milliseconds, Arrow
+    timestamps, or one number for all rows.
 
     Raises MisuseError for a null timestamp, columns of different lengths, or a column of more than 2 GiB.
     Raises ConfigError if the codec's library is missing.

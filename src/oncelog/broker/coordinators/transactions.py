@@ -477,10 +477,9 @@ class TransactionCoordinator:
     def end_leftovers(
         self, producer: ProducerIdAndEpoch, tps: Collection[TopicPartition], now_ms: int
     ) -> None:
-        """End the leftovers of the producer's older epochs in the partitions `tps`. The producer is about to
-        begin a transaction there.
+        """End the leftovers of the producer's older epochs in the partitions `tps`.
 
-        Raises NotCoordinator.
+        The producer is about to begin a transaction there. Raises NotCoordinator.
         """
         for tp in tps:
             try:

@@ -111,7 +111,7 @@ def _member(state: BrokerState, group: ConsumerGroup, member_id: str) -> Consume
 
 
 def _size(member: ConsumerGroupDescribeResponse.Member) -> int:
-    """Return how many elements of a step (`StepBudget`) a described member costs."""
+    """Return the cost of a described member, in elements of a step (`StepBudget`)."""
     count = 1 + len(member.subscribed_topic_names)
     for assignment in (member.assignment, member.target_assignment):
         for topic in assignment.topic_partitions if assignment else ():

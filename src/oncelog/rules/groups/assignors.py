@@ -26,9 +26,9 @@ from oncelog.types import TopicPartition
 COOPERATIVE = "cooperative-sticky"
 STICKY = "sticky"
 LEVELLING_STEPS = 500_000
-"""Base of the limit of topics and members that are examined for moves. It is about half a second of work.
+"""Base of the limit on how many topics and members are examined for moves: about half a second of work.
 
-For each partition, STEPS_PER_PARTITION is added.
+STEPS_PER_PARTITION is added for each partition.
 """
 STEPS_PER_PARTITION = 20
 """Added to LEVELLING_STEPS for each partition, because each may have to move. Most moves take one step."""
@@ -334,7 +334,7 @@ class _Loads:
         """Return the move from the giver to the least loaded reader of one of its topics.
 
         Return None if that would not balance their loads. The search must not examine all members or topics:
-        many members may join a small group at once, and every partition may be of another topic. See
+        many members may join a small group at once, and each partition may belong to a different topic. See
         test_many_members_come_to_a_few_in_little_work.
         """
         passed: dict[int, tuple[int, int]] = {}

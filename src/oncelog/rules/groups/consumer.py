@@ -134,7 +134,7 @@ def reconcile(
 
     `held_by_others` are the partitions of the target that other members still have. `owned` are the
     partitions that the member reports; None if its heartbeat does not report them. `subscribed_ids` are the
-    topics of its subscription; None unless the subscription may be newer than the target.
+    ids of the topics that it subscribes to; None unless the subscription may be newer than the target.
     """
     if member.is_reconciled_to(assignment_epoch):
         return member if subscribed_ids is None else _without_unsubscribed(member, subscribed_ids)

@@ -171,8 +171,8 @@ class Usage:
     since_ms: int
 
     def bytes_per_ms(self, now_ms: int) -> float:
-        """Return the rate at which the connection has sent or received bytes since `since_ms`, including its
-        credit.
+        """Return the rate at which the connection has sent or received bytes since `since_ms`, with the
+        credit added.
         """
         moved = self.moved_bytes - self.moved_before
         return (moved + CREDIT_BYTES) / (max(now_ms - self.since_ms, 0) + CREDIT_MS)

@@ -154,7 +154,7 @@ class SeenTransactions:
         return aborted is not None and last_offset < aborted.last_offset
 
     def end(self, producer_id: int, last_offset: int) -> tuple[bool, Aborted | None]:
-        """Handle a marker. Return True if its transaction still has data, and the index entry to keep.
+        """Handle a marker. Return whether its transaction still has data, and the index entry to keep.
 
         The entry is None for a commit, and for an abort without data.
         """
@@ -191,7 +191,7 @@ class UnindexedAborts:
         self._first_offsets.clear()
 
     def marker(self, producer_id: int, offset: int, *, is_abort: bool) -> Aborted | None:
-        """Handle a marker. Return its index entry if that is missing from the index; None otherwise."""
+        """Handle a marker. Return the entry that the transaction index lacks; None if it lacks none."""
         first_offset = self._first_offsets.pop(producer_id, None)
         if first_offset is None or not is_abort or offset in self._indexed_markers:
             return None

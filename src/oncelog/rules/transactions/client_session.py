@@ -234,7 +234,7 @@ class ErrorAction(Enum):
 
 
 class RequestKind(NamedTuple):
-    """A kind of request. For the error codes in `overrides`, its reaction differs from the default."""
+    """A kind of request. For the error codes in `overrides`, the reaction differs from the default."""
 
     name: str
     overrides: dict[int, ErrorAction]
