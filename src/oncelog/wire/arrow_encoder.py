@@ -1,7 +1,7 @@
 """Encodes Arrow columns as record batches, many at once.
 
 The numbers of all records are written into a byte matrix. One Arrow call joins the matrix with keys and
-values. Measured: 1.2 to 1.4 times the speed of a Cython codec.
+values.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def _delete(state: BrokerState, request: Request, tp: TopicPartition, offset: in
             raise InvalidTopicException(f"{tp.topic} is an internal topic; its records cannot be deleted")
         if topic.settings["cleanup.policy"] == ["compact"]:
             raise PolicyViolation(
-                "{tp.topic} is compacted (cleanup.policy=compact); its records cannot be deleted by offset"
+                f"{tp.topic} is compacted (cleanup.policy=compact); its records cannot be deleted by offset"
             )
         target = partition.high_watermark if offset == TO_HIGH_WATERMARK else offset
         if not 0 <= target <= partition.high_watermark:
