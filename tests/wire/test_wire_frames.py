@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import random
 import struct
+from itertools import cycle
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from kafka.protocol.metadata import ApiVersionsResponse as TheirApiVersionsResponse
 from kafka.protocol.metadata import MetadataRequest as TheirMetadataRequest
 
@@ -156,6 +160,38 @@ def test_a_buffer_is_used_again_only_when_no_view_of_its_frame_is_left() -> None
     again = [receive(b"d"), receive(b"e")]
     assert {id(frame.obj) for frame in again} == buffers
     assert [bytes(frame[:2]) for frame in again] == [b"dd", b"ee"]
+
+
+@given(
+    sizes=st.lists(st.sampled_from([0, 10, 70_000, 100_000, 200_000, 300_000]), max_size=12),
+    read_bytes=st.lists(st.sampled_from([30_000, 65_536, 10**6]), min_size=1, max_size=3),
+    keeps_views=st.booleans(),
+)
+@example(sizes=[300_000, 200_000, 10], read_bytes=[10**6], keeps_views=False)
+def test_a_larger_buffer_that_is_used_again_ends_with_its_frame(
+    sizes: list[int], read_bytes: list[int], keeps_views: bool
+) -> None:
+    """As a client does: large frames are received in place, and others are copied."""
+    reader = FrameReader(10**6, keeps_size=True)
+    frames = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
+    stream = io.BytesIO(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))
+    received: list[bytes | memoryview] = []
+    for size in cycle([3, *read_bytes]):
+        space = reader.room(65_536)
+        if space is None:
+            data = stream.read(min(size, 65_536))
+            if not data:
+                break
+            complete = reader.feed(data)
+        else:
+            count = stream.readinto(space[:size])
+            del space
+            frame = reader.filled(count)
+            complete = [] if frame is None else [frame]
+            del frame
+        received += complete if keeps_views else [bytes(view) for view in complete]
+        del complete
+    assert [bytes(view) for view in received] == frames
 
 
 def test_a_very_large_buffer_is_not_kept() -> None:

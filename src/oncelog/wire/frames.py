@@ -309,7 +309,9 @@ class FrameReader:
         if self._frame_bytes - self.pending_bytes < least_bytes:
             return None
         self._grow(self.pending_bytes + 1)
-        return memoryview(self._gathered)[self.pending_bytes :]
+        # A buffer that is used again may be larger than the frame, but bytes of the next frame must not get
+        # into it. Guard: test_a_larger_buffer_that_is_used_again_ends_with_its_frame.
+        return memoryview(self._gathered)[self.pending_bytes : self._frame_bytes]
 
     def fill(self, size_bytes: int) -> None:
         """Record that `size_bytes` were written into the space that `room` returned."""
