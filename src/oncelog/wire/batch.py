@@ -189,24 +189,20 @@ def rewrite_batch(
     Offsets, producer and sequences do not change. `delete_horizon_ms`: the delete horizon of the result, or
     None. Source: KIP-534, KIP-98.
     """
+    records = _within_64_bits(records, delete_horizon_ms)
     attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
     if delete_horizon_ms is not None:
         attributes |= DELETE_HORIZON_BIT
     base_timestamp_ms, max_timestamp_ms = -1, header.max_timestamp_ms
     if records:
-        base_timestamp_ms = _as_int64(records[0].timestamp_ms)
+        base_timestamp_ms = records[0].timestamp_ms
         if header.timestamp_type is TimestampType.CREATE_TIME:
             max_timestamp_ms = max(_as_int64(record.timestamp_ms) for record in records)
     if delete_horizon_ms is not None:
         base_timestamp_ms = delete_horizon_ms
     batch = seal_encoded(
         encode_after_space(
-            [
-                NewRecord(
-                    base_timestamp_ms + _as_int64(timestamp_ms - base_timestamp_ms), key, value, headers
-                )
-                for _, timestamp_ms, key, value, headers in records
-            ],
+            [NewRecord(*record[1:]) for record in records],
             base_timestamp_ms,
             HEADER_BYTES,
             [record.offset - header.base_offset for record in records],
@@ -226,10 +222,23 @@ def rewrite_batch(
     return batch
 
 
-def _as_int64(timestamp_ms: int) -> int:
-    """Return the number of 64 bits that Java's arithmetic would give.
+def _within_64_bits(records: Sequence[DecodedRecord], base_ms: int | None) -> Sequence[DecodedRecord]:
+    """Return records whose timestamps differ from `base_ms`, or from the first one, by a number of 64 bits.
 
-    A client may send a timestamp and a delta whose sum has more bits. See
-    test_a_batch_whose_timestamps_overflow_can_be_rewritten.
+    A client may send a timestamp and a delta whose sum has more bits. The result is what Java's arithmetic
+    gives. See test_a_batch_whose_timestamps_overflow_can_be_rewritten.
     """
-    return (timestamp_ms + (1 << 63)) % (1 << 64) - (1 << 63)
+    if not records:
+        return records
+    base_ms = _as_int64(records[0].timestamp_ms) if base_ms is None else base_ms
+    deltas = [record.timestamp_ms - base_ms for record in records]
+    if -(1 << 63) <= min(deltas) <= max(deltas) < 1 << 63:
+        return records
+    return [
+        record._replace(timestamp_ms=base_ms + _as_int64(delta))
+        for record, delta in zip(records, deltas, strict=True)
+    ]
+
+
+def _as_int64(number: int) -> int:
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
