@@ -178,10 +178,10 @@ _AT_ONCE: dict[str, object] = {"fetch.queue.backoff.ms": 0}
 
 CLIENTS: dict[str, Callable[[WorkerSpec], Iterator[int]]] = {
     "oncelog rows": lambda spec: _oncelog_rows(spec, _MANY),
-    "oncelog rows, 500 a poll": lambda spec: _oncelog_rows(spec, {}),
+    "oncelog rows by 500": lambda spec: _oncelog_rows(spec, {}),
     "oncelog Arrow": _oncelog_arrow,
     "confluent-kafka rows": lambda spec: _confluent(spec, len, {}),
-    "confluent-kafka rows, no backoff": lambda spec: _confluent(spec, len, _AT_ONCE),
+    "confluent-kafka rows without pause": lambda spec: _confluent(spec, len, _AT_ONCE),
     "confluent-kafka to Arrow": lambda spec: _confluent(spec, _confluent_arrow, _AT_ONCE),
     "aiokafka rows": lambda spec: _aiokafka(spec, len),
     "aiokafka to Arrow": lambda spec: _aiokafka(spec, _rows_to_arrow),

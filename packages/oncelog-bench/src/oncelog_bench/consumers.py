@@ -28,7 +28,7 @@ NAME = "consumers"
 SUMMARY = (
     "Records per second of Python consumers from one broker: Oncelog's, by rows and into Arrow, and others."
 )
-AIOKAFKA, CONFLUENT = "aiokafka rows", "confluent-kafka rows, no backoff"
+AIOKAFKA, CONFLUENT = "aiokafka rows", "confluent-kafka rows without pause"
 BY = {"record_bytes": "record bytes", "compression": "compression"}
 
 
@@ -42,7 +42,7 @@ class Plan:
     """The measurement's size.
 
     A topic has values of `topic_bytes` in total. A run reads it repeatedly for `seconds`. The number of its
-    records should be a multiple of 10,000, because `consume` of confluent-kafka waits for that number.
+    records should be a multiple of 10,000, because `consume` of confluent-kafka waits for 10,000.
     """
 
     clients: tuple[str, ...] = tuple(CLIENTS)
@@ -136,7 +136,7 @@ Each client runs alone in a separate process. It reads a topic of {plan["partiti
 {plan["topic_bytes"] / 1e6:g} MB of values in batches of 16 KB repeatedly from the beginning, for
 {plan["seconds"]:g} s after the first records. A poll returns up to 10,000 records. Medians of
 {plan["repeats"]} interleaved runs; `x / y` is the median of the pairs' ratios. Settings are the defaults,
-with two exceptions. `max.poll.records` is 10,000 except for "500 a poll", its default. "No backoff" and
+with two exceptions. `max.poll.records` is 10,000 except in "by 500", its default. "Without pause" and
 "confluent-kafka to Arrow" have `fetch.queue.backoff.ms=0`: by default librdkafka pauses fetching for 1 s each
 time that its queue is full. Our Arrow batches come from `Consumer.fetch_range`. "To Arrow" builds a table of
 partition, offset, timestamp, key and value from the rows of the other clients.
