@@ -17,7 +17,7 @@
 
 #define MAX_VARINT_BYTES 10
 #define MAX_TIMESTAMP_MS (INT64_MAX / 1000)
-/* Arrow copies at least this many bytes without Python's lock. */
+/* `fill` runs without the GIL if keys and values have at least this many bytes. */
 #define UNLOCKED_BYTES (1 << 16)
 
 typedef struct {
@@ -50,7 +50,7 @@ read_varint(const uint8_t *at, const uint8_t *stop, int64_t *number)
     return NULL;
 }
 
-/* Read the length of a field and its bytes; NULL bytes if the length is -1. */
+/* Read a field of bytes and return the position after it, or NULL. *bytes is NULL if the length is -1. */
 static inline const uint8_t *
 read_bytes(const uint8_t *at, const uint8_t *stop, const uint8_t **bytes, Py_ssize_t *size_bytes)
 {
@@ -147,8 +147,8 @@ read_batch(const Py_buffer *data, Py_ssize_t position, Batch *batch)
     return 0;
 }
 
-/* Read the header of the batch that a (position, header, ...) tuple is about. Return -1 if there is none, or
-   with an exception. */
+/* Read the header of the batch at the position in a (position, header, ...) tuple. Return -1 without an
+   exception if no whole batch is there, or with one if the tuple is malformed. */
 static int
 read_listed_batch(const Py_buffer *data, PyObject *entry, Py_ssize_t *position, Batch *batch)
 {
@@ -181,10 +181,10 @@ verify_crc(PyObject *crc32c, const Py_buffer *data, Py_ssize_t position, const B
     return actual == batch->crc;
 }
 
-/* Return a new tuple of the type, which takes over the references to the items. Return NULL if one is NULL.
+/* Return a new tuple of the type, which takes over the references to the items. Return NULL if an item is NULL.
 
-   The items refer to nothing that could refer to the tuple, so the garbage collector need not visit it.
-   Python's tuples find that out by themselves, but not those of a NamedTuple. */
+   The items are in no reference cycle with the tuple, so the garbage collector need not visit the tuple. The
+   collector stops tracking such plain tuples by itself, but not instances of a NamedTuple. */
 static PyObject *
 new_tuple(PyTypeObject *type, int size, PyObject **items)
 {
@@ -242,8 +242,9 @@ check_tuple_type(PyTypeObject *type)
 
 PyDoc_STRVAR(plain_batches_doc,
 "plain_batches(data, position, batches, header_type, batch_type, verdict)\n--\n\n"
-"Append a (position, header, verdict) for each batch up to the first control batch, and return its position.\n\n"
-"Stop as well at the end of the data, and before a batch that is not accepted.");
+"Append (position, header, verdict) for each batch up to the first control batch, which is excluded.\n\n"
+"Also stop at the end of the data, and before a batch that is not accepted. Return the position at which reading\n"
+"stopped.");
 
 static PyObject *
 plain_batches(PyObject *Py_UNUSED(module), PyObject *args)
@@ -317,7 +318,8 @@ malformed:
     return NULL;
 }
 
-/* What a batch's header says about the offsets and timestamps of its records. */
+/* The fields of a batch's header that give its records their offsets and timestamps. With LogAppendTime,
+   `is_fixed` is set and all records have `fixed_timestamp_ms`. */
 typedef struct {
     int64_t base_offset, base_timestamp_ms, fixed_timestamp_ms;
     int is_fixed;
@@ -346,7 +348,7 @@ bytes_or_none(const uint8_t *bytes, Py_ssize_t size)
 typedef struct {
     PyTypeObject *type;
     PyObject *topic, *partition, *timestamp_type, *no_headers;
-    PyObject *timestamp; /* of the record before, which often has the same one */
+    PyObject *timestamp; /* the int object of the previous timestamp: often the next one is equal */
     int64_t timestamp_ms;
     const char *name_errors;
 } RowMaker;
@@ -377,17 +379,18 @@ append_row(RowMaker *maker, PyObject *rows, const Record *record, int64_t offset
     return result;
 }
 
-/* Return a new reference to None unless there is an exception. */
+/* Return a new reference to None, or NULL if an exception is set. */
 static PyObject *
 refuse(void)
 {
     return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-/* Append `count` rows and return the position after them; NULL with or without an exception. Rows below
-   `min_offset` are left out, unless the batch begins there or later: a damaged batch may have offsets below its
-   own, and fetched_records.py keeps these. `*value_bytes` grows by the sizes of the values, and `*last_offset`
-   is the offset of the last row. */
+/* Read `count` records, append their rows, and return the position after them; NULL with or without an
+   exception. Records below `min_offset` are left out if the batch's base offset is below `min_offset`. If it is
+   not, none is left out: a damaged batch may have records below its base offset, and fetched_records.py keeps
+   them. `*value_bytes` grows by the sizes of the appended values. `*last_offset` is set to the offset of the
+   last row. */
 static const uint8_t *
 append_rows(RowMaker *maker, PyObject *rows, const uint8_t *at, const uint8_t *stop, Py_ssize_t count,
             const Times *times, int64_t min_offset, int64_t *value_bytes, int64_t *last_offset)
@@ -436,7 +439,7 @@ end_maker(RowMaker *maker)
 PyDoc_STRVAR(rows_doc,
 "rows(payload, position, count, base_offset, base_timestamp_ms, fixed_timestamp_ms, min_offset,\n"
 "     record_type, topic, partition, timestamp_type, name_errors)\n--\n\n"
-"Return a list of the records with at least min_offset, and the position after `count` records.\n\n"
+"Read `count` records. Return a list of those from min_offset on, and the position after all of them.\n\n"
 "Return None for bytes that are not accepted.");
 
 static PyObject *
@@ -475,10 +478,10 @@ done:
 PyDoc_STRVAR(batch_rows_doc,
 "batch_rows(data, batches, index, rows, max_records, min_offset, verdict, crc32c,\n"
 "           record_type, topic, partition, timestamp_types, name_errors)\n--\n\n"
-"Append the records of batches[index:] to `rows`. Return the index and the offset after them, and the bytes of\n"
-"their values.\n\n"
-"Each batch is (position in the data, header, its verdict). Stop before a batch with another verdict, a\n"
-"compressed one, one of more records than `rows` may still get, and one that is not accepted.");
+"Append the records of batches[index:] to `rows`. Return the index of the first unread batch, the offset to\n"
+"continue from, and the total size of the values in bytes.\n\n"
+"Each batch is (position in the data, header, verdict). Stop before a batch that has a verdict other than\n"
+"`verdict`, is compressed, ends before min_offset, would make `rows` longer than max_records, or is not accepted.");
 
 static PyObject *
 batch_rows(PyObject *Py_UNUSED(module), PyObject *args)
@@ -541,10 +544,11 @@ typedef struct {
     const uint8_t *begin, *stop;
     Py_ssize_t count, number; /* `number`: the batch's index in the caller's list */
     Times times;
-    Py_buffer view; /* of a payload that is not in the fetched data; else view.obj is NULL */
+    Py_buffer view; /* holds a payload outside the fetched data; otherwise view.obj is NULL */
 } Payload;
 
-/* A column of bytes: the buffers of an Arrow BinaryArray. `validity` has a bit for each row. */
+/* A column of bytes: the buffers of an Arrow BinaryArray. `validity` has a bit for each row; it is NULL if no
+   row is null. */
 typedef struct {
     PyObject *bounds_object, *bytes_object, *validity_object;
     int32_t *bounds;
@@ -564,7 +568,7 @@ typedef struct {
     int64_t *offset, *timestamp;
     int32_t *type;
     uint8_t *timestamp_validity;
-    int64_t *headers; /* row, payload, first byte, last byte of each record with headers */
+    int64_t *headers; /* of each record with headers: row, batch index, start and end of the headers */
 } Columns;
 
 static inline void
@@ -617,7 +621,7 @@ new_buffer(Py_ssize_t size_bytes, PyObject **object)
     return *object == NULL ? NULL : PyBytes_AS_STRING(*object);
 }
 
-/* Return bits that say that all rows are valid, or NULL. */
+/* Return a validity bitmap with all bits set, or NULL with an exception. */
 static uint8_t *
 new_validity(Py_ssize_t rows_count, PyObject **object)
 {
@@ -783,7 +787,7 @@ add_payloads(Columns *columns, const Py_buffer *data, PyObject *batches, PyObjec
         return -1;
     }
     for (Py_ssize_t number = 0; number < count; number++) {
-        /* `crc32c` and the buffers are the caller's objects: they could have changed the lists. */
+        /* `crc32c` and the payloads may run Python code, which could have changed the lists. */
         if (number >= PyList_GET_SIZE(batches)
             || (payloads != Py_None && number >= PyList_GET_SIZE(payloads))
             || add_payload(columns, data, batches, payloads, number, crc32c) < 0)
@@ -834,7 +838,8 @@ PyDoc_STRVAR(columns_doc,
 "columns(data, batches, payloads, first_offset, last_offset, crc32c)\n--\n\n"
 "Return the records from first_offset to last_offset as the buffers of Arrow columns.\n\n"
 "Each batch is (position in the data, header). `payloads` has their records, verified and decompressed; None if\n"
-"no batch is compressed. Return None for bytes that are not accepted. The headers of records are not read.");
+"no batch is compressed. Return None for bytes that are not accepted. Record headers are not parsed, but their\n"
+"positions are returned.");
 
 static PyObject *
 columns_function(PyObject *Py_UNUSED(module), PyObject *args)

@@ -15,7 +15,8 @@
 
 #include "_record.h"
 
-/* Return the number at `index` of the list of offset deltas, or `index` itself without a list. */
+/* Set *delta to the number at `index` of the list of offset deltas, or to `index` without a list. Return 0 if
+   the number is not an int of at most 64 bits. */
 static int
 delta_at(PyObject *deltas, Py_ssize_t index, int64_t *delta)
 {
@@ -77,7 +78,7 @@ encode(PyObject *module, PyObject *const *args, Py_ssize_t arg_count)
     out += reserve;
     for (Py_ssize_t i = 0; i < count; i++) {
         int64_t delta = 0;
-        (void)view_row(items[i], &row); /* both were checked */
+        (void)view_row(items[i], &row); /* the first loop has checked both calls */
         (void)delta_at(deltas, i, &delta);
         out = put_row(out, &row, row.timestamp - base, delta);
     }
@@ -86,8 +87,8 @@ encode(PyObject *module, PyObject *const *args, Py_ssize_t arg_count)
 
 /* Parsing */
 
-/* Take a length and so many bytes that end before `stop`. Return a new reference to bytes or None, or NULL
-   without an exception if records.py must handle it. */
+/* Take a length and that many bytes, none of them from `stop` on. Return a new reference to the bytes, or to
+   None for a null field. Return NULL without an exception if records.py must decide. */
 static inline PyObject *
 take_bytes(const unsigned char **position, const unsigned char *stop)
 {
@@ -151,7 +152,7 @@ take_headers(const unsigned char **position, const unsigned char *stop, const ch
 typedef struct {
     int64_t base_offset, base_timestamp;
     PyObject *fixed_time;          /* with LogAppendTime; else NULL */
-    PyObject *last_time;           /* the object of the last timestamp, which neighbours often share */
+    PyObject *last_time;           /* the int object of the previous timestamp: often the next one is equal */
     int64_t last_timestamp;
     PyTypeObject *type;            /* DecodedRecord */
     const char *name_errors;
@@ -170,7 +171,7 @@ time_object(Parse *parse, int64_t timestamp)
     return Py_XNewRef(parse->last_time);
 }
 
-/* Take one record. Return NULL, with or without an exception, if there is none that this file handles. */
+/* Take one record. Return NULL, with or without an exception, if records.py must decide. */
 static PyObject *
 take_record(Parse *parse, const unsigned char **position, const unsigned char *end)
 {
@@ -198,8 +199,8 @@ take_record(Parse *parse, const unsigned char **position, const unsigned char *e
     }
     for (int i = 0; i < 5; i++)
         PyTuple_SET_ITEM(record, i, fields[i]);
-    /* A record refers to numbers, bytes, text and tuples of these, so it is in no cycle. The garbage collector
-       would visit it in vain. */
+    /* A record refers to numbers, bytes, text and tuples of these, so it is in no reference cycle. The
+       garbage collector need not visit it. */
     PyObject_GC_UnTrack(record);
     return record;
 }
@@ -252,7 +253,7 @@ parse(PyObject *module, PyObject *args)
             result = take_records(&state, data.buf, position, data.len, count);
         Py_XDECREF(state.last_time);
         Py_XDECREF(state.empty);
-        /* Only a lack of memory is an error here. All else is for records.py. */
+        /* Raise only MemoryError here. For any other error, records.py must decide. */
         if (result == NULL && !(PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_MemoryError))) {
             PyErr_Clear();
             result = Py_NewRef(Py_None);

@@ -1,7 +1,7 @@
 """Encodes Arrow columns as record batches, many at once.
 
-The numbers of all records are written into a byte matrix. One Arrow call joins the matrix with keys and
-values.
+NumPy writes the varints of all records into byte matrices. One Arrow call joins them with the keys, values
+and headers.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def arrow_to_batches(
 
     Uncompressed batches are views of one buffer, without a copy.
 
-    A batch is closed before its uncompressed size exceeds `max_batch_bytes`. A record that is larger gets a
-    separate batch. A batch is also closed after each of the row counts in `ends`, which are in ascending
-    order. Keys and values are binary or string; null stays null. Timestamps are int64 milliseconds, Arrow
-    timestamps, or one number for all rows.
+    A batch is closed before its uncompressed size exceeds `max_batch_bytes` or 4 MiB. A larger record gets a
+    separate batch. A batch is also closed at each of the row numbers in `ends`, which ascend. Keys and values
+    are binary or string; null stays null. Timestamps are int64 milliseconds, Arrow timestamps, or one number
+    for all rows.
 
     Raises MisuseError for a null timestamp, columns of different lengths, or a column of more than 2 GiB.
     Raises ConfigError if the codec's library is missing.

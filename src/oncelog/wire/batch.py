@@ -167,7 +167,7 @@ def seal_in_place(
 ) -> None:
     """Write header and checksum of a batch whose encoded records already follow the space for the header.
 
-    See `seal` for the arguments.
+    `attributes` includes the codec bits. See `seal_encoded` for the other arguments.
     """
     HEADER.pack_into(
         batch, 0, 0, len(batch) - LOG_OVERHEAD_BYTES, -1, MAGIC, 0, attributes,

@@ -2,14 +2,14 @@
 
 This module also exports the reverse, `arrow_to_batches`, from arrow_encoder.py.
 
-`_fetched_records.c` fills the columns' buffers in two passes over the records, if it is compiled
-(docs/internals/compiled.md). NumPy decodes again all that C does not accept, and accepts it or raises the
-right exception. Guard: tests/wire/test_wire_fetched_records.py.
+If `_fetched_records.c` is compiled (docs/internals/compiled.md), it fills the columns' buffers in two passes
+over the records. Input that the C code does not accept is decoded again with NumPy code, which accepts it or
+raises the exception. Guard: tests/wire/test_wire_fetched_records.py.
 
-A NumPy call costs about 0.1 ms even for little data. Therefore call `batches_to_arrow` once for a whole fetch
-response, not once per batch. One Python loop follows the record lengths, because each length leads to the
-next record. All other numbers are read as columns. Keys and values are copied with one BinaryArray over the
-response.
+A call of `batches_to_arrow` has a fixed cost, because it makes many NumPy and Arrow calls. Call it once for a
+whole fetch response, not once per batch. In the NumPy code, one Python loop follows the record lengths,
+because each length leads to the next record. All other numbers are read as columns. One Arrow call copies all
+keys, and one copies all values.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MAX_TOTAL_BYTES = 1 << 30
 """Maximum total size of the batches of one call after decompression, in bytes.
 
 A compressed batch that would exceed this total is rejected. Uncompressed batches count towards the total, but
-are rejected only above Arrow's limit of 2 GiB.
+are rejected only if Arrow's limit of 2 GiB is exceeded.
 """
 # Maximum number of records per batch. During decoding, a record takes about 100 bytes of memory.
 _MAX_RECORDS = 1 << 22
@@ -89,7 +89,8 @@ def batches_to_arrow(
     timestamp that does not fit into microseconds is null. Bytes of a header's name that are not UTF-8 become
     U+FFFD.
 
-    Raises the exceptions of `decode_records`, and MisuseError for 2 GiB of records or more.
+    Raises CorruptMessage (wrong checksum, damage), InvalidRecord (malformed record, wrong or too large
+    count), UnsupportedCompressionType, and MisuseError if the records exceed Arrow's limit of 2 GiB.
     """
     listed = list(iter_batches(buffer) if batches is None else batches)
     if skip is not None:
@@ -245,7 +246,8 @@ def _c_headers(
 ) -> pa.Array:
     """Return the column of headers: see `_headers`.
 
-    `with_headers`: row, index of the batch, start and end of the headers in the batch's records, for each.
+    `with_headers` has four int64 numbers for each record that has headers: its row, the index of its batch,
+    and the start and end of its headers within the batch's records.
     """
     lists: list[list[dict[str, object]] | None] = [None] * count
     for row, index, start, stop in struct.iter_unpack("=4q", with_headers):
@@ -306,7 +308,7 @@ def _read_varints(data: _Bytes, at: _Ints) -> tuple[_Ints, _Ints]:
 
 
 class _Columns:
-    """The numbers of the records as columns.
+    """The offsets, timestamps, field positions and field sizes of the records, as columns.
 
     Names that end in `_at` are positions in the data. In columns that end in `_size`, -1 means null.
     """

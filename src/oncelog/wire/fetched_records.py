@@ -1,8 +1,8 @@
 """Reads the records of fetched batches as the rows that an application gets.
 
-`_fetched_records.c` does the same about ten times as fast, if it is compiled (docs/internals/compiled.md).
-The Python code reads again all that C does not accept, and accepts it or raises the right exception. So both
-forms refuse the same bytes. Guard: tests/wire/test_wire_fetched_records.py.
+If `_fetched_records.c` is compiled (docs/internals/compiled.md), it does the same about ten times as fast.
+Input that the C code does not accept is read again by the Python code, which accepts it or raises the
+exception. So the same bytes are refused with and without C. Guard: tests/wire/test_wire_fetched_records.py.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _Batch = TypeVar("_Batch", bound=tuple[int, BatchHeader, object])
 def append_plain_batches(
     data: Buffer, batches: list[_Batch], batch_type: type[_Batch], verdict: object
 ) -> int:
-    """Append (position, header, verdict) of each batch before the first control batch; return its position.
+    """Append (position, header, verdict) for each batch up to the first control batch, which is excluded.
 
-    Stop as well at the end of the data, and before a batch that is malformed or incomplete. Without the C
-    code, append nothing.
+    Also stop at the end of the data, and before a batch that is malformed or incomplete. Return the position
+    at which reading stopped. Without the C code, append nothing and return 0.
     """
     return 0 if _c is None else _c.plain_batches(data, 0, batches, BatchHeader, batch_type, verdict)
 
@@ -49,13 +49,13 @@ def append_whole_batches(
     verdict: object,
     verify: bool,
 ) -> tuple[int, int, int]:
-    """Append the records of batches[index:] to `rows`, as far as that is possible at once.
+    """Append the records of batches[index:] to `rows`, up to the first batch that the C code does not read.
 
-    Each batch is its position in the data, its header, and its verdict. Return the index of the first batch
-    that is not read, the offset to continue from, and the size of the appended values in bytes.
+    Each batch is (position in the data, header, verdict). Return the index of the first unread batch, the
+    offset to continue from, and the size of the appended values in bytes.
 
-    Batches with another verdict, compressed and damaged ones, and those that do not fit into `max_records`,
-    are left to the caller. Without the C code, that is every batch.
+    The C code reads no batch that has a verdict other than `verdict`, is compressed or damaged, ends before
+    the current offset, or would make `rows` longer than `max_records`. Without the C code, read nothing.
     """
     if _c is None:
         return index, start_offset, 0
@@ -74,7 +74,7 @@ def value_bytes_of(rows: Iterable[Record]) -> int:
 def read_rows(payload: Buffer, header: BatchHeader, tp: TopicPartition, start_offset: int) -> list[Record]:
     """Return the records of a batch from `start_offset` on. `payload`: the batch's records, decompressed.
 
-    Raises InvalidRecord for malformed records, and if the batch has another number of records than it says.
+    Raises InvalidRecord for a malformed record, and if the header's record count is wrong.
     """
     check_count(header, payload)
     rows, _ = _read(payload, header, tp, start_offset, 0, 0, header.records_count)
@@ -88,12 +88,13 @@ def iter_rows(
     start_offset: int,
     slice_records: int = SLICE_RECORDS,
 ) -> Iterator[tuple[list[Record], bool]]:
-    """Yield what `read_rows` returns, in parts of at most `slice_records` records of the batch.
+    """Yield the records that `read_rows` returns, in parts: (records, True if this is the last part).
 
-    The flag is True for the last part. The error of a malformed record is raised when its part is requested.
+    Each part covers at most `slice_records` records of the batch. InvalidRecord for a malformed record is
+    raised when its part is requested.
     """
     check_count(header, payload)
-    # Bytes are copied once here, and not for each part.
+    # Convert to bytes once: `_read` would convert the whole payload for each part.
     data = payload if isinstance(payload, bytes) else bytes(payload)
     done, position, is_last = 0, 0, False
     while not is_last:

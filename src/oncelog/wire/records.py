@@ -1,4 +1,4 @@
-"""Encodes and decodes the records inside a batch, as rows: many at once, or one batch at a time.
+"""Encodes and decodes the records inside a batch as rows: one tuple per record.
 
     length varint | attributes i8 | timestamp delta varlong | offset delta varint
     | key length varint, key | value length varint, value | header count varint | headers
@@ -6,8 +6,8 @@
 A length of -1 is null, which differs from empty. To read whole fetch responses as columns, use
 `oncelog.wire.columns`.
 
-`_records.c` has the row loops in C. This module is its oracle, and runs where it was not compiled. See
-docs/internals/compiled.md.
+`_records.c` has the row loops in C. The Python code here runs if `_records.c` is not compiled or does not
+accept the input, and is the oracle of its tests. See docs/internals/compiled.md.
 
 Source: apache/kafka DefaultRecord.
 """
@@ -49,7 +49,7 @@ MAX_VARINT_BYTES = 10
 MAX_RECORDS = 1 << 20
 """Maximum number of records that `decode_records` returns. Each takes at least 150 bytes of memory."""
 SLICE_RECORDS = 1 << 15
-"""Default number of records per list of `iter_records`."""
+"""Default maximum number of records in a list of `iter_records`."""
 _MAX_OVERHEAD_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
 
 
@@ -169,8 +169,8 @@ def payload_of(
 ) -> Buffer:
     """Return the decompressed records of a batch as one buffer.
 
-    Raises CorruptMessage if the batch is truncated or its checksum is wrong. Raises the exceptions of
-    `decompress`.
+    Raises CorruptMessage (truncated batch, damaged compressed data; with `verify`, wrong checksum),
+    InvalidRecord (more than `max_bytes` after decompression) and UnsupportedCompressionType.
     """
     size = header.size_bytes
     if position + size > len(buffer):
@@ -200,8 +200,8 @@ def decode_records(
 ) -> list[DecodedRecord]:
     """Return all records of the batch at a position. `max_bytes`: limit of the batch's decompressed size.
 
-    Raises CorruptMessage (wrong checksum, damage), InvalidRecord (malformed record, wrong or too large count)
-    and UnsupportedCompressionType.
+    Raises CorruptMessage (wrong checksum, damage), InvalidRecord (malformed record, wrong or too large count,
+    more than `max_bytes`) and UnsupportedCompressionType.
     """
     header = read_header(buffer, position)
     if header.records_count > MAX_RECORDS:
@@ -224,11 +224,14 @@ def iter_records(
     slice_records: int = SLICE_RECORDS,
     name_errors: NameErrors = "strict",
 ) -> Iterator[list[DecodedRecord]]:
-    """Yield the records of the batch at a position, in lists of at most `slice_records`.
+    """Return an iterator over the records of the batch at a position, in lists of at most `slice_records`.
 
-    Few records are therefore in memory at once. Unlike `decode_records`, this function accepts any number of
-    records, because Kafka sets no limit. It raises the other exceptions of `decode_records`. The error of a
-    malformed record is raised when its list is requested.
+    Only one list needs to be in memory at a time. Unlike `decode_records`, this function accepts any number
+    of records, because Kafka sets no limit.
+
+    The call raises CorruptMessage (wrong checksum, damage), InvalidRecord (impossible count, too large after
+    decompression) or UnsupportedCompressionType. The iterator raises InvalidRecord when it reaches a
+    malformed record or a wrong count.
     """
     header = read_header(buffer, position)
     data = bytes(payload_of(buffer, position, header, verify))
@@ -367,7 +370,8 @@ def _parse(
 def find_records_without_key(payload: Buffer, header: BatchHeader, limit: int) -> list[int]:
     """Return the indexes of the first `limit` records without a key, and check the structure of all records.
 
-    Creates no record objects. Raises InvalidRecord (malformed record, wrong count).
+    Creates no record objects. Raises InvalidRecord (malformed record, wrong count, offset delta that is not
+    the record's index).
     """
     check_count(header, payload)
     data, position, end, missing = bytes(payload), 0, len(payload), list[int]()
@@ -391,8 +395,8 @@ def find_records_without_key(payload: Buffer, header: BatchHeader, limit: int) -
                 raise _bad_record(base_offset, index)
             offset_delta, position = read_varint(data, position)
             if offset_delta != index:
-                # Another record has this offset, or none may have it. See
-                # test_a_compacted_topic_accepts_only_records_with_their_own_offsets.
+                # Otherwise two records could have the same offset, or a record an offset outside the batch.
+                # See test_a_compacted_topic_accepts_only_records_with_their_own_offsets.
                 raise InvalidRecord(
                     f"record {index} of the batch at offset {base_offset} has the offset delta {offset_delta}"
                 )
