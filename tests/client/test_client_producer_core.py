@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from oncelog.client.connection.metadata import ClusterMetadata
-from oncelog.client.producer.batch import ProducerBatch
+from oncelog.client.producer.batch import ProducerBatch, split
 from oncelog.client.producer.core import ProducerCore
 from oncelog.client.producer.options import resolve
 from oncelog.client.producer.produce_messages import ProduceCall
@@ -36,7 +36,8 @@ from oncelog.rules.idempotence.append import (
     Store,
     decide_append,
 )
-from oncelog.types import Origin, TopicPartition
+from oncelog.types import Compression, Origin, TopicPartition
+from oncelog.wire import records
 from oncelog.wire.batch import read_header
 from oncelog.wire.messages import MetadataResponse, ProduceResponse
 from oncelog.wire.records import decode_records
@@ -312,6 +313,20 @@ def test_a_batch_that_is_too_large_after_a_lost_attempt_is_split_and_nothing_is_
     assert sum(check_producer_of_too_large_batches(seed, 1 + seed % 8) for seed in range(100)) == 0
     for seed in range(100):
         check_producer_of_too_large_batches(seed, 1, 3, 8, RECORDS)
+
+
+def test_a_batch_of_more_records_than_a_reader_takes_at_once_is_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(records, "MAX_RECORDS", 20)
+    batch = ProducerBatch(TP[0], 0.0, 1)
+    for number in range(50):
+        batch.buffer.append((0, None, b"%d" % number, ()), 23, None)
+    batch.seal()
+    batch.encode(Compression.NONE, None)
+    children = split(batch)
+    values = [row.value for child in children for row in child.decoded_rows()]
+    assert values == [b"%d" % number for number in range(50)]
 
 
 def test_children_of_a_batch_that_was_too_large_have_all_their_retries() -> None:

@@ -20,7 +20,7 @@ from oncelog.types import Compression, RecordMetadata, TopicPartition
 from oncelog.wire.batch import seal_encoded
 from oncelog.wire.header import HEADER_BYTES, TRANSACTIONAL_BIT, assign_producer
 from oncelog.wire.primitives import WritableBuffer
-from oncelog.wire.records import NewRecord, decode_records
+from oncelog.wire.records import NewRecord, iter_records
 
 Callback = Callable[[RecordMetadata | None, Exception | None], object]
 Listener = Callable[[], object]
@@ -254,14 +254,18 @@ class ProducerBatch(SequencedBatch):
         return self.data
 
     def decoded_rows(self) -> list[NewRecord]:
-        """Return the records, decoded from the bytes."""
+        """Return the records, decoded from the bytes.
+
+        Their number has no limit: see test_a_batch_of_more_records_than_a_reader_takes_at_once_is_split.
+        """
         data = self.data
         if data is None:
             count, base_ms = self.buffer.count, self.buffer.base_timestamp_ms
             data = seal_encoded(self.buffer.copy(), count, base_ms, self.buffer.max_timestamp_ms)
         return [
             NewRecord(record.timestamp_ms, record.key, record.value, record.headers)
-            for record in decode_records(data, verify=False)
+            for records in iter_records(data, verify=False)
+            for record in records
         ]
 
 
