@@ -60,7 +60,7 @@ encode(PyObject *module, PyObject *const *args, Py_ssize_t arg_count)
         count = PyList_GET_SIZE(deltas);
     PyObject **items = PySequence_Fast_ITEMS(records);
     Py_ssize_t size = reserve;
-    Row row;
+    Row row = {0};
     for (Py_ssize_t i = 0; i < count; i++) {
         int64_t time_delta, delta;
         if (!view_row(items[i], &row) || !delta_at(deltas, i, &delta)

@@ -149,7 +149,7 @@ buffer_append_row(RecordBuffer *self, PyObject *args)
 {
     PyObject *record, *callback;
     Py_ssize_t size_bytes;
-    Row row;
+    Row row = {0};
     if (!PyArg_ParseTuple(args, "OnO:append", &record, &size_bytes, &callback))
         return NULL;
     if (!view_row(record, &row)) {
@@ -518,7 +518,7 @@ appender_append(Appender *self, PyObject *const *args, Py_ssize_t arg_count)
     Py_ssize_t size_bytes = PyLong_AsSsize_t(args[3]), index;
     if (size_bytes < 0 && PyErr_Occurred())
         return NULL;
-    Row row;
+    Row row = {0};
     if (!PyUnicode_CheckExact(args[0]) || !view_row(args[2], &row))
         Py_RETURN_NONE;
     RecordBuffer *buffer = append_open(self, args[0], args[1], &row, size_bytes, args[4], &index);
@@ -623,7 +623,7 @@ appender_append_many(Appender *self, PyObject *args)
                           &headers, &next, &last, &PyList_Type, &found))
         return NULL;
     PyObject *example = Py_BuildValue("(iOOO)", 0, Py_None, Py_None, headers);
-    Row row;
+    Row row = {0};
     int is_usual = example != NULL && PyUnicode_CheckExact(topic) && view_row(example, &row)
         && (PyList_CheckExact(values) || PyTuple_CheckExact(values))
         && (keys == Py_None || PyList_CheckExact(keys) || PyTuple_CheckExact(keys))
