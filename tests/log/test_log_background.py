@@ -107,6 +107,53 @@ def test_a_crash_at_every_step_of_a_snapshot(ends: str) -> None:
         _remembers(again, stored)
 
 
+def _lone_snapshots(disk: MemoryDisk) -> list[str]:
+    """Return the `.snapshot` files without their `.producers` file. They look like Apache Kafka's."""
+    names = disk.list(str(TP))
+    stems = {name.removesuffix(".producers") for name in names if name.endswith(".producers")}
+    return [
+        name for name in names if name.endswith(".snapshot") and name.removesuffix(".snapshot") not in stems
+    ]
+
+
+@pytest.mark.behaviour("I17")
+def test_a_power_loss_between_the_names_of_a_snapshot_forgets_no_batch() -> None:
+    """R1110: the name of the `.snapshot` file could be durable before that of the `.producers` file."""
+    _, _, _, total = _crash_in_snapshot(None)
+    for step in range(total - 30, total):
+        crashed = _crash_in_snapshot(step)[1]
+        for seed in range(20):
+            assert _lone_snapshots(crashed.after_power_loss(Random(seed))) == [], (step, seed)
+
+
+@pytest.mark.behaviour("I17")
+@pytest.mark.parametrize("way", ["keep", "remove"])
+def test_a_removed_snapshot_comes_back_whole_or_not_at_all(way: str) -> None:
+    """R1110: the removal of the `.producers` file could be durable before that of the `.snapshot` file."""
+
+    def removed(step: int | None) -> MemoryDisk:
+        disk = MemoryDisk()
+        disk.mkdir(str(TP))
+        for name in (
+            f"{offset:020d}.{kind}" for offset in (10, 11, 12) for kind in ("snapshot", "producers")
+        ):
+            file = disk.open(f"{TP}/{name}", create=True)
+            file.sync()
+            file.close()
+        disk.sync_directory(str(TP))
+        disk.sync_directory("")
+        disk.crash_after = None if step is None else disk.steps + step
+        with suppress(SimulatedCrash):
+            snapshots = Snapshots(disk, str(TP))
+            snapshots.keep([12]) if way == "keep" else snapshots.remove(10)
+        return disk
+
+    assert _lone_snapshots(removed(None)) == []
+    for step in range(12):
+        for seed in range(20):
+            assert _lone_snapshots(removed(step).after_power_loss(Random(seed))) == [], (step, seed)
+
+
 def _crash_in_snapshot(step: int | None) -> tuple[list[tuple[int, int]], MemoryDisk, int, int]:
     """Return the recovery point, the disk, and its steps when the snapshot began and ended."""
     disk, driven = MemoryDisk(), Driven()

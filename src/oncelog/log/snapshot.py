@@ -301,9 +301,12 @@ class Snapshots:
                 # descriptor.
                 file.seal()
                 yield file.finish
+            # A power loss may keep the second new name and lose the first one. A `.snapshot` file without its
+            # `.producers` file would look like one of Apache Kafka's, and recovery would forget all batches
+            # but the last. See test_a_power_loss_between_the_names_of_a_snapshot_forgets_no_batch.
             for path in paths:
                 self._disk.rename(path + _UNFINISHED, path)
-            yield partial(self._disk.sync_directory, self._directory)
+                yield partial(self._disk.sync_directory, self._directory)
         finally:
             for file in files:
                 file.discard()
@@ -330,9 +333,20 @@ class Snapshots:
         _open(data)
         return decode_full(self._disk.read(full), crc_of(data))
 
-    def remove(self, offset: int) -> None:
-        remove_if_exists(self._disk, self._path(offset, SNAPSHOT_SUFFIX))
-        remove_if_exists(self._disk, self._path(offset, FULL_SUFFIX))
+    def remove(self, *offsets: int) -> None:
+        """Remove the snapshots at these offsets. May run in another thread. Raises OSError.
+
+        The directory is synced between the two kinds of files. Otherwise a power loss could bring a
+        `.snapshot` file back without its `.producers` file, which would look like one of Apache Kafka's.
+        Recovery would then forget all batches but the last. See
+        test_a_removed_snapshot_comes_back_whole_or_not_at_all.
+        """
+        for offset in offsets:
+            remove_if_exists(self._disk, self._path(offset, SNAPSHOT_SUFFIX))
+        if offsets:
+            self._disk.sync_directory(self._directory)
+        for offset in offsets:
+            remove_if_exists(self._disk, self._path(offset, FULL_SUFFIX))
 
     def remove_below(self, offset: int) -> None:
         """Remove the snapshots below `offset`."""
@@ -351,10 +365,7 @@ class Snapshots:
         existing, kept = set(_offsets_in(names)), set(offsets)
         if synced_to is not None:
             kept.update(around(existing, synced_to))
-        # `remove` deletes the `.snapshot` file first. A `.snapshot` file without its `.producers` file would
-        # look like one of Apache Kafka's.
-        for offset in existing - kept:
-            self.remove(offset)
+        self.remove(*sorted(existing - kept))
         needed = {file_name(offset, FULL_SUFFIX) for offset in existing & kept}
         for name in names:
             if name.endswith(FULL_SUFFIX) and name not in needed:
