@@ -226,6 +226,24 @@ def test_both_forms_find_the_first_unusual_row(values: list[Any], keys: list[Any
     assert c(values, keys, max_bytes) == python(values, keys, max_bytes)
 
 
+def test_no_destructor_runs_within_an_append() -> None:
+    """A destructor could free the buffer. There is no old callback unless something else has put it there."""
+    player = Player("C")
+    player.play("begin", 0)
+    result, buffer = player.batches[0]
+    freed: list[str] = []
+
+    class Callback:
+        def __del__(self) -> None:
+            freed.append("callback")
+
+        def __call__(self, metadata: object, error: object) -> None: ...
+
+    result.callbacks[0] = Callback()
+    assert player.appender.send("t", b"v", None, 0, None, (), print)
+    assert (buffer.count, freed) == (1, [])
+
+
 def test_the_appender_in_c_leaks_nothing() -> None:
     form_of("C")
 

@@ -129,7 +129,9 @@ buffer_append(RecordBuffer *self, const Row *row, Py_ssize_t size_bytes, PyObjec
         return -1;
     if (callback != Py_None) {
         PyObject *number = PyLong_FromSsize_t(index);
-        int failed = number == NULL || PyDict_SetItem(self->callbacks, number, callback) < 0;
+        /* No entry is replaced: the destructor of an old callback could run any code here, which could even free
+           this buffer. See test_no_destructor_runs_within_an_append. */
+        int failed = number == NULL || PyDict_SetDefault(self->callbacks, number, callback) == NULL;
         Py_XDECREF(number);
         if (failed)
             return -1;
