@@ -1,6 +1,6 @@
-/* The loops of oncelog/log/scan.py over the batches in a piece of a log file. The Python functions are the oracle.
+/* C versions of two functions in oncelog/log/scan.py, which walk over the batches in a part of a log file.
 
-   Guard: tests/log/test_log_scan.py. */
+   Guard: tests/log/test_log_scan.py compares them with the Python functions. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -32,7 +32,8 @@ has_right_checksum(PyObject *crc32c, const unsigned char *batch, Py_ssize_t size
     return crc == u32_at(batch + CRC);
 }
 
-/* Headers that are collected one after another. The room grows with their number, never by a length in the data. */
+/* Copies of batch headers, one after another. `room` is the number of headers that fit into `bytes`. It grows with
+   `count`, never by a length in the data. */
 struct headers {
     char *bytes;
     Py_ssize_t count, room;
@@ -69,7 +70,7 @@ size_of(const unsigned char *batch)
 
 PyDoc_STRVAR(whole_batches_doc,
              "whole_batches(data, crc32c)\n--\n\n"
-             "Return the headers of the whole batches at the start of `data`, and the position of their end.");
+             "Return the headers of the whole batches at the start of `data`, and the position after the last one.");
 
 static PyObject *
 whole_batches(PyObject *module, PyObject *args)
@@ -136,7 +137,7 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "oncelog.log._scan", "The loops over the batches of a log file.", 0,
+    PyModuleDef_HEAD_INIT, "oncelog.log._scan", "Functions that walk over the batches of a log file.", 0,
     methods, NULL, NULL, NULL, NULL,
 };
 

@@ -37,7 +37,8 @@ class Kind(IntEnum):
 
 
 class BackgroundQueue:
-    """The unfinished background tasks. The kinds of tasks take turns, and so do the tasks of one kind.
+    """The queue of unfinished background tasks. The kinds of tasks take turns, and so do the tasks of one
+    kind.
 
     A runner sets `on_added`, then calls `step` until no task is left, and runs the blocking calls.
     """

@@ -19,12 +19,12 @@ LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANED_OFFSETS = "cleaner-offset-checkpoint"
 INDEXED_OFFSETS = "oncelog-txnindex-checkpoint"
-"""Offsets below which the transaction indexes are complete. Compaction kept every entry below these offsets,
-or a restart restored the lost entries.
+"""The offset of each partition below which the transaction indexes are complete. Compaction kept every entry
+below it, or a restart restored the lost entries.
 """
 INDEX_STARTS = "oncelog-txnindex-start-checkpoint"
-"""Offsets from which every segment has had a transaction index file. So if a segment at or above this
-offset has none, the file was lost.
+"""The lowest base offset of each partition from which every segment was created with a transaction index
+file. If a later segment lacks that file, the file was lost.
 """
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
@@ -93,7 +93,7 @@ def read_epochs(disk: Disk, directory: str) -> list[tuple[int, int]] | None:
 
 
 def encode_uuid(uuid: bytes) -> str:
-    """Return 16 bytes in Kafka's notation of ids: 22 characters of base64url."""
+    """Return a 16-byte id in Kafka's notation: 22 characters of base64url."""
     return base64.urlsafe_b64encode(uuid).decode().rstrip("=")
 
 
@@ -111,7 +111,7 @@ def decode_uuid(text: str) -> bytes:
 def write_partition_metadata(disk: Disk, directory: str, topic_id: bytes) -> None:
     """Write partition.metadata without a sync.
 
-    The first flush of the partition syncs the file. Until then, the stored list of topics has the id.
+    The first flush of the partition syncs the file. Until then, the id is only in oncelog-topics.json.
     """
     text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n"
     disk.replace(f"{directory}/{PARTITION_METADATA}", text.encode(), sync=False)

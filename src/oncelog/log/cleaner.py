@@ -52,8 +52,8 @@ class LogCleaner:
         self.cleaned_to = cleaned_to
         """The offset up to which compaction has read every key and removed superseded records."""
         self.held_from = INT64_MAX
-        """Records at or above this offset must not be compacted yet. The transaction coordinator sets this
-        offset below decisions whose markers a power loss could still remove.
+        """Records at or above this offset must not be compacted yet. The transaction coordinator sets it to
+        protect decisions whose markers a power loss could still remove.
         """
 
     def dirty_range(self, now_ms: int) -> DirtyRange | None:
@@ -183,14 +183,16 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 class SegmentSwapper:
-    """The replacement of segments by their compacted successor, with the state of a failed attempt."""
+    """A swapper that replaces segments by their compacted successor. It remembers a failed swap."""
 
     def __init__(self, log: LocalLog) -> None:
         self._log = log
         self.has_leftovers = False
         """True while files of a failed compaction may exist that recovery would swap in."""
         self.unfinished: list[Segment] | None = None
-        """Segments whose successor is complete but could not take their names yet; None if there are none."""
+        """Segments whose compacted successor is complete, but could not take their place yet. None if there
+        are none.
+        """
 
     def discard_leftovers(self) -> BackgroundTask:
         """Delete the files of a failed compaction, if there may be any. Raises OSError."""
@@ -199,8 +201,8 @@ class SegmentSwapper:
             self.has_leftovers = False
 
     def begin(self, segments: list[Segment]) -> None:
-        """Prepare segments for the swap: keep their files open, because their successor will take the names.
-        Raises OSError.
+        """Prepare segments for the swap: keep their files open, because their names are about to change or
+        vanish. Raises OSError.
         """
         for segment in segments:
             segment.file.pread(1, 0)  # opens the file now, while it still has its name
@@ -272,7 +274,7 @@ def _close_files(segments: list[Segment]) -> None:
 
 
 class Compaction:
-    """One compaction of one partition. After `run`, all records below `cleaned_to` are compacted."""
+    """One compaction of one partition. After `run`, the records below `cleaned_to` are compacted."""
 
     def __init__(
         self,
@@ -294,10 +296,10 @@ class Compaction:
         self._now_ms = now_ms
 
     def run(self) -> BackgroundTask:
-        """Compact the closed segments, one group of `_groups` at a time. Groups that were swapped in before
-        an error stay compacted.
+        """Compact `sources`, one group of `_groups` at a time. Groups that were swapped in before an error
+        stay compacted.
 
-        Raises OSError, and KafkaStorageError for an unreadable batch.
+        Raises OSError, StorageError, and BrokerError for an unreadable batch.
         """
         yield from self._read_aborted()
         # Each key in `latest` takes about 100 bytes of memory.
@@ -318,7 +320,7 @@ class Compaction:
         self.cleaned_to = end_offset
 
     def _read_aborted(self) -> BackgroundTask:
-        """Read the aborted transactions that overlap the closed segments.
+        """Read the aborted transactions that overlap the segments to compact.
 
         A partition may have a million of them, so this and `_seen_transactions` run in bounded steps. See
         test_compaction_reads_aborted_transactions_in_bounded_steps.
@@ -414,7 +416,9 @@ class Compaction:
     def _take(
         self, output: Segment, batch: ScannedBatch, cleaner: Cleaner, end_offset: int
     ) -> Generator[BlockingCall | None, None, int]:
-        """Write the remaining records of a batch, and return how many records the batch had."""
+        """Write the remaining records of a batch to `output`. Return the batch's number of records, or 0 if
+        it is copied whole because it is at or above `end_offset`.
+        """
         header = batch.header
         if header.base_offset >= end_offset:
             self._append(output, batch.bytes(), header)

@@ -61,7 +61,7 @@ class File(Protocol):
 
 
 class DiskLock(Protocol):
-    """A lock held by this process. It is released when the process ends, if not before."""
+    """A lock on a file, held by this process. It is released when the process ends, if not before."""
 
     def release(self) -> None: ...
 

@@ -69,8 +69,8 @@ class LeaderEpochs:
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int | None, int | None]:
         """Return the largest epoch at or below `epoch`, and its end offset.
 
-        Returns (None, None) if `epoch` is above the latest epoch. If `epoch` is below the first known epoch,
-        returns `epoch` and the start offset of the first known epoch.
+        Returns (None, None) if `epoch` is above the latest epoch, or if no epoch is known. If `epoch` is
+        below the first known epoch, returns `epoch` and the start offset of the first known epoch.
         """
         if not self._entries or epoch > self._entries[-1][0]:
             return None, None
@@ -84,7 +84,7 @@ class LeaderEpochs:
 def _assigned(entries: Epochs, epoch: int, start_offset: int) -> Epochs:
     """Return the entries with an epoch added, without the entries that begin at or after `start_offset`.
 
-    Return the entries unchanged if the last epoch is at least as large.
+    Return the entries unchanged if the last entry's epoch is `epoch` or higher.
     """
     if entries and entries[-1][0] >= epoch:
         return entries

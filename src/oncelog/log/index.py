@@ -6,11 +6,11 @@
     .txnindex   i16 0 | i64 producer id | i64 first | i64 last | i64 last stable    aborted transactions
 
 Loaded and new entries are kept in memory, those of closed segments until the next checkpoint. New entries of
-the first two files are written in runs of `limits.index_run_entries`. If their last entries are missing in a
-file, look-ups scan more of the log, but stay correct. A missing entry of a `.txnindex` would show aborted
-records to readers, so every sync of a segment also writes and syncs its `.txnindex`. Every write goes to the
-position of its entries, so a repeated write after a failure is harmless. Source: Kafka's OffsetIndex,
-TimeIndex, TransactionIndex, AbortedTxn.
+`.index` and `.timeindex` are written in runs of `limits.index_run_entries`. If the last entries are missing
+in such a file, look-ups scan more of the log, but stay correct. A missing entry of a `.txnindex` would show
+aborted records to readers, so every sync of a segment also writes and syncs its `.txnindex`. An entry is
+always written at the same position, so a repeated write after a failure is harmless. Source: Kafka's
+OffsetIndex, TimeIndex, TransactionIndex, AbortedTxn.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class OffsetIndex(_IndexFile):
     def read_position(disk: Disk, path: str, relative_offset: int) -> int:
         """Return the result of `position_for` for an index file, without keeping its entries in memory.
 
-        Returns 0 if the file is missing or unreadable.
+        Returns 0 if the file is missing or its offsets do not increase.
         """
         data = disk.read(path) if disk.exists(path) else b""
         entries = np.frombuffer(data, ">u4", len(data) // _OFFSET_ENTRY.size * 2).reshape(-1, 2)

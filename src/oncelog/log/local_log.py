@@ -71,8 +71,8 @@ class LocalLog:
         """The reason why the partition is offline, None while it is online."""
         self.is_closed = False
         self.is_swapping = False
-        """True while compaction replaces segments. Their files have no names then, so no segment may be
-        deleted.
+        """True while compaction replaces segments. The old segments' files have no names then, so no segment
+        may be deleted.
         """
         self.unindexed_marker_offset: int | None = None
         """The offset of a marker that is being appended. None again once the marker's transaction index entry
@@ -110,7 +110,7 @@ class LocalLog:
         """Return the offset below which readers see records.
 
         With one replica, that is the log end, as long as fewer than flush.messages records are unsynced. The
-        record that reaches this number is hidden until the next sync, together with all later records. Apache
+        batch that reaches this number is hidden until the next sync, together with all later batches. Apache
         Kafka also syncs before it moves the high watermark. See
         test_a_reader_sees_nothing_that_a_power_loss_could_take.
         """
@@ -134,7 +134,7 @@ class LocalLog:
     def is_flush_due(self) -> bool:
         """Return True if a flush would shorten recovery, free deleted segments or let compaction proceed.
 
-        A periodic task then requests the flush, because without traffic no append requests it. See
+        If so, a periodic task requests the flush, because without traffic no append requests one. See
         test_compaction_does_not_wait_for_a_marker_without_end.
         """
         active_base = self.segments.active.base_offset
@@ -318,7 +318,7 @@ class LocalLog:
             segment.give_up_indexes()
 
     def _drop_dead(self) -> list[_DroppedSegment]:
-        """Rename the files of some deleted segments and remove the segments from the list.
+        """Rename the files of segments below the log start, and remove these segments from the list.
 
         At most `limits.max_drops_per_step` segments are handled. `_remove` deletes the renamed files.
         """
@@ -380,9 +380,9 @@ class LocalLog:
     def flush(self) -> None:
         """Sync all records that were appended before the call, and raise the recovery point.
 
-        May run in another thread. Raises KafkaStorageError. If a write failed before the sync, the next flush
-        tries again. If a sync failed, the partition is offline until a restart, because Linux may have
-        dropped the unsynced bytes.
+        May run in another thread. Raises KafkaStorageError. After a failed sync, the partition is offline
+        until a restart, because Linux may have dropped the unsynced bytes. After any other failure, such as a
+        full disk, the next flush tries again.
         """
         self.check_online()
         self._check_open()
@@ -420,8 +420,9 @@ class LocalLog:
     def _sync_small_files(self) -> None:
         """Sync partition.metadata, the leader epoch file and the directory.
 
-        A new partition's small files are not synced when they are created. Until the first flush, the stored
-        list of topics is authoritative. See test_a_new_partition_that_was_flushed_survives_a_power_loss.
+        A new partition's small files are not synced when they are created. Until the first flush,
+        oncelog-topics.json has the topic's id and partitions. See
+        test_a_new_partition_that_was_flushed_survives_a_power_loss.
         """
         for name in (PARTITION_METADATA, LEADER_EPOCHS):
             sync_file(self.disk, f"{self.directory}/{name}", rewrites=self._rewrites_small_files)
@@ -443,10 +444,10 @@ class LocalLog:
             raise KafkaStorageError(f"{self.topic_partition} was closed or deleted")
 
     def checkpoint_producers(self) -> None:
-        """Take a snapshot of the producers if enough bytes were appended since the last one.
+        """Start a snapshot of the producers if enough bytes were appended since the last one.
 
-        The threshold is `limits.snapshot_every_bytes`. Frequent snapshots keep recovery short. The call also
-        deletes the segments that waited for a flush.
+        The threshold is `limits.snapshot_every_bytes`. Frequent snapshots keep recovery short. Also starts to
+        delete the segments that waited for a flush.
         """
         if self.unsnapshotted_bytes >= self.config.limits.snapshot_every_bytes:
             self.snapshot()

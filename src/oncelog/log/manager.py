@@ -46,7 +46,8 @@ from oncelog.types import TopicPartition
 LOCK, META_PROPERTIES, CLEAN_SHUTDOWN = ".lock", "meta.properties", ".kafka_cleanshutdown"
 DELETED_SUFFIX = "-delete"
 FORMAT_KEY, FORMAT_VERSION = "oncelog.format.version", 1
-"""The key in meta.properties with the version of all file formats.
+"""The key in meta.properties that has the version of the file formats, and the version that this Oncelog
+writes.
 
 The version is raised if an older Oncelog would misread the files. A directory without the key was written by
 Apache Kafka, or by an early Oncelog, whose files have version 1.
@@ -64,7 +65,8 @@ MAX_PROMPT_DELETIONS = 100
 """The maximum number of deleted partitions whose directories are removed during opening, and again during
 closing.
 
-A slow disk removes a hundred in a second. Opening removes some immediately, because the disk may be full.
+Even a slow disk removes a hundred directories in a second. Opening removes some immediately, because the disk
+may be full.
 """
 _SEGMENT = re.compile(r"\d{20}\.log")
 _FIRST_SEGMENT = f"{0:020}.log"
@@ -127,10 +129,10 @@ class LogManager:
         cluster_id: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> LogManager:
-        """Lock the directory and remove some directories of deleted partitions. Opens no partition.
+        """Lock the data directory, and remove some directories of deleted partitions. Opens no partition.
 
-        `new_uuid` returns 16 random bytes. If `cluster_id` is None, the directory keeps its cluster id, or
-        gets a new one. `limits` apply to the whole broker. Raises StorageError if another process uses the
+        `new_uuid` returns 16 random bytes. If `cluster_id` is None, the data directory keeps its cluster id,
+        or gets a new one. `limits` apply to the whole broker. Raises StorageError if another process uses the
         directory, if it belongs to another node or cluster, or if files are unreadable. StorageError is also
         raised, before anything is changed, if a newer Oncelog wrote the directory.
         """
@@ -158,7 +160,7 @@ class LogManager:
         return manager
 
     def partition_directories(self) -> list[TopicPartition]:
-        """Return all partitions in the directory, open or not. Apache Kafka's internal logs are left out.
+        """Return all partitions in the data directory, open or not, except the logs in FOREIGN_LOGS.
 
         A directory with a matching name may also be a user's directory. `is_partition` checks its files.
         """
@@ -170,7 +172,7 @@ class LogManager:
         ]
 
     def is_partition(self, topic_partition: TopicPartition) -> bool:
-        """Return True if a directory has a segment, or contains only files that a partition can have.
+        """Return True if this partition's directory has a segment, or only files that a partition can have.
 
         For example, `backup-20261122` may be a user's directory. See
         test_a_directory_that_is_no_partition_is_left_alone.
@@ -188,8 +190,8 @@ class LogManager:
     def lacks_recovery_point(self, tp: TopicPartition) -> bool:
         """Return True if the last stop was clean but stored no recovery point of this partition.
 
-        A clean stop stores one for every partition. So the checkpoint file was replaced, for example by the
-        file of another directory in Apache Kafka's log.dirs.
+        A clean stop stores one for every partition. So True means that the checkpoint file was replaced, for
+        example by the file of another directory in Apache Kafka's log.dirs.
         """
         return self.was_clean and tp not in self._recovery_points
 
@@ -380,7 +382,8 @@ class LogManager:
         return partition is not None
 
     def _is_of_topic(self, tp: TopicPartition, topic_id: bytes | None) -> bool:
-        """Return True if a directory belongs to this topic, or is a partition without a topic id.
+        """Return True if a directory has this topic id or an unreadable one, or is a partition without a
+        topic id.
 
         Raises OSError, for example FileNotFoundError if the directory does not exist.
         """
@@ -583,7 +586,8 @@ class LogManager:
         return encode_offsets(self._recovery_points)
 
     def close(self, now_ms: int) -> None:
-        """Close every partition and write the checkpoints. Without errors, also write `.kafka_cleanshutdown`.
+        """Close every partition and write the checkpoints. If nothing failed and no partition is offline,
+        also write `.kafka_cleanshutdown`.
 
         Raises the first KafkaStorageError after closing everything. In this case, the next start recovers the
         partitions.

@@ -65,7 +65,7 @@ class Appended(NamedTuple):
     duplicate repeats.
 
     `log_append_time_ms` is the broker's time in ms on a topic with LogAppendTime, else None. For a duplicate,
-    it is the timestamp that the producer table has for the stored batch. `log_start_offset` is the
+    it is the largest timestamp of the stored batch, from the producer table. `log_start_offset` is the
     partition's log start after the append.
     """
 
@@ -264,13 +264,15 @@ class Partition:
 
     @property
     def unflushed_record_count(self) -> int:
-        """The number of offsets above the recovery point."""
+        """The number of offsets from the recovery point to the log end."""
         log = self.log
         return log.end_offset - log.recovery_point
 
     @property
     def is_offline(self) -> bool:
-        """True after a failed sync: the partition rejects appends until the broker restarts."""
+        """True if a sync or compaction's swap of segments failed. The partition rejects appends until the
+        broker restarts.
+        """
         return self.log.failure is not None
 
     @property
@@ -356,10 +358,10 @@ class Partition:
     def append_next(self, records: memoryview, fields: HeaderFields, now_ms: int) -> int | None:
         """Store a client's batch if it is usual, and return its base offset; otherwise return None.
 
-        This has the result of `append` at a third of its cost. A batch is usual if it passes each check,
-        continues its producer's sequence, and is stored as it was sent, without a new segment. None means
-        that nothing was changed, and `append` must decide. `records` is one whole batch in a writable buffer,
-        and `fields` are the fields of its header. See
+        The result is the same as that of `append`, at a third of the cost. A batch is usual if it passes each
+        check, continues its producer's sequence, and is stored as it was sent, without a new segment. None
+        means that nothing was changed, and `append` must decide. `records` is one whole batch in a writable
+        buffer, and `fields` are the fields of its header. See
         test_a_usual_batch_is_stored_as_append_stores_it.
 
         Raises KafkaStorageError if the disk fails. `records` is changed then, and must not be sent to
@@ -470,7 +472,7 @@ class Partition:
         `upper_offset` None means the log end, even if clients may not see all of it yet. The total size of
         the batches is at most `max_bytes`. With `at_least_one`, the first batch is returned even if it is
         larger. At the end, the result is empty. Raises OffsetOutOfRange, KafkaStorageError, and
-        CorruptMessage if the files are damaged at that position.
+        CorruptMessage if the log is damaged at `offset`.
         """
         log = self.log
         end_offset = log.end_offset
@@ -495,7 +497,8 @@ class Partition:
         """Find the first record at or after `timestamp_ms`; with None, the record with the largest timestamp.
 
         The generator runs in bounded steps, as `oncelog.log.background` defines them. Raises
-        KafkaStorageError if the partition is closed during the search or cannot be read.
+        KafkaStorageError if the partition is closed during the search or cannot be read, and CorruptMessage
+        for damage.
         """
         search = self._reader.search(timestamp_ms, self.log.start_offset, cost)
         while True:
@@ -597,7 +600,9 @@ class Partition:
             yield [ProducerState(pid, unpack_entry(packed)) for pid, packed in sorted(part.items())]
 
     def expire_producers(self, now_ms: int) -> Iterator[int]:
-        """Remove idle producers from the table, one part of the table per step. Yield the number removed."""
+        """Remove idle producers, one part of the producer table per step. Yield the number removed in each
+        step.
+        """
         config, table = self.log.config, self._producers.table
         max_examined = config.limits.expire_step_producers
         for _ in range(1 + len(table) // max_examined):
@@ -676,7 +681,7 @@ class Partition:
             return 0
         before = len(log.segments)
         for _ in self.confirm_times(now_ms):
-            pass  # usually short, because the caller did it before in bounded steps
+            pass  # usually short, because the caller has run `confirm_times` in bounded steps
         is_deleted = log.config.is_deleted
         self._advance_log_start(self._retained_from(now_ms) if is_deleted else log.start_offset, now_ms)
         return max(before - len(log.segments), 0)
@@ -726,7 +731,7 @@ class Partition:
         self.log.flush()
 
     def checkpoint_producers(self) -> None:
-        """Take a snapshot of the producers if enough bytes were appended since the last one."""
+        """Start a snapshot of the producers if enough bytes were appended since the last one."""
         self.log.checkpoint_producers()
 
     def reconfigure(self, config: LogConfig) -> None:

@@ -42,8 +42,7 @@ class PartitionDisk:
             self._is_closed = True
 
     def drop(self, paths: Iterable[str]) -> BlockingCall:
-        """Rename files to unique names, and return a function that removes them. It may be called later, in
-        any thread.
+        """Rename files to unique names, and return a function that removes them later, in any thread.
 
         The first file must exist; the others may be missing. Raises OSError if the first file cannot be
         renamed. Another file that cannot be renamed keeps its name.
@@ -148,7 +147,9 @@ class PartitionDisk:
 
 
 def ignore_failure(error: SyncFailed) -> None:
-    """Do nothing about a failed sync of a directory. The callback of a disk before and after its use."""
+    """Do nothing after a failed sync of a directory. This is the callback of a PartitionDisk that no log
+    uses.
+    """
 
 
 def _remove_dropped(disk: Disk, paths: Iterable[str]) -> None:

@@ -191,7 +191,7 @@ def read_at(cursor: ReadCursor, upper_offset: int, max_bytes: int, at_least_one:
 def _skip(cursor: ReadCursor, chunk: bytes, upper_offset: int) -> int:
     """Return the position in `chunk` of its last indexed batch. Walking from there reads fewer headers.
 
-    Returns 0 if the chunk may contain batches above `upper_offset`.
+    Returns 0 if the chunk may contain batches at or above `upper_offset`.
     """
     segment, position = cursor
     if segment.end_offset > upper_offset:
@@ -217,7 +217,9 @@ def _whole_batches(chunk: bytes, upper_offset: int, max_bytes: int, start: int) 
 
 
 class StepCost:
-    """The cost of the current step so far, shared by the searches of one request."""
+    """The cost of the current step so far, shared by the searches of one request. `spent` counts records and
+    kilobytes.
+    """
 
     __slots__ = ("spent",)
 

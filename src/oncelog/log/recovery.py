@@ -2,7 +2,7 @@
 
 After a clean stop, all files are valid, and only the ends of the indexes are read. After an unclean stop,
 only the records below the recovery point are known to be synced, so everything above it is read and checked.
-The log is cut at the first batch that is torn or has a wrong checksum, and later segments are deleted.
+At the first batch there that is torn or has a wrong checksum, the log is cut, and later segments are deleted.
 Indexes are rebuilt. Producer state is loaded from the newest readable snapshot at or below the recovery
 point, and every later batch is replayed. Source: Kafka's LogLoader, LogSegment.recover and
 UnifiedLog.rebuildProducerState; behaviour I17 (docs/behaviours.md).
@@ -39,7 +39,7 @@ _DROPPED_LOG = re.compile(r"(\d{20})\.log\.[0-9a-f]{16}\.deleted")
 class Recovered:
     """The state of a partition after recovery.
 
-    - `warnings`: texts about all repairs and losses; empty after a clean stop.
+    - `warnings`: texts about all repairs and losses; usually empty after a clean stop.
     - `leader_epochs`: (epoch, first offset) of the batches that recovery read; for `LeaderEpochs.settle`.
     - `rebuilt_from`: indexes were rebuilt from this offset on and are not synced; None if none were rebuilt.
     - `indexed_from`: every segment with this base offset or a higher one has a transaction index file.
@@ -58,7 +58,7 @@ class Recovered:
 class OpenOptions:
     """The settings and the checkpoints for opening a directory.
 
-    - `is_clean`: the last process closed the partition. If so, `recovery_point` is not used.
+    - `is_clean`: the last process closed the partition, so all its records are synced.
     - `recovery_point`: all records below this offset are synced.
     - `cleaned_to`: compaction has cleaned the log up to this offset, so a gap below it is not a loss.
     - `indexed_from`: the value that `Recovered` had when it was last stored; None if unknown.
@@ -166,7 +166,9 @@ def _has_lost_aborted(segment: Segment, options: OpenOptions) -> bool:
 
 
 def _sweep(disk: Disk, directory: str) -> list[int]:
-    """Remove the files that a crash left, and return the base offsets of the segments, ascending."""
+    """Finish interrupted swaps and deletions, remove leftover files, and return the segments' base offsets,
+    ascending.
+    """
     finish_swaps(disk, directory)
     _finish_drops(disk, directory)
     names = disk.list(directory)
@@ -244,7 +246,7 @@ def _drop_failed_rolls(
 def _open_segments(
     disk: Disk, directory: str, bases: list[int], options: OpenOptions, warnings: list[str]
 ) -> tuple[list[Segment], int | None]:
-    """Return the segments, and the first offset to replay; None if a snapshot of any offset is usable."""
+    """Return the segments, and the offset from which indexes were rebuilt; None if none were rebuilt."""
     segments: list[Segment] = []
     replay_from: int | None = None
     interval = options.config.index_interval_bytes
@@ -352,8 +354,8 @@ def _recover_producers(recovered: Recovered, options: OpenOptions, replay_from: 
     kept_to = end_offset if gap_offset is None else gap_offset
     producers.snapshots.keep(offset for offset in producers.snapshots.offsets() if offset <= kept_to)
     highest = end_offset if replay_from is None else min(replay_from, end_offset)
-    # Begin at the first segment, not at the log start, because deleted records that are still in the file
-    # also belong to the producers' state.
+    # Begin at the first segment, not at the log start: deleted records that are still in its file also belong
+    # to the producers' state.
     start, later = segments.first.base_offset, None
     snapshot = producers.snapshots.load_newest(highest, options.now_ms)
     if snapshot is None or snapshot.offset < start:

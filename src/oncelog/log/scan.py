@@ -46,7 +46,9 @@ BASE_AND_LENGTH = struct.Struct(">qi")
 _CRC = struct.Struct(">I")
 _MAGIC, _MAGIC_POSITION = bytes([MAGIC]), 16
 _MAX_OFFSETS = 1 << 31
-"""The maximum number of offsets in a segment: indexes store 32-bit distances from its base offset."""
+"""The maximum number of offsets in a segment. Its indexes store offsets relative to its base offset in 32
+bits.
+"""
 
 
 class ScannedBatch(NamedTuple):
@@ -150,7 +152,7 @@ def scan_whole(
 
 
 def whole_batches(data: Buffer, crc32c: Callable[[memoryview], int]) -> tuple[bytes, int]:
-    """Return the headers of the whole batches at the start of `data`, and the position of their end.
+    """Return the headers of the whole batches at the start of `data`, and the position after the last one.
 
     A batch is whole if all of its bytes are in `data`, its magic is 2, and its checksum is right.
     """

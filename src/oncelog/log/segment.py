@@ -46,7 +46,7 @@ class Segment:
 
     - `max_timestamp_ms`: the largest timestamp, -1 if there is none.
     - `max_timestamp_offset`: the last offset of the batch that has this timestamp, -1 if there is none.
-    - `first_timestamp_ms`: the largest timestamp of the first batch, None if there is none.
+    - `first_timestamp_ms`: the largest timestamp of the first batch; None if it has none or was not read yet.
     - `transactions_from`: set by `rebuild`. Index entries of markers at or above it must be added again.
     """
 
@@ -657,14 +657,14 @@ class Segment:
         try:
             return self._disk.modified_ms(self.log_path)
         except OSError:
-            return self.created_ms  # the latest possible time, so that nothing is deleted too early
+            return self.created_ms  # when this object was made, so that nothing is deleted too early
 
     def confirm_times(self) -> Iterator[None]:
         """Verify that no batch has a larger timestamp than the time index claims, in bounded steps.
 
         Called before records are deleted by time, because a kill of Oncelog up to 0.4.1 lost the last time
         entries of closed segments. See test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1.
-        Raises OSError.
+        Raises OSError, StorageError.
         """
         if self._is_time_sure:
             return
@@ -732,7 +732,8 @@ class Segment:
     def sync(self, *, is_active: bool) -> None:
         """Sync the log file, and also the index files unless the segment is active. Raises OSError.
 
-        The transaction index is always synced, because recovery does not rebuild it below the recovery point.
+        The transaction index is synced in both cases, because recovery does not rebuild it below the recovery
+        point.
         """
         if self._is_removed:
             return  # retention deleted the segment in another thread during this flush
@@ -800,10 +801,11 @@ class Segment:
 
 
 def _due_rows(starts: np.ndarray, unindexed_bytes: int, interval_bytes: int) -> tuple[np.ndarray, int]:
-    """Return the rows that get an index entry, and the bytes since the last entry after all rows.
+    """Return the indexes of the rows that get an index entry, and the number of bytes after the last index
+    entry.
 
-    `starts` has the position of each row, and the end of the last one. `unindexed_bytes` are the bytes since
-    the last entry before the first row.
+    `starts` has the position of each row's batch, and the end of the last batch. `unindexed_bytes` is the
+    number of bytes between the previous index entry and the first row.
     """
     positions = starts.tolist()
     due, count, origin, row = [], len(positions) - 1, positions[0] - unindexed_bytes, 0

@@ -43,7 +43,8 @@ def make_swap(disk: Disk, directory: str, output: Segment, newest_path: str) -> 
 
 
 def take_place(disk: Disk, directory: str, group: list[Segment]) -> None:
-    """Delete the files of `group` and give their names to its successor. May run in another thread.
+    """Delete the files of `group`, and give the names of its first segment to the successor. May run in
+    another thread.
 
     Readers of the old segments keep their open files.
     """
@@ -100,11 +101,10 @@ def _end_of_swap(disk: Disk, path: str, base_offset: int) -> int:
 
 
 def discard_leftovers(disk: Disk, directory: str) -> None:
-    """Delete the files that a failed attempt could not delete itself. May run in another thread. Raises
-    OSError.
+    """Delete the files that a failed compaction could not delete. May run in another thread. Raises OSError.
 
-    Otherwise, recovery would swap them in beside the result of a later attempt, and their records would exist
-    twice. See test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments.
+    Otherwise, recovery would swap them in beside the result of a later compaction, and their records would
+    exist twice. See test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments.
     """
     stems = {name.partition(".")[0] for name in disk.list(directory) if name.endswith((CLEANED, SWAP))}
     for stem in stems:

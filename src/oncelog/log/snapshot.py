@@ -53,8 +53,8 @@ _VERSION = 1
 # The ending of a file that is being written. Recovery removes such files.
 _UNFINISHED = ".tmp"
 
-# The fixed positions in a packed entry whose first byte is PLAIN. NumPy converts such entries column by
-# column, in a tenth of the time.
+# The fields of a packed entry whose first byte is PLAIN, at fixed positions. NumPy converts such entries
+# column by column, in a tenth of the time.
 _PLAIN_ROW = np.dtype(
     [
         ("flags", "u1"),
@@ -203,7 +203,7 @@ def crc_of(data: bytes) -> int:
 
 
 class _SealedFile:
-    """A new file. Its header has a version and the checksum of the content."""
+    """A file that is being written. Its header has a version and the checksum of the content."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -314,8 +314,8 @@ class Snapshots:
     def load_newest(self, highest_offset: int, now_ms: int) -> Snapshot | None:
         """Return the newest readable snapshot at or below `highest_offset`, or None if there is none.
 
-        Unreadable snapshots are deleted. `now_ms` becomes the time of the last append in a snapshot that
-        Apache Kafka wrote.
+        Unreadable snapshots are deleted. In a snapshot that Apache Kafka wrote, every producer gets `now_ms`
+        as the time of its last append.
         """
         for offset in reversed([offset for offset in self.offsets() if offset <= highest_offset]):
             try:

@@ -41,7 +41,7 @@ _CODEC_BITS, _LOG_APPEND_TIME_BIT, _CONTROL_BIT = 0x07, 0x08, 0x20
 _NO_TIMESTAMP = -1
 _MAX_RECORD_ERRORS = 10
 MAX_GROWTH = 4
-"""A batch that the broker must decompress may become at most this factor times max.message.bytes."""
+"""The maximum size of a decompressed payload, as a multiple of max.message.bytes."""
 _BYTES_AS_RECORD = 64
 """The number of bytes whose decompression or compression costs as much as checking one record."""
 _CREATE_TIME, _LAST_CODEC = TimestampType.CREATE_TIME, int(Compression.ZSTD)
