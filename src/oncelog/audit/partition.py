@@ -169,7 +169,8 @@ class PartitionAudit:
         """Restart the audit at a log start that moved during the audit.
 
         The batches below the new log start were deleted during the audit. Without the restart, the missing
-        offsets would look like lost batches. The rows "removed" of tests/tables/audit.txt test this.
+        offsets would look like lost batches. The rows in
+        tests/tables/audit.txt whose names begin with "removed" test this.
         """
         before, now = self._log_start_offset, removed.last_offset + 1
         if now <= before:
@@ -183,7 +184,9 @@ class PartitionAudit:
         self._findings.report(FindingKind.LOG_START_MOVED, removed, text)
 
     def _check_log_start(self) -> None:
-        """Report a log that ends below its log start, because its checkpoint is newer than its segments."""
+        """Report a log that ends below its log start, because the log start checkpoint is newer than the
+        segments.
+        """
         end, log_start = self._removed_to, self._log_start_offset
         is_whole = self._next_offset is not None or end is None or end >= log_start
         if is_whole or end is None or self._is_compacted or self._has_moved:

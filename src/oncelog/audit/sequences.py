@@ -16,8 +16,8 @@ _SEQUENCES = SEQUENCE_MAX + 1
 
 
 class _Hole(NamedTuple):
-    """Missing positions from `first` to below `end`. The batch at `offset` is the first one after
-    the hole.
+    """Missing positions (see `_Epoch`) from `first` to below `end`. The batch after the hole has base offset
+    `offset`.
     """
 
     first: int
@@ -29,8 +29,8 @@ class _Epoch:
     """The batches of one producer id and epoch.
 
     Sequence numbers wrap around after 2147483647. They are converted to positions, which do not wrap.
-    `starts`, `ends` and `offsets` are parallel columns, ordered by position: 24 bytes for each batch, because
-    an audited partition may have millions.
+    `starts`, `ends` and `offsets` are parallel arrays, ordered by position. They take only 24 bytes per
+    batch, because an audited partition may have millions of batches.
     """
 
     __slots__ = ("ends", "epoch", "holes", "longest", "next", "offsets", "starts", "starts_anywhere")
@@ -43,9 +43,10 @@ class _Epoch:
         self.starts, self.ends, self.offsets = array("q"), array("q"), array("q")
 
     def place(self, sequence: int) -> int:
-        """Return the position of a sequence number: the one nearest to `next`, but not below 0.
+        """Return the position of a sequence number.
 
-        Sequence numbers wrap around. Therefore several positions have the same sequence number.
+        Several positions have the same number. Of those that are not negative, the one nearest to `next` is
+        returned.
         """
         delta = advance(sequence, -advance(self.next, 0))
         if delta >= _SEQUENCES // 2 and self.next + delta >= _SEQUENCES:
@@ -158,8 +159,8 @@ class SequenceAudit:
 
     def _check_sequence(self, batch: StoredBatch, state: _Epoch, sequence: int) -> None:
         if state.starts_anywhere:
-            # The producer's first batches may be gone, so accept any first sequence. It is noted here and not
-            # in `_begin_epoch`, because the remaining log may begin with a marker, which has no sequence.
+            # The producer's first batches may be gone, so accept any first sequence. `_begin_epoch` cannot
+            # set `next`, because the remaining log may begin with a marker, which has no sequence.
             state.starts_anywhere = False
             state.next = sequence
             self.unknown_starts += sequence != 0

@@ -48,7 +48,9 @@ class BumpedOutcome(NamedTuple):
 
 
 class _Span:
-    """The first and the last offset of some batches of a transaction."""
+    """The first and the last offset of the added batches of a transaction. `first` is None before the first
+    batch.
+    """
 
     __slots__ = ("first", "last")
 
@@ -80,9 +82,9 @@ class _Transaction:
 class _Producer:
     """The state of one producer id.
 
-    - `opened`: its open transaction, or None if there is none.
+    - `opened`: the producer's open transaction, or None if there is none.
     - `ended`: the outcome of its last transaction whose marker had a raised epoch; None if there is none.
-    - `plain`: the offset of its latest non-transactional data; None if a transaction followed.
+    - `plain`: the base offset of its latest non-transactional batch; None if a transaction followed.
     """
 
     __slots__ = ("coordinator_epoch", "ended", "opened", "plain")
