@@ -1,4 +1,4 @@
-"""The Python process in which Spark runs tasks, and one in which it plans writes."""
+"""Tuning of Spark's Python worker processes, which run tasks and plan writes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ def freeze_modules() -> None:
     """Exempt everything that is loaded from garbage collection, if this process is one of Spark's workers.
 
     Spark calls gc.collect() after each task of a Python worker. With the modules of Spark, pyarrow and
-    Oncelog that takes 25 ms of processor time, several times as much as the rest of a small task. Objects
-    without cycles are still freed at once. Guard: test_a_worker_collects_only_what_came_after_its_modules.
+    Oncelog loaded, a collection takes 25 ms of processor time, several times as much as the rest of a small
+    task. Objects without cycles are still freed at once. Guard:
+    test_a_worker_collects_only_what_came_after_its_modules.
     """
     global _frozen_module_count
     if _REUSES_WORKERS not in os.environ or len(sys.modules) < _frozen_module_count + _FEW_MODULES:
         return
     _frozen_module_count = len(sys.modules)
-    # First free what is garbage already. Otherwise it would be exempt, too, and never be freed.
+    # First free existing garbage, which would otherwise be exempt, too, and never be freed.
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""A local Spark session for commands: with little log output, on this interpreter."""
+"""A local Spark session for commands, with little log output. Its Python workers run this interpreter."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def local_session(
 ) -> Iterator[SparkSession]:
     """Yield this process's active Spark session, or start a session and stop it afterwards.
 
-    `conf` contains Spark settings for a new session, which override the defaults for commands. `is_short`:
-    the session lasts a minute or two. Raises ConfigError and MissingDependency like `check_spark`.
+    `conf` contains Spark settings for a new session, which override the defaults for commands. `is_short`
+    optimizes for a session of a minute or two. Raises ConfigError and MissingDependency like `check_spark`.
     """
     check_spark()
     from pyspark.sql import SparkSession

@@ -27,7 +27,7 @@ DIFFERENCE_KINDS = ("lost_key", "doubled_key", "unexpected_key")
 
 
 def _keyed(records: DataFrame, key: bool | str | Column) -> DataFrame:
-    """Return topic, key and place of each record. `key` True selects the record's own key."""
+    """Return topic, key and place of each record. If `key` is a bool, the record's own key is selected."""
     from pyspark.sql import functions as f
 
     what = f.col("key") if isinstance(key, bool) else f.expr(key) if isinstance(key, str) else key
@@ -84,7 +84,7 @@ def _places(keyed: DataFrame, repeated: Sequence[Row]) -> Mapping[int, Sequence[
 
 
 def _repeated(row: Row, places: Sequence[Row]) -> AuditFinding:
-    # Retention or DeleteRecords has removed records of the key since they were counted.
+    # With fewer than two places, retention or DeleteRecords removed records of the key after the count.
     if len(places) < 2:
         places = row["first"], row["last"]
     first, second = places[:2]

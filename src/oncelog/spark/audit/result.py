@@ -76,10 +76,10 @@ class Difference(NamedTuple):
 class AuditResult:
     """The result of an audit.
 
-    `findings` lists at most MAX_FINDINGS per partition; `finding_count` counts all. `notes` are findings that
-    are not violations, such as open transactions, torn tails and moved log starts. `keys` is None if keys
-    were not checked, and `difference` is None if nothing was compared. `keys_problem` says why a requested
-    check or comparison of keys was not done.
+    `findings` lists at most `max_findings` per partition; `finding_count` counts all. `notes` are findings
+    that are not violations, such as open transactions, torn tails and moved log starts. `keys` is None if
+    keys were not checked, and `difference` is None if nothing was compared. `keys_problem` says why a
+    requested check or comparison of keys was not done.
     """
 
     findings: tuple[AuditFinding, ...]

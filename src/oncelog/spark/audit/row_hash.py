@@ -23,15 +23,15 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _NULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _SHORT_BYTES, _LONG_BYTES = 32, 256
-"""Limits of `_checksums`.
-
-Columns without a row above _SHORT_BYTES are fastest in vector code. Columns whose mean row is above
-_LONG_BYTES are fastest as memory views.
+"""Limits by which `_checksums` chooses the fastest method: vector code if no row is longer than _SHORT_BYTES,
+memory views if the mean length is above _LONG_BYTES.
 """
 
 
 def hash_rows(*columns: Any) -> int:
-    """Return the sum of the rows' hashes. Columns contain binary, string, integers, or lists of headers."""
+    """Return the sum of the rows' hashes. A column contains binary values, strings, integers or lists of
+    headers.
+    """
     count = len(columns[0])
     mixed = np.full(count, _GOLDEN, np.uint64)
     for column in columns:
@@ -97,14 +97,14 @@ def _followed_by_zero(table: _Sums) -> _Sums:
 
 
 def _pairs(first: _Sums, second: _Sums) -> _Sums:
-    """Return one table for 16-bit numbers from two tables of 256. `first` is for the low byte."""
+    """Return one table for 16-bit numbers from two tables of 256 entries. `first` is for the low byte."""
     return (second[:, None] ^ first[None, :]).reshape(-1)
 
 
 _BEFORE_1 = _followed_by_zero(_BYTE)
 _BEFORE_2 = _followed_by_zero(_BEFORE_1)
 _LOW, _HIGH = _pairs(_followed_by_zero(_BEFORE_2), _BEFORE_2), _pairs(_BEFORE_1, _BYTE)
-"""Contributions of the low and of the high half of a 32-bit word to the CRC."""
+"""The contributions of a 32-bit word's low and high halves to the CRC."""
 
 
 def checksums_in_step(column: Any) -> _Hashes:

@@ -39,7 +39,7 @@ from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
 
 BYTES_PER_TASK = 256 << 20
-"""Segments are grouped into tasks of at most this size. A larger segment is a task by itself."""
+"""The maximum size of the segments of one task. A larger segment has a task of its own."""
 _PARTITION_NAME = re.compile(r"(.+)-(\d+)")
 _SEGMENT_NAME = re.compile(r"(\d{20})" + re.escape(LOG_SUFFIX))
 _SWAP_NAME = re.compile(r"(\d{20})\.[a-z]+" + re.escape(SWAP))
@@ -355,7 +355,7 @@ def walk_segment(file: _ArrowFile, size_bytes: int, base_offset: int) -> Iterato
 
 
 def _find_behind(file: _ArrowFile, position: int, end: int, due: int) -> int | None:
-    """Return the position of the next batch after the damage. Skip batches inside a record's value.
+    """Return the position of the next batch after the damage, or None. Skip batches inside a record's value.
 
     `end` is the size of the file, and `due` the expected offset. A batch inside a record's value can be
     mistaken for the next batch only if the damaged batch's length is wrong. The damaged batch's header then
@@ -420,7 +420,8 @@ def _no_batch(
 ) -> StoredBatch:
     """Return a row for a damaged range.
 
-    The range is a torn tail if no sound batch follows and a broker never synced the range.
+    The range is a torn tail if no sound batch follows, a crash can leave such bytes, and no broker had synced
+    them.
     """
     torn = None
     if following is None and damage.behind is None:

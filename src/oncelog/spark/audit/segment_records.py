@@ -1,4 +1,4 @@
-"""The committed records of segment files, with the columns of `format("oncelog")`, for the audit of keys.
+"""The committed records of segment files, with the columns of `format("oncelog")`, for the check of keys.
 
 The outcome of a transaction is the next marker of its producer in the partition. If there is no such marker,
 the transaction is open. `.txnindex` files are not used, because they lack the newest entries after a kill.

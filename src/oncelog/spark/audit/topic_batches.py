@@ -1,8 +1,8 @@
 """The headers of a topic's stored batches as a Spark table with one row per batch, for the audit.
 
 The table has the options of `format("oncelog")`. It shows all stored batches, including markers and aborted
-ones. A task parses the 61 header bytes of a batch and computes the checksum over the rest. With the option
-`checkRecords` the task also compares the records with the header.
+ones. A task parses the 61-byte header of a batch and verifies the checksum. With the option `checkRecords`
+the task also compares the records with the header.
 
 Offsets below the last stable offset are fetched with read_committed. So the rows of their batches say whether
 a read_committed reader gets the batch.
@@ -43,8 +43,8 @@ from oncelog.wire.primitives import Buffer
 PLACE_COLUMNS = ("topic", "partition", "part", "place")
 """Batches that are sorted by `part`, then by `place`, are in stored order.
 
-`part` is the first offset of the range or segment that a task reads. `place` is the position in that range or
-segment.
+`part` is the first offset of the range or segment that a task reads. `place` is the batch's number in that
+range, or its position in that segment's file.
 """
 _COLUMNS = (
     ("topic", StringType(), pa.string()),

@@ -56,8 +56,8 @@ class AtomicWrite(NamedTuple):
     """The outcome of one call of `write_atomic`.
 
     `already_committed`: an earlier call committed the batch, and this one wrote nothing. `size_bytes` counts
-    keys and values. `commit_seconds` is the time from the last row's acknowledgement to the response to the
-    commit. Both are 0 if `already_committed`.
+    keys and values. `commit_seconds` is the time from the end of the last task to the response to the commit.
+    `size_bytes` and `commit_seconds` are 0 if `already_committed`.
     """
 
     batch_id: int
@@ -93,7 +93,7 @@ def write_atomic(
     settings = parse_sink_options({key: str(value) for key, value in options.items()}, "stream")
     if not repeats_whole_stages(lambda setting: df.sparkSession.conf.get(setting, None)):
         # Rows without a key get a random partition and are then shuffled. If Spark repeats only a part of the
-        # shuffle, some rows are doubled and others lost (125 of 600 in R408). See
+        # shuffle, some rows are doubled and others lost (finding R408: 125 of 600). See
         # test_unsafe_atomic_writes_are_refused.
         raise ConfigError(
             f"write_atomic needs {FULL_RETRY}=true, Spark's default: otherwise lost shuffle "
@@ -188,7 +188,7 @@ def _write_once(
 
 
 def _marker(sink: Sink, admin: Admin) -> TaskMarker | None:
-    """Return the newest committed batch, from its marker or from the driver's note.
+    """Return the newest committed batch, from its marker or from the driver's note; None if neither exists.
 
     The marker may have expired; the note is stored for years.
     """
@@ -207,7 +207,7 @@ def _marker(sink: Sink, admin: Admin) -> TaskMarker | None:
 
 
 def _compare(df: DataFrame, batch_id: int, sink: Sink, there: RowSum, is_in_stream: bool) -> None:
-    """Raise SinkError if a committed batch has different rows than `df`.
+    """Raise SinkError if the rows of the committed batch differ from those of `df`.
 
     The caller does not compare a batch that a streaming query repeats as planned. Its rows may differ
     (`rand()`), and the committed rows stay.

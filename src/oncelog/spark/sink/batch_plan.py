@@ -1,4 +1,4 @@
-"""Store and read the note that names the run that writes a batch.
+"""Store and read the note (`PlanNote`) that names the run that writes a batch.
 
 The note is stored before any task of the batch writes, and every task checks it.
 """
@@ -31,8 +31,8 @@ _DEFAULT_RETENTION_MINUTES = 10_080
 
 
 def agree_on_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) -> PlanNote:
-    """Return the note that names this run as the writer of the batch. Store it if it is missing. Raises
-    SinkError.
+    """Return the note that names this run as the writer of the batch, and store it unless it is stored
+    already. Raises SinkError.
     """
     admin, is_left_open = clients.admin, False
     for look in range(_LOOKS + _MAX_ATTEMPTS):
@@ -107,10 +107,7 @@ def note_begun(sink: Sink, admin: Admin, batch_id: int) -> BatchBegun | None:
 
 
 def _retention_ms(admin: Admin) -> int:
-    """Return offsets.retention.minutes of a broker, in milliseconds.
-
-    If the setting cannot be read, return Kafka's default.
-    """
+    """Return a broker's offsets.retention.minutes in ms, or Kafka's default if it cannot be read."""
     name, minutes = "offsets.retention.minutes", _DEFAULT_RETENTION_MINUTES
     try:
         node_id = str(min(broker.node_id for broker in admin.describe_cluster().brokers))

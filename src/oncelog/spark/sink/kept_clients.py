@@ -1,13 +1,13 @@
 """The Kafka clients of the sink's tasks, which a Python worker keeps from one task to the next.
 
-To open connections, look up coordinators and fetch metadata costs several times as much as a transaction with
-a few rows. So a task borrows clients whose connections earlier tasks of its worker have opened. Only
+Opening connections, looking up coordinators and fetching metadata cost several times as much as a transaction
+with a few rows. So a task borrows clients whose connections earlier tasks of its worker have opened. Only
 connections and look-ups are kept. A task still gets an epoch of its own (InitProducerId), which fences every
 other attempt, and reads its marker after that. So nothing depends on which tasks ran in which worker before.
 
-Clients are closed instead of kept if their borrower fails, if nobody used them for half a minute, and after
-five minutes. So a broker's idle connections, and files with certificates that were replaced, matter as little
-as with new clients. A kept connection that was closed meanwhile is opened again, as in any client.
+Clients are closed if their borrower fails. A task also closes kept clients that were idle for half a minute
+or are five minutes old, so replaced certificate files take effect soon. If a broker has closed a kept
+connection, the client opens it again, as any client does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from oncelog.runtime.system import Runtime, current
 from oncelog.spark.sink.sink_options import SinkSettings
 
 MAX_KEPT = 4
-"""The number of client pairs that a worker keeps, each for other settings."""
+"""The maximum number of client pairs that a worker keeps, each for different settings."""
 _MAX_IDLE_NS, _MAX_AGE_NS = 30 * 10**9, 300 * 10**9
 
 
@@ -36,7 +36,7 @@ class TaskClients:
         self.made_ns = self.used_ns = current().monotonic_ns()
 
     def producer(self, transactional_id: str) -> Producer:
-        """Return the producer under this transactional id. As with a new one, initialize it first."""
+        """Return the producer, with this transactional id. The caller must call `init_transactions` first."""
         if self._producer is None:
             self._producer = Producer({**self._settings.producer, "transactional.id": transactional_id})
         else:
@@ -62,14 +62,18 @@ class TaskClients:
 
 
 class KeptClients:
-    """The clients that a process keeps. Threads may share the object; each borrows clients of its own."""
+    """The clients that a process keeps. Threads may share this object; each of them borrows different
+    clients.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[object, TaskClients] = {}
 
     @contextmanager
     def borrow(self, settings: SinkSettings) -> Iterator[TaskClients]:
-        """Lend clients for the block, kept ones if there are any. If the block raises, close them."""
+        """Yield kept clients for these settings, or new ones. If the `with` block raises, close them.
+        Otherwise keep them if there is room.
+        """
         runtime = current()
         key = tuple(sorted(settings.producer.items(), key=str))
         clients = self._take(key, runtime) or TaskClients(settings)
@@ -86,7 +90,9 @@ class KeptClients:
             self._kept[key] = clients
 
     def _take(self, key: object, runtime: Runtime) -> TaskClients | None:
-        """Close what is too old, and return the clients for these settings, which are then no longer kept."""
+        """Close clients that are no longer usable. Remove and return the kept clients for these settings, or
+        None.
+        """
         now_ns = runtime.monotonic_ns()
         for other, clients in list(self._kept.items()):
             if not clients.is_usable(now_ns) and self._kept.pop(other, None) is not None:

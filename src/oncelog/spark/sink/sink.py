@@ -1,7 +1,7 @@
 """`df.write` and `df.writeStream.format("oncelog")`, on Spark's Python Data Source API.
 
-Spark pickles the writers to its tasks and creates new ones for `commit`. So a writer contains only options. A
-task reads its query id and batch id from Spark's local properties.
+Spark sends pickled copies of a writer to its tasks, and calls `commit` on another object. So a writer
+contains only options and ids. A task reads its query id and batch id from Spark's local properties.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 _ONLY_BATCH = 0
 _kept = KeptClients()
-"""The clients of this process, which runs tasks or commits batches."""
+"""The clients that this process keeps between tasks or commits."""
 _log = logging.getLogger("oncelog.spark")
 
 
@@ -65,7 +65,8 @@ class OncelogFormat(OncelogSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         freeze_modules()
-        # Spark sets `overwrite` in complete mode. The rows are then appended, as Spark's own Kafka sink does.
+        # In complete mode, Spark sets `overwrite`. The rows are appended even then, as by Spark's own Kafka
+        # sink.
         settings = parse_sink_options(self.options, "stream")
         _check(schema, settings)
         return StreamWriter(settings)
@@ -83,8 +84,8 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """
 
     def __init__(self, settings: SinkSettings) -> None:
-        # The driver creates this object once and pickles it to the tasks. So all tasks and their retries use
-        # the same generated name.
+        # The driver creates this object once and sends pickled copies to the tasks. So all tasks and their
+        # retries use the same generated name.
         name, is_named = settings.write_id or str(uuid.uuid4()), settings.write_id is not None
         self._sink = Sink(name, settings, is_named=is_named)
 
@@ -112,8 +113,8 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     """The sink of a streaming query, identified by the query id in its checkpoint."""
 
     def __init__(self, settings: SinkSettings) -> None:
-        # On the driver, Spark creates a writer for each attempt at a micro-batch and pickles it to the tasks.
-        # So all tasks of one attempt have the same run id, and each attempt has another one.
+        # On the driver, Spark creates a writer for each attempt at a micro-batch and sends pickled copies to
+        # the tasks. So all tasks of one attempt have the same run id, and each attempt has a different one.
         self._settings, self._run_id = settings, new_run_id()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:

@@ -24,10 +24,11 @@ _log = logging.getLogger("oncelog.spark")
 class SinkMetrics:
     """Metrics of one micro-batch or batch write.
 
-    `name` is the query's id, the writeId, or the name given to write_atomic. `rows`, and `size_bytes` of keys
-    and values, describe the contents of the batch. `lanes` is the number of tasks; an earlier attempt had
-    committed `lanes_skipped` of them. `commit_seconds` is the time of the slowest task's commit, its flush
-    included. A call of `write_atomic` counts as one task. If the call is skipped, the size is unknown (0).
+    `name` is the query's id, the writeId, or the name given to write_atomic. `rows` counts the rows of the
+    batch, and `size_bytes` the bytes of their keys and values. `lanes` is the number of tasks; earlier
+    attempts had committed `lanes_skipped` of them. `commit_seconds` is the time of the slowest task's commit,
+    its flush included. A call of `write_atomic` counts as one task. If the call is skipped, the size is
+    unknown (0).
     """
 
     name: str

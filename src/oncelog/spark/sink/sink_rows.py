@@ -86,7 +86,9 @@ class SinkRows:
         return rows
 
     def parts(self, rows: pa.RecordBatch) -> Iterator[Part]:
-        """Yield the rows that `take` returned last, grouped by topic and partition, in row order."""
+        """Yield the rows that `take` returned last, grouped by topic and partition. Each group is in row
+        order.
+        """
         first = self.count - rows.num_rows
         names = rows.schema.names
         written = [name for name in ("key", "value", "headers") if name in names]
@@ -139,7 +141,7 @@ class SinkRows:
 
 
 class TaskRows(SinkRows):
-    """The rows of a task that has a marker: adds up the rows' hashes too, for the marker."""
+    """A checker of one task's rows that also sums their hashes, for the task's marker."""
 
     def __init__(self, topic: str | None, max_row_bytes: int) -> None:
         super().__init__(topic, max_row_bytes)

@@ -92,16 +92,13 @@ class Sink:
 
     @property
     def id_in_0_4_1(self) -> str:
-        """Return the group that version 0.4.1 and older used for the sink.
-
-        Two sinks could have the same group.
-        """
+        """Return the group that version 0.4.1 and older used for the sink. Two sinks could share a group."""
         return f"{self.settings.prefix}-{self.name}{self.part and '-' + self.part}"
 
     # Stored state
 
     def plan(self, admin: Admin, *, is_stable: bool = True) -> PlanNote | None:
-        """Return the run that writes the newest batch.
+        """Return the note that names the run that writes the newest batch, or None.
 
         With `is_stable`, first wait for an open transaction that may change the note. If its writer died, the
         transaction ends at its timeout or when the next writer begins.
@@ -109,11 +106,11 @@ class Sink:
         return PlanNote.decode(self.plan_id, self._kept(admin, self.plan_id, is_stable=is_stable))
 
     def begun(self, admin: Admin) -> BatchBegun | None:
-        """Return the newest batch that was begun."""
+        """Return the newest batch that was begun, or None."""
         return BatchBegun.decode(self.begun_id, self._kept(admin, self.begun_id))
 
     def finished(self, admin: Admin) -> BatchCommit | None:
-        """Return the newest batch that is committed as a whole."""
+        """Return the newest batch that is committed as a whole, or None."""
         found = BatchCommit.decode(self.finished_id, self._kept(admin, self.finished_id))
         if found is not None:
             return found
@@ -129,15 +126,15 @@ class Sink:
         return BatchCommit.decode(self.finished_id, self._kept(admin, self.finished_id)) is not None
 
     def marker(self, admin: Admin) -> TaskMarker | None:
-        """Return the last batch that `write_atomic` committed as one transaction.
+        """Return the last batch that `write_atomic` committed as one transaction, or None.
 
-        Fence earlier attempts before this call. Brokers with the classic group coordinator show offsets a
-        moment after their transaction is complete, so the call waits for the offsets.
+        Fence earlier attempts before this call. Brokers with the classic group coordinator show a
+        transaction's offsets only a moment after it is complete, so this call waits for them.
         """
         return TaskMarker.decode(self.group, self._kept(admin, self.group, is_stable=True))
 
     def task_marker(self, admin: Admin, task: int, *, is_fenced: bool) -> TaskMarker | None:
-        """Return the last batch that the task committed.
+        """Return the last batch that the task committed, or None.
 
         If earlier attempts are fenced, `is_fenced` is True and the call waits for the offsets of complete
         transactions, as `marker` does. Otherwise a transaction may still be open, and the call does not wait

@@ -8,9 +8,9 @@ Once all tasks have succeeded, every part that was committed before is known to 
 then commits the prepared transactions. Until then no new row is visible, so a row that has moved to another
 task is not doubled.
 
-A task calls `init_transactions` and then reads the plan again. So if two runs write the same batch, a task of
-the later run either finds the marker of the earlier run's task or fences that task. The decisions are in
-spark/sink/decisions.py.
+A task calls `init_transactions` and then reads the plan note again. So if two runs write the same batch, a
+task of the later run either finds the marker of the earlier run's task or fences that task. The decisions are
+in spark/sink/decisions.py.
 """
 
 from __future__ import annotations

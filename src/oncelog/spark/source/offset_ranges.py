@@ -302,10 +302,10 @@ def ranges_of_batch(start: Position, end: Position) -> list[OffsetRange]:
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """The offsets that exist on the cluster now.
+    """The offsets that exist on the cluster now, per partition.
 
-    `earliest` is the log start offset. `latest` is the end for the isolation level of the query. `written` is
-    the high watermark.
+    `earliest` has the log start offsets, `latest` the ends for the query's isolation level, and `written` the
+    high watermarks.
     """
 
     earliest: Offsets

@@ -22,8 +22,7 @@ _PAUSE_S = 0.1
 def describe_with_retry(
     admin: Admin, names: Collection[str], expected: Collection[TopicPartition]
 ) -> dict[str, TopicDescription]:
-    """Return the topics. For a topic that does not exist, the description has `error` set. Any other error is
-    raised.
+    """Return the descriptions of topics. That of a missing topic has `error` set. Any other error is raised.
 
     An unreachable broker must not look like a deleted topic. See
     test_an_unreachable_broker_is_not_taken_for_a_deleted_topic. While an `expected` partition is missing,

@@ -1,4 +1,4 @@
-"""A task of the source: read one range of offsets and return Arrow batches of 1 to 4 MiB to Spark."""
+"""A task of the source: read one range of offsets and return Arrow batches of about 1 to 4 MiB to Spark."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _after_loss(
 ) -> int:
     """Return the offset at which to continue after a failed read at `position`.
 
-    Raises DataLossError if failOnDataLoss is set, and `error` itself if `position` exists.
+    Raises `error` itself if `position` exists. Otherwise raises DataLossError if failOnDataLoss is set.
     """
     tp, _, end = wanted
     low, high = consumer.beginning_offsets([tp])[tp], consumer.end_offsets([tp])[tp]

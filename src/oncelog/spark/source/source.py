@@ -1,7 +1,8 @@
 """`spark.read` and `spark.readStream.format("oncelog")`, on Spark's Python Data Source API.
 
-Spark creates these objects in several processes and pickles them. So they contain only options, and query the
-cluster when a method is called. offset_ranges.py plans what to read, and reader.py reads it.
+Spark creates these objects in several processes and pickles them. So only their methods connect to the
+cluster, and a pickled object contains no connection. offset_ranges.py plans what to read, and reader.py reads
+it.
 """
 
 from __future__ import annotations
@@ -234,10 +235,8 @@ def _now_ms() -> int:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """The reader of a stream, one object per query.
-
-    The object on the driver plans micro-batches. Executors get copies of this object and read the records
-    with them.
+    """The reader of a stream. One object on the driver plans the micro-batches of a query. Executors read the
+    records with copies of it.
     """
 
     def __init__(self, options: SourceOptions) -> None:

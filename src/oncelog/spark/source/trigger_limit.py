@@ -9,9 +9,9 @@ from dataclasses import dataclass
 class TriggerLimit:
     """The limits of one run of a query. Spark calls `may_begin` at every trigger.
 
-    The first micro-batch of a run does not wait, as in Spark's own Kafka source. Unlike Spark's,
-    `max_delay_ms` counts from the arrival of the first waiting offset, so no offset waits longer than that.
-    `min_offsets` None: never wait.
+    The first micro-batch of a run does not wait, as in Spark's own Kafka source. Unlike Spark's
+    maxTriggerDelay, `max_delay_ms` counts from the trigger that first finds waiting offsets. `min_offsets`
+    None: never wait.
     """
 
     min_offsets: int | None
