@@ -34,6 +34,7 @@ from oncelog.rules.transactions.hanging import Hanging
 from oncelog.server.embedded import Broker
 from oncelog.spark import write_atomic
 from oncelog.spark.audit.audit import audit_topic
+from oncelog.spark.sink.kept_clients import KeptClients
 from oncelog.spark.sink.sink_options import parse_sink_options
 from oncelog.spark.sink.task import Sink, finish, write_task
 from oncelog.spark.source.offset_resolver import OffsetResolver
@@ -242,7 +243,11 @@ def _write_lane(locked: Locked, number: int) -> None:
         parse_sink_options({**options(locked.config("writer")), "topic": "enriched"}, "stream"),
     )
     rows = pa.RecordBatch.from_pydict({"value": [b"1", b"2"]})
-    finish(sink, 0, [write_task(sink, 0, 0, [rows])])
+    kept = KeptClients()
+    try:
+        finish(sink, 0, [write_task(sink, 0, 0, [rows], kept)], kept)
+    finally:
+        kept.close()
 
 
 def _look_at_open_transaction(locked: Locked, number: int) -> None:
