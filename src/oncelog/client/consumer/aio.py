@@ -122,9 +122,8 @@ class AsyncConsumer:
         return self._cluster
 
     def _raise_if_closed_meanwhile(self) -> None:
-        """Raise MisuseError if `close` has cancelled the connecting task, and this task was not cancelled
-        itself.
-        """
+        """Raise MisuseError if the consumer was closed meanwhile, unless the current task was cancelled
+        too."""
         task = asyncio.current_task()
         if self._closed and task is not None and not task.cancelling():
             raise MisuseError("this consumer was closed during this call; make a new one") from None
@@ -296,7 +295,8 @@ class AsyncConsumer:
         on_revoked: RebalanceCallback | None = None,
         on_lost: RebalanceCallback | None = None,
     ) -> None:
-        """Join the group that the setting group.id names, and read this member's share of the topics.
+        """Subscribe to topics: the next `poll` joins the group of group.id and gets a share of the
+        partitions.
 
         With `pattern` instead of names, read every topic whose whole name matches, except Kafka's internal
         topics. The matching topics are looked up again every metadata.max.age.ms.
@@ -343,9 +343,9 @@ class AsyncConsumer:
             self._core.assign([])
 
     async def prepare_to_leave(self) -> Rebalance | None:
-        """Commit if enable.auto.commit is set, and return the Rebalance for the callback.
+        """Commit if enable.auto.commit is set, and return the Rebalance to call the callback with.
 
-        See GroupSession.prepare_to_leave.
+        Return None if no callback is needed. See GroupSession.prepare_to_leave.
         """
         return await self._group.prepare_to_leave() if self._group is not None else None
 
@@ -582,9 +582,10 @@ class AsyncConsumer:
         return self._runtime.monotonic_ns() / 1e6
 
     async def _advance(self, deadline_ms: float) -> Rebalance | bool:
-        """Connect if necessary, and run the group's next step; return False at the deadline.
+        """Connect if necessary, and run the group's next step.
 
-        A rebalance changes the assignment only here, so only during a poll.
+        Return True if partitions may be read, False at the deadline, or a Rebalance. Only this method lets a
+        rebalance change the assignment, so that happens only during a poll.
         """
         if not self._is_connected and not self._closed:
             self._loop = check_running_loop(self._loop, "consumer")
@@ -628,7 +629,10 @@ class AsyncConsumer:
 
     @property
     def iteration_timeout(self) -> float:
-        """The time in seconds after which an iteration without a record ends."""
+        """The time in seconds after which an iteration without a record ends.
+
+        It is consumer.timeout.ms, or one hour if that is unset.
+        """
         limit_ms = self._settings["consumer.timeout.ms"]
         return _POLL_FOREVER_SECONDS if limit_ms is None else limit_ms / 1000
 
@@ -643,8 +647,8 @@ class AsyncConsumer:
         changed. The iteration ends when all offsets below `end` were read, even if the last of these offsets
         belong only to markers and aborted records.
 
-        Raises OffsetOutOfRange with the available offsets in its text. Raises TimedOut if no data below `end`
-        arrive for request.timeout.ms.
+        Raises OffsetOutOfRange with the available offsets in its text. Raises TimedOut if no batch below
+        `end` arrives within request.timeout.ms.
         """
         options = range_options(self._settings)
         async for offset, chunk in self._chunks(tp, start, end, options):
@@ -698,7 +702,7 @@ class AsyncConsumer:
     async def end_offsets(
         self, partitions: Collection[TopicPartition] | TopicPartition
     ) -> dict[TopicPartition, int]:
-        """Return the offset after the last visible record of each partition.
+        """Return the end offset of each partition, where readers stop.
 
         This is the high watermark, or with isolation.level=read_committed the last stable offset.
         """

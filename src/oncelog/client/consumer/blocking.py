@@ -93,7 +93,7 @@ class Consumer:
                 self._thread.stop()
 
     def _close_or_end_at_once(self) -> None:
-        """Close the consumer. If Ctrl-C interrupts that, leave the group and close without a commit."""
+        """Close the consumer. If that fails or Ctrl-C interrupts it, leave and close without a commit."""
         try:
             self._thread.run(self._async.close(), _CLOSE_SECONDS)
         except BaseException:
@@ -140,7 +140,8 @@ class Consumer:
         on_revoked: RebalanceCallback | None = None,
         on_lost: RebalanceCallback | None = None,
     ) -> None:
-        """Join the group that the setting group.id names, and read this member's share of the topics.
+        """Subscribe to topics: the next `poll` joins the group of group.id and gets a share of the
+        partitions.
 
         With `pattern` instead of names, read every topic whose whole name matches, except Kafka's internal
         topics. The matching topics are looked up again every metadata.max.age.ms.
@@ -273,7 +274,7 @@ class Consumer:
         again. If a callback raises an Exception, this poll raises the same Exception, and no poll calls the
         callback again.
         """
-        # As Java's `acquire`, refuse a second thread during the whole poll of the first thread, callbacks
+        # Like Java's `acquire`, refuse a second thread during the whole poll of the first thread, callbacks
         # included. Otherwise the second thread could poll between two steps, and make the first thread's poll
         # fail. Guard: test_a_second_thread_is_refused_while_a_callback_of_the_first_runs.
         thread, outer = threading.get_ident(), self._polling_thread  # a callback may itself poll
@@ -323,11 +324,11 @@ class Consumer:
 
         isolation.level decides which records are visible. The assignment and positions are neither used nor
         changed. The iteration ends when all offsets below `end` were read, even if the last of these offsets
-        belong only to markers and aborted records. While the caller processes a RecordBatch, the next data
-        are fetched.
+        belong only to markers and aborted records. While the caller processes a RecordBatch, the next data is
+        fetched.
 
-        Raises OffsetOutOfRange with the available offsets in its text. Raises TimedOut if no data below `end`
-        arrive for request.timeout.ms.
+        Raises OffsetOutOfRange with the available offsets in its text. Raises TimedOut if no batch below
+        `end` arrives within request.timeout.ms.
         """
         check_range(tp, start, end)
         return self._arrow_batches(tp, start, end, include_headers)
@@ -380,7 +381,10 @@ class Consumer:
     def _chunks(
         self, tp: TopicPartition, start: int, end: int, options: FetchOptions
     ) -> Iterator[tuple[int, RangeChunk]]:
-        """Yield each chunk with its start offset. Meanwhile the background thread fetches the next chunk."""
+        """Yield (offset from which the chunk was fetched, chunk).
+
+        While the caller processes a chunk, the background thread fetches the next one.
+        """
 
         def fetch(offset: int) -> concurrent.futures.Future[RangeChunk]:
             return self._thread.submit(self._async.fetch_chunk(tp, offset, end, options))
@@ -405,7 +409,7 @@ class Consumer:
     def end_offsets(
         self, partitions: Collection[TopicPartition] | TopicPartition
     ) -> dict[TopicPartition, int]:
-        """Return the offset after the last visible record of each partition.
+        """Return the end offset of each partition, where readers stop.
 
         This is the high watermark, or with isolation.level=read_committed the last stable offset.
         """

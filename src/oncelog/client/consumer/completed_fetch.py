@@ -102,9 +102,9 @@ class CompletedFetch:
     def _take_whole_batches(
         self, taken: list[Record], position: int, max_records: int, check_crcs: bool
     ) -> tuple[int, int]:
-        """Append records to `taken`, unless a part of the first batch is left.
+        """Append the records of whole batches to `taken`; none if the first batch is partly delivered.
 
-        Return the position after them, and the size of their values.
+        Return the position after these records, and the size of their values in bytes.
         """
         if self._decoded or self._parts is not None:
             return position, 0
@@ -159,7 +159,7 @@ def arrow_of(
 ) -> Any:
     """Return the visible records with offsets in [start_offset, end_offset) as a pyarrow.RecordBatch.
 
-    `batches` are batches in `data`.
+    `batches` have positions in `data`. With `end_offset` None, there is no upper limit.
     """
     from oncelog.wire.columns import batches_to_arrow  # loads pyarrow, which only users of Arrow need
 

@@ -23,7 +23,7 @@ class ConsumerMetrics:
         self._totals["fetch-total"] += 1
 
     def on_records(self, count: int, size_bytes: int, now_ms: float) -> None:
-        """Count records that were delivered to the application."""
+        """Count records that were decoded for delivery to the application."""
         if count:
             self._records.add(count, now_ms)
             self._bytes.add(size_bytes, now_ms)

@@ -5,11 +5,11 @@ is the offset of the next record to deliver. It also moves past records that the
 `prepare_records` fills `delivery`, and the application takes records from there. The position moves past a
 visible record only when the application takes the record.
 
-A partition is in at most one fetch. Its data are fetched before the application asks for them, until
+A partition is in at most one fetch. Its data is fetched before the application asks for it, until
 max.partition.fetch.bytes are undelivered. A broker has at most FETCH_CONNECTIONS_PER_BROKER fetches in
 flight, each on a separate connection. So a partition that needs records does not wait behind the long poll of
 other partitions. A seek replaces the partition's `generation`. Then the results of earlier fetches and
-look-ups are ignored.
+lookups are ignored.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ Reset = Literal["earliest", "latest", "committed"]
 class PartitionState:
     """The state of an assigned partition.
 
-    `position` and `fetch_offset` are None until the look-up that `reset` names has ended. A seek replaces
+    `position` and `fetch_offset` are None until the lookup that `reset` names has ended. A seek replaces
     `generation`, and later responses to calls of an older generation are ignored. `generation` is an object
     and not a number. So if a partition is unassigned and assigned again, responses to its earlier calls are
     ignored too.
@@ -130,7 +130,9 @@ class FetchCall:
 
 @dataclass(frozen=True, slots=True)
 class ResetCall:
-    """A look-up of a position. The caller sends it, and passes it to `on_reset` with its result."""
+    """A lookup of a position. The caller sends it, and passes it with the result to `on_reset`, or to
+    `on_committed` if `to` is "committed".
+    """
 
     tp: TopicPartition
     to: Reset
@@ -256,7 +258,7 @@ class ConsumerCore:
     def resets(self) -> list[ResetCall]:
         """Return the positions to look up now.
 
-        A position whose look-up is in progress is not returned again.
+        A position whose lookup is in progress is not returned again.
         """
         calls = []
         for tp, state in self._states.items():
@@ -266,7 +268,10 @@ class ConsumerCore:
         return calls
 
     def on_reset(self, call: ResetCall, result: OffsetAt) -> None:
-        """Set a position that was looked up, unless a seek has invalidated the look-up."""
+        """Set a position that was looked up, unless a seek has invalidated the lookup.
+
+        If the lookup found no offset, let `resets` return it again.
+        """
         state = self._current(call.tp, call.generation)
         if state and result.offset is not None:
             state.move_to(result.offset)
@@ -274,8 +279,9 @@ class ConsumerCore:
             self.on_reset_failed(call)
 
     def on_committed(self, call: ResetCall, offset: int | None) -> None:
-        """Set a position to the group's committed offset (None if there is none), unless a seek has
-        invalidated the look-up.
+        """Set a position to the group's committed offset, unless a seek has invalidated the lookup.
+
+        With `offset` None (no offset was committed), auto.offset.reset decides the next lookup.
         """
         if state := self._current(call.tp, call.generation):
             if offset is not None:
@@ -284,20 +290,20 @@ class ConsumerCore:
                 state.reset = self._reset_by_policy
 
     def on_reset_failed(self, call: ResetCall, error: OncelogError | None = None) -> None:
-        """Let `resets` return a failed look-up again. The next poll raises `error`, if there is one."""
+        """Let `resets` return a failed lookup again. The next poll raises `error`, if there is one."""
         if state := self._current(call.tp, call.generation):
             state.is_resetting = False
             if error:
                 self._errors.append(_PendingError(error, call.tp, call.generation))
 
     def is_awaited(self, call: ResetCall) -> bool:
-        """Return True unless a seek or a new assignment has made the look-up useless."""
+        """Return True unless a seek or a new assignment has made the lookup useless."""
         return self._current(call.tp, call.generation) is not None
 
     def end_resets(self, calls: Iterable[ResetCall]) -> None:
-        """Let `resets` return these look-ups again if they have set no position.
+        """Let `resets` return these lookups again if they have set no position.
 
-        Call it after every look-up, even a cancelled one.
+        Call it after every lookup, even a cancelled one.
         """
         for call in calls:
             if state := self._current(call.tp, call.generation):
@@ -531,12 +537,14 @@ class ConsumerCore:
         return taken
 
     def _fetch_again(self, state: PartitionState) -> None:
-        # The bytes may have been damaged in transit: fetch them again after the next poll.
+        # Fetch the data again, because it may have been damaged in transit.
         if state.position is not None:
             state.move_to(state.position)
 
     def prepare_columns(self, now_ms: float, *, include_headers: bool = False) -> bool:
-        """Put one fetch of one partition into `delivery` as a RecordBatch. Return False if there is none.
+        """Put the records of one fetch of one partition into `delivery` as a RecordBatch.
+
+        Return False if no visible record is fetched.
 
         Raises CorruptMessage or InvalidRecord for a batch that cannot be decoded. The position stays before
         that batch.
@@ -569,7 +577,7 @@ class ConsumerCore:
         return False
 
     def take_arrow(self, now_ms: float, *, include_headers: bool = False) -> Any | None:
-        """Return one fetch of one partition as a pyarrow.RecordBatch; None if there is none."""
+        """Return the records of one fetch of one partition as a pyarrow.RecordBatch, or None."""
         self.prepare_columns(now_ms, include_headers=include_headers)
         return self.delivery.take_columns()
 

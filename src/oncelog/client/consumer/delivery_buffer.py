@@ -39,8 +39,8 @@ class DeliveryBuffer:
     """The undelivered records of each partition.
 
     Records of a paused partition are not delivered until `resume`. Only the polling thread calls `take`,
-    `take_columns` and `next_record`, and between polls nothing else changes the buffer. Other threads may
-    call `position` at any time.
+    `take_columns` and `next_record`. The buffer changes only during calls of the application, never in a
+    background task. Other threads may call `position` at any time.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class DeliveryBuffer:
             is_whole = not run.next_index and stop >= len(run.rows)
             parts.append(run.rows if is_whole else run.rows[run.next_index : stop])
             room -= len(parts[-1])
-        # A single part is returned without a copy: the buffer forgets it.
+        # A single part is returned without a copy, because the buffer no longer uses it.
         rows = parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
         self._current = None
         self._runs = remaining

@@ -57,7 +57,7 @@ def isolation_of(name: str) -> Isolation:
 def fetch_request(positions: Iterable[tuple[TopicPartition, int]], options: FetchOptions) -> FetchRequest:
     """Return a Fetch request for partitions with the same leader, from an offset of each.
 
-    The broker fills the response in the order of `positions`.
+    The broker fills the response in the order of `positions`, but a topic's partitions stand together.
     """
     topics: dict[str, list[FetchRequest.FetchPartition]] = {}
     for tp, offset in positions:
@@ -120,15 +120,15 @@ class FetchedBatch(NamedTuple):
 
 
 def decode_headers(fetched: FetchedPartition, fetch_offset: int, isolation: Isolation) -> list[FetchedBatch]:
-    """Return the whole batches with their visibility. An incomplete batch at the end is left out.
+    """Return the whole batches with their visibility, up to the first damaged or incomplete batch.
 
-    Raises CorruptMessage or InvalidRecord with partition and offset in the text. Raises PeerError if the
-    broker sent bytes that do not contain a whole batch.
+    If the first batch is damaged, raises CorruptMessage or InvalidRecord with partition and offset in the
+    text. Raises PeerError if the broker sent bytes that do not contain a whole batch.
     """
     visibility = VisibilityFilter(isolation, fetched.aborted)
     batches: list[FetchedBatch] = []
     plain_bytes = 0
-    # Without aborted transactions, the filter delivers all batches that are no markers.
+    # Without aborted transactions, the filter delivers all batches except markers.
     if isolation is Isolation.READ_UNCOMMITTED or not fetched.aborted:
         plain_bytes = append_plain_batches(fetched.records, batches, FetchedBatch, Verdict.DELIVER)
     try:
@@ -203,9 +203,9 @@ def decode_batch(
 def decode_parts(
     tp: TopicPartition, records: memoryview, batch: FetchedBatch, start_offset: int, *, check_crcs: bool
 ) -> Iterator[tuple[list[Record], bool]]:
-    """Yield the records of one batch from `start_offset` on, in parts. The flag is True for the last part.
+    """Yield the records of one batch from `start_offset` on, in parts: (records, True for the last part).
 
-    So only a few records of a large batch are in memory. Raises the same errors as `decode_batch`.
+    Only one part of a large batch needs to be in memory. Raises the same errors as `decode_batch`.
     """
     header = batch.header
     try:

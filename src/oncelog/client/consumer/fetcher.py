@@ -1,7 +1,7 @@
-"""The background work of a consumer: fetches, leader look-ups and position look-ups, each in a task.
+"""The background work of a consumer: fetches, leader lookups and position lookups, each in a task.
 
 `ConsumerCore` decides which requests are due, and `Fetcher.start_due` starts them. Each task ends with a call
-of `start_due`, and wakes a waiting poll. If a task fails, the application's next poll raises the error.
+of `start_due`, and wakes a waiting poll. The application's next poll raises the errors that are not retried.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Fetcher:
         return True
 
     def cancel(self) -> list[asyncio.Task[None]]:
-        """Cancel all tasks, and return them. Start no look-up of committed offsets after that."""
+        """Cancel all tasks, and return them. Later lookups of committed offsets raise MisuseError."""
         # `_committed` refers to the consumer, which refers to this object. Breaking this cycle frees a closed
         # consumer at once. Guard: test_a_closed_client_is_freed_without_the_garbage_collector.
         self._committed = _refuse_look_ups
@@ -136,7 +136,7 @@ class Fetcher:
     async def _find_leaders(self, partitions: Sequence[TopicPartition]) -> None:
         """Look up the leaders of these partitions.
 
-        A partition is in `_leader_lookups` until its look-up has ended.
+        A partition is in `_leader_lookups` until its lookup has ended.
         """
         cluster = self._cluster
         lookups: dict[asyncio.Future[None], TopicPartition] = {}
@@ -171,7 +171,7 @@ class Fetcher:
     def _take_found(self, lookups: dict[asyncio.Future[None], TopicPartition]) -> None:
         """Start to read partitions whose leader was found.
 
-        If a look-up failed, end all look-ups of its topic.
+        If a lookup failed, end all lookups of its topic.
         """
         missing = [task for task, tp in lookups.items() if self._cluster.metadata.leader_of(tp) is None]
         failed = [task for task in missing if task.done()]
@@ -190,7 +190,7 @@ class Fetcher:
     async def _find_leader(self, tp: TopicPartition) -> None:
         """Look up one leader.
 
-        If the topic is unknown but may be new, the next `start_due` repeats the look-up.
+        If the topic is unknown but may be new, the next `start_due` repeats the lookup.
         """
         patience_ms = 0 if self._may_be_about_to_exist(tp) else None
         try:
@@ -200,7 +200,7 @@ class Fetcher:
         except UnknownTopicOrPartition:
             if not self._may_be_about_to_exist(tp):
                 raise
-            self._failure_count += 1  # makes the next look-up pause first
+            self._failure_count += 1  # makes the next lookup pause first
 
     def _may_be_about_to_exist(self, tp: TopicPartition) -> bool:
         """Return True if the topic may be new: it has been unknown for less than request.timeout.ms."""

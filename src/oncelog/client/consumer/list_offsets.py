@@ -19,7 +19,7 @@ _MAX_TIMESTAMP_VERSION = 7
 
 @dataclass(frozen=True, slots=True)
 class OffsetAt:
-    """The result of an offset look-up. `offset` is None if no record has the requested time or a later one.
+    """The result of an offset lookup. `offset` is None if no record has the requested time or a later one.
 
     `timestamp_ms` is the timestamp of the record at `offset`; None for "earliest" and "latest".
     """

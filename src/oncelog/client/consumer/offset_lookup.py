@@ -1,4 +1,4 @@
-"""Offset look-ups at the leaders of partitions, for consumers and admin clients."""
+"""Offset lookups at the leaders of partitions, for consumers and admin clients."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def _send_to_leaders(cluster: ClusterConnection, specs: Specs, isolation: 
         if (node_id := cluster.metadata.leader_of(tp)) is not None:
             by_node.setdefault(node_id, {})[tp] = spec
         else:
-            # `_find_leaders` knew the leader, but another request has marked it stale since.
+            # `_find_leaders` knew the leader, but another request has since marked it stale.
             outcome[tp] = LeaderNotAvailable(f"the leader of {tp} has just changed")
     results = await asyncio.gather(
         *(_send(cluster, node_id, node_specs, isolation) for node_id, node_specs in by_node.items())

@@ -167,8 +167,8 @@ class RangeFetcher:
         claimed = max(batch.header.last_offset for batch in batches)
         if claimed < fetched.high_watermark:
             return
-        # Compare to the present end of the log as well: Apache Kafka reads the high watermark before the
-        # data, so records that arrive in between may be beyond it.
+        # Compare with the current end of the log as well. Apache Kafka reads the high watermark before the
+        # data, so the data may have records from beyond the high watermark.
         from oncelog.client.consumer.offset_lookup import list_offsets
 
         latest = (await list_offsets(self._cluster, {self.tp: "latest"}, Isolation.READ_UNCOMMITTED))[self.tp]

@@ -1,7 +1,7 @@
 """Appends records to the open batches of a producer: the work of nearly every `send`.
 
 `Appender` finds the open batch of a record. If there is none with room, the record takes the long way: a
-look-up of the topic, a wait for room, or a new batch (`ProducerCore.append`). `RecordBuffer` has the records
+lookup of the topic, a wait for room, or a new batch (`ProducerCore.append`). `RecordBuffer` has the records
 of one batch, and `OpenBatches` the open batch of each partition of a topic.
 
 `_appender.c` has the same classes in C; there a record is encoded when it is appended. This module is its

@@ -285,7 +285,7 @@ class ProducerCore:
             )
 
     def current_topic(self, name: str) -> TopicQueues:
-        """Return a known topic's queues, after adding queues for partitions that newer metadata have."""
+        """Return a known topic's queues, after adding queues for partitions that newer metadata has."""
         topic = self.topics[name]
         count = self.metadata.partition_count(name)
         if count and count != topic.count:
@@ -658,7 +658,7 @@ class ProducerCore:
     def on_failure(
         self, call: ProduceCall, error: OncelogError, now_ms: float, *, was_sent: bool = True
     ) -> None:
-        """Handle a request without a response: no connection, a lost connection, or a time-out."""
+        """Handle a request without a response: no connection, a lost connection, or a timeout."""
         self._in_flight_requests[call.node_id] -= 1
         was_sent = was_sent and not isinstance(error, NotConnectedError)
         for batch in call.batches:

@@ -453,7 +453,7 @@ class ProducerDriver:
         return TimedOut(f"no metadata of topic {topic!r} within max.block.ms={self.options.max_block_ms}")
 
     async def _find_topic(self, topic: str) -> int:
-        # The caller limits the whole look-up to max.block.ms. During all of this time the topic may be
+        # The caller limits the whole lookup to max.block.ms. During all of this time the topic may be
         # unknown, because it may have just been created.
         await self.cluster.topic(topic, unknown_topic_patience_ms=self.options.max_block_ms)
         await self._start_cluster()  # from here on metadata is refreshed by its age

@@ -165,7 +165,7 @@ class TopicQueues:
     Only the first `count` of `queues` exist on the cluster. There are more if the topic was created again
     with fewer partitions. The batches of the queues from `count` on fail after delivery.timeout.ms. Records
     without a key go to `sticky_queue` until its batch is full (KIP-480). `used_ms` is the time of the topic's
-    last use: its first look-up, the start of a batch, or the last time that ProducerCore found the topic in
+    last use: its first lookup, the start of a batch, or the last time that ProducerCore found the topic in
     use.
     """
 

@@ -1,7 +1,7 @@
 """The schedule of a producer: partitions that have batches to send, grouped by what they wait for.
 
     ready            for a place among the requests in flight to their leader
-    without leader   for metadata that name a leader
+    without leader   for metadata that names a leader
     timed            for a time: the end of linger.ms or of a retry's backoff
 
 A partition is in one of these groups, or in none if it has no batch to send or waits for a response. So the

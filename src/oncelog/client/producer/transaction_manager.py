@@ -103,7 +103,7 @@ def require_manager(manager: TransactionManager | None) -> TransactionManager:
 class TransactionManager:
     """The transactions of one producer, on its driver's loop.
 
-    Time-outs are in seconds; None means max.block.ms.
+    Timeouts are in seconds; None means max.block.ms.
     """
 
     def __init__(self, driver: ProducerDriver) -> None:
@@ -283,7 +283,7 @@ class TransactionManager:
 
         Otherwise read_committed readers would wait until transaction.timeout.ms has passed. Abort the
         transaction, or repeat a commit that was called before. Leave a joined transaction to the producer
-        that began it. Log failures and time-outs instead of raising them, because the coordinator will abort
+        that began it. Log failures and timeouts instead of raising them, because the coordinator will abort
         the transaction.
         """
         deadline_ms = self._deadline_ms(timeout_s)
