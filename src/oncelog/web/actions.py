@@ -1,6 +1,6 @@
-"""The four POST requests, by which the pages change the cluster.
+"""The four POST requests of the pages. Three of them change the cluster, and one plays a story.
 
-Each needs the token of these pages. With --read-only all of them are refused.
+Each request needs the token of these pages. With --read-only, all of them are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _BadForm(Exception):
 
 
 class Actions:
-    """The POST requests. A method gets the form's fields, and returns where the browser goes next."""
+    """The POST requests. Each action gets the form's fields, and returns a redirect to the next page."""
 
     def __init__(self, admin: Admin, renderer: Renderer, stories: Stories) -> None:
         self._admin = admin
@@ -71,7 +71,7 @@ class Actions:
         return endpoint
 
     def abort(self, form: FormData) -> Response:
-        """Abort a hanging transaction on one partition. The form's fields are in transactions.html."""
+        """Abort an open transaction in one partition. transactions.html contains the form."""
         try:
             tp = TopicPartition(str(form["topic"]), int(str(form["partition"])))
             confirmed = [int(str(form[name])) for name in ("producer_id", "producer_epoch", "first_offset")]
@@ -89,7 +89,7 @@ class Actions:
         raise _BadForm(f"{text} from offset {confirmed[2]} on, so nothing was aborted", 404)
 
     def alter_setting(self, form: FormData) -> Response:
-        """Set a topic's setting, or with an empty value return it to its default."""
+        """Change a topic's setting. An empty value removes it, so that the default applies."""
         try:
             topic, name = str(form["topic"]), str(form["name"])
         except KeyError:
@@ -114,7 +114,7 @@ class Actions:
         return RedirectResponse(f"/groups/{quote(group, safe='')}", 303)
 
     def play(self, form: FormData) -> Response:
-        """Play a story on a broker of its own in this process, not on the cluster."""
+        """Play a story on a separate broker in this process, not on the cluster."""
         name = str(form.get("name", ""))
         if name not in self._stories.catalogue:
             raise _BadForm(f"there is no story {name!r}", 404)

@@ -1,8 +1,8 @@
 """The web pages as a Starlette application over an admin client (behaviour T14, docs/behaviours.md).
 
-Each page shows the cluster's responses at the time of the request. The application stores nothing but samples
-of the last minutes. `pages` has the pages, `actions` the POST requests, which need a token that only these
-pages contain.
+Each page shows the cluster's responses at the time of the request. The application stores only samples of the
+last minutes and the last run of each story. `pages` has the pages. `actions` has the POST requests, which
+need a token that only these pages contain.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def make_app(
     """Return the application.
 
     Requests are accepted only if their Host header is one of `hosts`. This prevents DNS rebinding: a page of
-    another site cannot use the application through the user's browser. `servers`: the cluster's name on the
-    pages. `make_consumer` returns a consumer without a group for reading messages; None: one for the
-    admin client's brokers without further settings. With `is_read_only` the pages change nothing.
+    another site cannot use the application through the user's browser. `servers` is the cluster's name on the
+    pages. `make_consumer` returns a consumer without a group, for reading messages. If it is None, a consumer
+    with the bootstrap servers `servers` is used. With `is_read_only`, the pages change nothing.
     """
     reader = LogReader(admin, make_consumer or (lambda: Consumer({"bootstrap.servers": servers})))
     sampler = Sampler(admin)

@@ -35,14 +35,14 @@ def sparkline(values: Sequence[float | None], label: str) -> str:
 
 
 def offsets_bar(ends: PartitionEnds) -> str:
-    """Return a bar from start to end offset. The part that read_committed readers do not see is marked."""
+    """Return a bar of the offsets from start to end. The part above the last stable offset is marked."""
     start, end, stable = ends.start, ends.end, ends.stable_end
     if start is None or end is None or stable is None or end <= start:
         return ""
     visible = 100 * (min(max(stable, start), end) - start) / (end - start)
     held = 100 - visible
     text = f"offsets {start} to {end}; read_committed readers see up to {stable}"
-    # An open transaction must be seen, even if it holds back one record of a million.
+    # An open transaction must be visible, even if it holds back only one record of a million.
     if held:
         held, visible = max(held, 3.0), min(visible, 97.0)
     parts = f'<rect class="seen" width="{visible:.2f}" height="10"/>'
@@ -81,9 +81,10 @@ _LANE, _LABEL, _SPAN = 26, 190, 560
 
 
 def transaction_lanes(past: Sequence[PastTransaction], now_ms: int) -> str:
-    """Return a lane for each transaction, on one axis of time. Ticks are partitions that joined.
+    """Return a chart with a lane for each transaction, on a common time axis. Ticks show when partitions
+    joined.
 
-    The colour is that of the outcome: committed, aborted or open.
+    The colour shows the outcome: committed, aborted or open.
     """
     if not past:
         return ""

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 MAX_SHOWN_BYTES = 4_096
-"""Number of bytes of a key, value or header that a page shows."""
+"""The maximum number of bytes of a key, value or header that a page shows."""
 LINE_CHARS = 90
 SCHEMA_ID_BYTES = 5
 
@@ -27,7 +27,7 @@ def time_text(timestamp_ms: int | None) -> str:
 
 
 def number_text(value: float | None) -> str:
-    """Return a number with thousands separators, and three digits if it is small; a dash for None."""
+    """Return a number with thousands separators; a dash for None."""
     if value is None:
         return "–"
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:.3g}"
@@ -45,7 +45,7 @@ def bytes_text(size: float | None) -> str:
 
 
 def duration_text(milliseconds: float | None) -> str:
-    """Return a duration in its largest whole units, such as "2 h 5 min"; a dash for None."""
+    """Return a duration in its one or two largest units, such as "2 h 5 min"; a dash for None."""
     if milliseconds is None:
         return "–"
     if milliseconds < 1000:

@@ -1,7 +1,7 @@
 """Decide what became of each stored batch: committed, aborted, open, or never part of a transaction. No I/O.
 
     batch                                                        fate
-    not transactional                                            PLAIN
+    a marker, or not transactional                               PLAIN
     below the last stable offset, in an aborted transaction      ABORTED
     below the last stable offset, otherwise                      COMMITTED
     at or above it, and its producer's next marker is COMMIT     COMMITTED (held back from readers)
@@ -34,8 +34,8 @@ class StoredBatch(NamedTuple):
     """A batch as the pages show it.
 
     `producer_id`, `producer_epoch` and `base_sequence` are None for a batch without idempotence. `marker` is
-    "COMMIT" or "ABORT" for a transaction marker, and "control" for another control batch. `is_aborted` is
-    the verdict of a read_committed fetch, None above the last stable offset.
+    "COMMIT" or "ABORT" for a transaction marker, and "control" for another control batch. `is_aborted` is the
+    verdict of a read_committed fetch; None for a control batch, and above the last stable offset.
     """
 
     base_offset: int
@@ -92,8 +92,8 @@ REMEMBERED = 5
 def remembered(batches: Iterable[StoredBatch]) -> dict[int, list[StoredBatch]]:
     """Return the last five batches of each producer id's newest epoch, oldest first.
 
-    A broker recognises a repeated batch among these. A higher epoch, also that of a marker, forgets the
-    batches of lower ones.
+    A broker recognises a repeat of these batches. Once a batch or marker has a higher epoch, the batches of
+    lower epochs are dropped.
     """
     kept: dict[int, list[StoredBatch]] = {}
     epochs: dict[int, int] = {}

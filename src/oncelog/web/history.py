@@ -11,15 +11,16 @@ from oncelog.client.consumer.partition_ends import PartitionEnds
 from oncelog.types import TopicPartition
 
 MAX_SAMPLES = 150
-"""Number of samples that are kept: five minutes, at one sample every two seconds."""
+"""The maximum number of kept samples. At one sample every two seconds, they cover five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """The state of a cluster at one time. Fields that no broker answered for are empty or None.
 
-    Times are seconds of a monotonic clock. `topic_bytes` is the size of each topic's logs, replicas included.
-    `group_lags` is the total lag of each group. `oldest_open_ms` is the age of the oldest open transaction.
+    `at_s` is the time in seconds of a monotonic clock. `topic_bytes` is the size of each topic's logs,
+    replicas included. `group_lags` is the total lag of each group. `oldest_open_ms` is the age of the oldest
+    open transaction in ms.
     """
 
     at_s: float
@@ -68,7 +69,7 @@ class History:
         return [value(sample) for sample in self._samples]
 
     def rates(self, total: Callable[[Sample], float]) -> list[float]:
-        """Return the growth of a total per second, between each two samples.
+        """Return the growth of a total per second between each two successive samples.
 
         A total that shrinks, because a topic was deleted, gives 0.
         """

@@ -38,7 +38,7 @@ from oncelog.web.timeline import past_transactions
 _NOT_THERE = (TransactionalIdNotFound, GroupIdNotFound, UnknownTopicOrPartition)
 MAX_MESSAGES = 500
 MAX_SEARCHED_PARTITIONS = 32
-"""Number of partitions that one page of messages reads at most."""
+"""The maximum number of partitions that one page of messages reads."""
 SHOWN_TRANSACTIONS = 20
 MAX_SINKS = 20
 _DURATION = re.compile(r"(\d+)\s*(ms|s|min|m|h|d)$")
@@ -106,7 +106,7 @@ class Pages:
     # Topics
 
     def topics(self, request: Request) -> dict[str, Any]:
-        """Return all topics, with what the latest sample knows of them."""
+        """Return all topics, with their offset counts, sizes and rates from the samples."""
         topics = sorted(self._admin.list_topics(include_internal=True), key=lambda topic: topic.name)
         sample, history = self._sampler.history.latest, self._sampler.history
         rows = [
@@ -121,7 +121,7 @@ class Pages:
         return {"rows": rows}
 
     def topic(self, request: Request) -> dict[str, Any]:
-        """Return the offsets and producers of each partition of the topic in the address."""
+        """Return the settings of the topic in the address, and its partitions' offsets and producers."""
         name = request.path_params["name"]
         tps = self._partitions(name)
         ends = partition_ends(self._admin, tps)
@@ -164,7 +164,7 @@ class Pages:
     # Messages
 
     def messages(self, request: Request) -> dict[str, Any]:
-        """Return messages of the topic in the address, as the query asks.
+        """Return those messages of the topic in the address that the query selects.
 
         The query has `partition` (a number, or empty for all), `from` (last, offset, since or time) with its
         `at`, `limit`, and the filters `key`, `value` and `header`.
@@ -309,7 +309,7 @@ def _offset_count(sample: Sample | None, topic: str) -> int | None:
 
 
 def _merged(found: dict[TopicPartition, Found], limit: int, *, is_newest: bool) -> list[Message]:
-    """Return the messages of all partitions by time, the newest `limit` or the oldest `limit` of them."""
+    """Return at most `limit` messages of all partitions: newest first if `is_newest`, else oldest first."""
     order: Collection[Message] = [message for part in found.values() for message in part.messages]
     messages = sorted(order, key=lambda message: (message.timestamp_ms, message.tp, message.offset))
     return messages[-limit:][::-1] if is_newest else messages[:limit]
@@ -323,7 +323,7 @@ def _whole(text: str, name: str) -> int:
 
 
 def _moment_ms(way: str, at: str) -> int:
-    """Return the time of a search, from a duration such as "1 h", or a time in ISO 8601."""
+    """Return the start time of a search in ms, from a duration before now ("1 h") or an ISO 8601 time."""
     from datetime import datetime
 
     if way == "since":

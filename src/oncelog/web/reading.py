@@ -23,9 +23,9 @@ from oncelog.web.fates import Fate, StoredBatch, fates
 from oncelog.wire.control import ControlType, decode_control
 
 MAX_BYTES = 8_000_000
-"""Number of bytes that one page reads of a partition at most, besides the batch that exceeds it."""
+"""The maximum number of bytes that one page reads of a partition. The batch that exceeds it is still read."""
 WINDOWS = (50, 500, 5_000, 20_000)
-"""Numbers of offsets before the end of a log that are searched in turn for its newest batches."""
+"""Numbers of offsets before the log end. They are tried in turn to read the newest batches."""
 TRANSACTION_TOPIC = "__transaction_state"
 
 
@@ -50,8 +50,8 @@ class Message:
 class Search:
     """A filter for the records that are read.
 
-    A record matches if its key, its value and one of its headers contain the given bytes. `limit` is the
-    maximum number of messages. Markers count, and match only without a filter.
+    A record matches if its key, its value and one of its headers (as `name=value`) contain the given bytes.
+    `limit` is the maximum number of messages. Markers count, and match only without a filter.
     """
 
     limit: int = 50
@@ -86,7 +86,7 @@ class Found:
 
 
 class LogReader:
-    """Reads logs with one consumer, which is made at the first call. One call at a time uses it."""
+    """Reads logs with one consumer, which the first call creates. Only one call at a time uses it."""
 
     def __init__(self, admin: Admin, make_consumer: Callable[[], Consumer]) -> None:
         self._admin = admin
@@ -124,7 +124,7 @@ class LogReader:
         return found
 
     def search_newest(self, tp: TopicPartition, ends: PartitionEnds, search: Search) -> Found:
-        """Return the newest messages that match, up to the limit, of what `tail` reads."""
+        """Return the newest matching messages, up to the limit, in the batches that `tail` would return."""
         read = self._read_tail(tp, ends)
         start = max(read[0][0].base_offset, ends.start or 0) if read else ends.end or 0
         found = Found(start, start)
@@ -151,7 +151,7 @@ class LogReader:
             found.next_offset = stored.last_offset + 1
 
     def tail(self, tp: TopicPartition, ends: PartitionEnds) -> list[StoredBatch]:
-        """Return the newest batches of a partition, oldest first: of 20,000 offsets or MAX_BYTES at most."""
+        """Return the newest batches of a partition, oldest first: at most 20,000 offsets or MAX_BYTES."""
         return [stored for stored, _, _ in self._read_tail(tp, ends)]
 
     def transaction_log(self, transactional_id: str) -> list[TransactionEntry]:
@@ -192,7 +192,9 @@ class LogReader:
     def _read(
         self, tp: TopicPartition, start: int, ends: PartitionEnds
     ) -> Iterator[tuple[StoredBatch, RangeChunk, FetchedBatch]]:
-        """Yield the batches from `start` on: with verdicts below the last stable offset, without above it."""
+        """Yield the batches from `start` on, up to MAX_BYTES. Those above the last stable offset have no
+        verdict.
+        """
         if self._consumer is None:
             self._consumer = self._make_consumer()
         end, stable = ends.end or 0, ends.stable_end or 0

@@ -23,7 +23,7 @@ _SECURITY = {
 
 
 class Renderer:
-    """The templates. `servers` is the cluster's name on the pages."""
+    """The templates and the token of forms. `servers` is the cluster's name on the pages."""
 
     def __init__(self, servers: str, *, is_read_only: bool) -> None:
         self.is_read_only = is_read_only
@@ -39,7 +39,7 @@ class Renderer:
             "duration": duration_text,
             "data": data_text,
         }
-        # Each of these escapes what comes from the cluster.
+        # Each of these functions escapes texts from the cluster.
         for draw in (charts.sparkline, charts.offsets_bar, charts.batch_blocks, charts.transaction_lanes):
             self._templates.globals[draw.__name__] = _marked_safe(draw)
         self._templates.globals["safe_svg"] = Markup

@@ -15,7 +15,7 @@ from oncelog.web.history import History, Sample, lag, sum_by_topic
 
 INTERVAL_S = 2.0
 IDLE_S = 60.0
-"""Without a page request for this time, no samples are taken."""
+"""Sampling stops if no page was requested for this time."""
 MAX_PARTITIONS = 2_000
 MAX_GROUPS = 100
 
@@ -23,7 +23,7 @@ MAX_GROUPS = 100
 class Sampler:
     """Takes a sample every two seconds, or less often if a sample takes long. Threads may share it.
 
-    `touch` starts the thread, and keeps it running. On a large cluster only the first MAX_PARTITIONS
+    `touch` starts the sampling thread, or keeps it running. On a large cluster only the first MAX_PARTITIONS
     partitions and MAX_GROUPS groups are sampled; `is_partial` is then True.
     """
 

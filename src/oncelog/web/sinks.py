@@ -30,7 +30,7 @@ class TaskState:
 class SinkState:
     """A sink: the newest batch that was begun, and the newest one that all tasks committed.
 
-    Batch ids are None before the first batch. `tasks` have the tasks' markers, in order of their numbers.
+    Batch ids are None before the first batch. `tasks` has the tasks' markers, in order of task numbers.
     """
 
     name: str
@@ -65,7 +65,7 @@ def sink_state(
 ) -> SinkState | None:
     """Return the state of a sink from the committed offsets of its parts.
 
-    Return None if a note is not of a sink: another application uses such group names.
+    Return None if an offset's metadata is not a sink's note, because another application uses the group name.
     """
     state = SinkState(sink.replace("%2F", "/").replace("%25", "%"))
     for part, held in offsets.items():

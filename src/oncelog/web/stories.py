@@ -11,7 +11,7 @@ from oncelog.explain.stories import STORIES, Story, play
 
 @dataclass(frozen=True, slots=True)
 class PlayedStory:
-    """A played story. `svg` is its drawing, and `is_as_told` is False if it ended differently."""
+    """A played story. `svg` is its drawing. `is_as_told` is False if one of its checks failed."""
 
     svg: str
     is_as_told: bool
@@ -27,7 +27,7 @@ class Stories:
         self._played: dict[str, PlayedStory] = {}
 
     def play(self, name: str) -> None:
-        """Play a story and keep the result. Raises OncelogError if it cannot be completed."""
+        """Play a story and keep the result. Raises OncelogError if the story cannot be played to its end."""
         with self._lock:
             runs = play(name)
             is_as_told = all(check.is_true for run in runs for check in run.checks)

@@ -1,6 +1,7 @@
 """The past transactions of one transactional id, from the records of `__transaction_state`. No I/O.
 
-Each record has the whole state of the id at that time. Compaction keeps at least the newest one.
+Each record has the whole state of the transactional id at that time. Compaction keeps at least the newest
+record.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _ABORTS = (TransactionState.PREPARE_ABORT, TransactionState.COMPLETE_ABORT)
 
 @dataclass(slots=True)
 class PastTransaction:
-    """One transaction. Times are ms since the epoch; None for a step that no record shows.
+    """One transaction. Times are in ms since the epoch, and None for a step that no record shows.
 
     `outcome` is "commit" or "abort", and None while the transaction is open.
     """
