@@ -46,8 +46,8 @@ class File(Protocol):
     def rewrite(self, start: int, stop: int) -> None:
         """Write the stored bytes from `start` to below `stop` again, so that the next sync includes them.
 
-        Used after a failed sync. May run in another thread while bytes after `stop` are written or the file
-        is closed.
+        Used after a restart, because an earlier process's sync may have failed. May run in another thread
+        while bytes after `stop` are written or the file is closed.
         """
         ...
 

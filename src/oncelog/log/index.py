@@ -144,8 +144,8 @@ class OffsetIndex(_IndexFile):
         """
         index = cls(disk, path, run_entries)
         data = _read(disk, path)
-        # Without a Python step per entry: a million entries would delay other clients for half a second. See
-        # test_loading_an_index_takes_no_step_for_each_entry.
+        # NumPy instead of a Python loop, which would delay other clients for half a second if there are a
+        # million entries. See test_loading_an_index_takes_no_step_for_each_entry.
         entries = np.frombuffer(data, ">u4", len(data) // _OFFSET_ENTRY.size * 2).reshape(-1, 2)
         # Kafka preallocates zeros. No entry has position 0, because the first batch gets no entry.
         entries = entries[: _first(entries[:, 1] == 0)].astype(np.int64)

@@ -157,8 +157,8 @@ class LocalLog:
     def append(self, records: memoryview, header: BatchHeader, now_ms: int) -> int:
         """Write a batch that the append rule has accepted, and return its base offset.
 
-        The base offset, the leader epoch and perhaps the append time are written into `records` first. Raises
-        KafkaStorageError.
+        The base offset, the leader epoch and, with LogAppendTime, the time are written into `records` first.
+        Raises KafkaStorageError.
         """
         if self.failure is not None:
             self.check_online()

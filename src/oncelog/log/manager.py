@@ -400,7 +400,7 @@ class LogManager:
         return name
 
     def remove_deleted(self) -> None:
-        """Start to remove the directories of deleted partitions that could not be removed earlier."""
+        """Start to remove the directories of deleted partitions that still exist."""
         directories, self._left_deletions = self._left_deletions, []
         if directories:
             self.background.add(self._remove_trees(directories))

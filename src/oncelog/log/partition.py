@@ -144,7 +144,7 @@ class Partition:
         the first flush. Raises StorageError with the file and the position.
 
         - `topic_id`: 16 bytes; None uses the id stored in the directory.
-        - `clean_shutdown`: the last process closed the partition. If not, all above `recovery_point` is read.
+        - `clean_shutdown`: the last process closed the partition. If not, recovery checks unsynced records.
         - `recovery_point`: every record below this offset is synced.
         - `cleaned_to`: compaction has cleaned the log at least up to this offset.
         - `indexed_from`: segments from this base offset on had a transaction index file; None if unknown.
@@ -687,7 +687,7 @@ class Partition:
         return max(before - len(log.segments), 0)
 
     def _retained_from(self, now_ms: int) -> int:
-        """Return the offset below which all segments are too old or exceed the size limit."""
+        """Return the log start to which retention by time and size may advance."""
         log, config, high_watermark = self.log, self.log.config, self.high_watermark
         offset = log.start_offset
         excess = None if config.retention_bytes is None else log.segments.size_bytes - config.retention_bytes

@@ -217,7 +217,9 @@ class PartitionProducers:
         self._hidden.append((first_offset, marker_offset))
 
     def hidden_first_offset(self, high_watermark: int) -> int | None:
-        """Return the first offset of the oldest transaction whose marker is not below the high watermark."""
+        """Return the first offset of the oldest completed transaction whose marker is not below the high
+        watermark, or None if there is none.
+        """
         while self._hidden and self._hidden[0][1] < high_watermark:
             self._hidden.popleft()
         return self._hidden[0][0] if self._hidden else None

@@ -459,7 +459,7 @@ def _replay_batches(
     noted_from = segment.transactions_from
     for batch in scan(segment.file, block.position, block.end, limits=segment.limits):
         if isinstance(batch, BadBatch):
-            break  # its length is damaged; only the last batch of a block can be like this
+            break  # the length of this batch is damaged; only a block's last batch can be like this
         header = batch.header
         if header.last_offset < start:
             continue

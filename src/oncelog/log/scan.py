@@ -46,8 +46,8 @@ BASE_AND_LENGTH = struct.Struct(">qi")
 _CRC = struct.Struct(">I")
 _MAGIC, _MAGIC_POSITION = bytes([MAGIC]), 16
 _MAX_OFFSETS = 1 << 31
-"""The maximum number of offsets in a segment. Its indexes store offsets relative to its base offset in 32
-bits.
+"""The maximum number of offsets in a segment. Its indexes store offsets as signed 32-bit distances from its
+base offset.
 """
 
 
@@ -259,7 +259,7 @@ def scan_headers_past_damage(
             return
         begin, offset = position, reached
         if last is not None and not _is_whole(file, last, position):
-            begin, offset = last, reached - 1  # the length in its header is wrong
+            begin, offset = last, reached - 1  # the length in the last batch's header is wrong
         # Search from `begin`, because the next batch may start before the end that a wrong length claims.
         position = find_behind(file, begin, end, offset, limits) or end
         yield Damage(begin, position)

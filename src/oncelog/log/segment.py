@@ -455,7 +455,7 @@ class Segment:
         """Index the whole batches from `position` on, thousands at a time, as `_walk` does one by one.
 
         Return the position of the first batch that is left to `_walk`, because it is not whole or does not
-        follow. See test_batches_are_indexed_alike_one_by_one_and_in_blocks.
+        follow the batch before it. See test_batches_are_indexed_alike_one_by_one_and_in_blocks.
         """
         last = self.index.last()
         for block in scan_whole(self.file, position, self.size_bytes, self.limits):
@@ -533,7 +533,7 @@ class Segment:
     def is_full(
         self, size_bytes: int, last_offset: int, max_timestamp_ms: int, config: LogConfig, now_ms: int
     ) -> bool:
-        """Return True if a batch of this size must go to a new segment. Source: Kafka's
+        """Return True if a batch with these values must go to a new segment. Source: Kafka's
         LogSegment.shouldRoll.
         """
         if self.size_bytes == 0:
@@ -751,7 +751,7 @@ class Segment:
                 raise
 
     def rewrite_on_sync(self, from_offset: int) -> None:
-        """Write the bytes from `from_offset` on again before the next sync.
+        """Let the next `sync` write the bytes from `from_offset` on again, before it syncs.
 
         After a failed sync, Linux keeps the bytes in memory and marks them clean. A restarted process can
         still read them, but a sync would succeed without writing them.
