@@ -27,7 +27,7 @@ _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 
 
 def check_spark() -> None:
-    """Raise MissingDependency without PySpark, and ConfigError without Java.
+    """Raise MissingDependency if PySpark is missing, and ConfigError if Java is missing.
 
     The error's text says what to install.
     """

@@ -1,7 +1,7 @@
 """Run the rules of oncelog.audit in Spark tasks, on one stream of batch headers per partition.
 
 Spark sorts the headers by partition and place, on disk if memory is short. A task then passes the headers to
-the rules one after another, so its memory is bounded by the rules' state.
+the rules one after another, so it needs memory only for the rules' state.
 """
 
 from __future__ import annotations

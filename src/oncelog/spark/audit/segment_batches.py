@@ -39,7 +39,7 @@ from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, read_header
 
 BYTES_PER_TASK = 256 << 20
-"""The maximum size of the segments of one task. A larger segment has a task of its own."""
+"""The maximum total size of the segments of one task. A larger segment has a task of its own."""
 _PARTITION_NAME = re.compile(r"(.+)-(\d+)")
 _SEGMENT_NAME = re.compile(r"(\d{20})" + re.escape(LOG_SUFFIX))
 _SWAP_NAME = re.compile(r"(\d{20})\.[a-z]+" + re.escape(SWAP))

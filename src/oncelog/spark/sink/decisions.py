@@ -281,7 +281,7 @@ class SinkError(OncelogError):
 
 
 class SinkRefused(SinkError):
-    """The sink refuses the batch, and refuses it again until the user applies the remedy in the text."""
+    """A refusal of a batch that lasts until the user applies the remedy in the text."""
 
 
 class RowRefused(SinkRefused):

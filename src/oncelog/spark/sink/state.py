@@ -64,7 +64,7 @@ class Sink:
 
     @property
     def group(self) -> str:
-        """Return the prefix of all names of the sink.
+        """Return the prefix of the sink's group names and transactional ids.
 
         For `write_atomic` the prefix itself is the transactional id, and the group that stores the marker.
         """
@@ -160,7 +160,7 @@ class Sink:
         """Store `kept` as the offset of a group, without a transaction, for `retention_ms` milliseconds.
 
         Offsets that a transaction commits expire, so a missing marker does not prove that nothing was
-        written. So this call uses OffsetCommit 4, which can set the retention time. See
+        written. So this call uses version 4 of OffsetCommit, which can set the retention time. See
         test_an_offset_is_kept_as_long_as_its_commit_says.
         """
         admin.alter_group_offsets(group, {self.marker_at: kept}, retention_ms=retention_ms)

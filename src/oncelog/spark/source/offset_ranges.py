@@ -317,7 +317,8 @@ class Available:
 class DataLoss(NamedTuple):
     """Requested offsets that do not exist.
 
-    The read continues at `resume`. If `resume` is None, the partition is no longer read.
+    A stream continues at `resume`, or no longer reads the partition if `resume` is None. A batch read does
+    not use `resume`.
     """
 
     tp: TopicPartition
