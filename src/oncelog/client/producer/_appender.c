@@ -1,9 +1,9 @@
-/* The way of a record into a batch, in C: oncelog/client/producer/appender.py is the oracle.
+/* Appends records to batches, in C: oncelog/client/producer/appender.py is the oracle.
 
-   `Appender.send` runs as one step under the interpreter's lock once it holds the producer's lock: it calls no
-   Python code and creates no object that the garbage collector tracks. So neither a signal handler nor another
-   thread sees half of it. A record is encoded where it is appended. A row that needs a check or a new batch
-   gets None, and the caller takes the long way.
+   While `Appender.send` holds the producer's lock, it does not release the GIL: it calls no Python code and creates
+   no object that the garbage collector tracks. So no signal handler or other thread runs before the append is
+   complete. A record is encoded when it is appended. For a row that needs a check or a new batch, a function
+   returns None, and the caller takes the slow path.
 
    Guard: tests/client/test_client_appender.py. */
 
@@ -23,12 +23,12 @@
 typedef struct {
     PyObject_HEAD
     PyObject *result;     /* BatchResult; NULL once the records were taken */
-    PyObject *callbacks;  /* its dict of callbacks */
+    PyObject *callbacks;  /* the result's dict of callbacks */
     PyObject *data;       /* a bytearray, `used` bytes of which are written; NULL once the records were taken */
     Py_ssize_t space, used, size_bytes, count, times_capacity;
     int64_t *times, max_time;
-    uint64_t call;        /* the call of `send_many` that used this buffer last, */
-    Py_ssize_t part;      /* and the number of its part there */
+    uint64_t call;        /* number of the last `append_many` call that used this buffer */
+    Py_ssize_t part;      /* index of this buffer's part in that call */
 } RecordBuffer;
 
 static PyTypeObject RecordBufferType;
@@ -91,7 +91,7 @@ buffer_reserve(RecordBuffer *self, Py_ssize_t size)
         return -1;
     }
     if (needed > capacity) {
-        /* By four, because each step copies the batch. `take` gives back what is more than twice too large. */
+        /* Grow fourfold, because each resize copies the batch. `take` frees memory if more than half is unused. */
         if (capacity <= PY_SSIZE_T_MAX / 4 && needed < capacity * 4)
             needed = capacity * 4;
         if (PyByteArray_Resize(self->data, needed) < 0)
@@ -173,7 +173,7 @@ buffer_take(RecordBuffer *self, PyObject *unused)
         return NULL;
     PyObject *data = self->data;
     self->data = NULL;
-    buffer_clear(self); /* the result keeps this object for its times, so this must not keep the result */
+    buffer_clear(self); /* avoid a cycle: the result refers to this object, which has the timestamps */
     return data;
 }
 
@@ -371,7 +371,7 @@ typedef struct {
     PyObject *lock;         /* the producer's lock, or None */
     PyObject *wall_ns;      /* the clock, or None for the system's */
     PyTypeObject *future_type;
-    Py_ssize_t result_slot, index_slot; /* the places of the future's two attributes */
+    Py_ssize_t result_slot, index_slot; /* offsets of the future's two attributes */
     Py_ssize_t buffered_bytes, buffer_bytes;
     char is_changing;
     uint64_t call_count;
@@ -422,12 +422,12 @@ appender_dealloc(Appender *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
-/* Return the place of an attribute that __slots__ made, or -1 with an exception. */
+/* Return the offset of a __slots__ attribute in its object, or -1 with an exception. */
 static Py_ssize_t
 slot_of(PyObject *type, const char *name)
 {
     Py_ssize_t place = -1;
-    PyObject *interned = PyUnicode_InternFromString(name); /* the cache of attributes keeps the name */
+    PyObject *interned = PyUnicode_InternFromString(name); /* interned, for the type's attribute cache */
     PyObject *descriptor = interned == NULL ? NULL : PyObject_GetAttr(type, interned);
     Py_XDECREF(interned);
     if (descriptor != NULL && Py_TYPE(descriptor) == &PyMemberDescr_Type
@@ -441,7 +441,8 @@ slot_of(PyObject *type, const char *name)
 
 PyDoc_STRVAR(prepare_doc,
 "prepare(lock, wall_ns, future_type, *, is_system_clock=False)\n--\n\n"
-"Set the producer's lock, the clock and the type of futures, for `send`.");
+"Set the producer's lock, the clock and the type of futures, for `send`. With is_system_clock, `send` reads the\n"
+"system's clock instead of calling wall_ns.");
 
 static PyObject *
 appender_prepare(Appender *self, PyObject *args, PyObject *keywords)
@@ -484,7 +485,7 @@ now_of(Appender *self, int64_t *now_ms)
 }
 
 /* Append to an open batch with room. Return the buffer (borrowed) and the row's index, or NULL without an
-   exception if the row needs the long way. The caller holds the producer's lock. */
+   exception if the row needs the slow path. The caller holds the producer's lock. */
 static RecordBuffer *
 append_open(Appender *self, PyObject *topic, PyObject *partition, const Row *row, Py_ssize_t size_bytes,
             PyObject *callback, Py_ssize_t *index)
@@ -507,7 +508,7 @@ append_open(Appender *self, PyObject *topic, PyObject *partition, const Row *row
 
 PyDoc_STRVAR(append_doc,
 "append(topic, partition, row, size_bytes, callback)\n--\n\n"
-"Append a row to an open batch with room. Return (result, index), or None if the row needs the long way.\n"
+"Append a row to an open batch with room. Return (result, index), or None if the row needs the slow path.\n"
 "The caller holds the producer's lock.");
 
 static PyObject *
@@ -534,7 +535,7 @@ appender_append(Appender *self, PyObject *const *args, Py_ssize_t arg_count)
 
 PyDoc_STRVAR(send_doc,
 "send(topic, value, key, partition, timestamp_ms, headers, callback)\n--\n\n"
-"Append a record of an application, and return its future, or None if the record needs the long way.");
+"Append a record of an application, and return its future, or None if the record needs the slow path.");
 
 static PyObject *
 appender_send(Appender *self, PyObject *const *args, Py_ssize_t arg_count)
@@ -552,11 +553,12 @@ appender_send(Appender *self, PyObject *const *args, Py_ssize_t arg_count)
     Py_ssize_t index = 0;
     if (now_of(self, &row.timestamp) < 0)
         return NULL;
-    /* The future is made first: its allocation may start the garbage collector, and with it any code. */
+    /* Create the future before taking the lock: its allocation may start the garbage collector, which may run
+       any finalizer. */
     PyObject *future = self->future_type->tp_alloc(self->future_type, 0);
     if (future == NULL)
         return NULL;
-    PyObject *lock = Py_NewRef(self->lock); /* a fork in a callback may replace it */
+    PyObject *lock = Py_NewRef(self->lock); /* a forked child replaces self->lock */
     PyObject *taken = PyObject_CallMethodNoArgs(lock, name_acquire);
     if (taken == NULL) {
         Py_DECREF(lock);
@@ -588,7 +590,7 @@ appender_send(Appender *self, PyObject *const *args, Py_ssize_t arg_count)
     return future;
 }
 
-/* Part: consecutive records of one buffer that a call of `send_many` appended */
+/* Part: consecutive records of one buffer that a call of `append_many` appended */
 
 typedef struct {
     RecordBuffer *buffer; /* owned */
@@ -612,9 +614,10 @@ add_parts(PyObject *found, const Part *parts, Py_ssize_t count)
 
 PyDoc_STRVAR(append_many_doc,
 "append_many(topic, partition, values, keys, timestamps_ms, headers, first, last, parts)\n--\n\n"
-"Append the rows from number `first` to before `last` to open batches with room, until one needs the long way.\n"
-"Return the number of that row. Add (result, index of the first record, record count) to `parts` for each\n"
-"batch. `keys` is a list, a tuple or None; `timestamps_ms` is a list or one number. The caller holds the lock.");
+"Append the rows from number `first` to `last` - 1 to open batches, until one needs the slow path.\n"
+"Return the number of the first row that was not appended. Add (result, index of the first record, record count)\n"
+"to `parts` for each batch. `keys` is a list, a tuple or None; `timestamps_ms` is a list or one number.\n"
+"The caller holds the lock.");
 
 static PyObject *
 appender_append_many(Appender *self, PyObject *args)
@@ -630,12 +633,12 @@ appender_append_many(Appender *self, PyObject *args)
         && (PyList_CheckExact(values) || PyTuple_CheckExact(values))
         && (keys == Py_None || PyList_CheckExact(keys) || PyTuple_CheckExact(keys))
         && (PyLong_CheckExact(times) || PyList_CheckExact(times)) && next >= 0;
-    Py_XDECREF(example); /* `headers` is the caller's, and lives on */
+    Py_XDECREF(example); /* `row` borrows `headers` from the caller */
     if (PyErr_Occurred())
         return NULL;
     Py_ssize_t fixed_bytes = RECORD_OVERHEAD_BYTES;
     for (Py_ssize_t i = 0; is_usual && i < PyTuple_GET_SIZE(headers); i++) {
-        /* as row_size_bytes of rows.py */
+        /* the same sum as in row_size_bytes of rows.py */
         PyObject *header = PyTuple_GET_ITEM(headers, i), *data = PyTuple_GET_ITEM(header, 1);
         fixed_bytes += 10 + 4 * PyUnicode_GET_LENGTH(PyTuple_GET_ITEM(header, 0))
             + (data == Py_None ? 0 : PyBytes_GET_SIZE(data));
@@ -744,15 +747,15 @@ metadata_of(PyTypeObject *type, PyObject *topic, PyObject *partition, long long 
     PyTuple_SET_ITEM(metadata, 1, Py_NewRef(partition));
     PyTuple_SET_ITEM(metadata, 2, offset);
     PyTuple_SET_ITEM(metadata, 3, time);
-    PyObject_GC_UnTrack(metadata); /* text and numbers are in no cycle */
+    PyObject_GC_UnTrack(metadata); /* strings and ints are in no reference cycle */
     return metadata;
 }
 
 PyDoc_STRVAR(call_back_doc,
 "call_back(callbacks, metadata_type, topic, partition, base_offset, times, error)\n--\n\n"
 "Call the delivery callbacks of a batch in the order of their records, and return the exceptions they raised.\n"
-"`callbacks` maps indexes to callables, and is not changed meanwhile. `base_offset` None: no offsets are known.\n"
-"`error` None: each callback gets the metadata of its record.");
+"`callbacks` maps indexes to callables, and must not change during the call.\n"
+"`base_offset` None: no offsets are known. `error` None: each callback gets the metadata of its record.");
 
 static PyObject *
 call_back(PyObject *module, PyObject *args)
@@ -841,7 +844,7 @@ static PyModuleDef_Slot slots[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "oncelog.client.producer._appender", "The way of a record into a batch.", 0, methods,
+    PyModuleDef_HEAD_INIT, "oncelog.client.producer._appender", "Appends records to batches.", 0, methods,
     slots, NULL, NULL, NULL,
 };
 

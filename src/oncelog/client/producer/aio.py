@@ -32,8 +32,8 @@ class AsyncProducer:
             metadata = await future
 
     Settings are Kafka's keys in a mapping, or keywords with underscores for the dots. The constructor raises
-    ConfigError. A producer belongs to the event loop that uses it first; a call on another loop raises
-    MisuseError.
+    ConfigError for invalid settings. A producer belongs to the event loop that uses it first; a call on
+    another loop raises MisuseError.
     """
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
@@ -138,7 +138,7 @@ class AsyncProducer:
         await asyncio.sleep(0)
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics under Kafka's names (producer-metrics); empty before the first send.
+        """Return the metrics under Kafka's names (producer-metrics); empty before the producer's first use.
 
         Rates are per second over the last 30 s, times in milliseconds.
         """

@@ -1,11 +1,11 @@
 """Appends records to the open batches of a producer: the work of nearly every `send`.
 
-`Appender` finds the open batch of a record. If there is none with room, the record takes the long way: a
+`Appender` finds the open batch of a record. If there is none with room, the record takes the slow path: a
 lookup of the topic, a wait for room, or a new batch (`ProducerCore.append`). `RecordBuffer` has the records
 of one batch, and `OpenBatches` the open batch of each partition of a topic.
 
-`_appender.c` has the same classes in C; there a record is encoded when it is appended. This module is its
-oracle, and runs where it was not compiled. See docs/internals/compiled.md.
+`_appender.c` has the same classes in C, and encodes a record when it is appended. The Python classes are the
+oracle of its tests, and run if `_appender.c` is not compiled. See docs/internals/compiled.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from oncelog.wire.records import encode_after_space
 class RecordBuffer:
     """The records of a batch that is not encoded yet.
 
-    `size_bytes` is an upper bound of the batch's size, which begins with `space_bytes` for the header.
+    `size_bytes` is an upper bound of the batch's size, including `space_bytes` for the header.
     `callbacks` is the dict of the result's delivery callbacks, by the index of their record.
     """
 
@@ -96,7 +96,7 @@ class OpenBatches:
         self.hashes_keys = hashes_keys
 
     def choose(self, partition: object, key: bytes | None) -> RecordBuffer | None:
-        """Return the buffer for a record, or None if the record needs the long way."""
+        """Return the buffer for a record, or None if the record needs the slow path."""
         if partition is not None:
             if type(partition) is not int:
                 return None
@@ -141,7 +141,7 @@ class Appender:
     ) -> None:
         """Set the producer's lock, the clock and the type of futures, for `send`.
 
-        The form in C reads the system's clock itself.
+        With `is_system_clock`, the C code reads the system's clock itself instead of calling `wall_ns`.
         """
         self.lock, self.wall_ns, self.future_type = lock, wall_ns, future_type
 
@@ -157,7 +157,7 @@ class Appender:
     ) -> Any:
         """Append a record of an application, and return its future.
 
-        Return None if the record needs a check or the long way.
+        Return None if the record needs a check or the slow path.
         """
         if (
             (value is not None and type(value) is not bytes)
@@ -177,7 +177,7 @@ class Appender:
     ) -> tuple[Any, int] | None:
         """Append a row to an open batch with room. The caller holds the lock.
 
-        Return the batch's result and the record's index in it, or None if the row needs the long way.
+        Return the batch's result and the record's index in it, or None if the row needs the slow path.
         """
         if self.is_changing:
             return None
@@ -213,10 +213,11 @@ class Appender:
         last: int,
         parts: list[tuple[Any, int, int]],
     ) -> int:
-        """Append the rows from number `first` to before `last`, until one needs a check or the long way.
+        """Append the rows from number `first` to `last` - 1, until one needs a check or the slow path.
 
-        Return the number of that row. Add (result, index of the first record, record count) to `parts` for
-        each batch. The caller holds the lock. `keys` and a list of timestamps may be shorter than `values`.
+        Return the number of the first row that was not appended. Add (result, index of the first record,
+        record count) to `parts` for each batch. The caller holds the lock. `keys` and a list of timestamps
+        may be shorter than `values`.
         """
         added: dict[int, tuple[Any, int, int]] = {}
         number = first
@@ -292,7 +293,7 @@ def call_back(
 PYTHON_FORM = {
     part.__name__: part for part in (RecordBuffer, OpenBatches, Appender, call_back, first_unusual)
 }
-"""The oracle, also where the form in C runs."""
+"""The Python classes and functions, for tests that compare them with the C code."""
 
 if not TYPE_CHECKING:
     try:

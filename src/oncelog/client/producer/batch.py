@@ -1,7 +1,8 @@
 """A producer's batch of records, and the delivery result that its records share.
 
-A record in a batch is a row or encoded, not an object. A future of a record refers to the result of the batch
-and to the record's index in it. If a batch is split, its result refers to the results of the child batches.
+In a batch, a record is a row (a plain tuple) or encoded bytes. A record's future refers to the result of the
+batch and to the record's index in the batch. If a batch is split, its result refers to the results of the
+child batches.
 """
 
 from __future__ import annotations
@@ -314,8 +315,8 @@ def _child_batch(batch: ProducerBatch, rows: list[NewRecord]) -> ProducerBatch:
     for row in rows:
         child.buffer.append(row, row_size_bytes(row.key, row.value, row.headers), None)
     child.attempt_count = batch.attempt_count - 1  # MESSAGE_TOO_LARGE does not count as a retry
-    # The children have the parent's sequences. If the parent was stored, the broker refuses each child with
-    # OUT_OF_ORDER_SEQUENCE_NUMBER.
+    # The children have the parent's sequences. So if the parent was stored, the children's records are
+    # stored, and the broker refuses each child with OUT_OF_ORDER_SEQUENCE_NUMBER.
     child.may_be_stored = batch.may_be_stored
     child.parent = batch
     child.seal()

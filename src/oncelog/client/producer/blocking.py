@@ -37,7 +37,7 @@ T = TypeVar("T")
 Columns = tuple[Sequence[Any], Sequence[Any] | None, list[int] | int, tuple[Header, ...]]
 """Values, keys, timestamps and the headers of each record."""
 _CHUNK_ROWS = 2048
-"""Number of rows that `send_many` appends before it lets go of the lock."""
+"""Maximum number of rows that `send_many` appends before it releases the lock."""
 
 
 class Producer:
@@ -51,7 +51,7 @@ class Producer:
 
     `send` returns at once, and a background thread sends the records. Threads may share a Producer. Settings
     are Kafka's keys in a mapping, or keywords with underscores for the dots. The constructor raises
-    ConfigError.
+    ConfigError for invalid settings.
 
     A signal handler should raise or set a flag. If the handler has interrupted a call of this producer, its
     own calls of the producer raise MisuseError.
@@ -235,9 +235,9 @@ class Producer:
         """Append many records, and return one Delivery for all of them. Blocks and raises like `send`.
 
         `keys` and `timestamps_ms` have one item per value, in the same order. Timestamps are milliseconds
-        since the epoch. A single timestamp, and `headers`, apply to every record. Lists are checked before
-        any record is appended. If an error occurs after some records were appended, its attribute `delivery`
-        is the Delivery of these records.
+        since the epoch. A single timestamp, and `headers`, apply to every record. If `values` and
+        `keys` are lists or tuples, they are checked before any record is appended. If an error occurs after
+        some records were appended, its attribute `delivery` is the Delivery of these records.
         """
         now_ms = self._wall_ns() // 1_000_000
         shared = headers_of(headers)
@@ -339,7 +339,7 @@ class Producer:
         """Send all records of earlier calls without lingering, and wait until their callbacks have returned.
 
         Records that other threads send later are not waited for. Failures are raised by the records' futures,
-        not by this call. Raises TimedOut after `timeout` seconds, while the records are still being sent.
+        not by this call. Raises TimedOut after `timeout` seconds; the producer continues to send the records.
         Raises MisuseError in a delivery callback or a forked process.
         """
         if self._closed:
@@ -476,8 +476,8 @@ class Producer:
     def take_over_transaction(self, share: TransactionShare) -> None:
         """Take over a transaction from another producer, to commit or abort it. Replaces `init_transactions`.
 
-        This fences no producer. If another producer calls `init_transactions` later, the broker refuses to
-        end this transaction.
+        This fences no producer. If another producer of the transactional.id calls `init_transactions` before
+        this producer ends the transaction, the broker refuses the commit or abort of this producer.
         """
         self._thread.run(require_manager(self._transactions).take_over(share))
 

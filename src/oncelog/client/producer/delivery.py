@@ -134,7 +134,7 @@ class RecordFuture(Future[RecordMetadata]):
         def call() -> None:
             try:
                 fn(self)
-            except Exception:  # `notify` logs a BaseException; here the caller gets it
+            except Exception:  # other exceptions reach `notify`, which logs them, or the caller
                 _LOG.exception("a done callback raised")
 
         self._batch_result.add_listener(call)
@@ -207,7 +207,7 @@ class Delivery:
 class Parts:
     """The parts of a Delivery while records are appended.
 
-    Consecutive records of a batch become one part. Another thread's records may stand between them.
+    Consecutive records of a batch become one part. Between two parts of a batch are another thread's records.
     """
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class Parts:
         self.merge()
 
     def merge(self) -> None:
-        """Join the parts of `added` to the others."""
+        """Move the parts of `added` to `_merged`, and join consecutive parts of one batch."""
         while self.added:
             result, first, count = self.added[0]
             begin, end = (id(result), first), (id(result), first + count)

@@ -9,7 +9,7 @@ may raise. Three rules follow:
 
 - Take the lock only by `with driver.lock`. If a handler raises within another method that takes the lock, or
   within a Condition, the lock may stay held.
-- Threads wait on queues. `ProducerCore.repair` completes the work of an interrupted `append`.
+- Threads wait only on queues. `ProducerCore.repair` completes the work of an interrupted `append`.
 - If a handler calls the producer while the interrupted call holds the lock, the handler gets MisuseError. It
   cannot wait, because the interrupted call continues only after the handler. The lock is reentrant, so that
   this case can be detected.

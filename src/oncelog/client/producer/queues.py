@@ -46,7 +46,8 @@ class PartitionQueue:
 
     @open.setter
     def open(self, batch: ProducerBatch | None) -> None:
-        # The buffer is there only while the batch is open, also if an exception interrupts this.
+        # `buffers` has the batch's buffer only while the batch is open, even if an exception interrupts this
+        # setter.
         if self._open_batches is None:
             self._open = batch
         elif batch is None:
@@ -104,7 +105,8 @@ class PartitionQueue:
         return batch, batch.created_ms + self._options.linger_ms
 
     def take(self, batch: ProducerBatch, identity: ProducerIdAndEpoch | None) -> None:
-        """Mark the batch that `next_to_send` returned as sent."""
+        """Mark the batch that `next_to_send` returned as sent. With idempotence, a new batch gets a
+        sequence."""
         is_new = bool(self.waiting) and self.waiting[0] is batch
         if is_new:
             self.waiting.popleft()
@@ -120,7 +122,7 @@ class PartitionQueue:
             self.sequences.send(batch)
 
     def on_no_outcome(self, batch: ProducerBatch, may_be_stored: bool) -> None:
-        """Keep a batch for another attempt, because its last attempt ended without a result."""
+        """Keep a batch for another attempt: the last attempt got no response, or a retriable error."""
         if self._options.is_idempotent:
             self.sequences.on_no_outcome(batch, may_be_stored=may_be_stored)
         else:
@@ -163,10 +165,11 @@ class TopicQueues:
     """The queues of a topic's partitions, and the choice between them.
 
     Only the first `count` of `queues` exist on the cluster. There are more if the topic was created again
-    with fewer partitions. The batches of the queues from `count` on fail after delivery.timeout.ms. Records
-    without a key go to `sticky_queue` until its batch is full (KIP-480). `used_ms` is the time of the topic's
-    last use: its first lookup, the start of a batch, or the last time that ProducerCore found the topic in
-    use.
+    with fewer partitions. The batches of the queues from `count` on fail after delivery.timeout.ms. With the
+    default partitioner, records without a key go to `sticky_queue` until its batch is full (KIP-480).
+
+    `used_ms` is the time of the topic's last use: its first lookup, the start of a batch, or the last time
+    that ProducerCore found the topic in use.
     """
 
     __slots__ = ("_sticky_queue", "count", "name", "open_batches", "partitioner", "queues", "used_ms")

@@ -10,7 +10,7 @@ from oncelog.errors import MisuseError
 from oncelog.types import Header, Headers
 
 Row = tuple[int, bytes | None, bytes | None, tuple[Header, ...]]
-"""Timestamp (ms since the epoch), key, value, headers. A plain tuple costs less than an object."""
+"""Timestamp (ms since the epoch), key, value, headers. A plain tuple is created faster than a NamedTuple."""
 
 RECORD_OVERHEAD_BYTES = 21
 """Upper bound of the bytes that a record needs besides key, value and headers: lengths and deltas."""

@@ -146,7 +146,7 @@ class TransactionManager:
         self.session.enter(State.READY)
 
     async def change_id(self, transactional_id: str) -> None:
-        """Take another transactional id. All that is left of the last one is what connections know."""
+        """Take another transactional id. Connections and known coordinators are kept, but no other state."""
         with self._driver.lock:
             self._core.change_transactional_id(transactional_id)
         self._transactional_id = transactional_id
@@ -330,7 +330,7 @@ class TransactionManager:
     async def _abort_own_epoch(self, deadline_ms: float) -> ProducerIdAndEpoch | None:
         """Abort a transaction whose epoch no other transaction uses.
 
-        The coordinator answers PRODUCER_FENCED also while it completes the previous transaction. In that case
+        The coordinator also answers PRODUCER_FENCED while it completes the previous transaction. In that case
         repeat the abort: see `fenced_abort_action`.
         """
         entry = None
