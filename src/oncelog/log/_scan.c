@@ -1,6 +1,6 @@
-/* C versions of two functions in oncelog/log/scan.py, which walk over the batches in a part of a log file.
+/* Two loops of oncelog/log/scan.py over the batches in a chunk of a log file. The Python functions are the oracle.
 
-   Guard: tests/log/test_log_scan.py compares them with the Python functions. */
+   Guard: tests/log/test_log_scan.py. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -32,8 +32,8 @@ has_right_checksum(PyObject *crc32c, const unsigned char *batch, Py_ssize_t size
     return crc == u32_at(batch + CRC);
 }
 
-/* Copies of batch headers, one after another. `room` is the number of headers that fit into `bytes`. It grows with
-   `count`, never by a length in the data. */
+/* A growing array of `count` headers, with memory for `room` headers. Its size depends on the number of headers
+   found, never on a length in the data. */
 struct headers {
     char *bytes;
     Py_ssize_t count, room;
@@ -70,7 +70,8 @@ size_of(const unsigned char *batch)
 
 PyDoc_STRVAR(whole_batches_doc,
              "whole_batches(data, crc32c)\n--\n\n"
-             "Return the headers of the whole batches at the start of `data`, and the position after the last one.");
+             "Return the headers of the whole batches at the start of `data`, and the position after the last one.\n\n"
+             "A batch is whole if all of its bytes are in `data`, its magic is 2, and its checksum is right.");
 
 static PyObject *
 whole_batches(PyObject *module, PyObject *args)
@@ -103,7 +104,8 @@ done:
 
 PyDoc_STRVAR(find_headers_doc,
              "find_headers(data, position, limit, max_count)\n--\n\n"
-             "Return the batch headers in `data` from `position` on, and where the next batch begins.");
+             "Return up to `max_count` batch headers in `data` from `position` on, and the position after the last batch.\n\n"
+             "A batch must end at or before `limit`, which may be behind the end of `data`. No other check is done.");
 
 static PyObject *
 find_headers(PyObject *module, PyObject *args)
@@ -137,7 +139,7 @@ static PyMethodDef methods[] = {
 };
 
 static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "oncelog.log._scan", "Functions that walk over the batches of a log file.", 0,
+    PyModuleDef_HEAD_INIT, "oncelog.log._scan", "Loops over the batches of a log file.", 0,
     methods, NULL, NULL, NULL, NULL,
 };
 
