@@ -6,8 +6,9 @@ returns at least one whole batch, even above the limits. While unsent responses 
 memory, the broker lowers max_bytes. With isolation_level 1 the data ends at the last stable offset, and
 aborted_transactions is a list, perhaps empty; otherwise it is null.
 
-    UNKNOWN_TOPIC_OR_PARTITION  an unknown partition by name
+    UNKNOWN_TOPIC_OR_PARTITION  an unknown topic name or partition
     UNKNOWN_TOPIC_ID            an unknown topic id
+    TOPIC_AUTHORIZATION_FAILED  the client may not read the topic
     NOT_LEADER_OR_FOLLOWER      the fetch comes from a replica
     FENCED_LEADER_EPOCH         an older leader epoch
     UNKNOWN_LEADER_EPOCH        a newer leader epoch
@@ -87,8 +88,8 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
         # An append between two steps could not complete this fetch, because the purgatory does not watch it
         # yet. Respond now: the client's next fetch returns the new records.
         return fetch.response(results)
-    # A connection that waits for a response is not closed as idle. Without this limit, a large max_wait_ms
-    # would keep alive the fetch of a client that has vanished.
+    # A connection that waits for a response is not closed as idle. So limit max_wait_ms to
+    # connections.max.idle.ms. Otherwise the fetch of a client that has vanished could stay for max_wait_ms.
     idle_ms, max_wait_ms = state.settings["connections.max.idle.ms"], message.max_wait_ms
     pending = PendingResponse(blocks_pipeline=True)
     delayed = DelayedFetch(

@@ -1,13 +1,15 @@
 """Produce (key 0), versions 3-13: append record batches to partitions.
 
-ApiVersions offers version 0, too, because librdkafka before 2.11.1 otherwise does not compress (KAFKA-18659).
-Version 13 names topics by id. Checks, in this order:
+ApiVersions also offers version 0, because librdkafka before 2.11.1 otherwise does not compress (KAFKA-18659).
+Version 13 identifies topics by id. Checks, in this order:
 
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED  transactional batches without a transactional id, or with one
                                            that the client may not use; all partitions get this error
     UNKNOWN_TOPIC_ID                       version 13: an unknown topic id
+    TOPIC_AUTHORIZATION_FAILED             the client may not write to the topic
     UNKNOWN_TOPIC_OR_PARTITION             an unknown topic or partition
     INVALID_RECORD                         not exactly one batch of magic 2
+    CORRUPT_MESSAGE                        magic above 2, or a batch length below the minimum
     UNSUPPORTED_COMPRESSION_TYPE           zstd before version 7
     INVALID_REQUIRED_ACKS                  acks is not -1, 0 or 1
     INVALID_TOPIC_EXCEPTION                an internal topic
@@ -184,7 +186,7 @@ class _Produce:
             if self.is_continued and self.verification.was_open(tp):
                 check_still_open(partition, batch)
             begins_epoch = self.verification.begins_epoch(tp)
-        # Set the log start offset before the append, because the result of a refused batch has it, too.
+        # Set the log start offset before the append, because the result of a refused batch also has it.
         result.log_start_offset = partition.log_start_offset
         opened_before = partition.opened_cost
         try:
@@ -371,7 +373,8 @@ def put_refusal(state: BrokerState, result: _PartitionResult, error: BrokerError
 def only_batch(records: Buffer | None, version: int) -> memoryview:
     """Return the only batch of a partition's records, without trailing garbage.
 
-    Raises InvalidRecord (no batch, several, an old format), CorruptMessage, UnsupportedCompressionType.
+    Raises InvalidRecord (no batch, several batches, truncated batch, old format), CorruptMessage (unknown
+    magic, length below the minimum) and UnsupportedCompressionType (zstd before version 7).
     """
     if not records or len(records) < _SIZE_OVERHEAD:
         raise InvalidRecord("a Produce request needs one record batch for each of its partitions")

@@ -1,10 +1,10 @@
 """The fast path of Produce: append the batches of a plain request without decoding it into a message.
 
-All checks that refuse a request are in `broker.handlers.produce`. A request that might fail one of them is
-not plain, and this module leaves it unchanged for that handler. A request is not plain if it has an old
-version, acks=0, malformed bytes, an unknown topic, or a topic whose appends wait for a flush or for replicas.
-While `on_append` is set, no request is plain. A transactional batch is plain if its producer's transaction is
-already open in the partition. The first batch of a transaction needs the coordinator.
+All checks that refuse a request before an append are in `broker.handlers.produce`. A request that might fail
+one of them is not plain, and this module leaves it unchanged for that handler. A request is not plain if it
+has an old version, acks=0, malformed bytes, an unknown topic, or a topic without `allows_direct_produce`.
+While `BrokerState.on_append` is set, no request is plain. A transactional batch is plain if its producer's
+transaction is already open in the partition. The first batch of a transaction needs the coordinator.
 
     request   i16 key | i16 version | i32 correlation id | client id | tags | transactional id | i16 acks
               | i32 timeout | topics: name, partitions: (i32 index, records, tags), tags | tags
@@ -50,7 +50,7 @@ _RESULT = struct.Struct(">ihqqqBxx")
 _ONLY_RESULT = struct.Struct(_RESULT.format + "6x")
 """The only result of a response, with the tags and the throttle time that follow it."""
 _ONLY_RESPONSE_BYTES = _RESPONSE_HEAD.size - 4 + _ONLY_RESULT.size
-"""Size of a response with one result, without its size prefix and the bytes that its request gives."""
+"""Size of a response with one result, without the size prefix and the bytes copied from the request."""
 _NO_RECORD_ERRORS = 1
 _LAST_TAGS_AND_THROTTLE = bytes(6)
 _THROTTLE_AND_TAGS = struct.Struct(">ix")
@@ -59,7 +59,7 @@ _CLIENT = Origin.CLIENT
 
 _Result = ProduceResponse.PartitionProduceResponse
 _AppendResult = int | Appended | BrokerError
-"""The base offset of a usual batch, the result of another batch, or the error of a refused one."""
+"""The base offset that `append_next` returned, the result of `append`, or the error of a refused batch."""
 
 
 _Batch = tuple[memoryview, Partition, memoryview, HeaderFields]
@@ -94,7 +94,7 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
             result = _append(state, partition, records, fields, now_ms)
         except BrokerError as error:
             # Return this error here; never pass the request on to `produce`. A failed write leaves the
-            # broker's base offset in the batch, so a second append would refuse it. See
+            # broker's base offset in the batch's bytes, so a second append would refuse the batch. See
             # test_the_bytes_of_a_failed_write_are_not_accepted_again.
             is_refused = True
             results.append(error)
@@ -108,9 +108,9 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
 def _append(
     state: BrokerState, partition: Partition, records: memoryview, fields: HeaderFields, now_ms: int
 ) -> int | Appended:
-    """Append a batch and count it. Return the base offset of a usual batch, else the result of `append`.
+    """Append a batch and count it. Return its base offset, or the result of `append` for an unusual batch.
 
-    Raises a BrokerError.
+    `append_next` stores usual batches. Raises a BrokerError if the batch is refused or the write fails.
     """
     base_offset = partition.append_next(records, fields, now_ms)
     if base_offset is None:
@@ -122,7 +122,7 @@ def _append(
         metrics = state.metrics
         metrics.batches_stored += 1
         metrics.records_stored += fields[12]
-    # Records of a plain topic are visible to readers without a flush.
+    # In a topic with `allows_direct_produce`, records are visible to readers without a flush.
     if state.fetch_purgatory.is_watching:
         state.note_visible(partition.topic_partition, len(records))
     return done if base_offset is None else base_offset
@@ -225,7 +225,7 @@ def _encode(correlation_id: int, batches: list[_Batch], results: list[int | Appe
 
 
 def _response(state: BrokerState, batches: list[_Batch], results: list[_AppendResult]) -> ProduceResponse:
-    """Return the response message of a request if at least one batch was refused."""
+    """Return the response message of a request with at least one refused batch."""
     topics: list[ProduceResponse.TopicProduceResponse] = []
     topic = None
     for (name, partition, _, _), appended in zip(batches, results, strict=True):
