@@ -1,14 +1,14 @@
 """Chooses, once per process, between the sources and the extension modules that were compiled from them.
 
-There are two parts, each with a directory and a manifest of its own in `_compiled_*` of this package:
+There are two parts. Each has its own directory `_compiled_*` in this package, with a manifest:
 
     c       the row loops in C, beside the Python module that they replace (`make setup`)
     mypyc   the hot modules, compiled by mypyc from the same source (`make compile`)
 
 A manifest has the size and the modification time of each source of its part. If all of them are still the
-same, `select` adds a finder for the part's extension modules. Otherwise the whole process runs without the
-part: an edit always has effect, and no process mixes old and new code. Without a manifest, `select`
-adds no finder.
+same, and this Python has the manifest's suffix, `select` adds a finder for the part's extension modules.
+Otherwise the whole process runs without the part: an edit always has effect, and no process mixes old and new
+code. Without a manifest, `select` adds no finder.
 
 The manifest is text with one entry per line. Tabs separate the fields:
 
@@ -16,7 +16,7 @@ The manifest is text with one entry per line. Tabs separate the fields:
     source   1764000000000000000   12345   wire/records.py
     module   oncelog.wire.records
 
-A wheel is installed with times of its own, so a time of 0 stands for any time.
+The files of a wheel get other modification times when it is installed, so a time of 0 matches any time.
 
 Guard: tests/test_compiled.py. See docs/internals/compiled.md.
 """
@@ -57,7 +57,10 @@ class _Finder:
 
 
 def select() -> None:
-    """Decide which form this process runs. Call this before any other module of the package is imported."""
+    """Decide which form this process runs. Call this before any other module of the package is imported.
+
+    ONCELOG_PURE_PYTHON=c or =mypyc leaves out that part; any other value except 0 leaves out both.
+    """
     global form
     refused = os.environ.get("ONCELOG_PURE_PYTHON", "0")
     if refused not in ("", "0", *PARTS):

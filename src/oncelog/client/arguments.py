@@ -21,7 +21,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
 _MAX_STRING_BYTES = 32_767
-"""Largest size of a string in a request, in bytes of UTF-8."""
+"""Maximum size of a string in a request, in bytes of UTF-8."""
 
 
 def items_of(value: Iterable[T] | T, kind: type[T], what: str) -> list[T]:
