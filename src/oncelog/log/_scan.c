@@ -104,7 +104,8 @@ done:
 
 PyDoc_STRVAR(find_headers_doc,
              "find_headers(data, position, limit, max_count)\n--\n\n"
-             "Return up to `max_count` batch headers in `data` from `position` on, and the position after the last batch.\n\n"
+             "Return up to `max_count` batch headers in `data` from `position` on, and the position after the last\n"
+             "batch.\n\n"
              "A batch must end at or before `limit`, which may be behind the end of `data`. No other check is done.");
 
 static PyObject *

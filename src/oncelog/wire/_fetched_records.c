@@ -837,9 +837,9 @@ release_buffers(Columns *columns)
 PyDoc_STRVAR(columns_doc,
 "columns(data, batches, payloads, first_offset, last_offset, crc32c)\n--\n\n"
 "Return the records from first_offset to last_offset as the buffers of Arrow columns.\n\n"
-"Each batch is (position in the data, header). `payloads` has their records, verified and decompressed; None if\n"
-"no batch is compressed. Return None for bytes that are not accepted. Record headers are not parsed, but their\n"
-"positions are returned.");
+"Each batch is (position in the data, header). `payloads` has their records, verified and decompressed. If it\n"
+"is None, the records are read from `data`, and no batch may be compressed. Return None for bytes that are not\n"
+"accepted. Record headers are not parsed, but their positions are returned.");
 
 static PyObject *
 columns_function(PyObject *Py_UNUSED(module), PyObject *args)

@@ -1,7 +1,7 @@
 """Reads the bytes of all rows of a binary Arrow column, four bytes of each row at a time.
 
-A computation over the bytes then takes a few NumPy calls per four bytes of the longest row. It creates no
-object per row.
+A computation over the bytes then takes a few NumPy calls per four bytes of the longest row, and no object per
+row.
 """
 
 from __future__ import annotations

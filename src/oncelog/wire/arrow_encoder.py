@@ -21,7 +21,7 @@ from oncelog.wire.primitives import WritableBuffer
 from oncelog.wire.records import encode_headers
 
 _SPAN_BYTES = 4 << 20
-"""Number of bytes that are encoded at a time, so that the intermediate columns fit into the processor's
+"""Maximum number of bytes that are encoded at a time: the intermediate columns then fit into the processor's
 cache.
 """
 _MAX_OVERHEAD_BYTES = 36

@@ -134,7 +134,7 @@ def _pick(buffer: Buffer, listed: list[tuple[int, BatchHeader]], wanted: _Wanted
 class _Picked:
     """The batches to decode, and one buffer with the records of all these batches.
 
-    If no batch is compressed, the buffer is the response itself. Otherwise the buffer has the decompressed
+    If no batch is compressed, this is the input buffer. Otherwise the buffer has the decompressed
     records of all batches, one batch after the other.
     """
 
@@ -209,7 +209,8 @@ def _decode_with_c(
 ) -> pa.RecordBatch | None:
     """Return the columns, or None if the C code does not accept the batches.
 
-    `payloads`: the batches' records, verified and decompressed; None if no batch is compressed.
+    `payloads`: the batches' records, verified and decompressed. If it is None, no batch may be compressed,
+    and the C code verifies and reads the records in `buffer`.
     """
     start, end = wanted.start_offset, wanted.end_offset
     first = _MIN_OFFSET if start is None else max(start, _MIN_OFFSET)

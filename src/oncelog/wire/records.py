@@ -54,7 +54,7 @@ _MAX_OVERHEAD_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
 
 
 class NewRecord(NamedTuple):
-    """A record that has no offset yet. `timestamp_ms` -1: without a timestamp."""
+    """A record that has no offset yet. A `timestamp_ms` of -1 means that it has no timestamp."""
 
     timestamp_ms: int
     key: bytes | None
