@@ -48,7 +48,7 @@ Prepare = Callable[[float], bool]
 """A function that moves fetched records into the core's `delivery`. It returns True if `delivery` then has
 records.
 
-Its argument is the time in milliseconds.
+Its argument is the current monotonic time in milliseconds.
 """
 
 
@@ -281,7 +281,7 @@ class AsyncConsumer:
         return offset
 
     def lag(self, tp: TopicPartition) -> int | None:
-        """Return the partition's end offset minus its position, as of the last fetch; None if unknown."""
+        """Return the partition's end offset (as of the last fetch) minus its position; None if unknown."""
         return self._core.lag(tp)
 
     # Groups
@@ -522,7 +522,7 @@ class AsyncConsumer:
 
         The caller notifies the application of the Rebalance. Each call returns the same Rebalance until
         `finish_rebalance` is called. Raises MisuseError while another poll runs, and if the consumer is
-        closed during the step.
+        closed or unsubscribed during the step.
         """
         await self._until_interrupted_poll_ends()
         if self._step_task is not None:

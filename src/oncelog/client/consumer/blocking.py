@@ -239,7 +239,7 @@ class Consumer:
         return self._run(self._async.position(tp))
 
     def lag(self, tp: TopicPartition) -> int | None:
-        """Return the partition's end offset minus its position, as of the last fetch; None if unknown."""
+        """Return the partition's end offset (as of the last fetch) minus its position; None if unknown."""
         return self._async.lag(tp)
 
     def poll(self, timeout: float = 1.0, *, max_records: int | None = None) -> list[Record]:

@@ -27,7 +27,7 @@ MAX_FETCH_VERSION = 12
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """The consumer settings for a fetch. Sizes are in bytes; a single batch may exceed each of them."""
+    """The consumer settings for a fetch. Sizes are in bytes; a single batch may exceed the maxima."""
 
     isolation: Isolation
     min_bytes: int

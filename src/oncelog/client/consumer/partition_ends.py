@@ -1,4 +1,4 @@
-"""Looks up the end offset and the last stable offset of partitions, and the open transaction between them.
+"""Looks up the start, end and last stable offsets of partitions, and the transactions that hold readers back.
 
 The end offset (high watermark) is the offset of the next record, and lag is the distance to it. The stable
 end offset (last stable offset) is the first offset of the earliest open transaction, or the end offset if no

@@ -22,7 +22,7 @@ from oncelog.wire.records import encode_after_space
 class RecordBuffer:
     """The records of a batch that is not encoded yet.
 
-    `size_bytes` is an upper bound of the batch's size, including `space_bytes` for the header.
+    `size_bytes` is the estimated size of the batch, including `space_bytes` for the header.
     `callbacks` is the dict of the result's delivery callbacks, by the index of their record.
     """
 

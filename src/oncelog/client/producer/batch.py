@@ -28,7 +28,7 @@ Listener = Callable[[], object]
 
 
 class OffsetRange(NamedTuple):
-    """Consecutive records of one partition. Offsets are None if the broker did not report them (acks=0)."""
+    """Consecutive records of one partition. Offsets are None if the broker reported none, as with acks=0."""
 
     topic: str
     partition: int
@@ -216,7 +216,7 @@ class ProducerBatch(SequencedBatch):
 
     @property
     def size_bytes(self) -> int:
-        """Return an upper bound of the batch's size before compression."""
+        """Return the estimated size of the batch before compression, in bytes: see `row_size_bytes`."""
         return self.buffer.size_bytes
 
     def seal(self) -> None:

@@ -598,7 +598,7 @@ class ProducerCore:
     def on_transaction_ended(self, identity: ProducerIdAndEpoch | None) -> None:
         """Return to the state before `begin`.
 
-        The next transaction has `identity` (None: the same identity).
+        The next transaction uses `identity`, or with None the current identity.
         """
         self._transaction.forget_parts()
         if identity is not None:

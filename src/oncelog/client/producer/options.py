@@ -102,7 +102,10 @@ def conflicts_with_idempotence(settings: Settings) -> list[str]:
 
 
 def decide_idempotence(settings: Settings) -> tuple[bool, str]:
-    """Return whether idempotence is on, and why. Raises ConfigError if it was requested and cannot be on."""
+    """Return whether idempotence is on, and why.
+
+    Raises ConfigError if other settings contradict idempotence that the user or transactional.id requires.
+    """
     is_requested = settings.is_user_set("enable.idempotence")
     conflicts = conflicts_with_idempotence(settings)
     if settings["transactional.id"] is not None:

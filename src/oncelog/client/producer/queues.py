@@ -148,7 +148,7 @@ class PartitionQueue:
             self.sent.remove(batch)
 
     def replace(self, batch: ProducerBatch, children: list[ProducerBatch]) -> None:
-        """Replace a batch that was too large by its children."""
+        """Replace a batch that was too large with its child batches."""
         if self._options.is_idempotent:
             self.sequences.split(batch, children)
         else:
@@ -164,9 +164,10 @@ class PartitionQueue:
 class TopicQueues:
     """The queues of a topic's partitions, and the choice between them.
 
-    Only the first `count` of `queues` exist on the cluster. There are more if the topic was created again
-    with fewer partitions. The batches of the queues from `count` on fail after delivery.timeout.ms. With the
-    default partitioner, records without a key go to `sticky_queue` until its batch is full (KIP-480).
+    Only the first `count` of `queues` are of partitions that exist. There are more queues if the topic was
+    re-created with fewer partitions. The batches of the queues from `count` on fail after
+    delivery.timeout.ms. With the default partitioner, records without a key go to `sticky_queue` until its
+    batch is full (KIP-480).
 
     `used_ms` is the time of the topic's last use: its first lookup, the start of a batch, or the last time
     that ProducerCore found the topic in use.
@@ -201,7 +202,7 @@ class TopicQueues:
 
     @property
     def max_batch_bytes(self) -> int:
-        """Return the size above which an open batch takes no more records."""
+        """Return the maximum size of an open batch, in bytes."""
         return self.open_batches.max_batch_bytes
 
     def on_too_large(self, size_bytes: int) -> None:

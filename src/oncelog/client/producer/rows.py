@@ -13,7 +13,10 @@ Row = tuple[int, bytes | None, bytes | None, tuple[Header, ...]]
 """Timestamp (ms since the epoch), key, value, headers. A plain tuple is created faster than a NamedTuple."""
 
 RECORD_OVERHEAD_BYTES = 21
-"""Upper bound of the bytes that a record needs besides key, value and headers: lengths and deltas."""
+"""The bytes that are counted for a record besides key, value and headers, as in Java.
+
+This is an estimate. The lengths and deltas nearly always take fewer bytes.
+"""
 
 
 def make_row(
@@ -43,7 +46,7 @@ def make_row(
 
 
 def row_size_bytes(key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> int:
-    """Return an upper bound of a record's bytes in an uncompressed batch."""
+    """Return the estimated size of a record in an uncompressed batch: nearly always an upper bound."""
     size = RECORD_OVERHEAD_BYTES + (len(key) if key else 0) + (len(value) if value else 0)
     for name, data in headers:
         size += 10 + 4 * len(name) + (len(data) if data else 0)

@@ -24,7 +24,10 @@ Timer = tuple[float, int, PartitionQueue]
 
 
 class SendSchedule:
-    """Partition queues, grouped by what they wait for. Operations take O(log n) for n timed queues."""
+    """Partition queues, grouped by what they wait for.
+
+    Moving one queue takes O(log n) for n timed queues, amortized.
+    """
 
     def __init__(self) -> None:
         self._ready: dict[int, OrderedDict[PartitionQueue, None]] = {}

@@ -16,7 +16,7 @@ from oncelog.types import TopicPartition
 
 _SENDING = (State.IN_TRANSACTION, State.COMMITTING)
 LAST_CLASSIC_PRODUCE_VERSION = 11
-"""The last version of Produce that does not add partitions to the transaction itself (KIP-890)."""
+"""The last version of Produce with which brokers do not add partitions to the transaction (KIP-890)."""
 
 
 class ProducerTransaction:
