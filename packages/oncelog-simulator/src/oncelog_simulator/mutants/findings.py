@@ -82,6 +82,7 @@ OUT_OF_REACH: dict[str, str] = {
     "nothing measures the memory that a compaction takes": "R792",
     "simulated responses are smaller than the buffers that are used again": "R1090",
     "simulated batches have few records": "R1091",
+    "no simulated file becomes shorter while it is read": "R1093",
     "no caller leaves a callback for a record that does not exist": "R1092",
     "no stop comes during a request in steps": "R712",
     "no disk loses what was synced": "R364 R450",
