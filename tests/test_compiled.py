@@ -114,10 +114,10 @@ def test_the_manifest_names_each_compiled_module_and_the_sources_that_it_imports
     assert read == (EXTENSION_SUFFIXES[0], sources, {"oncelog_compiled__mypyc", *names})
 
 
-def test_the_manifest_of_the_row_loops_names_each_c_file_and_the_python_file_that_it_replaces() -> None:
+def test_the_manifest_of_the_row_loops_names_each_c_file_and_the_python_files_that_it_replaces() -> None:
     part = _compile_tool().c_part()
     paths = {path for _, _, path in part.find_sources()}
-    assert {"wire/_records.c", "wire/records.py"} <= paths
+    assert {"wire/_records.c", "wire/records.py", "wire/fetched_records.py", "wire/columns.py"} <= paths
     assert "oncelog.wire._records" in part.modules
 
 

@@ -172,14 +172,21 @@ def file_of(name: str) -> Path | None:
 
 
 def c_sources_of(names: list[str]) -> Sources:
-    """Return each module's C source, all headers, and the Python module that it replaces: its oracle.
+    """Return each module's C source, all headers, and the Python modules that it replaces: its oracles.
 
-    `wire/_records.c` replaces functions of `wire/records.py`.
+    `wire/_records.c` replaces functions of `wire/records.py`. `wire/_fetched_records.c` also replaces some
+    of `wire/columns.py`, which imports it. Guard:
+    test_the_manifest_of_the_row_loops_names_each_c_file_and_the_python_files_that_it_replaces.
     """
     files = {*PACKAGE.rglob("*.h")}
     for name in names:
         path = SOURCE.joinpath(*name.split("."))
         files |= {path.with_suffix(".c"), path.with_name(path.name.removeprefix("_") + ".py")}
+    imports = tuple(form.encode() for name in names for form in (f"import {name} ", f"from {name} "))
+    for file in PACKAGE.rglob("*.py"):
+        content = file.read_bytes()
+        if any(statement in content for statement in imports):
+            files.add(file)
     return facts_of(files)
 
 

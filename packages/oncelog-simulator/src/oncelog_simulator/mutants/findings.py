@@ -41,6 +41,7 @@ OUT_OF_REACH: dict[str, str] = {
     "commands, web pages, packages and documents are not simulated": (
         "S12 S16 S18 K6 K7 R91 R96 R97 R98 R99 R100 R101 R292 R102 R103 R104 R113 R540 R541 R644"
         " R723 R870 R990 R991 R992 R1060 R1061 R1062 R1063 R1064 R1065 R1066 R1068 R1069 R1071 R1072 R1073"
+        " R1094"
     ),
     "the network seldom loses the heartbeat that a member needs before it takes new partitions": "R730",
     "a start is refused wherever the list of topics is lost": "R25 R109",
