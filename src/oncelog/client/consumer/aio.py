@@ -295,8 +295,7 @@ class AsyncConsumer:
         on_revoked: RebalanceCallback | None = None,
         on_lost: RebalanceCallback | None = None,
     ) -> None:
-        """Subscribe to topics: the next `poll` joins the group of group.id and gets a share of the
-        partitions.
+        """Subscribe to topics: polls join the group of group.id, and read this member's share of partitions.
 
         With `pattern` instead of names, read every topic whose whole name matches, except Kafka's internal
         topics. The matching topics are looked up again every metadata.max.age.ms.
