@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from support.broker import RawClient
+from support.wait import set_wall_clock
 
 from oncelog.broker.coordinators.internal_topic import InternalTopic
 from oncelog.broker.coordinators.offsets import Offsets
@@ -104,13 +105,15 @@ class CoordinatorState(RuleBasedStateMachine):
                 "group.coordinator.rebalance.protocols": "classic,consumer",
             }
         )
-        self.node = self._open()
         self.now_ms = Clock().now_ms()
+        self.node = self._open()
         self.producers: dict[str, ProducerIdAndEpoch] = {}
         self.epochs: dict[str, int] = {}
 
     def _open(self) -> BrokerState:
-        return open_node(self.directory, self.settings, Clock())
+        clock = Clock()
+        set_wall_clock(clock, max(self.now_ms - clock.now_ms(), 0))
+        return open_node(self.directory, self.settings, clock)
 
     def teardown(self) -> None:
         self.node.log_manager.release()

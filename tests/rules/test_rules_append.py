@@ -120,6 +120,17 @@ def test_a_batch_without_a_sequence_has_neither_first_nor_last() -> None:
     assert remembered is not None and remembered.batches[0].first_sequence is None
 
 
+def test_a_replay_remembers_the_newest_five_batches() -> None:
+    entry = None
+    for number in range(7):
+        batch = ProducedBatch(7, 0, number, 0, BATCH_MS, False)
+        verdict = decide_append(entry, batch, Origin.REPLAY, base_offset=10 + number, now_ms=NOW_MS)
+        assert isinstance(verdict, Store)
+        entry = verdict.entry
+    assert entry is not None
+    assert [remembered.last_offset for remembered in entry.batches] == [12, 13, 14, 15, 16]
+
+
 def test_names_are_unique() -> None:
     assert len({row[0] for row in CASES}) == len(CASES)
 

@@ -17,7 +17,7 @@ from oncelog.wire.primitives import Buffer
 
 try:
     import oncelog.log._scan as _c
-except ModuleNotFoundError:
+except ImportError:  # not compiled, or compiled for another system
     _c = None  # type: ignore[assignment]
 
 # After a batch larger than this, `scan_headers` reads only the next header instead of a whole chunk.

@@ -40,7 +40,7 @@ from oncelog.types import (
     TopicPartition,
 )
 
-_POLL_FOREVER_SECONDS = 3600.0
+_LONG_WAIT_SECONDS = 3600.0
 
 SECOND_POLL = "another thread or task is polling this consumer; use one consumer per thread or task"
 
@@ -623,17 +623,22 @@ class AsyncConsumer:
             record = self._core.delivery.next_record()
             if record is not None:
                 yield record
-            elif not await self._wait_for_records(timeout, prepare):
+            elif not await self._wait_for_records(timeout, prepare) and self.iteration_ends:
                 return
 
     @property
-    def iteration_timeout(self) -> float:
-        """The time in seconds after which an iteration without a record ends.
+    def iteration_ends(self) -> bool:
+        """True if an iteration without a record ends: if consumer.timeout.ms is set."""
+        return self._settings["consumer.timeout.ms"] is not None
 
-        It is consumer.timeout.ms, or one hour if that is unset.
+    @property
+    def iteration_timeout(self) -> float:
+        """The time in seconds that one wait of an iteration lasts.
+
+        It is consumer.timeout.ms, or one hour if that is unset. Then the iteration waits again.
         """
         limit_ms = self._settings["consumer.timeout.ms"]
-        return _POLL_FOREVER_SECONDS if limit_ms is None else limit_ms / 1000
+        return _LONG_WAIT_SECONDS if limit_ms is None else limit_ms / 1000
 
     # Ranges of offsets
 

@@ -313,7 +313,7 @@ class Consumer:
             record = self._core.delivery.next_record()
             if record is not None:
                 yield record
-            elif not self._wait_for_records(timeout, prepare):
+            elif not self._wait_for_records(timeout, prepare) and self._async.iteration_ends:
                 return
 
     def fetch_range(

@@ -304,5 +304,5 @@ if not TYPE_CHECKING:
             call_back,
             first_unusual,
         )
-    except ModuleNotFoundError:
+    except ImportError:  # not compiled, or compiled for another system
         pass

@@ -32,7 +32,7 @@ from oncelog.errors import (
     InvalidTxnState,
     OutOfOrderSequenceNumber,
 )
-from oncelog.rules.idempotence.sequence import advance, first_sequence, is_next, last_if_next
+from oncelog.rules.idempotence.sequence import advance, first_sequence, is_next
 from oncelog.types import Origin
 
 REMEMBERED_BATCHES = 5
@@ -231,10 +231,9 @@ def continue_sequence(
             txn_first_offset = base_offset
     elif not is_transactional:
         return None
-    last = batches[-1][0]
-    last = None if last is None else last_if_next(last, sequence, offset_delta)
-    if last is None:
+    if not is_next(batches[-1][0], sequence):
         return None
+    last = advance(sequence, offset_delta)
     added = _make(RememberedBatch, (last, base_offset + offset_delta, offset_delta, timestamp_ms))
     remembered = (*batches[1 - REMEMBERED_BATCHES :], added)
     fields = (epoch, coordinator_epoch, timestamp_ms, now_ms, txn_first_offset, remembered)

@@ -25,13 +25,6 @@ def first_sequence(last: int, offset_delta: int) -> int:
     return (last - offset_delta) & SEQUENCE_MAX
 
 
-def last_if_next(last: int, base_sequence: int, offset_delta: int) -> int | None:
-    """Return the last sequence of a batch if its `base_sequence` follows `last`; otherwise None."""
-    if base_sequence != (last + 1) & SEQUENCE_MAX:
-        return None
-    return (base_sequence + offset_delta) & SEQUENCE_MAX
-
-
 def is_next(last: int | None, base_sequence: int) -> bool:
     """Return True if `base_sequence` follows `last`. If `last` is None (no batch), only 0 follows."""
     return base_sequence == (0 if last is None else (last + 1) & SEQUENCE_MAX)

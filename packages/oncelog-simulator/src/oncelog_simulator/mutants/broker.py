@@ -273,7 +273,13 @@ MUTANTS = [
     ),
     Mutant("a duplicate is answered with another offset", ((append, "_find_remembered", _wrong_duplicate),)),
     Mutant("older producer epochs are accepted", ((append, "_check_epoch", nothing),)),
-    Mutant("acknowledged though the write failed", ((partition.Partition, "append", _acknowledge_always),)),
+    Mutant(
+        "acknowledged though the write failed",
+        (
+            (partition.Partition, "append_next", nothing),
+            (partition.Partition, "append", _acknowledge_always),
+        ),
+    ),
     Mutant(
         "acknowledged before it is flushed",
         ((group_commit.FlushQueue, "add", _flushed_at_once),),
