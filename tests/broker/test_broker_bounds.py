@@ -40,11 +40,17 @@ from oncelog.wire.records import MAX_RECORDS, NewRecord, decode_records, encode_
 
 _LOG_APPEND_TIME, _ZSTD = 8, int(Compression.ZSTD)
 _RECORD, _KEYLESS = b"\x0e\0\0\0\2k\1\0", b"\x0c\0\0\0\1\1\0"
+"""Encoded records with the offset delta 0."""
 
 
-def bomb(count: int, record: bytes = _RECORD, attributes: int = 0) -> bytearray:
-    """A small batch of very many equal records, with a correct header."""
-    data = compress(Compression.ZSTD, record * count)
+def payload(count: int, key: bytes | None = b"k") -> bytes:
+    """Very many small records, each with its own offset."""
+    return b"".join(encode_records(repeat(NewRecord(NOW_MS, key, None), count), NOW_MS))
+
+
+def bomb(count: int, key: bytes | None = b"k", attributes: int = 0) -> bytearray:
+    """A small batch of very many records, with a correct header."""
+    data = compress(Compression.ZSTD, payload(count, key))
     tail = struct.pack(">hiqqqhii", attributes | _ZSTD, count - 1, NOW_MS, NOW_MS, -1, -1, -1, count) + bytes(
         data
     )
@@ -91,7 +97,7 @@ def test_a_batch_of_too_many_records_is_refused_before_it_is_opened(
         put(partition, memoryview(bomb(10_001)))
     assert opened == []
     put(partition, memoryview(bomb(10_000)))
-    assert opened == [10_000 * len(_RECORD)]
+    assert opened == [len(payload(10_000))]
 
 
 COMPACTED = {"cleanup_policy": "compact"}
@@ -133,7 +139,7 @@ def test_a_batch_that_grows_too_much_is_refused(settings: dict[str, str]) -> Non
 def test_ten_records_without_a_key_are_named() -> None:
     partition = open_partition(log_config=config(cleanup_policy="compact"))
     with pytest.raises(InvalidRecord) as caught:
-        put(partition, memoryview(bomb(50_000, _KEYLESS)))
+        put(partition, memoryview(bomb(50_000, None)))
     assert [index for index, _ in caught.value.record_errors] == list(range(10))
 
 

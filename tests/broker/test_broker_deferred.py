@@ -125,15 +125,19 @@ def test_large_requests_are_answered_while_a_job_of_the_log_is_running(gate: thr
         gate.clear()
         delete_records(client, "old", 11)
         wait_until(lambda: background and not background.is_ready)
-        for request, version in large_requests(count):
+        *reading, creation, deletion = large_requests(count)
+        for request, version in reading:
             client.ask(request, version)
         for number, each in enumerate(looking):
             each.send(look_up(number), 7)
         wait_until(lambda: len(background._queues[Kind.REQUEST_WITH_CALLS].waiting) == len(looking))
-        for request, version in large_requests(count):
+        for request, version in reading:
             client.ask(request, version)
         assert background._queues[Kind.LOG].call is not None, "the job of the log is still waiting"
         gate.set()
         for number, each in enumerate(looking):
             _, response = each.receive(ListOffsetsResponse, 7)
             assert response.topics[0].partitions[0].offset == number
+        # These sync the directories of many partitions, so they are blocking calls themselves.
+        for request, version in (creation, deletion):
+            client.ask(request, version)

@@ -14,6 +14,7 @@ from support.client import append, batch_of, batch_with_header_name
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.aio import Consumer as AsyncConsumer
+from oncelog.client.consumer import aio
 from oncelog.errors import (
     ConfigError,
     CorruptMessage,
@@ -148,6 +149,18 @@ def test_iteration_ends_after_its_timeout(broker: Broker) -> None:
     with consumer_of(broker, consumer_timeout_ms=300) as consumer:
         consumer.assign([T0])
         assert [record.value for record in consumer] == numbered(0, 5)
+
+
+def test_iteration_without_a_timeout_ends_at_no_time(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended after one hour without a record (R1111)."""
+    monkeypatch.setattr(aio, "_LONG_WAIT_SECONDS", 0.01)
+    with consumer_of(broker) as consumer:
+        consumer.assign([T0])
+        consumer.seek_to_end(T0)
+        timer = threading.Timer(0.2, append, (broker.bootstrap_servers, T0, batch_of(b"late")))
+        timer.start()
+        assert next(iter(consumer)).value == b"late"
+        timer.join()
 
 
 def test_poll_arrow_starts_at_the_position(broker: Broker) -> None:

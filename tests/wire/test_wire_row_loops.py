@@ -162,13 +162,16 @@ def test_the_row_loops_in_c_leak_no_memory(c: Any) -> None:
     work()
     gc.collect()
     tracemalloc.start()
+    growths = []
     try:
-        before, _ = tracemalloc.get_traced_memory()
-        work()
-        gc.collect()
-        assert tracemalloc.get_traced_memory()[0] - before < 5_000
+        for _ in range(5):  # threads of earlier tests may allocate too, but not in every round
+            before, _ = tracemalloc.get_traced_memory()
+            work()
+            gc.collect()
+            growths.append(tracemalloc.get_traced_memory()[0] - before)
     finally:
         tracemalloc.stop()
+    assert min(growths) < 5_000, growths
 
 
 def test_records_of_c_are_not_visited_by_the_garbage_collector(c: Any) -> None:

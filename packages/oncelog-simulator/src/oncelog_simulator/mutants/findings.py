@@ -9,6 +9,7 @@ from __future__ import annotations
 OUT_OF_REACH: dict[str, str] = {
     "the fault was in the simulator itself": "R975",
     "a power loss within two operations of a snapshot: its guards try each of these steps": "R1110",
+    "no simulated application iterates for an hour without a record": "R1111",
     "no simulated topic changes what is too large for it": "R652 R800 R852",
     "the simulator measures expiry by the broker's clock, which does not go back": "R850 R1030 R1031",
     "the simulator takes DeliveryUnknown for any outcome": "R802",
