@@ -114,7 +114,10 @@ class BrokerError(OncelogError):
     hint: ClassVar[str] = ""
 
     reaction: str | None = None
-    """Reaction of the client that raised this error: retriable, abortable or fatal. None on the broker."""
+    """The advised reaction of an application to this error: retriable, abortable or fatal.
+
+    The client that raises the error sets it. It is None on the broker.
+    """
 
     record_errors: tuple[tuple[int, str], ...] = ()
     """(index in the batch, reason) of each rejected record; empty if the error does not concern records."""

@@ -330,7 +330,10 @@ def parse_json(line: bytes) -> Arguments:
 
 
 def _bytes_of(row: dict[str, Any], name: str) -> bytes | None:
-    """Return the field `name` as bytes, or None. Text becomes UTF-8, and any other value JSON."""
+    """Return the field `name` as bytes, or None.
+
+    The field `<name>_base64` takes precedence. Text becomes UTF-8, and any other value JSON.
+    """
     encoded = row.get(f"{name}_base64")
     if encoded is not None:
         try:

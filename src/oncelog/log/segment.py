@@ -619,7 +619,7 @@ class Segment:
             self.cut_failed_write()
 
     def cut_failed_write(self) -> None:
-        """Cut off the bytes of a failed write, if they are still after the end. Raises OSError.
+        """Cut off the bytes that a failed write left after the last whole batch. Raises OSError.
 
         The next segment must not be created before this succeeds. Otherwise recovery would cut the log at
         these bytes and delete the later segments. See test_a_write_that_could_not_be_undone_ends_no_log.

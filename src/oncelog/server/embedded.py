@@ -108,8 +108,8 @@ class RunningBroker:
 def checked_listeners(settings: Settings) -> tuple[Listener, ...]:
     """Return the listeners of the settings.
 
-    Raises ConfigError for a listener beyond loopback without authentication, unless `oncelog.insecure` is
-    set.
+    Raises ConfigError for a listener on another address than loopback that has no authentication, or that
+    would receive passwords or tokens in clear text. `oncelog.insecure` allows both.
     """
     listeners = parse_listeners(settings, socket.gethostname())
     for listener in listeners:

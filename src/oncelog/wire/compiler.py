@@ -253,7 +253,11 @@ _TAKEN = {"string": "str(buf[pos:e], 'utf-8')", "bytes": "bytes(buf[pos:e])", "r
 
 
 class _DecoderMaker:
-    """Generates the lines of a decoder. `run`: fixed-size targets that are not yet in an `unpack` call."""
+    """Generates the lines of a decoder.
+
+    `run` has (struct format, assignment target) of successive fixed-size values. The next `flush` reads all
+    of them with one `unpack` call.
+    """
 
     def __init__(self, source: _Source, version: int, flexible: bool, bounds_strings: bool) -> None:
         self.source, self.version, self.flexible = source, version, flexible

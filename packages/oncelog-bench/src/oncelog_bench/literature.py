@@ -158,7 +158,10 @@ def _send(
     records: int,
     rate_per_s: int | None,
 ) -> dict[str, float]:
-    """Send in a new process. Return its figures; of the latencies only those of paced records count."""
+    """Send in a new process, and return its figures.
+
+    Use the latencies only with a pace (`rate_per_s`): at full speed, records wait in the client's queue.
+    """
     if client == JAVA:
         return _send_java(plan, kafka, settings, topic, records, rate_per_s)
     spec = WorkerSpec(client, dict(settings), topic, plan.partitions, records, plan.record_bytes, rate_per_s)

@@ -171,7 +171,7 @@ def _wait(query: Any, batches_count: int) -> list[dict[str, int]]:
 
 
 def section(result: Result) -> str:
-    """Return the section on the sinks by the number of tasks."""
+    """Return the page's section that compares the sinks for each number of tasks."""
     plan = result["plan"]
     return f"""\
 ## A micro-batch and its lanes

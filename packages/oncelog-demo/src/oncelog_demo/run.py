@@ -232,7 +232,10 @@ def _audit(spark: SparkSession, bootstrap_servers: str) -> AuditResult:
 
 
 def find_problems(result: DemoResult) -> list[str]:
-    """Return a sentence for each broken guarantee. The demonstration succeeded if the list is empty."""
+    """Return a sentence for each problem: a broken guarantee, or a comparison that shows nothing.
+
+    The demonstration succeeded if the list is empty.
+    """
     exact, at_least, at_most = result.loads
     problems = []
     if not exact.counts.is_exactly_once:

@@ -1,13 +1,13 @@
 """A workload that runs the Spark sink without Spark.
 
-A driver plans micro-batches, and executors run the tasks that write them. The code between them is the sink's
-own (spark/sink/task.py). The driver keeps what Spark keeps in a checkpoint: the rows of each batch, and which
-batches are committed. A failed task is tried again, and a slow task gets a second attempt. The losing attempt
-may continue as a zombie.
+A driver plans micro-batches, and executors run the tasks that write them. Both run the sink's own code
+(`write_task` and `finish` of spark/sink/task.py). The driver keeps what Spark keeps in a checkpoint: the rows
+of each batch, and which batches are committed. A failed task is tried again, and a slow task gets a second
+attempt. The losing attempt may continue as a zombie.
 
-Some queries get an older checkpoint back, or lose it and start with a new one. Some are idle for longer than
-the broker keeps offsets. Some are followed by batch writes, with and without a writeId. The expected contents
-of the log are counted from the rows of `Source`, which the sink cannot read.
+Some queries are set back to an older checkpoint. Others lose their checkpoint and start with a new one. Some
+are idle for longer than the broker keeps offsets. Some are followed by batch writes, with and without a
+writeId. The expected contents of the log are counted from the rows of `Source`, which the sink cannot read.
 """
 
 from __future__ import annotations

@@ -211,12 +211,12 @@ def verify_produce(state: BrokerState, request: Request, now_ms: int) -> Transac
 
 
 def _needs_verification(partition: Partition, producer: ProducerIdAndEpoch) -> bool:
-    """Return True if the partition must join the producer's transaction, or be in it, before the batch is
-    stored.
+    """Return True if the coordinator must first add the partition to the producer's transaction, or confirm
+    that it was added.
 
-    Return False if the transaction is already open in the partition, or if the partition knows a newer epoch.
-    In the second case the append rejects the batch. As in Kafka, a rejected batch must not add its partition
-    to the transaction.
+    Return False if the partition's log already has an open transaction of this producer and epoch, or if it
+    knows a newer epoch. In the second case the append rejects the batch. As in Kafka, a rejected batch must
+    not add its partition to the transaction.
     """
     return not partition.has_open_transaction(*producer) and not knows_newer_epoch(partition, producer)
 

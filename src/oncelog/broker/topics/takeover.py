@@ -212,7 +212,7 @@ def _is_unmade(topic: KafkaTopic, index: int, logs: LogManager) -> bool:
     partition = topic.partitions[index]
     if partition.replicas != [logs.node_id]:
         return False
-    # Metadata from before directory ids has an empty list. Then the partition's directory exists.
+    # Metadata that is older than directory ids (KIP-858) has an empty list: assume that the directory exists.
     return bool(partition.directories) and all(
         directory == _UNASSIGNED for directory in partition.directories
     )
@@ -287,8 +287,8 @@ def _plan_gone(
 def _is_stray_of(directory: str, name: str) -> bool:
     """Return True if the directory is a stray of the topic.
 
-    Kafka renames a directory to `...-stray` if its metadata does not name the partition. It truncates names
-    that are too long.
+    Kafka renames a directory to `...-stray` if the cluster's metadata does not assign the partition to the
+    node. It truncates names that are too long.
     """
     match = _STRAY.fullmatch(directory)
     assert match is not None

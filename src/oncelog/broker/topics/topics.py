@@ -274,8 +274,8 @@ class Topics:
     ) -> list[Topic | BrokerError | StorageError]:
         """Create topics durably in one step.
 
-        Return for each the topic, or the error that `create` would raise. Raises StorageError if the file
-        cannot be written, KafkaStorageError if the broker is stopping.
+        For each new topic, return the topic or the error that `create` would raise. Raises StorageError if
+        oncelog-topics.json cannot be written, KafkaStorageError if the broker is stopping.
         """
         return run_work(self.create_in_steps(new_topics, now_ms))
 

@@ -133,7 +133,7 @@ def write_atomic(
 
 
 class _Call(NamedTuple):
-    """A call for one batch in one run of a query.
+    """A call of `write_atomic` for one batch in one run of a query.
 
     Only one call with these values may succeed, because a second call could write different rows.
     """

@@ -131,7 +131,7 @@ class Rule:
         )
 
     def applies(self, match_number: int, seed: int, rule_number: int) -> bool:
-        """Return True if the rule applies to its match number `match_number`, from 1."""
+        """Return True if the rule applies to its match with this number. The first match has number 1."""
         first = self.nth or 1
         count = self.count or (1 if self.nth else None)
         if match_number < first or (count is not None and match_number >= first + count):
