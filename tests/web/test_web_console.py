@@ -10,11 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 from starlette.testclient import TestClient
+from support.client import append, batch_of
 from support.topics import new_topic, producer_of
 
 from oncelog import Admin, NewTopic, OffsetAndMetadata, TopicPartition
 from oncelog.client.admin.types import ConfigResource
 from oncelog.web.app import make_app
+from oncelog.wire.header import HEADER_BYTES, write_crc
 
 _numbers = itertools.count()
 
@@ -204,18 +206,18 @@ def test_the_overview_shows_rates_and_what_is_held_back(pages: TestClient, serve
     assert f"{topic}-0 0 1 1" in shown
 
 
-def test_a_damaged_batch_is_named_and_what_is_before_it_is_shown(pages: TestClient, servers: str) -> None:
-    """Bytes that are no records, as an old client with another format would store."""
-    from support.client import append, batch_of
-
-    topic = new_topic(servers)
+def test_a_damaged_batch_is_named_and_what_is_before_it_is_shown(ours: str) -> None:
+    """Bytes that are no records, as a damaged disk may return. Apache Kafka accepts no such batch."""
+    topic = new_topic(ours)
     tp = TopicPartition(topic, 0)
-    append(servers, tp, batch_of(b"whole"))
+    append(ours, tp, batch_of(b"whole"))
     damaged = bytearray(batch_of(b"broken"))
-    from oncelog.wire.header import HEADER_BYTES, write_crc
-
     damaged[HEADER_BYTES] = 0x7F  # the first record claims more bytes than there are
     write_crc(damaged, 0, len(damaged))
-    append(servers, tp, bytes(damaged))
-    shown = text(pages, f"/topics/{topic}/messages")
+    append(ours, tp, bytes(damaged))
+    with (
+        Admin({"bootstrap.servers": ours}) as admin,
+        TestClient(make_app(admin, hosts=["testserver"], servers=ours)) as pages,
+    ):
+        shown = text(pages, f"/topics/{topic}/messages")
     assert "whole" in shown and "batch of offsets 1 to 1" in shown
