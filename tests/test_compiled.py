@@ -202,8 +202,9 @@ def test_the_row_loops_in_c_give_the_same_bytes_and_the_same_errors(tree: Path) 
 
 @pytest.mark.full("starts a compiler")
 def test_a_wheel_with_row_loops_in_c_runs_them_where_it_is_unpacked(tree: Path, tmp_path: Path) -> None:
-    for name in ("README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tree)
+    (tree / "docs").mkdir()
+    for name in ("README.md", "LICENSE", "docs/alerts.yml", "docs/grafana.json"):
+        shutil.copy(ROOT / name, tree / name)
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
     environment = {**os.environ, "ONCELOG_BUILD_C": "1"}
     built = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)

@@ -59,7 +59,7 @@ class Plan:
 
     clients: tuple[str, ...] = field(default_factory=available_clients)
     nodes: int = 3
-    repeats: int = 3
+    repeats: int = 5
     seconds: float = 10.0
     calibration_records: int = 50_000
     record_bytes: int = 1_000
