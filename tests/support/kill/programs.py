@@ -39,7 +39,9 @@ def copier(servers: str, group: str, source: str, target: str) -> None:
                     producer.send_offsets_to_transaction(ends, consumer.group_metadata())
             except OncelogError as error:
                 print(f"aborted: {error!r}", file=sys.stderr, flush=True)
-                consumer.seek_to_committed()  # after a fatal error, the producer's next call raises
+                if getattr(error, "reaction", None) == "fatal":
+                    raise  # each later transaction would fail, too, so a new process must continue
+                consumer.seek_to_committed()
 
 
 def reader(servers: str, group: str, topic: str, seen: str) -> None:
