@@ -258,14 +258,17 @@ def test_the_appender_in_c_leaks_nothing() -> None:
             player.batches[0][1].take()
             player.play("begin", 1)
 
-    tracemalloc.start()
-    try:
-        work()
-        gc.collect()
+    def growth_bytes() -> int:
         before, _ = tracemalloc.get_traced_memory()
         work()
         gc.collect()
-        assert tracemalloc.get_traced_memory()[0] - before < 5_000
+        return tracemalloc.get_traced_memory()[0] - before
+
+    tracemalloc.start()
+    try:
+        growth_bytes()
+        # A leak grows in every round. Other threads of the test process allocate in some of them.
+        assert min(growth_bytes() for _ in range(5)) < 5_000
     finally:
         tracemalloc.stop()
 
