@@ -214,7 +214,7 @@ def section(result: Result) -> str:
     settings = ", ".join(f"`{key}={value}`" for key, value in result["settings"].items())
     table = markdown_table(result["medians"], by={"client": "client"}, side="mode", metrics=METRICS)
     return f"""\
-## What the articles say
+## Statements of the articles
 
 {plan["nodes"]} nodes of Apache Kafka {result["machine"].get("apache-kafka", "")} with
 {plan["partitions"]} partitions and {min(plan["nodes"], 3)} replicas, and {plan["record_bytes"]:,}-byte
