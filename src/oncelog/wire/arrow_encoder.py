@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from oncelog.errors import MisuseError
 from oncelog.types import Compression
-from oncelog.wire.batch import seal, seal_in_place
+from oncelog.wire.batch import seal_encoded
 from oncelog.wire.header import HEADER_BYTES
 from oncelog.wire.primitives import WritableBuffer
 from oncelog.wire.records import encode_headers
@@ -159,12 +159,9 @@ def _encode_span(
     base, largest = rows.timestamps[firsts].tolist(), np.maximum.reduceat(rows.timestamps, firsts).tolist()
     batches: list[tuple[WritableBuffer, int]] = []
     for (first, last), *times in zip(spans, base, largest, strict=True):
-        batch: WritableBuffer = data[offsets[first] : offsets[last]]
-        if compression:
-            batch = seal([batch[HEADER_BYTES:]], last - first, *times, compression=compression, level=level)
-        else:
-            seal_in_place(batch, last - first, *times)
-        batches.append((batch, last - first))
+        batch = data[offsets[first] : offsets[last]]
+        sealed = seal_encoded(batch, last - first, *times, compression=compression, level=level)
+        batches.append((sealed, last - first))
     return batches
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from oncelog.errors import MisuseError
 from oncelog.types import Compression, TimestampType
@@ -42,6 +43,8 @@ __all__ = [
     "stamp",
     "verify_crc",
 ]
+
+WritableT = TypeVar("WritableT", bound=WritableBuffer)
 
 
 def build_batch(
@@ -117,7 +120,7 @@ def seal(
 
 
 def seal_encoded(
-    batch: bytearray,
+    batch: WritableT,
     records_count: int,
     base_timestamp_ms: int,
     max_timestamp_ms: int,
@@ -129,48 +132,20 @@ def seal_encoded(
     producer_epoch: int | None = None,
     base_sequence: int | None = None,
     last_offset_delta: int | None = None,
-) -> bytearray:
+) -> WritableT | bytearray:
     """Return a batch with header and checksum.
 
     `batch`: the space for the header and the encoded records; the caller must not use it afterwards.
+    Without compression it is sealed in place and returned.
     `attributes`: without codec bits. `last_offset_delta` None: the batch has a record for each offset.
 
     Raises ConfigError if the codec's library is missing.
     """
+    sealed: WritableT | bytearray = batch
     if compression:
-        batch = bytearray(HEADER_BYTES) + compress(compression, memoryview(batch)[HEADER_BYTES:], level)
-    seal_in_place(
-        batch,
-        records_count,
-        base_timestamp_ms,
-        max_timestamp_ms,
-        attributes=attributes | compression,
-        producer_id=producer_id,
-        producer_epoch=producer_epoch,
-        base_sequence=base_sequence,
-        last_offset_delta=last_offset_delta,
-    )
-    return batch
-
-
-def seal_in_place(
-    batch: WritableBuffer,
-    records_count: int,
-    base_timestamp_ms: int,
-    max_timestamp_ms: int,
-    *,
-    attributes: int = 0,
-    producer_id: int | None = None,
-    producer_epoch: int | None = None,
-    base_sequence: int | None = None,
-    last_offset_delta: int | None = None,
-) -> None:
-    """Write header and checksum of a batch whose encoded records already follow the space for the header.
-
-    `attributes` includes the codec bits. See `seal_encoded` for the other arguments.
-    """
+        sealed = bytearray(HEADER_BYTES) + compress(compression, memoryview(batch)[HEADER_BYTES:], level)
     HEADER.pack_into(
-        batch, 0, 0, len(batch) - LOG_OVERHEAD_BYTES, -1, MAGIC, 0, attributes,
+        sealed, 0, 0, len(sealed) - LOG_OVERHEAD_BYTES, -1, MAGIC, 0, attributes | compression,
         records_count - 1 if last_offset_delta is None else last_offset_delta,
         base_timestamp_ms, max_timestamp_ms,
         -1 if producer_id is None else producer_id,
@@ -178,7 +153,8 @@ def seal_in_place(
         -1 if base_sequence is None else base_sequence,
         records_count,
     )  # fmt: skip
-    write_crc(batch, 0, len(batch))
+    write_crc(sealed, 0, len(sealed))
+    return sealed
 
 
 def rewrite_batch(
