@@ -215,6 +215,26 @@ def test_a_broker_that_does_not_run_leaves_no_temporary_directory(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("is_temporary", [True, False])
+def test_only_a_directory_that_stays_is_synced_by_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_temporary: bool
+) -> None:
+    """Regression (R1112): on a busy disk, the syncs of a directory about to be removed took over a minute."""
+    synced: list[str] = []
+    real = disk._sync
+
+    def sync(function: Any, descriptor: int, path: str) -> None:
+        synced.append(path)
+        real(function, descriptor, path)
+
+    with Broker(None if is_temporary else tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        client.create_topic("t", 3)
+        assert client.produce("t", batch(b"x"), 0).error_code == 0
+        monkeypatch.setattr(disk, "_sync", sync)
+    assert bool(synced) == (not is_temporary)
+    assert broker.data_dir.exists() == (not is_temporary)
+
+
 def test_an_unreadable_producer_id_file_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "oncelog-producer-ids.json").write_text("{")
     with pytest.raises(StorageError, match="oncelog-producer-ids"):

@@ -305,6 +305,10 @@ class BrokerState:
         self.transactions.close()
         self.log_manager.close(now_ms)
 
+    def release(self) -> None:
+        """Close the files and the lock without writing, for a data directory that is removed afterwards."""
+        self.log_manager.release()
+
 
 def _authorizer(log_manager: LogManager, settings: Settings) -> Authorizer | None:
     if not settings["authorizer.class.name"]:

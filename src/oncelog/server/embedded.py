@@ -42,7 +42,7 @@ from oncelog.server.metrics_http import MetricsServer, metrics_token
 from oncelog.server.server import Server
 from oncelog.settings import Settings
 
-START_SECONDS = STOP_SECONDS = 60.0
+START_SECONDS = 60.0
 METRICS_HOST = "127.0.0.1"
 
 
@@ -92,16 +92,20 @@ class RunningBroker:
                 topics=topic_count,
             )
 
-    async def stop(self) -> None:
+    async def stop(self, *, keeps_data: bool = True) -> None:
         """Close all connections, then the log.
 
-        Closing the log writes its snapshots and the clean-shutdown marker.
+        Closing the log writes its snapshots and the clean-shutdown marker, and syncs what was not synced yet.
+        Without `keeps_data`, the files are only closed, because the caller removes them.
         """
         if self.metrics_server is not None:
             await self.metrics_server.stop()
         await self.server.stop()
         await self.background.stop()
-        self.node.close(self.clock.now_ms())
+        if keeps_data:
+            self.node.close(self.clock.now_ms())
+        else:
+            self.node.release()
         log_event("info", "stopped", port=self.listeners[0].port)
 
 
@@ -319,6 +323,8 @@ class Broker:
     def stop(self) -> None:
         """Stop the broker cleanly. May be called more than once.
 
+        There is no time limit, because a clean stop syncs every partition that has changed, and a busy disk
+        may need minutes for thousands of them. The files of a temporary directory are removed without a sync.
         In a forked child this does nothing: the broker runs in the parent.
         """
         # Otherwise a child that leaves a `with` block would remove the directory of the running broker. See
@@ -328,7 +334,7 @@ class Broker:
         if self._running is not None and self._thread is not None:
             running, self._running = self._running, None
             try:
-                self._thread.run(running.stop(), STOP_SECONDS)
+                self._thread.run(running.stop(keeps_data=not self._is_temporary))
             finally:
                 self._thread.stop()
         self._remove_temporary()
