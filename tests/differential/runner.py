@@ -32,11 +32,11 @@ from oncelog.wire.messages import API_BY_NAME, NO_ID
 ANSWER_S = 20.0
 """Maximum wait for one response, in seconds."""
 PATIENCE_S = 8.0
-"""Maximum time in seconds for which a request is repeated after errors that pass by themselves."""
+"""Maximum time in seconds for which a request is repeated after transient errors."""
 READY_S = 120.0
 """Maximum wait for a started broker to answer, in seconds."""
 CONFIRMATIONS = 3
-"""Repetitions of a sequence with a difference, before the difference is given up as not reproducible."""
+"""Number of times to repeat a sequence with a difference before it counts as not reproducible."""
 CHUNK = 32
 """Sequences whose topics are created, and deleted, in one request."""
 PASSING = (
@@ -193,7 +193,7 @@ class Run:
     def _catch_up(self) -> None:
         """Wait until the broker has all changes so far.
 
-        Kafka applies changes in order, so they are done when a later change of a topic's setting is visible.
+        Kafka applies changes in order. So all are applied once a later change of a setting is visible.
         """
         self._is_behind = False
         if SENTINEL not in self._names.topic_ids:
@@ -313,9 +313,9 @@ class Run:
 
 
 def deals_to_a_first(prefix: str) -> bool:
-    """True where Apache Kafka gives a partition that either may have to member A, as we do, and not to B.
+    """Return True if Kafka gives member A a partition that either member may have, as we do, and not to B.
 
-    Its uniform assignor deals in the order of a java.util.HashMap of the member ids, last first.
+    Its uniform assignor assigns in the reverse order of a java.util.HashMap of the member ids.
     """
     a, b = (java_hash(f"{prefix}-{member}") & 0xFFFFFFFF for member in "AB")
     return (a ^ a >> 16) % JAVA_BUCKETS > (b ^ b >> 16) % JAVA_BUCKETS
@@ -333,9 +333,9 @@ def error_codes(answer: Any) -> Iterator[int]:
 
 
 def run_together(runs: SequenceOf[Run], sequence: Sequence) -> Iterator[str]:
-    """Play a sequence on all brokers, step by step, so that answers that come late are seen on all.
+    """Play a sequence on all brokers step by step, and notice late responses on each of them.
 
-    Yields the kind of each restart, for the caller to carry out: other sequences use the brokers too.
+    Yield the kind of each restart. The caller restarts the brokers, because other sequences use them too.
     """
     try:
         for step in (*sequence.steps, *sequence.observations):
@@ -352,9 +352,9 @@ def run_together(runs: SequenceOf[Run], sequence: Sequence) -> Iterator[str]:
 
 
 def _unpark(runs: SequenceOf[Run]) -> None:
-    """Read the answers to parked requests that came by now.
+    """Read the responses to parked requests that have arrived.
 
-    An answer that only one broker gives within `LATE_S` is a difference: that of the others stays `PARKED`.
+    A response that only one broker sends within `LATE_S` is a difference. The others' stays `PARKED`.
     """
     for place in sorted(runs[0].parked):
         connections = [run.parked[place][0] for run in runs]
@@ -392,18 +392,18 @@ class Pair:
     ) -> Iterator[Outcome]:
         """Return outcomes; `jobs` sequences run at a time.
 
-        They come in the sequences' order, but for those with restarts: sequences with the same ones share
-        them, so they are played when a chunk of them is there.
+        The outcomes are in the order of the sequences, except those with restarts. Sequences with the same
+        restarts share them, and are played when there are enough for a chunk.
         """
         with ThreadPoolExecutor(jobs) as pool:
             for chunk in _chunks(sequences, CHUNK):
                 yield from self._play_chunk(chunk, pool)
 
     def confirmed(self, outcome: Outcome, rules: tuple[Rule, ...]) -> Outcome | None:
-        """The outcome of the sequence played again alone; None where no difference comes in several runs.
+        """Return the outcome of the sequence played alone; None if several runs show no difference.
 
-        Kafka verifies transactions of many connections in one request and then answers all by what the first
-        of them understands, so sequences that run side by side can disturb each other.
+        Kafka verifies transactions of many connections in one request, and uses the version of the first one
+        for all responses. So sequences that run at the same time can affect each other.
         """
         is_timed = any(step.kind == "pause" for step in outcome.sequence.steps)
         again = None
@@ -490,7 +490,7 @@ def _wait_until_groups_know(client: RawClient, partition_counts: dict[str, int])
 
 
 def _find_controller(broker: BrokerUnderTest) -> None:
-    """Return when the broker's controller accepts changes.
+    """Wait until the broker's controller accepts changes.
 
     After a start, Kafka closes the connections of clients that need the controller until it has found one.
     """
@@ -506,9 +506,9 @@ def _find_controller(broker: BrokerUnderTest) -> None:
 
 
 def find_coordinators(broker: BrokerUnderTest) -> None:
-    """Return when both kinds of coordinator serve: a broker makes their topics when it is first asked.
+    """Wait until both kinds of coordinator serve. A broker creates their topics at the first look-up.
 
-    Takes a producer id, too: Kafka's first is 0, which elsewhere means that there is none.
+    Also allocate a producer id, because Kafka's first one is 0, which elsewhere means no producer id.
     """
     deadline = time.monotonic() + READY_S
     with RawClient(broker.bootstrap_servers) as client:

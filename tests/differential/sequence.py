@@ -10,7 +10,7 @@ Bodies are plain JSON. A mapping with a `$` key stands for a value that is known
     {"$hex": "00ff"}                         bytes
     {"$text": "x"}, {"$salted": "secret"}    bytes of a text, and of a password salted as of `SALT`
     {"$principal": "u"}                      the principal of a user of this sequence's own
-    {"$subscription": ["T"]}                 what a consumer says that subscribes to topics
+    {"$subscription": ["T"]}                 the metadata of a consumer that subscribes to topics
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ PASSWORD, SALT = "secret", b"sixteen bytes!!!"
 
 
 class Step(NamedTuple):
-    """One request, or with `kind` something else that happens.
+    """One request, or another event of type `kind`.
 
     `kind`: "request"; "restart" or "kill" (of the broker); "pause" (`body["ms"]`); "close" (`connection`).
-    `binds`: variable -> path in the answer ("producer_id", "topics.0.partitions.0.offset"); bound where the
-    answer has no error and the value is there. `is_awaited` False: the next awaited step of the connection
-    reads the answer, which is then not repeated. `passing`: error names on which the request is repeated.
-    `parks`: the broker may answer later, when others have sent theirs. Such a request has its own connection.
+    `binds`: variable -> path in the response ("producer_id", "topics.0.partitions.0.offset"). It is bound if
+    the response has the value and no error. `is_awaited` False: the next awaited step of the connection reads
+    the response, and the request is not repeated. `passing`: error names on which the request is repeated.
+    `parks`: the broker may respond only after requests of others. Such a request has its own connection.
     `user`: the connection is one of this user, whose password is `PASSWORD`.
     """
 
@@ -67,11 +67,11 @@ def restarts_of(sequence: Sequence) -> tuple[str, ...]:
 
 
 class Rule(NamedTuple):
-    """A difference that is meant, or that cannot be compared.
+    """A difference that is intended, or that cannot be compared.
 
-    `explains(step, ours, theirs, path)` is true where it is this one. `key`: the entry of docs/differences.md
-    (its heading, or the first words of its bullet). `ends`: the brokers' states
-    differ from here on, so the rest of the sequence is not compared.
+    `explains(step, ours, theirs, path)` returns True for this difference. `key`: the entry of
+    docs/differences.md (its heading, or the first words of its bullet). `ends`: the brokers' states differ
+    from then on, so the rest of the sequence is not compared.
     """
 
     name: str
@@ -87,7 +87,7 @@ def answers(api: str, *, ours: str, theirs: str) -> Callable[[Step, Any, Any, st
 
 
 class Subject(NamedTuple):
-    """A generator of sequences. `weight`: its share of a mixed run; 0: only by name.
+    """A generator of sequences. `weight`: its share of a mixed run; 0: it runs only by name.
 
     `secured`: needs brokers with an authorizer and a listener on which clients log in.
     """

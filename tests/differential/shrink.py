@@ -16,10 +16,10 @@ def keep(sequence: Sequence, numbers: list[int]) -> Sequence:
 
 
 def shrink(outcome: Outcome, run_sequence: Callable[[Sequence], Outcome]) -> tuple[Outcome, list[int]]:
-    """The shortest outcome found with a difference of the same signature, and the steps kept.
+    """Return the shortest outcome found with a difference of the same signature, and the steps kept.
 
-    Chunks of halving size are dropped, as in delta debugging. A difference that does not come again when
-    the whole sequence is played a second time is returned as it is.
+    Chunks of halving size are dropped, as in delta debugging. If a
+    second run of the whole sequence does not show the difference, the outcome is returned unchanged.
     """
     if outcome.difference is None:
         return outcome, list(range(len(outcome.sequence.steps)))

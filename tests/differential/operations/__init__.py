@@ -1,4 +1,4 @@
-"""The subjects: each module here that has a `SUBJECTS` is one file of them."""
+"""The subjects of the fuzzer. Each module here that defines `SUBJECTS` provides some of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from differential.sequence import Sequence, Subject
 
 
 def all_subjects() -> dict[str, Subject]:
-    """Every subject by its name."""
+    """All subjects by name."""
     subjects: dict[str, Subject] = {}
     for module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
         for subject in getattr(importlib.import_module(f"{__name__}.{module}"), "SUBJECTS", ()):
@@ -19,11 +19,11 @@ def all_subjects() -> dict[str, Subject]:
 
 
 def draw(subject: Subject, seed: int) -> Sequence:
-    """The sequence of a seed; the same each time."""
+    """Return the sequence of a seed. The same seed always gives the same sequence."""
     return subject.draw(Random(f"{subject.name} {seed}"))._replace(subject=subject.name, seed=seed)
 
 
 def subject_of(subjects: list[Subject], seed: int) -> Subject:
-    """The subject that a seed of a mixed run plays."""
+    """Return the subject of a seed in a mixed run."""
     wheel = [subject for subject in subjects for _ in range(subject.weight)] or subjects
     return wheel[seed % len(wheel)]

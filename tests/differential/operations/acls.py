@@ -1,4 +1,4 @@
-"""ACLs made, described and deleted by filters, and what restricted principals are answered."""
+"""ACLs that are created, described and deleted by filters, and responses to users with few permissions."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ OPERATIONS = range(3, 13)
 DENY, ALLOW = 2, 3
 TOPICS = {"T0": {"partitions": 1}, "T1": {"partitions": 2}, SENTINEL: {"partitions": 1}}
 CLIENT = "u"
-"""The user, and the connection, of somebody who has no rights but those that ACLs give."""
+"""A user whose only permissions come from ACLs, and the connection of this user."""
 
 
 class Acls:
-    """Steps of an administrator, who may do everything, and of one user."""
+    """Draw the steps of an administrator, who may do everything, and of one user."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -52,7 +52,7 @@ class Acls:
         return self._random.choice(choices)
 
     def _resource(self) -> tuple[int, Any]:
-        """A resource of this sequence; at times a prefix of its name, or one that is not there."""
+        """Return a resource of this sequence, sometimes a prefix of its name or a missing resource."""
         random = self._random
         kind = random.choices([TOPIC, GROUP, TRANSACTION, CLUSTER, USER], [10, 6, 4, 3, 1])[0]
         if kind == CLUSTER:
@@ -79,7 +79,7 @@ class Acls:
             pattern = LITERAL
         owner = self._principal()
         is_own = isinstance(owner, dict) or isinstance(resource, dict)
-        if not is_own:  # an ACL of everybody on everything would meet other sequences
+        if not is_own:  # an ACL for everybody on everything would affect other sequences
             owner = principal("u")
         return {
             "resource_type": kind,
@@ -96,7 +96,7 @@ class Acls:
         self._add("CreateAcls", (1, 3), {"creations": rows + rows[:1] if self._often(0.05) else rows})
 
     def _filter(self) -> Body:
-        """A filter that finds ACLs of this sequence only: it names its principal or its resource."""
+        """Return a filter that finds only ACLs of this sequence, by its principal or its resource."""
         random = self._random
         kind, resource = self._resource()
         is_wide = not isinstance(resource, dict) or self._often(0.3)
@@ -152,7 +152,7 @@ class Acls:
         self._add("Metadata", (4, 12), body, CLIENT)
 
     def groups(self) -> None:
-        """One request about a group."""
+        """Draw one request that concerns a group."""
         group = name(self._random.choice(["g", "g", "gh", "h"]))
         row = {"name": topic("T0"), "partitions": [{"partition_index": 0, "committed_offset": 1}]}
         api, versions, body = self._random.choice(
@@ -190,7 +190,7 @@ class Acls:
         self._add(api, versions, body, CLIENT)
 
     def transactions(self) -> None:
-        """One request of a transactional producer, or about one."""
+        """Draw one request of a transactional producer, or one that concerns such a producer."""
         producer = {
             "transactional_id": name("x"),
             "producer_id": ref("x.producer", 77),
@@ -236,7 +236,7 @@ class Acls:
         self._add(api, versions, body, CLIENT, binds=bound)
 
     def administer(self) -> None:
-        """One request of an administrator, from the user."""
+        """Draw one request of an administrator, sent by the user."""
         new = {"name": name("new"), "num_partitions": 1, "replication_factor": 1}
         setting = {"name": "retention.ms", "config_operation": 0, "value": "1000"}
         changed = {"resource_type": 2, "resource_name": topic("T0"), "configs": [setting]}
@@ -276,7 +276,7 @@ class Acls:
         self._add(api, versions, body, CLIENT)
 
     def ask(self) -> None:
-        """One request of the user."""
+        """Draw one request of the user."""
         choices = [
             self.produce,
             self.fetch,
@@ -290,14 +290,14 @@ class Acls:
         action()
 
     def act(self) -> None:
-        """A change of the ACLs, followed by what the user is answered then; or a look at them."""
+        """Change the ACLs and then send a request of the user, or describe the ACLs."""
         choices = [self.create, self.delete, self.describe, self.ask]
         (action,) = self._random.choices(choices, [5, 2, 5, 12])
         action()
 
 
 def _put_user(text: str) -> Step:
-    """Give a user of this sequence a password."""
+    """Set the password of a user of this sequence."""
     row = {"name": name(text), "mechanism": 1, "iterations": 4096, "salt": {"$hex": SALT.hex()}}
     return Step(
         "AlterUserScramCredentials", 0, {"upsertions": [row | {"salted_password": {"$salted": "secret"}}]}
@@ -305,7 +305,7 @@ def _put_user(text: str) -> Step:
 
 
 def draw(random: Random) -> Sequence:
-    """An administrator and a user whose rights change."""
+    """Play an administrator, and a user whose permissions change."""
     acls = Acls(random)
     acls.steps.append(_put_user("u"))
     acls.create()

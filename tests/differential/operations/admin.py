@@ -1,4 +1,4 @@
-"""Topics and their settings: made, grown, changed, described and deleted, by names and by ids."""
+"""Topics and their settings: creation, growth, changes, descriptions and deletion, by name and by id."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
 class Admin:
-    """Steps of somebody who looks after three topics."""
+    """Draw the steps of an administrator of three topics."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -61,7 +61,7 @@ class Admin:
         return self._random.choice(ILLEGAL) if self._often(0.07) else name(self._random.choice(NAMES))
 
     def _topics(self) -> list[Any]:
-        """One topic mostly, at times several, seldom one of them twice."""
+        """Return mostly one topic, sometimes several, and seldom the same one twice."""
         some = [name(each) for each in self._random.sample(NAMES, self._random.choice([1, 1, 1, 2, 3]))]
         if self._often(0.08):
             some.append(self._topic())
@@ -82,7 +82,7 @@ class Admin:
         return rows + rows[:1] if self._often(0.05) else rows
 
     def create(self) -> None:
-        """CreateTopics, by counts or by an assignment."""
+        """CreateTopics with counts or with an assignment."""
         random, rows = self._random, []
         for topic in self._topics():
             row: Body = {"name": topic, "num_partitions": 1, "replication_factor": 1}
@@ -103,7 +103,7 @@ class Admin:
         self.identify()
 
     def identify(self) -> None:
-        """Metadata of all three topics, which tells their ids."""
+        """Metadata of all three topics, which returns their ids."""
         rows = [{"name": name(each)} for each in NAMES]
         binds = {f"{each}.id": f"topics.{index}.topic_id" for index, each in enumerate(NAMES)}
         body = {"topics": rows, "allow_auto_topic_creation": False}
@@ -151,7 +151,7 @@ class Admin:
         self._add("CreatePartitions", (0, 3), body)
 
     def delete(self) -> None:
-        """DeleteTopics by name, from version 6 on also by id."""
+        """DeleteTopics by name, and from version 6 on also by id."""
         version = self._random.randint(1, 6)
         some = self._topics()
         body: Body = {"timeout_ms": 30_000, "topic_names": some}
@@ -220,7 +220,7 @@ class Admin:
     def metadata(self) -> None:
         """Metadata by names, or from version 12 on by ids.
 
-        Versions below 4 would create what is not there.
+        Versions below 4 would create missing topics.
         """
         version = self._random.randint(1, 13)
         rows: list[Body] = [{"name": topic} for topic in self._topics()]
@@ -234,7 +234,7 @@ class Admin:
         self.steps.append(Step("Metadata", version, body))
 
     def describe_partitions(self) -> None:
-        """DescribeTopicPartitions, in pages."""
+        """DescribeTopicPartitions with several pages."""
         cursor = {
             "topic_name": name(self._random.choice(NAMES)),
             "partition_index": self._random.choice([0, 1, 5, -1]),
@@ -254,7 +254,7 @@ class Admin:
         self._add("DescribeLogDirs", (1, 4), {"topics": rows})
 
     def act(self) -> None:
-        """One request."""
+        """Draw one request."""
         choices = [self.create, self.grow, self.delete, self.change, self.replace, self.describe_settings]
         choices += [self.metadata, self.describe_partitions, self.describe_directories]
         (action,) = self._random.choices(choices, [18, 12, 10, 16, 6, 12, 8, 6, 3])
@@ -262,7 +262,7 @@ class Admin:
 
 
 def draw(random: Random) -> Sequence:
-    """Somebody who looks after three topics, and describes them in the end."""
+    """Play an administrator of three topics, who describes them at the end."""
     admin = Admin(random)
     admin.create()
     length = random.choice(LENGTHS)

@@ -31,7 +31,7 @@ TYPE_FILTERS = [*[[]] * 3, ["classic"], ["consumer"], ["Classic", "Consumer"], [
 
 
 class Members:
-    """Steps of the members of one group, and those of somebody who looks on."""
+    """Draw the steps of the members of one group and of an outside observer."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -46,10 +46,10 @@ class Members:
         self.anchor()
 
     def anchor(self) -> None:
-        """Commit an offset in both groups, so that they are there whatever becomes of their members.
+        """Commit an offset in both groups, so that they exist even without members.
 
-        Kafka keeps an empty group after a join that it refused, until it looks for those that expired. So a
-        group without an offset is only joined as clients do.
+        Kafka keeps the empty group of a refused join until its next search for expired groups. So a group
+        without an offset is only joined as real clients do.
         """
         for group in (GROUP, OTHER_GROUP) if self._is_anchored else ():
             row = {"name": topic("T"), "partitions": [{"partition_index": 0, "committed_offset": 4}]}
@@ -92,7 +92,7 @@ class Members:
         }
 
     def join(self, member: str) -> None:
-        """JoinGroup; from version 4 on a new member asks twice, the second time with its id."""
+        """JoinGroup. From version 4 on, a new member sends it twice, the second time with its member id."""
         random, is_new = self._random, member not in self._joined
         self._joined.add(member)
         session_ms = random.choice([0, -1, 5_999, 1_800_001, 2**31 - 1]) if self._often(0.03) else 60_000
@@ -113,7 +113,7 @@ class Members:
             "reason": random.choice([None, "", "why", "x" * 300]),
         }
         binds = {f"{member}.member": "member_id", f"{member}.generation": "generation_id"}
-        # Versions below 5 know no instances; Kafka fails on a member that joins with and without one.
+        # Versions below 5 have no group.instance.id. Kafka fails if a member joins with and without one.
         version = random.randint(0 if self._instances[member] is None else 5, 9)
         self.steps.append(Step("JoinGroup", version, body, member, binds=binds, parks=True))
         if is_new and version >= 4 and body["group_instance_id"] is None and self._often(0.9):
@@ -121,7 +121,7 @@ class Members:
             self.steps.append(Step("JoinGroup", version, again, member, binds=binds, parks=True))
 
     def sync(self, member: str) -> None:
-        """SyncGroup with assignments for everybody, of which only the leader's count."""
+        """SyncGroup with assignments for all members. Only those of the leader count."""
         random = self._random
         assignments = [
             {"member_id": ref(f"{other}.member", "unknown"), "assignment": text(f"to {other}")}
@@ -143,7 +143,7 @@ class Members:
         self._add("Heartbeat", (0, 4), self._identity(member), member)
 
     def leave(self, member: str) -> None:
-        """LeaveGroup of one member or several, also of some that are not there."""
+        """LeaveGroup of one or several members, some of which may not exist."""
         chance = self._random.choice([0, 0, 0.5, 1])
         some = [member, *(other for other in self._names if other != member and self._often(chance))]
         rows = [
@@ -161,7 +161,7 @@ class Members:
         self._add("LeaveGroup", (0, 5), body, member)
 
     def commit(self, member: str) -> None:
-        """OffsetCommit by the member, or by somebody without a generation."""
+        """OffsetCommit of the member, or of a client without a generation."""
         is_anonymous = self._often(0.2)
         partition = {"partition_index": 0, "committed_offset": self._random.randrange(100)}
         body: Body = {
@@ -192,7 +192,7 @@ class Members:
         self.anchor()
 
     def rebalance(self) -> None:
-        """Let nearly everybody join and synchronise, in any order."""
+        """Let almost all members join and synchronise, in any order."""
         everybody = list(self._names)
         for act in (self.join, self.sync) if self._often(0.7) else (self.join, self.join, self.sync):
             self._random.shuffle(everybody)
@@ -201,7 +201,7 @@ class Members:
                     act(member)
 
     def act(self) -> None:
-        """One action of anybody."""
+        """Draw one action of any member."""
         alone = (self.describe, self.show, self.delete, self.rebalance)
         choices: list[Callable[..., None]] = [
             self.join, self.sync, self.heartbeat, self.leave, self.commit, *alone
@@ -211,7 +211,7 @@ class Members:
 
 
 def draw(random: Random) -> Sequence:
-    """Members of a group, who mostly do what clients do."""
+    """Play the members of a group. They mostly behave as real clients do."""
     members = Members(random)
     length = random.choice(LENGTHS)
     if random.random() < 0.7:

@@ -14,11 +14,11 @@ BAD_ASSIGNORS = ("sticky", "", "Uniform")
 
 
 class Members:
-    """Steps of the members of one group. A member says what it owns as its last answer told it."""
+    """Draw the steps of the members of one group. A member reports the partitions of its last assignment."""
 
     def __init__(self, random: Random, names: str) -> None:
         self._random, self._names = random, names
-        # With others, Kafka assigns topics to a member that subscribes to none.
+        # With other values, Kafka assigns topics to a member without a subscription.
         self._nothing: list[str] | None = [] if len(names) == 1 else None
         self._instances = {member: f"i{member}" if self._often(0.3) else None for member in self._names}
         self._assignor = random.choice([None, None, "uniform", "range"])
@@ -31,7 +31,7 @@ class Members:
         return self._random.random() < chance
 
     def _subscription(self) -> list[Any]:
-        """Mostly the group's one topic, whose assignment is the same whatever the algorithm does."""
+        """Return mostly the only topic of the group, for which every assignor gives the same assignment."""
         random = self._random
         if self._one is not None and self._often(0.85):
             return [topic(self._one)]
@@ -45,11 +45,11 @@ class Members:
             return self._random.choice(
                 ["", "nobody", ref(f"{self._random.choice(self._names)}.member", "unknown")]
             )
-        # Before its first answer a member of version 1 names itself.
+        # In version 1 a member chooses its own id, before it has received a response.
         return ref(f"{member}.member", {"$name": member})
 
     def _owned(self, member: str) -> Any:
-        """What the member says it owns: mostly what it was told."""
+        """Return the partitions that the member reports as owned: mostly those of its last assignment."""
         random = self._random
         if self._often(0.8):
             return ref(f"{member}.assigned", [])
@@ -73,7 +73,7 @@ class Members:
         self.steps.append(Step("ConsumerGroupHeartbeat", version, body | fields, member, binds=binds))
 
     def join(self, member: str) -> None:
-        """A heartbeat at epoch 0, with everything that a join needs, or all but one thing."""
+        """Send a heartbeat at epoch 0 with all fields that a join needs, or without one of them."""
         random = self._random
         fields: Body = {
             "rebalance_timeout_ms": 60_000,
@@ -104,19 +104,19 @@ class Members:
         self._beat(member, 0, **fields)
 
     def _regex(self) -> Any:
-        """A pattern that is refused, or none; Kafka resolves valid ones whenever it likes."""
+        """Return an invalid pattern or none. Kafka resolves valid patterns at an unpredictable time."""
         return self._random.choice(["(", "[a-", "a{2,1}", "\\", "*", ""])
 
     def follow(self, member: str) -> None:
-        """A heartbeat that says what the member owns."""
+        """Send a heartbeat that reports the partitions that the member owns."""
         self._beat(member, ref(f"{member}.epoch", 7), topic_partitions=self._owned(member))
 
     def quiet(self, member: str) -> None:
-        """A heartbeat that says that nothing has changed."""
+        """Send a heartbeat that reports no change."""
         self._beat(member, ref(f"{member}.epoch", 7))
 
     def stale(self, member: str) -> None:
-        """A heartbeat with another epoch than the member's."""
+        """Send a heartbeat with an epoch that is not the member's."""
         epoch = f"{member}.epoch"
         choices = [ref(epoch, 7, 1), ref(epoch, 7, -1), ref(epoch, 7, -2), -3, 2**31 - 1, 1]
         self._beat(
@@ -126,7 +126,7 @@ class Members:
         )
 
     def subscribe(self, member: str) -> None:
-        """A heartbeat with another subscription or assignor."""
+        """Send a heartbeat with another subscription or assignor."""
         fields = self._random.choice(
             [
                 {"subscribed_topic_names": self._subscription()},
@@ -139,7 +139,7 @@ class Members:
         self._beat(member, ref(f"{member}.epoch", 7), topic_partitions=self._owned(member), **fields)
 
     def leave(self, member: str) -> None:
-        """Leave, as a static member for good (-1) or for a moment (-2)."""
+        """Leave the group; a static member leaves for good (-1) or for a moment (-2)."""
         self._beat(member, self._random.choice([-1, -1, -2]))
 
     def commit(self, member: str) -> None:
@@ -164,7 +164,7 @@ class Members:
         self.steps.append(Step("OffsetCommit", self._random.randint(7, 10), body, member))
 
     def fetch(self, member: str) -> None:
-        """OffsetFetch as the member."""
+        """OffsetFetch of the member."""
         epoch = f"{member}.epoch"
         group: Body = {
             "group_id": GROUP,
@@ -180,7 +180,7 @@ class Members:
         )
 
     def classic(self, member: str) -> None:
-        """A request of the classic protocol from a member of this one."""
+        """Send a request of the classic protocol for a member of the consumer protocol."""
         random, epoch = self._random, ref(f"{member}.epoch", 7)
         identity = {"group_id": GROUP, "member_id": self._member_id(member)}
         api, body = random.choice(
@@ -203,7 +203,7 @@ class Members:
         self.steps.append(Step("ConsumerGroupDescribe", self._random.randint(0, 1), {"group_ids": groups}))
 
     def act(self) -> None:
-        """One action of anybody; heartbeats that follow are most of them."""
+        """Draw one action of any member, mostly a heartbeat."""
         member = self._random.choice(self._names)
         if member not in self._joined and self._often(0.9):
             return self.join(member)
@@ -214,12 +214,12 @@ class Members:
 
 
 def draw_few(random: Random) -> Sequence:
-    """One member or two, whose shares are the same by every algorithm that is sticky."""
+    """Play one or two members. Every sticky assignor gives them the same partitions."""
     return _draw(random, random.choice(["A", "AB", "AB", "AB"]))
 
 
 def draw_three(random: Random) -> Sequence:
-    """Three members: which of two gets what the third gave up is for the algorithm to say."""
+    """Play three members. If one releases a partition, the assignor decides which of the others gets it."""
     return _draw(random, "ABC")
 
 
@@ -241,7 +241,7 @@ def _is_other_share(step: Step, ours: Any, theirs: Any, path: str) -> bool:
 
 
 def _is_other_share_of_same_size(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """True where as many are assigned: what another still has to give up must not be among them."""
+    """Return True if both assign equally many partitions, none of which another member must still release."""
     return _is_other_share(step, ours, theirs, path) and _partition_count(ours) == _partition_count(theirs)
 
 
@@ -255,7 +255,7 @@ def _partition_count(share: Any) -> int:
 
 
 def _is_other_epoch(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """True where a member must give something up on one broker only, and so stays at its epoch."""
+    """Return True if the member must release a partition on one broker only, and so keeps its epoch there."""
     is_shown = path.endswith(("member_epoch", "group_state"))
     return (
         is_shown

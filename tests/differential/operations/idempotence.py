@@ -1,7 +1,7 @@
-"""Numbered batches outside of transactions: repetitions, gaps, epochs, the wrap of sequences, broken batches.
+"""Numbered batches outside transactions: repetitions, gaps, epochs, sequences that wrap, damaged batches.
 
-A producer's batches are remembered as drawn, so that an earlier one can be sent again as it was, one of the
-last five or an older one. Sequences begin at 0 or near 2^31. Topics differ in what they do to a batch.
+The drawn batches are kept, so that an earlier one can be repeated unchanged: one of the last five, or an
+older one. Sequences begin at 0 or near 2^31. The topics have different settings, such as compaction.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST = 2**31
 
 
 class Numbers:
-    """One producer's batches for one partition as drawn."""
+    """The batches drawn so far of one producer for one partition."""
 
     def __init__(self, first: int) -> None:
         self.next, self.epoch_plus = first, 0
@@ -52,13 +52,13 @@ class Drawing:
         self.numbers = {key: value for key, value in self.numbers.items() if key[0] != label}
 
     def records(self, label: str, place: tuple[str, int]) -> Body:
-        """One batch: mostly the next, else an earlier one or a wrong one."""
+        """Draw one batch: mostly the next one, otherwise an earlier or an invalid one."""
         first = self.random.choice((0, 0, 0, LARGEST - 4, LARGEST - 1, 7))
         numbers = self.numbers.setdefault((label, *place), Numbers(first))
         if numbers.sent and self.is_odd(25):
             return self.random.choice(numbers.sent[-7:])
         if self.is_odd(6):
-            # A new epoch begins with 0, mostly.
+            # A new epoch mostly begins with sequence 0.
             numbers.epoch_plus += self.random.choice((1, 1, 2, -1))
             numbers.next = 0 if not self.is_odd(20) else numbers.next
         count = self.random.choice((1, 1, 2, 3, 8))
@@ -84,7 +84,7 @@ class Drawing:
         return ref(f"{label}.epoch", 0, plus) | {"floor": 0}
 
     def broken(self, options: Body) -> Body:
-        """A batch that both brokers refuse by its header, or several in one."""
+        """Draw a batch with a header that both brokers refuse, or several batches in one request."""
         wrong = self.random.choice(
             (
                 {"crc": "bad"},
@@ -126,7 +126,7 @@ class Drawing:
 
 
 def draw(random: Random) -> Sequence:
-    """Batches of up to two producers, with another producer id now and then."""
+    """Play the batches of up to two producers, who sometimes get a new producer id."""
     d = Drawing(random)
     for label in d.producers:
         d.init(label)

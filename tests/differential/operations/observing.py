@@ -11,7 +11,7 @@ WHOLE = 1 << 20
 
 
 def fetch_body(positions: list[tuple[str, int, Any]], *, isolation: int = 0, **fields: Any) -> dict[str, Any]:
-    """A Fetch of (topic, partition, offset), without waiting."""
+    """Fetch from (topic, partition, offset) without waiting."""
     topics = [
         {
             "topic": topic(text),
@@ -38,7 +38,7 @@ def list_offsets_body(topics: Mapping[str, Any], timestamp: int, isolation: int 
 
 
 def observe_partitions(topics: Mapping[str, Any]) -> list[Step]:
-    """Ends, records and producers of every partition, for readers of both kinds."""
+    """Observe the end offsets, records and producers of every partition, at both isolation levels."""
     places = [(text, index) for text, options in topics.items() for index in range(options["partitions"])]
     asked = [
         {"name": topic(text), "partition_indexes": list(range(options["partitions"]))}
@@ -54,12 +54,12 @@ def observe_partitions(topics: Mapping[str, Any]) -> list[Step]:
 
 
 def observe_transactions(ids: list[str]) -> list[Step]:
-    """The states of transactional ids."""
+    """Observe the states of transactional ids."""
     return [Step("DescribeTransactions", 0, {"transactional_ids": [name(text) for text in ids]})]
 
 
 def observe_offsets(groups: list[str]) -> list[Step]:
-    """All committed offsets of groups."""
+    """Observe all committed offsets of groups."""
     return [
         Step(
             "OffsetFetch", 8, {"groups": [{"group_id": name(text), "topics": None}], "require_stable": stable}

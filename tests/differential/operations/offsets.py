@@ -1,4 +1,4 @@
-"""Committed offsets: commits by nobody, by members and in transactions; look-ups, deletions and lists."""
+"""Committed offsets: commits with and without members and in transactions; look-ups, deletions and lists."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ LENGTHS = (5, 10, 15, 20)
 
 
 class Offsets:
-    """Steps of three groups: one without members, one of classic members, one of the consumer protocol.
+    """Draw the steps of three groups: without members, with classic members, with members of KIP-848.
 
-    All have an offset that is only deleted with its group. A group that never had any, or lost all, is gone
-    here at once, while Kafka keeps an empty one until it looks for those that expired.
+    Each group has one offset that is deleted only with the group. Our broker removes a group without offsets
+    at once. Kafka keeps it until its next search for expired groups.
     """
 
     def __init__(self, random: Random) -> None:
@@ -71,11 +71,11 @@ class Offsets:
         return self._random.choices([self._group(), name("none"), ""], [12, 1, 1])[0]
 
     def _groups(self) -> list[Any]:
-        """Groups, none of them twice."""
+        """Return groups without duplicates."""
         return self._random.sample([*GROUPS, name("none"), ""], self._random.choice([1, 1, 2, 3, 0]))
 
     def _rows(self, make: Any) -> list[Body]:
-        """Topics with partitions, at times unknown ones, or one named twice."""
+        """Return topics with partitions; some may be unknown, or appear twice."""
         random = self._random
         named = random.choice(
             [["T0"]] * 4 + [["T1"]] * 4 + [["T0", "T1"]] * 4 + [["T1", "none"], ["none"], []]
@@ -102,7 +102,7 @@ class Offsets:
         return {"partitions": [self._partition(index) for index in indexes]}
 
     def commit(self) -> None:
-        """OffsetCommit by nobody, or by the member of the group, or by one that is not."""
+        """OffsetCommit without a member, by a member of the group, or by a member of another group."""
         random = self._random
         generation, member = random.choices(
             [
@@ -170,7 +170,7 @@ class Offsets:
         self._add("ListGroups", (0, 5), {})
 
     def join(self) -> None:
-        """A classic member of one group, which subscribes to T0 in words that the broker can read."""
+        """Join one group as a classic member that subscribes to T0, with metadata that a broker can parse."""
         group = CLASSIC
         metadata = subscription(["T0"]) if self._often(0.8) else text("m")
         body: Body = {
@@ -193,7 +193,7 @@ class Offsets:
             self.steps.append(Step("SyncGroup", 3, sync, "m", parks=True))
 
     def beat(self) -> None:
-        """A member of the consumer protocol that subscribes to T0, or leaves."""
+        """Subscribe to T0 as a member of the consumer protocol, or leave."""
         body: Body = {"group_id": CONSUMER, "member_id": ref("m.member", {"$name": "m"})}
         if self._often(0.75):
             body |= {"member_epoch": 0, "rebalance_timeout_ms": 60_000, "topic_partitions": []}
@@ -211,7 +211,7 @@ class Offsets:
         self._add("LeaveGroup", (3, 5), body)
 
     def begin(self) -> None:
-        """Take a transactional id over."""
+        """Initialize a transactional id again, which fences its earlier producer."""
         body: Body = {"transactional_id": name("x"), "transaction_timeout_ms": 60_000}
         binds = {"x.producer": "producer_id", "x.epoch": "producer_epoch"}
         self._add("InitProducerId", (0, 4), body, binds=binds)
@@ -224,7 +224,7 @@ class Offsets:
         self._add("AddOffsetsToTxn", (0, 3), {**self._producer(), "group_id": group or self._group()})
 
     def commit_in_transaction(self, group: Any = None) -> None:
-        """TxnOffsetCommit by nobody, or by the member of the group."""
+        """TxnOffsetCommit without a member, or by a member of the group."""
         random = self._random
         body: Body = {**self._producer(), "group_id": group or self._group()}
         body |= {"topics": self._rows(self._partitions)}
@@ -242,7 +242,7 @@ class Offsets:
         self._add("EndTxn", (0, 4), {**self._producer(), "committed": self._often(0.6)})
 
     def transact(self) -> None:
-        """A whole transaction, with what others commit and read meanwhile."""
+        """Run a whole transaction, with commits and reads of other clients in between."""
         group = self._group()
         self.begin()
         self.add_offsets(group)
@@ -253,7 +253,7 @@ class Offsets:
             self.end()
 
     def act(self) -> None:
-        """One request."""
+        """Draw one request."""
         choices = [self.commit, self.fetch, self.delete_offsets, self.delete_groups, self.describe, self.show]
         choices += [
             self.join,
@@ -270,7 +270,7 @@ class Offsets:
 
 
 def draw(random: Random) -> Sequence:
-    """Offsets of three groups, two topics and one transactional id."""
+    """Play offsets of three groups, two topics and one transactional id."""
     offsets = Offsets(random)
     length = random.choice(LENGTHS)
     while len(offsets.steps) < length:

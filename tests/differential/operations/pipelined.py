@@ -1,8 +1,8 @@
-"""Sequences of other subjects whose requests are sent before the answers to earlier ones are read.
+"""Sequences of other subjects in which requests are sent before earlier responses are read.
 
-Runs of two to six requests are in flight on one connection; those that produce have the gaps and repetitions
-of their subject. What ends or begins a transaction is waited for: how long that goes on in the background is
-not the same twice.
+Two to six requests are in flight on one connection. Produce requests keep the gaps and repetitions of their
+subject. The run waits after a request that begins or ends a transaction, because the time until it is
+complete in the background varies.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BASES = (*idempotence.SUBJECTS, *records.SUBJECTS, *offsets.SUBJECTS)
 
 
 def draw(random: Random) -> Sequence:
-    """Five batches in flight with one of them missing, or a sequence of another subject in runs."""
+    """Draw five batches in flight of which one is missing, or pipelined runs of another subject."""
     if random.random() < 0.3:
         return _five_in_flight(random)
     (base,) = random.choices(BASES, (3, 1, 1))
@@ -29,18 +29,18 @@ def draw(random: Random) -> Sequence:
     for step, following in itertools.pairwise((*sequence.steps, Step(connection="none"))):
         if in_flight == 0:
             in_flight = random.choice((0, 2, 3, 4, 5, 6))
-        # What another connection sends must come after all of these.
+        # Requests on other connections must come after all of these.
         is_alone = step.parks or following.parks or following.connection != step.connection
         is_last = in_flight <= 1 or is_alone or step.api in WAITED_FOR
         in_flight = 0 if is_last else in_flight - 1
-        # One without an answer that is refused ends the connection, at a time that nobody knows.
+        # A refused request without a response ends the connection at an unpredictable time.
         body = step.body | {"acks": 1} if step.body.get("acks") == 0 else step.body
         steps.append(step._replace(is_awaited=is_last, body=body))
     return sequence._replace(steps=tuple(steps))
 
 
 def _five_in_flight(random: Random) -> Sequence:
-    """What a producer sends that has five requests in flight, of which one is lost, and then repeats them."""
+    """Send what a producer with five requests in flight sends if one is lost, and then repeat them."""
     first = random.choice((0, 0, 2**31 - 3))
     count = random.choice((1, 2))
     place = random.choice((("T", 0), ("T", 0), ("small", 0)))
@@ -61,7 +61,7 @@ def _five_in_flight(random: Random) -> Sequence:
 
 
 def _produce(place: tuple[str, int], version: int, sequence: int, count: int) -> Step:
-    """One batch of this many records, with the base sequence, which wraps."""
+    """Return a batch of `count` records. Its base sequence wraps after 2^31-1."""
     text, index = place
     options: dict[str, Any] = {"pid": ref("A.pid", idempotence.WRONG_ID), "epoch": ref("A.epoch", 0)}
     options |= {"seq": sequence % 2**31, "values": [f"{sequence}-{i}" for i in range(count)]}

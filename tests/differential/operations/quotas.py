@@ -23,7 +23,7 @@ ADDRESSES = ("10.1.{}.1", "10.1.{}.2")
 
 
 class Quotas:
-    """Steps of an administrator."""
+    """Draw the steps of an administrator."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -37,7 +37,7 @@ class Quotas:
         return name(self._random.choice(texts))
 
     def _entity(self) -> list[Body]:
-        """An entity that names something of this sequence, or one that is refused."""
+        """Return an entity with a name of this sequence, or an entity that the brokers refuse."""
         random = self._random
         user = {"entity_type": USER, "entity_name": self._name()}
         client = {"entity_type": CLIENT, "entity_name": self._name()}
@@ -77,7 +77,7 @@ class Quotas:
         self.steps.append(Step("AlterClientQuotas", self._random.randint(0, 1), body))
 
     def describe(self) -> None:
-        """DescribeClientQuotas by a filter; entries of other sequences are left out of what is compared."""
+        """DescribeClientQuotas with a filter. Entries of other sequences are not compared."""
         random = self._random
         parts: list[Body] = []
         for kind in random.choice(
@@ -105,7 +105,7 @@ class Quotas:
         }
 
     def alter_users(self) -> None:
-        """AlterUserScramCredentials: users made, changed and deleted, at times the same one twice."""
+        """AlterUserScramCredentials: users are created, changed and deleted; sometimes one appears twice."""
         random = self._random
         deletions = [self._credential() for _ in range(random.choice([0, 0, 1, 2]))]
         upsertions = [
@@ -133,14 +133,14 @@ class Quotas:
         self.steps.append(Step("DescribeUserScramCredentials", 0, {"users": rows}))
 
     def act(self) -> None:
-        """One request."""
+        """Draw one request."""
         choices = [self.alter, self.describe, self.alter_users, self.describe_users]
         (action,) = self._random.choices(choices, [8, 8, 5, 4])
         action()
 
 
 def draw(random: Random) -> Sequence:
-    """An administrator who changes quotas and users."""
+    """Play an administrator who changes quotas and users."""
     quotas = Quotas(random)
     length = random.choice(LENGTHS)
     while len(quotas.steps) < length:

@@ -1,7 +1,7 @@
 """Reading: Fetch with its limits, sessions and isolation levels, ListOffsets, DeleteRecords, leader epochs.
 
-Before and between the reads, one producer writes plain batches and another writes transactions, so that there
-are aborted spans and an open transaction to stop at.
+Before and between the reads, one producer writes plain batches and another writes transactions. So the log
+has aborted ranges, and an open transaction at which read_committed readers stop.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from differential.operations.observing import WHOLE, observe_partitions
 from differential.sequence import Body, Rule, Sequence, Step, Subject, batch, name, ref, topic, topic_id
 
 TOPICS: dict[str, dict[str, Any]] = {
-    # Records are old: for that they must neither be deleted while a sequence runs nor begin a new segment, at
-    # whose end an answer ends.
+    # The records are old. Retention must not delete them during a sequence. They must not begin a new
+    # segment either, because a response ends at the end of a segment.
     "T": {"partitions": 2, "retention.ms": -1, "segment.ms": 10**13},
     "U": {"partitions": 1, "retention.ms": -1, "segment.ms": 10**13},
 }
 PLACES = [("T", 0), ("T", 0), ("T", 1), ("U", 0)]
 BINDS = {"A.pid": "producer_id", "A.epoch": "producer_epoch"}
 OLD_MS, NEW_MS = 1_000_000, 2_000_000
-"""Times of records: long ago, so that what is asked for by time does not depend on the time of playing."""
+"""Timestamps of records. They are old, so that look-ups by time do not depend on the time of the run."""
 
 
 class Drawing:
@@ -119,7 +119,7 @@ class Drawing:
         if version >= 7 and self.is_odd(50):
             version = self.session_version
             body |= self.session(places)
-            # Whose turn it is in a session, when the answer is too small for all, is up to the broker.
+            # If a response is too small for all partitions of a session, the broker chooses which come first.
             body["max_bytes"] = 2**31 - 1
             for row in body["topics"]:
                 for part in row["partitions"]:
@@ -128,7 +128,7 @@ class Drawing:
         self.add("Fetch", version, body, binds=binds)
 
     def session(self, asked: list[tuple[str, int]]) -> Body:
-        """A new session, or the next fetch of the one there is; by name in all versions drawn."""
+        """Begin a fetch session, or send its next fetch. All drawn versions name topics instead of ids."""
         if self.session_epoch is None or self.is_odd(15):
             self.session_epoch = 0
         else:
@@ -158,7 +158,7 @@ class Drawing:
                 (-1, -2, -3, -4, -1, OLD_MS, NEW_MS, OLD_MS + 5, NEW_MS + 5, 0, -5, -6)
             )
             if self.has_deleted and (timestamp >= 0 or timestamp == -3):
-                timestamp = -1  # differences.md, "Behind deleted records"
+                timestamp = -1  # see "Behind deleted records" in differences.md
             epoch = self.random.choice((-1, -1, -1, 0, 1, -2))
             part = {"partition_index": index, "current_leader_epoch": epoch, "timestamp": timestamp}
             rows.setdefault(text, []).append(part)
@@ -167,7 +167,7 @@ class Drawing:
         self.add("ListOffsets", self.random.randint(1, 11), body)
 
     def delete(self) -> None:
-        """Delete records, but none of an open transaction: Kafka's last stable offset is then too low."""
+        """Delete records outside open transactions. Within one, Kafka's last stable offset gets too low."""
         if self.is_open:
             return
         self.has_deleted = True
@@ -189,7 +189,7 @@ class Drawing:
 
 
 def draw(random: Random) -> Sequence:
-    """Writes first, then reads with writes, ends and deletions between them."""
+    """Play writes first, then reads, with writes, ends of transactions and deletions between them."""
     d = Drawing(random)
     d.add("InitProducerId", 5, {"transactional_id": name("x"), "transaction_timeout_ms": 60_000}, binds=BINDS)
     for _ in range(random.randint(3, 6)):

@@ -1,7 +1,7 @@
-"""Topics that are deleted, and mostly made again, while transactions write to them and groups commit offsets.
+"""Topics that are deleted, and mostly created again, while transactions and groups use them.
 
-Steps of `transactions`, with deletions and creations between them. From the creation on, requests by topic id
-name the new topic, at times still the old one.
+The steps are those of `transactions`, with deletions and creations between them. After the creation, requests
+by topic id use the id of the new topic, and sometimes still the old id.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from differential.sequence import SENTINEL, Sequence, Step, Subject, ref, topic,
 
 
 def draw(random: Random) -> Sequence:
-    """Transactions, in which one topic or both are deleted."""
+    """Play transactions during which one or both topics are deleted."""
     sequence = transactions.draw(random)
     steps: list[Step] = []
     keeps_old_id = random.random() < 0.2
@@ -47,7 +47,7 @@ def _creation(text: str) -> Step:
 
 
 def _by_new_id(value: Any) -> Any:
-    """The body with the id that a topic was given last in the place of its first."""
+    """Return the body with the topic's newest id in place of its first id."""
     if isinstance(value, list):
         return [_by_new_id(element) for element in value]
     if not isinstance(value, dict):

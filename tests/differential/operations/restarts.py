@@ -1,6 +1,6 @@
 """Sequences of other subjects in which both brokers are stopped, or killed, and started again.
 
-What the base's observations show is compared right after the restart, and again in the end.
+The observations of the other subject are compared right after the restart and at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BASES = {
 
 
 def draw(random: Random) -> Sequence:
-    """A sequence of any base with one restart, clean or by SIGKILL."""
+    """Add one restart, clean or by SIGKILL, to a sequence of any other subject."""
     base = BASES[random.choice(sorted(BASES))]
     sequence = base.draw(random)
     place = random.randint(1, len(sequence.steps))
@@ -36,7 +36,7 @@ def draw(random: Random) -> Sequence:
 
 
 def _is_epoch(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """True for the epoch of a partition's leader, and for what follows from it."""
+    """Return True for the leader epoch of a partition, and for its consequences."""
     is_shown = path.rpartition(".")[2] in ("leader_epoch", "partition_leader_epoch", "committed_leader_epoch")
     is_judged = any(value in ("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH") for value in (ours, theirs))
     is_of_an_epoch = step.api == "OffsetForLeaderEpoch" or "diverging_epoch" in path
@@ -45,7 +45,7 @@ def _is_epoch(step: Step, ours: Any, theirs: Any, path: str) -> bool:
 
 
 def _is_older_than_one(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """True where we know a batch again that Kafka has forgotten, with the offsets that are told then."""
+    """Return True if we recognise a batch again that Kafka has forgotten, and respond with its offsets."""
     pair = {"error_code": ("NONE", "OUT_OF_ORDER_SEQUENCE_NUMBER")}.get(path.rpartition(".")[2])
     is_told = isinstance(ours, int) and theirs in (-1, None)
     is_offset = path.endswith(("base_offset", "log_start_offset")) and is_told
@@ -53,7 +53,7 @@ def _is_older_than_one(step: Step, ours: Any, theirs: Any, path: str) -> bool:
 
 
 def _is_unused(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """True for a group that was in its first rebalance."""
+    """Return True for a group that was in its first rebalance."""
     pairs = (("GROUP_ID_NOT_FOUND", "NONE"), ("Dead", "Empty"))
     return step.api == "DescribeGroups" and (ours, theirs) in pairs
 

@@ -1,7 +1,8 @@
-"""Sequences of other subjects with short time-outs, and pauses in which they run out.
+"""Sequences of other subjects with short time-outs, and with pauses in which these expire.
 
-Time-outs are one unit, and a pause is 1.35 of them, so that what is due in a pause is due well before its end
-and what is not well after it. Two pauses are the most: a third would end where a fourth time-out does.
+All time-outs have the same length, and a pause is 1.35 times as long. So a time-out expires either well
+before the end of a pause or well after it. A sequence has at most two pauses, because a third would end when
+a fourth time-out expires.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ GROUP_SETTING = "consumer.session.timeout.ms"
 
 
 def draw_transactions(random: Random) -> Sequence:
-    """Transactions that their producers leave open for too long."""
+    """Play transactions that stay open longer than their time-out."""
     return _with_pauses(random, _shortened(random, transactions.draw(random)))
 
 
 def draw_classic(random: Random) -> Sequence:
-    """Classic members that fall silent, and rebalances that not all join."""
+    """Play classic members that stop sending, and rebalances in which a member does not join."""
     return _with_pauses(random, _shortened(random, classic_groups.draw(random)))
 
 
 def draw_consumer(random: Random) -> Sequence:
-    """Members of the consumer protocol that fall silent, or do not give up their partitions in time."""
+    """Play members of the consumer protocol that stop sending, or release their partitions too late."""
     sequence = _shortened(random, consumer_groups.draw_few(random))
     setting = {"name": GROUP_SETTING, "config_operation": 0, "value": str(UNIT_MS)}
     resource = {"resource_type": 32, "resource_name": consumer_groups.GROUP, "configs": [setting]}
@@ -38,7 +39,7 @@ def draw_consumer(random: Random) -> Sequence:
 
 
 def _shortened(random: Random, sequence: Sequence) -> Sequence:
-    """The sequence with a short time-out in most places that had a long one."""
+    """Return the sequence with short time-outs in place of most long ones."""
 
     def shorten(step: Step) -> Step:
         short: dict[str, Any] = {

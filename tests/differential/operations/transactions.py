@@ -1,8 +1,8 @@
 """Transactions: producers, their epochs, partitions, offsets and ends, and what operators do to them.
 
 Two or three instances share one or two transactional ids, each with the versions of one kind of client:
-classic (Produce 11, EndTxn 4) or with an epoch per transaction (Produce 12, EndTxn 5). Most steps are what a
-sound client would do next; some have a stale epoch, a gap in the sequence, or come out of order.
+classic (Produce 11, EndTxn 4) or with an epoch per transaction (Produce 12, EndTxn 5). Most steps
+are the next ones of a correct client. Some have a stale epoch or a gap in the sequence, or come too early.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ EPOCH = {"Produce": (12, 13), "EndTxn": (5, 5), "TxnOffsetCommit": (5, 5)}
 
 
 class Producer:
-    """What an instance believes, if all its requests succeed."""
+    """The state that an instance expects if all its requests succeed."""
 
     def __init__(self, label: str, transactional_id: str, versions: dict[str, tuple[int, int]]) -> None:
         self.label, self.transactional_id, self.versions = label, transactional_id, versions
@@ -75,7 +75,7 @@ class Drawing:
         self.steps.append(Step(api, version, body, **more))
 
     def is_odd(self, percent: float = 6) -> bool:
-        """True now and then: the step is then drawn wrong."""
+        """Return True now and then, to draw an invalid step."""
         return self.random.random() * 100 < percent
 
     def version(self, producer: Producer, api: str, limits: tuple[int, int] | None = None) -> int:
@@ -240,7 +240,7 @@ def _records(d: Drawing, producer: Producer, place: tuple[str, int], is_transact
         sequence = d.random.choice((0, sequence + 1, max(0, sequence - count), 5, 2**31 - 1))
     else:
         producer.sequences[place] = sequence + count
-    # Without a transaction any epoch is taken; one above the coordinator's would hold up its markers.
+    # Without a transaction, any epoch is accepted. One above the coordinator's would block its markers.
     epoch = d.batch_epoch(producer) if is_transactional else ref(f"{producer.label}.epoch", 0)
     return batch(
         values=[f"{producer.label}{sequence}-{i}" for i in range(count)],
@@ -265,7 +265,7 @@ def end(d: Drawing, producer: Producer) -> None:
 
 def write_markers(d: Drawing, producer: Producer) -> None:
     text, index = d.random.choice(PLACES)
-    # A higher epoch than the coordinator's would hold up its own markers there without end, on Kafka.
+    # On Kafka, an epoch above the coordinator's would block its own markers there forever.
     marker = {
         "producer_id": d.producer_id(producer),
         "producer_epoch": ref(f"{producer.label}.epoch", 0, -1 if d.is_odd(10) else 0),
@@ -316,7 +316,7 @@ OPERATIONS: list[tuple[int, Callable[[Drawing, Producer], None]]] = [
 
 
 def draw(random: Random) -> Sequence:
-    """A conversation of up to three producers."""
+    """Play up to three producers."""
     d = Drawing(random)
     weights = [weight for weight, _ in OPERATIONS]
     for _ in range(random.randint(6, 18)):
