@@ -120,7 +120,7 @@ def _names_it(file: str) -> bool:
 
 @cache
 def _has_session(file: str) -> bool:
-    """Return True for a file that requests the fixture `spark`, or starts drivers of its own."""
+    """Return True for a file that requests the fixture `spark`, or starts its own drivers."""
     text = (Path(__file__).parents[1] / file).read_text()
     return "spark: Any" in text or "PYSPARK_PYTHON" in text
 
@@ -172,7 +172,7 @@ def broker_config() -> Mapping[str, object]:
 
 @pytest.fixture(scope="module")
 def broker(broker_config: Mapping[str, object]) -> Iterator[Broker]:
-    """Run a broker in this process for the tests of one module. Each test uses topics of its own."""
+    """Run a broker in this process for the tests of one module. Each test uses its own topics."""
     with Broker(config=broker_config) as broker:
         yield broker
 

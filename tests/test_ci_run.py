@@ -1,4 +1,4 @@
-"""`.ci/run`: each part of `make test-all` once, whatever became of the others."""
+"""`.ci/run`: each part of `make test-all` runs once, even if another part has failed."""
 
 from __future__ import annotations
 

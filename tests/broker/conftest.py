@@ -1,4 +1,4 @@
-"""One broker for the tests of a file; every test takes topics of its own."""
+"""One broker for the tests of a file. Every test uses its own topics."""
 
 from __future__ import annotations
 

@@ -309,7 +309,7 @@ def test_a_look_up_by_time_survives_a_deletion_between_its_steps(behind: Partiti
 
 
 def test_a_look_up_by_time_goes_on_when_its_segment_goes_during_a_job() -> None:
-    """Its file may be closed by then."""
+    """Its file may be closed before the look-up continues."""
     limits = Limits(scan_first_chunk_bytes=61, scan_chunk_bytes=61)
     partition = open_partition(log_config=config(segment_bytes=1_000, limits=limits))
     rows = [NewRecord(NOW_MS + 1, b"k", b"v"), NewRecord(NOW_MS, b"k", b"v")]
@@ -346,7 +346,7 @@ def test_a_look_up_of_the_largest_time_goes_on_when_its_segment_goes_during_a_jo
 
 
 def test_other_clients_are_served_while_a_look_up_by_time_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look-up is made in steps; another client's request is answered before the last of them."""
+    """The look-up runs in steps, and another client's request is answered before the last step."""
     limits = Limits(search_step_cost=2)
     monkeypatch.setattr("oncelog.server.embedded.recover_node", partial(recover_node, limits=limits))
     answered_at: list[int] = []

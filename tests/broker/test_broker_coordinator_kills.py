@@ -150,7 +150,7 @@ def state_after_kill(
     append_count: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[dict[str, Any], bool]:
-    """Return the state after a kill behind a number of appends (None: no kill), and True if it answered."""
+    """Return the state after a kill behind `append_count` appends (None: none), and True if it answered."""
     disk, appended = MemoryDisk(), 0
     node = open_node(disk)
     who = begun(node)

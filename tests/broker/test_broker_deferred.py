@@ -82,7 +82,7 @@ def test_acknowledged_records_of_a_topic_created_again_survive_deletions_of_the_
 
 
 def large_requests(count: int) -> list[tuple[Message, int]]:
-    """Requests that take several steps each, with the version in which they are asked."""
+    """Return requests that take several steps each, with their versions."""
     looked = [ListOffsetsRequest.ListOffsetsPartition(partition_index=i, timestamp=-1) for i in range(count)]
     read = [FetchRequest.FetchPartition(partition=i, partition_max_bytes=1) for i in range(count)]
     named = [MetadataRequest.MetadataRequestTopic(name=f"?{i}") for i in range(count)]

@@ -53,7 +53,7 @@ class Players:
         self.epochs: dict[tuple[str, int], int] = {}
 
     def classic(self, group: str, client: int, action: int) -> None:
-        """Join, sync as told, leave or commit."""
+        """Join, send the SyncGroup that the response requires, leave or commit."""
         key = group, client
         member = self.members.get(key, "")
         instance = f"static-{client}" if client == 0 else None
@@ -464,7 +464,7 @@ def own_broker() -> Iterator[Broker]:
 
 
 def tried(broker: Broker, message: Any, version: int) -> Any:
-    """Return the response on a connection of its own; None if the broker closed it."""
+    """Return the response on a new connection; None if the broker closed it."""
     with RawClient(broker.bootstrap_servers) as client:
         client.send(message, version)
         frame = client.read_frame()

@@ -161,7 +161,7 @@ def test_inactive_producers_expire() -> None:
     config = {"connections.max.idle.ms": -1}
     with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("expiring")
-        old = 1_000  # a back-fill: state must live by the time of append, not by this
+        old = 1_000  # Old records: producer state must expire by the time of the append.
         client.produce("expiring", batch(b"x", pid=1, sequence=0, timestamp_ms=old))
         pass_time(broker, 86_400_000 + 600_000)
         wait_until(lambda: broker.metrics()["producers_expired"] == 1)

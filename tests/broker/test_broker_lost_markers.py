@@ -407,7 +407,7 @@ def test_an_epoch_of_the_next_producer_id_that_only_a_partition_remembers_is_not
 @pytest.mark.behaviour("T6")
 @pytest.mark.parametrize("way", ["records", "offsets", "nothing"])
 def test_an_aborted_record_is_not_committed_by_a_newer_classic_instance(producer: Producer, way: str) -> None:
-    """Clients without an epoch per transaction, such as librdkafka: each instance has an epoch of its own."""
+    """For clients without an epoch per transaction, such as librdkafka: each instance has its own epoch."""
     tp = OFFSETS if way == "offsets" else T0
     if way == "offsets":
         producer.send_offset(5)

@@ -1,4 +1,4 @@
-"""Clients' regular expressions: linear, bounded, matched once; none of them blocks the broker."""
+"""Clients' regular expressions are matched in linear time and only once, and never block the broker."""
 
 from __future__ import annotations
 

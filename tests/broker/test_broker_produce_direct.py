@@ -1,4 +1,4 @@
-"""Plain Produce requests answered from their bytes: the same bytes as from `produce`, or left to it."""
+"""The fast path of plain Produce requests gives the same bytes as `produce`, or leaves a request to it."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Random overlapping requests of transactions and groups, on a disk that fails, crashes and loses power.
 
-Many requests are under way in steps at once. Faults of the disk, kills, power losses and the passage of
-time come between any two steps. After each start, and at the end, these must hold:
+Many requests run at the same time, in steps. Faults of the disk, kills, power losses and advances of the
+clock come between any two steps. After each start, and at the end, these conditions must hold:
 
 - every start succeeds once the disk works;
-- what the coordinators have in memory is what a replay of their logs gives;
+- the coordinators' state in memory equals a replay of their logs;
 - no transaction is open in a partition without a coordinator that will end it;
-- no committed offset is one of a topic that was deleted before;
-- no producer id and epoch are handed out twice.
+- no offset is committed for a topic that was deleted before;
+- no pair of producer id and epoch is assigned twice.
 
 A seed gives the same run each time. To look at one: `run(seed, note=print)`.
 """

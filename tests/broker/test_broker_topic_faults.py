@@ -1,7 +1,7 @@
-"""Topics made, grown, deleted and made again while the disk fails, or the process is killed, at any call.
+"""Topics are created, grown, deleted and recreated while the disk fails or the process is killed.
 
-Whatever fails, and twice in a row: no start is refused afterwards, what was acknowledged is there, what was
-deleted stays away, and every name can be used again. The second fault meets the repetition or the start.
+After one or two faults, the broker still starts, acknowledged changes are kept, deleted topics stay deleted,
+and every name can be used again. The second fault comes during the repetition or during the start.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ FULL = [1, 1]
 SCENARIOS: dict[
     str, tuple[Callable[[TopicManager], None], bool, list[list[int] | None], list[list[int] | None]]
 ] = {
-    # name: request, whether the topic is there before, what may be found without an answer, and with success
+    # name: request, whether the topic exists before, the possible states without a response, and with success
     "make": (make, False, [None, [0] * 3], [[0] * 3]),
     "grow": (grow, True, [FULL, [1, 1, 0, 0]], [[1, 1, 0, 0]]),
     "delete": (delete, True, [FULL, None], [None]),
@@ -182,8 +182,8 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
     if not all(met):
         return False
     if not manager.is_down and manager.topics.get(NAME) is not None:
-        manager.fill(NAME)  # records acknowledged from now on must not be lost
-        # A growth that was refused may be found by a start, as any request without an answer.
+        manager.fill(NAME)  # records that are acknowledged from now on must not be lost
+        # After a start, a refused growth may have happened, as any request without a response.
         counts = manager.shape(NAME)
         allowed = [counts, [1, 1, 0, 0] if counts == FULL else [1, 1, 1, 0]]
     if not manager.is_down and not is_killed:

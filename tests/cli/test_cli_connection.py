@@ -59,7 +59,7 @@ def broker_config() -> Mapping[str, object]:
 
 @pytest.fixture(autouse=True)
 def _nothing_at_the_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the default address unreachable, whatever runs on this machine."""
+    """Make the default address unreachable, even if a broker runs on this machine."""
     monkeypatch.setattr("oncelog.cli.common.DEFAULT_SERVERS", DEAD)
     monkeypatch.setenv("ONCELOG_OFFSETS_NAMED_NOWHERE", "x")
 

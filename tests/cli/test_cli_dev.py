@@ -1,4 +1,4 @@
-"""`oncelog dev kafka start` as a process of its own: signals, and what is left when it dies."""
+"""`oncelog dev kafka start` in its own process: signals, and what remains after it dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from oncelog.errors import MisuseError
 
 
 def nodes_of(directory: Path) -> list[int]:
-    """Process ids whose command line names a file in the directory, the state file not asked."""
+    """Return the ids of the processes whose command line names a file in the directory."""
     listed = subprocess.run(
         ["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True
     ).stdout

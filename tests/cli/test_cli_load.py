@@ -193,7 +193,7 @@ def test_a_compressed_file_of_the_same_size_that_goes_on_is_another_one(
 
 @pytest.mark.behaviour("P4")
 def test_marks_of_earlier_versions_are_understood(broker: Broker, topic: str, tmp_path: Path) -> None:
-    """They have the path as it was given: for a relative one, the content is compared."""
+    """They have the path as the user wrote it. If it is relative, the content is compared."""
     files = [write_at(tmp_path / f"{n}.txt", f"a{n}\nb{n}\n") for n in range(2)]
     servers, tp = broker.bootstrap_servers, checkpoint_partition("old")
     digest = hashlib.sha256(b"a0\nb0\n").hexdigest()

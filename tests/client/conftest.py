@@ -1,4 +1,4 @@
-"""Our broker and Apache Kafka, and a group nobody else has."""
+"""Our broker and Apache Kafka, and an unused group."""
 
 from __future__ import annotations
 

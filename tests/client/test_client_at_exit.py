@@ -1,4 +1,4 @@
-"""Clients that are open when the interpreter ends, or when the process forks: nobody waits without end."""
+"""Clients that are open when the interpreter exits or the process forks: no call waits forever."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ EXPECTED = {name: "None" if name.endswith("closes") else "True" for name in CLIE
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_used_by_a_finalizer_as_the_interpreter_ends_returns(ours: str, name: str) -> None:
-    """Its thread stands still by then: a close waited for it without end."""
+    """The client's thread has stopped by then, and a close waited for it forever."""
     program = PROGRAM.replace("{MADE}", CLIENTS[name])
     command = [sys.executable, "-c", program, ours, new_topic(ours)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

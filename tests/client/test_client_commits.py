@@ -1,4 +1,4 @@
-"""The order of a consumer's commits: one after the other, whatever else happens meanwhile."""
+"""The order of a consumer's commits: one after the other, with other calls and faults in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delivery without I/O: positions and commits follow each record, whatever interrupts a loop."""
+"""Delivery without I/O: positions and commits follow each record, even if a loop is interrupted."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_sticky_members_get_back_what_they_had(servers: str, group: str) -> None
 
 
 class Foreign:
-    """A cooperative member of librdkafka, in a thread of its own."""
+    """A cooperative member of librdkafka in its own thread."""
 
     def __init__(self, servers: str, group: str, topic: str) -> None:
         self.consumer = confluent_kafka.Consumer(

@@ -25,7 +25,7 @@ T0 = TopicPartition("opened", 0)
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A broker in a process of its own, so that what it does in this one is not counted."""
+    """Run a broker in its own process, so that its sockets and threads are not counted."""
     with BrokerProcess(tmp_path_factory.mktemp("opened")) as broker:
         with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
             producer.send("opened", b"x").result(60)

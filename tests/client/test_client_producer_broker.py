@@ -291,7 +291,7 @@ def test_a_full_buffer_holds_send_back_until_its_timeout(servers: str, proxy: Pr
     with producer_of(proxy.bootstrap_servers, buffer_memory=2000, max_block_ms=300) as producer:
 
         def is_warm() -> bool:
-            with suppress(TimedOut):  # the first look at the topic may take longer
+            with suppress(TimedOut):  # the first metadata request may take longer
                 producer.send(topic, b"warm").result(60)
                 return True
             return False

@@ -80,7 +80,7 @@ def test_two_calls_that_start_a_connection_leave_nothing_behind_after_close() ->
 
 
 def test_a_close_while_a_connection_starts_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The close comes when the cluster has answered; the periodic refresh was started after it."""
+    """The cluster has responded before the close. The periodic refresh was started after it."""
     world = World(1)
     BrokerHost(world, {}).start()
     left: list[str] = []

@@ -131,7 +131,7 @@ def test_the_story_passes_its_checks_on_apache_kafka(apache_kafka: ApacheKafka, 
 
 
 def _states(run: StoryRun) -> list[str]:
-    """Return the states in the coordinator's log with their epochs, each as often as it was entered."""
+    """Return the states in the coordinator's log with their epochs, once for each time it was entered."""
     log = [line.split("  ") for line in run.written if line.startswith("__transaction_state")]
     return _once([f"{state} {identity.split()[-1]}" for _, _, state, identity in log])
 

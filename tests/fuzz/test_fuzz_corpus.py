@@ -1,4 +1,4 @@
-"""What a search for breaking inputs (`make fuzz`) kept, and its beginnings: none of them breaks anything."""
+"""The inputs that `make fuzz` starts from and those that it has kept: none of them breaks a parser."""
 
 from __future__ import annotations
 

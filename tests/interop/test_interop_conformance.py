@@ -35,7 +35,7 @@ CASES = [
 
 
 class Oncelog:
-    """Our broker as a process of its own."""
+    """Our broker in its own process."""
 
     name, epochs_rise = "oncelog", False
 

@@ -130,7 +130,7 @@ def test_counts_and_copies_are_exact_over_kills(streams: Command, tmp_path: Path
 
 
 def counts(servers: str) -> dict[bytes | None, list[int]]:
-    """By digit, what the topic `counts` was told, in order."""
+    """Return the records of the topic `counts` by digit, in order."""
     told: dict[bytes | None, list[int]] = {}
     for record in read(servers, "counts"):
         told.setdefault(record.key, []).append(int(record.value or b""))

@@ -20,7 +20,7 @@ SEED = 4
 
 
 def judge(load: Load, history: list[Operation]) -> None:
-    """Check that the history has no anomaly, and operations enough for that to mean something."""
+    """Check that the history has no anomaly, and enough operations to be meaningful."""
     found = check(history, dependencies=["wr"] if load.shared else ["wr", "ww"])
     assert not found, "\n".join(map(str, found[:20]))
     # On a quiet machine there are hundreds. A slow machine must not fail.

@@ -486,7 +486,7 @@ def test_a_kill_during_the_deletion_of_many_segments_brings_none_back() -> None:
 
 
 def test_what_compaction_replaced_is_closed_in_the_thread() -> None:
-    """Their names are gone, so the last close frees the blocks, which takes 0.3 s for a gigabyte."""
+    """The files have no names any more, so a close frees their blocks, which takes 0.3 s for a gigabyte."""
     stepped = SteppedLog(MemoryDisk())
     for number in range(12):
         put(stepped.partition, batch(key=b"k", value=b"%d" % number + bytes(100)))

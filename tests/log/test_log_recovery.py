@@ -486,8 +486,8 @@ def test_a_log_start_beyond_the_log_becomes_the_start_of_an_empty_log() -> None:
 def test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers(times: int) -> None:
     """DeleteRecords went past the synced end, and a power loss took the end of the log.
 
-    Only an older snapshot told of the producers. A transaction whose commit was synced was open again, with
-    nobody to end it: read_committed readers waited without end, and its producer's next batch was refused.
+    Only an older snapshot had the producers' state. A transaction whose commit was synced was open again, and
+    nothing ended it: read_committed readers waited forever, and its producer's next batch was refused.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
@@ -587,7 +587,7 @@ def test_what_follows_a_damage_can_be_read(position: int) -> None:
 
 
 def test_a_log_that_ends_below_its_synced_end_is_reported() -> None:
-    """Neither a kill nor a power loss causes this: a file is missing, or was copied too early."""
+    """A file is missing, or was copied too early. Neither a kill nor a power loss causes this."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     for number in range(3):

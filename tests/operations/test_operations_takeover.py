@@ -233,7 +233,7 @@ def test_partitions_that_are_elsewhere_stop_the_start(plain: Path) -> None:
 
 @pytest.mark.behaviour("I27")
 def test_partitions_whose_checkpoints_were_replaced_stop_the_start(plain: Path) -> None:
-    """If several log.dirs are copied into one, each has checkpoint files of its own."""
+    """If several log.dirs are copied into one, each has its own checkpoint files."""
     path = plain / "recovery-point-offset-checkpoint"
     content = path.read_text()
     lines = [line for line in content.splitlines()[2:] if not line.startswith("forever ")]
@@ -256,7 +256,7 @@ def test_damaged_metadata_stops_the_start_with_the_files_name(plain: Path) -> No
 
 @pytest.mark.behaviour("I27")
 def test_directories_without_settings_stop_the_start_or_are_kept_for_ever(plain: Path) -> None:
-    """There is neither Kafka's metadata log (metadata.log.dir was elsewhere) nor our list of topics."""
+    """Neither our list of topics is there, nor Kafka's metadata log (metadata.log.dir was elsewhere)."""
     shutil.rmtree(plain / DIRECTORY)
     text = refusal(plain)
     assert "topic table: its directory exists, but its settings do not" in text

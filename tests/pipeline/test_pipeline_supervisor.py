@@ -31,7 +31,7 @@ sys.exit(Supervisor(pipeline, Limits(10, 20, 3, 60_000), [interpreter, child, pl
 
 
 class Supervised:
-    """A supervisor in a process of its own, and its log and status."""
+    """A supervisor in its own process, with its log and status."""
 
     def __init__(self, directory: Path, *runs: list[Any], interpreter: str = sys.executable) -> None:
         self.directory = directory

@@ -90,7 +90,7 @@ def test_a_transaction_with_an_epoch_of_its_own_begins_with_sequence_0(
 def test_no_batch_overtakes_one_that_waits_to_be_verified(
     asked: list[tuple[int, int]], entry: str, batch: str, expected: str
 ) -> None:
-    """`asked` has the (epoch, sequence) of each batch about which the coordinator was asked."""
+    """`asked` has the (epoch, sequence) of each batch that the coordinator had to verify."""
     verification = Verification(*asked[0], raises_epoch=False)
     for epoch, sequence in asked[1:]:
         verification = verification.with_batch(epoch, sequence)

@@ -173,7 +173,7 @@ def rewrite(directory: Path, change: Callable[[list[bytearray]], list[bytearray]
         stamp(batch, 0, offset, partition_leader_epoch=0)
         offset += int.from_bytes(batch[23:27], "big") + 1  # the last offset's delta
     segment.write_bytes(b"".join(changed))
-    # As long as the indexes fit, the broker does not read the damaged batch. It would cut the log there.
+    # The indexes match the log, so the start does not read the damaged batch and truncate the log there.
     if [len(batch) for batch in changed] == [len(batch) for batch in batches]:
         return
     for derived in [*directory.glob("*index"), *directory.glob("*.snapshot*")]:

@@ -1,4 +1,4 @@
-"""`oncelog load --spark` stores the records of the plain loader, each once, whatever is killed."""
+"""`oncelog load --spark` stores each record of the plain loader once, no matter which process is killed."""
 
 from __future__ import annotations
 

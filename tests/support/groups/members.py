@@ -1,4 +1,4 @@
-"""Group members for tests: our consumer with short pauses, alone or in a thread of its own."""
+"""Group members for tests: our consumer with short pauses, alone or in its own thread."""
 
 from __future__ import annotations
 

@@ -150,9 +150,9 @@ class Coordinator:
 
 
 class Member:
-    """A session, driven as its consumer drives it.
+    """A session that is driven as the consumer drives it.
 
-    `told` has each rebalance notification, with the number of commits before it.
+    `told`: each rebalance notification, with the number of commits before it.
     """
 
     def __init__(self, coordinator: Coordinator, protocol: str, **settings: Any) -> None:

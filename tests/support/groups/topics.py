@@ -20,10 +20,10 @@ NOT_READY = {error.code for error in (CoordinatorLoadInProgress, CoordinatorNotA
 def wait_until_groups_know(
     heartbeat: Callable[..., Any], group_id: str, partition_counts: Mapping[str, int]
 ) -> None:
-    """Return when a member of the consumer protocol gets all partitions of these topics (name -> count).
+    """Wait until a member of the consumer protocol gets all partitions of these topics (name -> count).
 
-    `heartbeat` sends a ConsumerGroupHeartbeat with these fields and returns the response. `group_id` is a
-    group that nobody else uses, on the coordinator to test. The member leaves it at the end.
+    `heartbeat` sends a ConsumerGroupHeartbeat with these fields and returns the response. `group_id` is an
+    unused group on the coordinator to test. The member leaves it at the end.
     """
     member = {"group_id": group_id, "member_id": "probe"}
     joining = {

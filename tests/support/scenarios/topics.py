@@ -34,7 +34,7 @@ class TopicPool:
         self._unused: defaultdict[tuple[str, ...], deque[tuple[str, bytes]]] = defaultdict(deque)
 
     def take(self, client: RawClient, options: tuple[str, ...], count: int) -> tuple[str, bytes]:
-        """Return an unused topic's name and id. If there is none, create `count` topics first."""
+        """Return the name and id of an unused topic. If none is left, create `count` topics first."""
         unused = self._unused[options]
         if not unused:
             unused.extend(create_topics(client, [unused_name() for _ in range(count)], options))
