@@ -74,6 +74,28 @@ def test_a_clock_that_was_ahead_makes_nothing_expire_once_it_is_right() -> None:
     assert left() == (False, False, False)
 
 
+def test_a_stop_after_a_clock_was_ahead_makes_no_producer_expire() -> None:
+    """Regression: a clean stop forgot idle producers, so a batch that was sent again was stored twice."""
+    place, tp = GroupNode(), TopicPartition("t", 0)
+    right_ms = place.now_ms
+    place.ask(create("t"), 5)
+
+    def append() -> bool:
+        """Append the same batch, and return True if the partition recognised it."""
+        numbered = memoryview(batch(b"v", pid=1, sequence=0, timestamp_ms=right_ms))
+        _, partition = place.node.topics.partition(tp)
+        return partition.append(numbered, origin=Origin.CLIENT, now_ms=right_ms).is_duplicate
+
+    assert not append()
+    ahead_ms = 30 * 24 * HOUR_MS
+    place.node.clock_lead_ms = lambda: ahead_ms
+    place.now_ms = right_ms + ahead_ms
+    place.node.close(place.now_ms)
+    place.now_ms = right_ms
+    place.start()
+    assert append()
+
+
 def test_a_transaction_that_began_while_the_clock_was_ahead_times_out_after_a_restart() -> None:
     """Regression: it blocked read_committed readers until the clock had reached that time again."""
     place = GroupNode()

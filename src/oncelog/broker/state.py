@@ -303,7 +303,9 @@ class BrokerState:
         self.groups.consumers.patterns.close()
         self.groups.close()
         self.transactions.close()
-        self.log_manager.close(now_ms)
+        # Closing expires producer ids, by the same clock as `PeriodicTasks`. See
+        # test_a_stop_after_a_clock_was_ahead_makes_no_producer_expire.
+        self.log_manager.close(self.wall_ms(now_ms))
 
     def release(self) -> None:
         """Close the files and the lock without writing, for a data directory that is removed afterwards."""

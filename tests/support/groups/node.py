@@ -75,6 +75,10 @@ class GroupNode:
     def restart(self) -> None:
         """Stop cleanly and start again from the files."""
         self.node.close(self.now_ms)
+        self.start()
+
+    def start(self) -> None:
+        """Start from the files, after a stop."""
         self.node = self._open()
 
     def state(self) -> dict[str, Any]:
