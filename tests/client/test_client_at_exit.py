@@ -93,3 +93,29 @@ def test_a_forked_child_leaves_the_broker_of_its_parent_alone() -> None:
         with producer_of(broker.bootstrap_servers) as producer:
             assert producer.send("t", b"v").result(60).offset == 0
     assert not broker.data_dir.exists()
+
+
+def test_a_broker_of_before_a_fork_has_a_directory_in_each_process() -> None:
+    """Regression: the second start failed, and removed the directory of the running broker."""
+    broker = Broker()
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.read(read_end, 1)  # until the parent's broker runs
+            broker.start()
+            name = str(broker.data_dir)
+            broker.stop()
+            code = os.path.exists(name)
+        finally:
+            os._exit(code)
+    with broker:
+        os.write(write_end, b"x")
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert broker.data_dir.exists()
+        with producer_of(broker.bootstrap_servers) as producer:
+            assert producer.send("t", b"v").result(60).offset == 0
+    os.close(read_end)
+    os.close(write_end)
+    assert not broker.data_dir.exists()

@@ -285,8 +285,8 @@ class Broker:
         self._on_append = on_append
         self._running: RunningBroker | None = None
         self._thread: LoopThread | None = None
-        self._process_id: int | None = None
-        """The process that called `start`; None before that."""
+        self._process_id = os.getpid()
+        """The process that called `start`, or before that the process that created this object."""
 
     def start(self) -> Self:
         """Open the data directory and listen.
@@ -295,7 +295,11 @@ class Broker:
         """
         if self._running is not None:
             raise MisuseError("the broker is running; stop it before starting it again")
-        self._process_id = os.getpid()
+        if self._process_id != os.getpid():
+            # This object was copied by a fork, and the other process may use the directory. A start that
+            # fails would remove it. See test_a_broker_of_before_a_fork_has_a_directory_in_each_process.
+            self._process_id = os.getpid()
+            self.data_dir = _temporary_name() if self._is_temporary else self.data_dir
         try:
             if self._is_temporary:
                 self.data_dir.mkdir(mode=0o700, exist_ok=True)
@@ -329,7 +333,7 @@ class Broker:
         """
         # Otherwise a child that leaves a `with` block would remove the directory of the running broker. See
         # test_a_forked_child_leaves_the_broker_of_its_parent_alone.
-        if self._process_id not in (None, os.getpid()):
+        if self._process_id != os.getpid():
             return
         if self._running is not None and self._thread is not None:
             running, self._running = self._running, None
