@@ -9,6 +9,7 @@ from support.wait import pass_time, set_wall_clock, wait_until
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
 from oncelog.broker.dispatch import tick
+from oncelog.errors import InvalidTimestamp
 from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
 from oncelog.rules.transactions.entry import TransactionState
 from oncelog.types import Origin
@@ -37,6 +38,27 @@ def test_a_clock_that_was_ahead_deletes_nothing_once_it_is_right() -> None:
             background = broker._running.node.log_manager.background
             wait_until(lambda: not background)
             assert consumer.beginning_offsets([KEPT]) == {KEPT: 0}
+
+
+def test_a_clock_that_was_ahead_refuses_no_record_once_it_is_right() -> None:
+    """Regression: until a restart, each record was too old for message.timestamp.before.max.ms."""
+    with Broker() as broker:
+        config = {"bootstrap.servers": broker.bootstrap_servers}
+        # The second topic is compacted, so that its batches take the other path of a Produce request.
+        policies = {"plain": {}, "compacted": {"cleanup.policy": "compact"}}
+        limits = {"message.timestamp.before.max.ms": str(HOUR_MS)}
+        with Admin(config) as admin, Producer(config) as producer:
+            for topic, policy in policies.items():
+                admin.create_topics([NewTopic(topic, 1, configs=limits | policy)])
+            assert broker._running is not None
+            set_wall_clock(broker._running.clock, 48 * HOUR_MS)
+            set_wall_clock(broker._running.clock, -48 * HOUR_MS)
+            now_ms = broker._running.node.wall_ms(broker._running.clock.now_ms())
+            for topic in policies:
+                assert producer.send(topic, b"v", b"k").result(60).offset == 0
+                for wrong_ms in (now_ms - 2 * HOUR_MS, now_ms + 2 * HOUR_MS + 48 * HOUR_MS):
+                    with pytest.raises(InvalidTimestamp):
+                        producer.send(topic, b"v", b"k", timestamp_ms=wrong_ms).result(60)
 
 
 def test_compaction_compares_records_with_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from oncelog.log.partition_disk import PartitionDisk
 from oncelog.log.producers import end_marker, produced_batch
 from oncelog.log.reader import FoundTime, LogReader, LogSlice, Search, StepCost
 from oncelog.log.recovery import OpenOptions, Recovered, recover
-from oncelog.log.validation import check_batch, is_usual_batch, needs_preparing, prepare_batch
+from oncelog.log.validation import check_batch, is_usual_batch, needs_preparing, no_lead_ms, prepare_batch
 from oncelog.rules.idempotence.append import (
     Duplicate,
     ProducerEntry,
@@ -312,12 +312,14 @@ class Partition:
         now_ms: int,
         header: BatchHeader | None = None,
         begins_epoch: bool = False,
+        lead_ms: Callable[[], int] = no_lead_ms,
     ) -> Appended:
         """Store the first batch in `records`; bytes after that batch are ignored.
 
         The base offset and the leader epoch are written into `records` if the buffer is writable and contains
         only the batch. Otherwise they are written into a copy. `header` is the batch's parsed header, if the
-        caller has read it. `now_ms` is the wall clock in ms. `begins_epoch`: see `decide_append`.
+        caller has read it. `now_ms` is the broker's time. `begins_epoch`: see `decide_append`. `lead_ms`: see
+        `check_batch`.
 
         A batch that repeats a remembered batch is not stored again. Raises a BrokerError and stores nothing
         if `check_batch` or the append rule rejects the batch. Raises KafkaStorageError if the disk fails.
@@ -332,7 +334,7 @@ class Partition:
         log = self.log
         config = log.config
         if origin is _CLIENT:
-            check_batch(records, header, config, now_ms)
+            check_batch(records, header, config, now_ms, lead_ms)
             if needs_preparing(header, config):
                 records = prepare_batch(records, header, config, self._count_opened)
                 header = read_header(records)

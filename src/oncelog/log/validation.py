@@ -47,8 +47,22 @@ _BYTES_AS_RECORD = 64
 _CREATE_TIME, _LAST_CODEC = TimestampType.CREATE_TIME, int(Compression.ZSTD)
 
 
-def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
-    """Check the header and checksum of a client's batch. Raises the error of the first failing check."""
+def no_lead_ms() -> int:
+    """Return 0, for a clock that is not ahead of the wall clock."""
+    return 0
+
+
+def check_batch(
+    records: memoryview,
+    header: BatchHeader,
+    config: LogConfig,
+    now_ms: int,
+    lead_ms: Callable[[], int] = no_lead_ms,
+) -> None:
+    """Check the header and checksum of a client's batch. Raises the error of the first failing check.
+
+    `lead_ms` returns by how many ms `now_ms` is ahead of the wall clock, if that was set back.
+    """
     size = header.batch_length + 12
     if header.base_offset != 0:
         raise InvalidRecord(f"the base offset of a client's batch must be 0, not {header.base_offset}")
@@ -72,7 +86,7 @@ def check_batch(records: memoryview, header: BatchHeader, config: LogConfig, now
     if attributes & _LOG_APPEND_TIME_BIT and not _may_be_create_time(header, config):
         raise _timestamp_error(0, "a producer may not set the timestamp type to LogAppendTime")
     if config.timestamp_type is _CREATE_TIME:
-        _check_times(header, config, now_ms)
+        _check_times(header, config, now_ms, lead_ms)
     if size > config.segment_bytes:
         raise RecordListTooLarge(
             f"the batch has {size} bytes; the limit is segment.bytes={config.segment_bytes}"
@@ -119,10 +133,13 @@ def _may_be_create_time(header: BatchHeader, config: LogConfig) -> bool:
     return config.timestamp_type is _CREATE_TIME and header.base_timestamp_ms != _NO_TIMESTAMP
 
 
-def _check_times(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
+def _check_times(header: BatchHeader, config: LogConfig, now_ms: int, lead_ms: Callable[[], int]) -> None:
     base_ms, max_ms = header.base_timestamp_ms, header.max_timestamp_ms
     earliest_ms, latest_ms = now_ms - config.timestamp_before_max_ms, now_ms + config.timestamp_after_max_ms
     if not (earliest_ms <= base_ms <= latest_ms and earliest_ms <= max_ms <= latest_ms):
+        # After a wall clock that was ahead is set back, `now_ms` stays ahead, and present records would look
+        # too old. See test_a_clock_that_was_ahead_refuses_no_record_once_it_is_right.
+        now_ms -= lead_ms()
         _check_time(base_ms, 0, config, now_ms)
         _check_time(max_ms, header.last_offset_delta, config, now_ms)
 

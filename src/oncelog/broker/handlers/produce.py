@@ -191,7 +191,11 @@ class _Produce:
         opened_before = partition.opened_cost
         try:
             appended = partition.append(
-                batch, origin=Origin.CLIENT, now_ms=self.now_ms, begins_epoch=begins_epoch
+                batch,
+                origin=Origin.CLIENT,
+                now_ms=self.now_ms,
+                begins_epoch=begins_epoch,
+                lead_ms=self.state.clock_lead_ms,
             )
         finally:
             cost = partition.opened_cost - opened_before

@@ -114,7 +114,7 @@ def _append(
     """
     base_offset = partition.append_next(records, fields, now_ms)
     if base_offset is None:
-        done = partition.append(records, origin=_CLIENT, now_ms=now_ms)
+        done = partition.append(records, origin=_CLIENT, now_ms=now_ms, lead_ms=state.clock_lead_ms)
         count_append(state, done)
         if done.is_duplicate:
             return done

@@ -12,7 +12,9 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated application iterates for an hour without a record": "R1111",
     "simulated syncs take no real time, and no simulated broker has a temporary directory": "R1112",
     "no simulated topic changes what is too large for it": "R652 R800 R852",
-    "the simulator measures expiry by the broker's clock, which does not go back": "R850 R1030 R1031 R1120",
+    "the simulator measures expiry by the broker's clock, which does not go back": (
+        "R850 R1030 R1031 R1120 R1122"
+    ),
     "the simulator takes DeliveryUnknown for any outcome": "R802",
     "no simulated client is closed by one task while another connects": "R803",
     "no simulated administrator alters settings of several brokers": "R801",
