@@ -17,6 +17,7 @@ from oncelog.errors import (
     DisconnectedError,
     MessageTooLarge,
     MisuseError,
+    OncelogError,
     OutcomeUnknown,
     TimedOut,
 )
@@ -138,3 +139,20 @@ def test_metrics_in_a_forked_child_do_not_wait_for_a_lock_that_nobody_holds_ther
                 signal.alarm(WAIT_S)
                 os._exit(0 if producer.metrics()["record-send-total"] == 1 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_an_unexpected_exception_for_a_response_fails_the_records_at_once(
+    ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: they had no result until delivery.timeout.ms."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("unexpected")
+
+    with producer_of(ours, delivery_timeout_ms=2**31 - 1) as producer:
+        monkeypatch.setattr(producer._driver.core, "on_response", fail)
+        future = producer.send(new_topic(ours), b"v")
+        with pytest.raises(OutcomeUnknown, match="unexpected"):
+            future.result(WAIT_S)
+        with pytest.raises(OncelogError, match="unexpected"):
+            producer.send(new_topic(ours), b"w")

@@ -233,11 +233,15 @@ class ProducerDriver:
         try:
             return self._drain()
         except Exception as error:
-            _LOG.exception("the producer cannot continue")
-            with self.lock:
-                self.core.fail_all(OncelogError(f"the producer cannot continue: {error!r}"))
-            self.notify()
+            self._fail_all(error)
             return _IDLE_SECONDS
+
+    def _fail_all(self, error: Exception) -> None:
+        """Fail all records after an unexpected exception."""
+        _LOG.error("the producer cannot continue", exc_info=error)
+        with self.lock:
+            self.core.fail_all(OncelogError(f"the producer cannot continue: {error!r}"))
+        self.notify()
 
     def _drain(self) -> float:
         """Send what is ready, and return the seconds until the next drain is due."""
@@ -346,8 +350,19 @@ class ProducerDriver:
                 future.cancel()
 
     def _on_done(self, done: asyncio.Future[Any]) -> None:
-        now_ms = self.now_ms()
         call = self._in_flight.pop(done)
+        try:
+            self._end_call(call, done)
+        except Exception as error:
+            # Otherwise the records of the request would have no result until delivery.timeout.ms. Guard:
+            # test_an_unexpected_exception_for_a_response_fails_the_records_at_once.
+            self._fail_all(error)
+        self.notify()
+        self._event.set()
+
+    def _end_call(self, call: ProduceCall, done: asyncio.Future[Any]) -> None:
+        """Pass the result of a request to the core."""
+        now_ms = self.now_ms()
         error = self._cancellation_error(call) if done.cancelled() else done.exception()
         with self.lock:
             if error is None and not call.expects_response:
@@ -359,8 +374,6 @@ class ProducerDriver:
             else:
                 failure = error if isinstance(error, OncelogError) else OncelogError(repr(error))
                 self.core.on_failure(call, failure, now_ms)
-        self.notify()
-        self._event.set()
 
     def _cancellation_error(self, call: ProduceCall) -> OncelogError:
         if self._is_closing:
