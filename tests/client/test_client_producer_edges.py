@@ -141,6 +141,14 @@ def test_metrics_in_a_forked_child_do_not_wait_for_a_lock_that_nobody_holds_ther
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_a_failed_producer_raises_its_error_for_a_table_of_a_new_topic(ours: str) -> None:
+    """Regression: it raised KeyError."""
+    with producer_of(ours) as producer:
+        producer._driver.core.fail_all(MisuseError("as if it were fenced"))
+        with pytest.raises(MisuseError, match="fenced"):
+            producer.send_table(new_topic(ours), pa.table({"value": [b"v"]}))
+
+
 def test_an_unexpected_exception_for_a_response_fails_the_records_at_once(
     ours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -310,7 +310,7 @@ class Producer:
         """
         from oncelog.client.producer.arrow_encoding import encode_table
 
-        queues = self._with_room(topic, 0, lambda core: core.current_topic(topic), partition)
+        queues = self._with_room(topic, 0, lambda core: core.topic_to_append(topic), partition)
         if partition is not None:
             queues.queue(partition, None, 0)
 

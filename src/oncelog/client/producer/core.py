@@ -292,6 +292,16 @@ class ProducerCore:
             self.set_partition_count(name, count, topic.used_ms)
         return topic
 
+    def topic_to_append(self, name: str) -> TopicQueues:
+        """Return the queues of a topic to which records are about to be appended.
+
+        The topic must be known, unless the producer has failed. Raises the same errors as `append`.
+        """
+        # The fatal error comes first: with it, an unknown topic is not looked up. Guard:
+        # test_a_failed_producer_raises_its_error_for_a_table_of_a_new_topic.
+        self._check_append(0)
+        return self.current_topic(name)
+
     def _begin_batch(self, queue: PartitionQueue, now_ms: float) -> ProducerBatch:
         queue.close_open()
         self._serial += 1
