@@ -15,6 +15,7 @@ from oncelog import Admin, NewTopic, Producer
 from oncelog.errors import (
     ConfigError,
     DisconnectedError,
+    InvalidTimestamp,
     MessageTooLarge,
     MisuseError,
     OncelogError,
@@ -139,6 +140,21 @@ def test_metrics_in_a_forked_child_do_not_wait_for_a_lock_that_nobody_holds_ther
                 signal.alarm(WAIT_S)
                 os._exit(0 if producer.metrics()["record-send-total"] == 1 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(
+    "times",
+    [pa.array([5, -1], pa.int64()), pa.array([-1], pa.timestamp("s")), pa.array(["soon"], pa.string())],
+)
+def test_a_table_with_times_before_1970_is_refused(ours: str, times: pa.Array) -> None:
+    """Regression: two times that differ by more than 64 bits ended the producer if their batch was split."""
+    topic = new_topic(ours)
+    with producer_of(ours) as producer:
+        with pytest.raises(MisuseError, match="timestamp"):
+            producer.send_table(topic, pa.table({"value": [b"v"] * len(times), "timestamp": times}))
+        latest = pa.array([0, 2**63 - 1], pa.int64())
+        delivery = producer.send_table(topic, pa.table({"value": [b"v", b"w"], "timestamp": latest}))
+        assert isinstance(delivery.outcome(WAIT_S).failed[0][1], InvalidTimestamp)
 
 
 def test_a_failed_producer_raises_its_error_for_a_table_of_a_new_topic(ours: str) -> None:

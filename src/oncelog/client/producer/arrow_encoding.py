@@ -45,7 +45,7 @@ def encode_table(
 
     If `partition` is None, `choose_partitions` gets the binary column of keys (or None) and the number of
     rows. It returns the partition of each row, or one partition for all rows. Raises MisuseError for columns
-    other than value, key, timestamp and headers.
+    other than value, key, timestamp and headers, and for a time before 1970.
     """
     table = arrow_table(table)
     names = set(table.schema.names)
@@ -53,7 +53,7 @@ def encode_table(
         raise MisuseError(
             f"expected the column value, and optionally key, timestamp and headers; got {sorted(names)}"
         )
-    table = _with_bytes(table)
+    table = _with_milliseconds(_with_bytes(table))
     for rows in table.combine_chunks().to_batches(max_chunksize=1 << 20):
         yield from _encode(*_by_partition(rows, partition, choose_partitions), options)
 
@@ -88,6 +88,30 @@ def _with_bytes(table: Any) -> Any:
                 f"the column {column.name} must contain bytes or text, not {column.type}; encode it first"
             ) from error
     return table
+
+
+def _with_milliseconds(table: Any) -> Any:
+    """Return the table with timestamps cast to int64 milliseconds.
+
+    Raises MisuseError for a column of another type, and for a time before 1970, as `make_row` does. A batch
+    could not have times that differ by more than 64 bits. Guard:
+    test_a_table_with_times_before_1970_is_refused.
+    """
+    if "timestamp" not in table.schema.names:
+        return table
+    index, column = table.schema.get_field_index("timestamp"), table.column("timestamp")
+    try:
+        if pa.types.is_timestamp(column.type):
+            column = pc.cast(column, pa.timestamp("ms", tz=column.type.tz), safe=False)
+        column = column.cast(pa.int64())
+    except pa.ArrowException as error:
+        raise MisuseError(
+            f"the column timestamp must contain timestamps or int64 milliseconds, not {column.type}"
+        ) from error
+    earliest_ms = pc.min(column).as_py()
+    if earliest_ms is not None and earliest_ms < 0:
+        raise MisuseError(f"timestamp_ms={earliest_ms} must be whole milliseconds since 1970")
+    return table.set_column(index, "timestamp", column)
 
 
 def _by_partition(
@@ -134,7 +158,4 @@ def _encode(
 def _times(rows: Any) -> Any:
     if "timestamp" not in rows.schema.names:
         return system.current().wall_ns() // 1_000_000
-    column = rows.column("timestamp")
-    if pa.types.is_timestamp(column.type):
-        column = pc.cast(column, pa.timestamp("ms", tz=column.type.tz), safe=False)
-    return column.cast(pa.int64())
+    return rows.column("timestamp")

@@ -302,7 +302,8 @@ class Producer:
 
         `table` is an Arrow table, record batch or reader, or any object with `__arrow_c_stream__`, such as a
         data frame of Polars or pandas. Columns: value and optionally key (both bytes or text), timestamp
-        (timestamp or int64 ms since the epoch) and headers. Raises MisuseError for other objects and columns.
+        (timestamp or int64 ms since the epoch) and headers. Raises MisuseError for other objects and columns,
+        and for a time before 1970.
 
         Partitions are chosen as in `send`, except for rows without a key. Unless `partitioner` is
         round_robin, the rows without a key among 1,048,576 consecutive rows go to one partition. If an error
