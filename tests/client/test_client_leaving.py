@@ -315,6 +315,26 @@ def test_a_close_after_an_interrupted_unsubscribe_keeps_no_member_in_the_group(
         assert member_count() == 1
 
 
+def test_two_closes_wait_for_the_same_interrupted_unsubscribe(ours: str, group: str) -> None:
+    """Regression: the second close raised IndexError."""
+    topic = new_topic(ours)
+
+    async def run() -> None:
+        consumer = AsyncConsumer({"bootstrap.servers": ours, "group.id": group})
+        consumer.subscribe(topic)
+        while not consumer.assignment():
+            await consumer.poll(0.1)
+        leaving = asyncio.create_task(consumer.unsubscribe())
+        while consumer._group is not None and consumer._group._departure is None:
+            await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        assert consumer._leaving
+        await asyncio.gather(consumer.close(), consumer.close())
+
+    asyncio.run(run())
+
+
 @pytest.fixture
 def heeds_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt at SIGINT, which processes in a shell's background ignore."""

@@ -195,9 +195,11 @@ class AsyncConsumer:
         First wait for the memberships that an interrupted `unsubscribe` is leaving.
         """
         self._closed = True
-        while self._leaving:
-            await self._leaving[-1].until_left()
-            self._leaving.pop()
+        # Do not change the list: a second call may wait for the same memberships. Guard:
+        # test_two_closes_wait_for_the_same_interrupted_unsubscribe.
+        for group in self._leaving:
+            await group.until_left()
+        self._leaving = []
         tasks = self._fetcher.cancel() if self._fetcher is not None else []
         if self._connecting is not None:
             self._connecting.cancel()
