@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,9 +21,11 @@ from oncelog.errors import (
     MisuseError,
     OncelogError,
     OutcomeUnknown,
+    PeerError,
     TimedOut,
 )
 from oncelog.types import RecordMetadata
+from oncelog.wire.messages import InitProducerIdRequest
 
 WAIT_S = 60
 
@@ -180,3 +183,33 @@ def test_an_unexpected_exception_for_a_response_fails_the_records_at_once(
             future.result(WAIT_S)
         with pytest.raises(OncelogError, match="unexpected"):
             producer.send(new_topic(ours), b"w")
+
+
+@pytest.mark.parametrize("error", [PeerError("malformed"), ValueError("unexpected")])
+def test_a_producer_id_is_requested_with_pauses(
+    ours: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Regression: a malformed response made the producer send thousands of requests in a second."""
+    errors, attempts = [error] * 3, list[int]()
+    with producer_of(ours) as producer:
+        cluster = producer._driver.cluster
+        real = cluster.request
+
+        async def request(node_id: int | None, message: Any, **options: Any) -> Any:
+            if isinstance(message, InitProducerIdRequest) and errors:
+                raise errors.pop()
+            return await real(node_id, message, **options)
+
+        def pause_ms(attempt: int) -> float:
+            attempts.append(attempt)
+            return 0.0
+
+        monkeypatch.setattr(cluster, "request", request)
+        monkeypatch.setattr(cluster, "retry_pause_ms", pause_ms)
+        future = producer.send(new_topic(ours), b"v")
+        if isinstance(error, PeerError):
+            assert future.result(WAIT_S).offset == 0 and attempts == [0, 1, 2]
+        else:
+            with pytest.raises(OncelogError, match="unexpected"):
+                future.result(WAIT_S)
+            assert len(errors) == 2

@@ -42,6 +42,7 @@ from oncelog.errors import (
     MisuseError,
     NotConnectedError,
     OncelogError,
+    PeerError,
     TimedOut,
     UnknownTopicOrPartition,
     UnsupportedVersion,
@@ -389,7 +390,7 @@ class ProducerDriver:
                     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1)
                     response = await self.cluster.request(None, request)
                     raise_for_code(response.error_code)
-                except (DisconnectedError, TimedOut, BrokerError) as error:
+                except (DisconnectedError, TimedOut, PeerError, BrokerError) as error:
                     if isinstance(error, BrokerError) and not error.retriable:
                         with self.lock:
                             error.reaction = "fatal"
@@ -402,6 +403,10 @@ class ProducerDriver:
                     return
                 await asyncio.sleep(self.cluster.retry_pause_ms(attempt) / 1000)
                 attempt += 1
+        except Exception as error:
+            # Otherwise the next drain would start this task again at once. Guard:
+            # test_a_producer_id_is_requested_with_pauses.
+            self._fail_all(error)
         finally:
             self._is_requesting_id = False
             self._event.set()

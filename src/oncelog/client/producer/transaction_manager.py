@@ -481,10 +481,13 @@ class TransactionManager:
             await self._send_until_done(ADD_PARTITIONS, request, None, self._deadline_ms(None), number)
             with self._driver.lock:
                 self._core.on_partitions_added(pending)
-        except OncelogError as error:
+        except Exception as error:
+            # An exception that nobody expected requires an abort, too. Otherwise the next drain would start
+            # this task again at once.
+            reason = error if isinstance(error, OncelogError) else OncelogError(repr(error))
             with self._driver.lock:
                 self._transaction.pending -= pending
-                self._core.require_abort(error)
+                self._core.require_abort(reason)
             self._driver.notify()
         finally:
             self._is_adding = False

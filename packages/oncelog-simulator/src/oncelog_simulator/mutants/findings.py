@@ -105,7 +105,7 @@ OUT_OF_REACH: dict[str, str] = {
     "the workloads do not draw the needed events": (
         "G8 L17 L18 R293 R294 R296 R410 R430 R431 R11 R12 R21 R23 R161 S9 R390 R391 R394 R465"
         " R495 R497 R499 R500 R505 R550 R575 R576 R623 R634 R624 R686 R701 R755 R820 R823 R1034"
-        " R1123 R1124 R1125"
+        " R1123 R1124 R1125 R1128"
     ),
     "nothing but its reader runs after a flipped bit": "R244 R245 R301",
     "each simulated cluster is one broker, at one address that resolves": (
