@@ -259,6 +259,21 @@ def test_offsets_behind_the_high_watermark_are_not_believed() -> None:
     assert asked_offset(only_call(consumer)) == 2
 
 
+def test_a_batch_that_ends_at_the_last_offset_is_an_error() -> None:
+    """Regression: the position after it had more than 64 bits, and the next poll raised OverflowError."""
+    consumer, call = started()
+    last = bytearray(batch(0, b"b"))
+    stamp(last, 0, 2**63 - 1, 0)
+    consumer.on_response(call, answer((T0, batch(0, b"a") + bytes(last) + batch(1, b"c"))), 1.0, 0)
+    assert values(consumer) == [b"a"]
+    call = only_call(consumer)
+    assert asked_offset(call) == 1
+    consumer.on_response(call, answer((T0, bytes(last))), 1.0, 0)
+    with pytest.raises(CorruptMessage, match="t-0 at offset 1"):
+        consumer.raise_error()
+    assert consumer.position(T0) == 1
+
+
 def test_a_damaged_marker_is_an_error() -> None:
     """Taken for the other kind of marker, it would hide the next transaction, or show an aborted one."""
     consumer, call = started()

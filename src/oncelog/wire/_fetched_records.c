@@ -243,7 +243,8 @@ check_tuple_type(PyTypeObject *type)
 PyDoc_STRVAR(plain_batches_doc,
 "plain_batches(data, position, batches, header_type, batch_type, verdict)\n--\n\n"
 "Append (position, header, verdict) for each batch up to the first control batch, which is excluded.\n\n"
-"Also stop at the end of the data, and before a batch that is not accepted. Return the position at which reading\n"
+"Also stop at the end of the data, before a batch that is not accepted, and before one that ends at offset\n"
+"2^63-1. Return the position at which reading\n"
 "stopped.");
 
 static PyObject *
@@ -259,7 +260,8 @@ plain_batches(PyObject *Py_UNUSED(module), PyObject *args)
     if (check_tuple_type(header_type) < 0 || check_tuple_type(batch_type) < 0)
         goto done;
     Batch batch;
-    while (read_batch(&data, position, &batch) == 0 && !(batch.attributes & CONTROL_BIT)) {
+    while (read_batch(&data, position, &batch) == 0 && !(batch.attributes & CONTROL_BIT)
+           && batch.last_offset != INT64_MAX) {
         PyObject *items[] = {PyLong_FromSsize_t(position), header_of(header_type, &batch), Py_NewRef(verdict)};
         PyObject *entry = new_tuple(batch_type, 3, items);
         int status = entry == NULL ? -1 : PyList_Append(list, entry);

@@ -23,6 +23,7 @@ except ImportError:  # not compiled, or compiled for another system
     _c = None  # type: ignore[assignment]
 
 _TIMESTAMP_TYPES = tuple(TimestampType)
+_MAX_OFFSET = 2**63 - 1
 _Batch = TypeVar("_Batch", bound=tuple[int, BatchHeader, object])
 
 
@@ -57,7 +58,8 @@ def append_whole_batches(
     The C code reads no batch that has a verdict other than `verdict`, is compressed or damaged, ends before
     the current offset, or would make `rows` longer than `max_records`. Without the C code, read nothing.
     """
-    if _c is None:
+    # After a damaged batch, the offset may have more than 64 bits.
+    if _c is None or start_offset > _MAX_OFFSET:
         return index, start_offset, 0
     check = crc32c.crc32c if verify else None
     return _c.batch_rows(

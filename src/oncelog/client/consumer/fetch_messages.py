@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from oncelog.config import INT64_MAX
 from oncelog.errors import BrokerError, CorruptMessage, InvalidRecord, PeerError
 from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.settings import Settings
@@ -133,7 +134,9 @@ def decode_headers(fetched: FetchedPartition, fetch_offset: int, isolation: Isol
         plain_bytes = append_plain_batches(fetched.records, batches, FetchedBatch, Verdict.DELIVER)
     try:
         for position, header in iter_batches(fetched.records, plain_bytes):
-            if header.last_offset < header.base_offset:
+            # No offset follows 2^63-1, so no position could be after such a batch. Guard:
+            # test_a_batch_that_ends_at_the_last_offset_is_an_error.
+            if not header.base_offset <= header.last_offset < INT64_MAX:
                 raise CorruptMessage(
                     f"a batch has the base offset {header.base_offset} and the last offset "
                     f"{header.last_offset}"
