@@ -87,6 +87,8 @@ class Limits:
     """
     max_catalogued_topics: int = 100_000
     """Topics in the cached subscriptions of all consumer groups together."""
+    step_member_responses: int = 200
+    """Responses to JoinGroup and SyncGroup that one step sends."""
 
     # Requests and fetch sessions
     request_step_elements: int = 1_000

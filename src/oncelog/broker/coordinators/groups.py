@@ -20,6 +20,7 @@ from oncelog.broker.coordinators.internal_topic import (
     when_durable,
     when_synced,
 )
+from oncelog.broker.coordinators.member_responses import MemberResponses
 from oncelog.broker.coordinators.offsets import Offsets
 from oncelog.broker.group_commit import FlushQueue
 from oncelog.broker.settings.dynamic_config import DynamicConfig
@@ -80,6 +81,8 @@ class GroupCoordinator:
         self._offsets_left: set[str] = set()
         """Deleted topics whose offsets could not be deleted from the log. The next start tries again."""
         self._deadlines = Deadlines()
+        self.responses = MemberResponses(background, limits.step_member_responses)
+        """The responses to requests of classic groups' members."""
         self._expiring = ExpiryRounds(background, limits.expire_step_entries)
 
     # Groups
@@ -173,6 +176,12 @@ class GroupCoordinator:
 
         Call this after every change.
         """
+        try:
+            self._publish_changes(group, now_ms)
+        finally:
+            self.responses.end_step()
+
+    def _publish_changes(self, group: ClassicGroup, now_ms: int) -> None:
         if group.state is GroupState.DEAD:
             # The group was deleted while the record of an earlier version waited for its flush.
             return

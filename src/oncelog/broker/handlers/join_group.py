@@ -52,7 +52,11 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     # rebalance sends LeaveGroup right after this request. See
     # test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client.
     pending = PendingResponse(blocks_pipeline=True, runs_next_request=True)
-    group.join(joining, fresh_id, now_ms, lambda answer: pending.resolve(_response(answer, version)))
+
+    def respond(answer: JoinResult) -> None:
+        state.groups.responses.send(lambda: pending.resolve(_response(answer, version)))
+
+    group.join(joining, fresh_id, now_ms, respond)
     state.groups.publish_changes(group, now_ms)
     return pending
 

@@ -40,7 +40,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         (message.protocol_type, message.protocol_name),
         {member.member_id: member.assignment for member in message.assignments},
         now_ms,
-        lambda answer: pending.resolve(_response(answer)),
+        lambda answer: state.groups.responses.send(lambda: pending.resolve(_response(answer))),
     )
     state.groups.publish_changes(group, now_ms)
     return pending
