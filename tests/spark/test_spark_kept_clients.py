@@ -98,7 +98,7 @@ def test_a_second_task_of_a_worker_uses_the_clients_of_the_first(
         assert later not in (first, beside)
 
 
-def test_a_task_sends_eight_requests_and_the_first_of_a_micro_batch_six_more(
+def test_a_task_sends_eight_requests_and_the_first_of_a_micro_batch_seven_more(
     shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/spark.md ("What a micro-batch costs") has these numbers."""
@@ -121,7 +121,34 @@ def test_a_task_sends_eight_requests_and_the_first_of_a_micro_batch_six_more(
             counts.append(len(sent))
         sent.clear()
         finish(sink, batch_id, reports, kept)
-    assert (*counts, len(sent)) == (14, 8, 2)
+    assert (*counts, len(sent)) == (15, 8, 2)
+
+
+def test_a_micro_batch_uses_the_partitions_that_its_topic_has_now(
+    shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients]
+) -> None:
+    """A producer's metadata may be five minutes old. A new producer for each task looked it up."""
+    bootstrap, kept = shared_broker.bootstrap_servers, workers[0]
+    create_topic(bootstrap, topic, partitions=1)
+
+    def partitions_of(batch_id: int) -> int:
+        sink = sink_of(bootstrap, topic)
+        keys = pa.array([str(key) for key in range(40)])
+        batch = pa.RecordBatch.from_pydict({"value": keys, "key": keys})
+        finish(sink, batch_id, [write_task(sink, batch_id, 0, [batch], kept)], kept)
+        with oncelog.Admin({"bootstrap.servers": bootstrap}) as admin:
+            described = admin.describe_topics([topic])[topic].partitions
+            tps = [oncelog.TopicPartition(topic, part.partition) for part in described]
+            ends = admin.list_offsets(dict.fromkeys(tps, "latest"))
+        return sum(1 for listed in ends.values() if listed.offset)
+
+    assert partitions_of(0) == 1
+    with oncelog.Admin({"bootstrap.servers": bootstrap}) as admin:
+        admin.create_partitions({topic: 4})
+        assert partitions_of(1) == 4
+        admin.delete_topics([topic])
+    create_topic(bootstrap, topic, partitions=2)
+    assert partitions_of(0) == 2
 
 
 def test_a_worker_keeps_clients_for_a_few_settings_only(workers: list[KeptClients]) -> None:

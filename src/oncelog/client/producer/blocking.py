@@ -426,13 +426,15 @@ class Producer:
         """
         self._thread.run(require_manager(self._transactions).init(timeout))
 
-    def _change_transactional_id(self, transactional_id: str) -> None:
+    def _change_transactional_id(self, transactional_id: str, *, forgets_topics: bool = False) -> None:
         """Take another transactional.id on the same connections, for the next `init_transactions`.
 
-        The tasks of Spark's sink use it. Raises MisuseError while a transaction is open, and the error of a
-        producer that cannot continue.
+        With `forgets_topics`, look up the partitions of topics again. Tasks of Spark's sink use it.
+
+        Raises MisuseError while a transaction is open, and the error of a producer that cannot continue.
         """
-        self._thread.run(require_manager(self._transactions).change_id(transactional_id))
+        manager = require_manager(self._transactions)
+        self._thread.run(manager.change_id(transactional_id, forgets_topics=forgets_topics))
 
     def begin_transaction(self) -> None:
         """Begin a transaction. All records from now on belong to it. Sends no request."""

@@ -605,6 +605,21 @@ class ProducerCore:
         self.identity = None
         self._transaction.reset()
 
+    def forget_topics(self) -> list[str]:
+        """Forget the partitions of all topics, and return the topics. No record may be incomplete.
+
+        The next record of a topic looks its partitions up again.
+        """
+        assert self.is_idle and not self._restarting
+        names = list(self.topics)
+        for topic in self.topics.values():
+            self.appender.topics.pop(topic.name, None)
+            for queue in topic.queues:
+                del self._partitions[queue.tp]
+        self.topics.clear()
+        self._kept_sequences.clear()
+        return names
+
     def on_transaction_ended(self, identity: ProducerIdAndEpoch | None) -> None:
         """Return to the state before `begin`.
 

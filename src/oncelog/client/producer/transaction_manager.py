@@ -145,10 +145,15 @@ class TransactionManager:
         self._core.set_identity(*await self._new_epoch(None, self._deadline_ms(timeout_s)))
         self.session.enter(State.READY)
 
-    async def change_id(self, transactional_id: str) -> None:
-        """Take another transactional id. Connections and known coordinators are kept, but no other state."""
+    async def change_id(self, transactional_id: str, *, forgets_topics: bool) -> None:
+        """Take another transactional id. Keep the connections and known coordinators, and no other state.
+
+        With `forgets_topics`, also forget the partitions of topics and look them up again.
+        """
         with self._driver.lock:
             self._core.change_transactional_id(transactional_id)
+            if forgets_topics:
+                self._cluster.forget_topics(self._core.forget_topics())
         self._transactional_id = transactional_id
         self._may_be_committed = self._is_joined = False
         if len(self._coordinators) > _MAX_COORDINATORS:

@@ -4,6 +4,8 @@ Opening connections, looking up coordinators and fetching metadata cost several 
 with a few rows. So a task borrows clients whose connections earlier tasks of its worker have opened. Only
 connections and look-ups are kept. A task still gets an epoch of its own (InitProducerId), which fences every
 other attempt, and reads its marker after that. So nothing depends on which tasks ran in which worker before.
+The first task of a worker in a micro-batch also looks up the partitions of its topics again. A topic may have
+more of them than before, or fewer, if it was deleted and created again.
 
 Clients are closed if their borrower fails. A task also closes kept clients that were idle for half a minute
 or are five minutes old, so replaced certificate files take effect soon. If a broker has closed a kept
@@ -33,14 +35,25 @@ class TaskClients:
         self.admin = Admin(settings.admin)
         self._settings = settings
         self._producer: Producer | None = None
+        self._scope: object = None
+        self._is_scope_new = False
         self.made_ns = self.used_ns = current().monotonic_ns()
+
+    def begin(self, scope: object) -> None:
+        """Note the scope of the next use: within one scope, the partitions of topics are looked up once.
+
+        Guard: test_a_micro_batch_uses_the_partitions_that_its_topic_has_now.
+        """
+        self._is_scope_new |= scope != self._scope
+        self._scope = scope
 
     def producer(self, transactional_id: str) -> Producer:
         """Return the producer, with this transactional id. The caller must call `init_transactions` first."""
         if self._producer is None:
             self._producer = Producer({**self._settings.producer, "transactional.id": transactional_id})
         else:
-            self._producer._change_transactional_id(transactional_id)
+            self._producer._change_transactional_id(transactional_id, forgets_topics=self._is_scope_new)
+        self._is_scope_new = False
         return self._producer
 
     def drop_producer(self) -> None:
@@ -70,13 +83,14 @@ class KeptClients:
         self._kept: dict[object, TaskClients] = {}
 
     @contextmanager
-    def borrow(self, settings: SinkSettings) -> Iterator[TaskClients]:
+    def borrow(self, settings: SinkSettings, scope: object = None) -> Iterator[TaskClients]:
         """Yield kept clients for these settings, or new ones. If the `with` block raises, close them.
-        Otherwise keep them if there is room.
+        Otherwise keep them if there is room. `scope` identifies the micro-batch, for `TaskClients.begin`.
         """
         runtime = current()
         key = tuple(sorted(settings.producer.items(), key=str))
         clients = self._take(key, runtime) or TaskClients(settings)
+        clients.begin(scope)
         try:
             yield clients
         except BaseException:

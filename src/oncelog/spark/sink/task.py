@@ -80,7 +80,7 @@ def write_task(
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     try:
-        with kept.borrow(sink.settings) as clients:
+        with kept.borrow(sink.settings, (sink.group, sink.run_id, batch_id)) as clients:
             return attempt.write(clients, filled if first is None else chain((first,), filled), first is None)
     except OncelogError as error:
         kind = type(error) if isinstance(error, SinkError) else SinkError
