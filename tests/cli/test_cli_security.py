@@ -87,6 +87,16 @@ def test_users_and_acls_are_added_listed_and_removed(broker: Broker, monkeypatch
     assert code == 1 and "wrong user or password" in err and PASSWORD not in err
 
 
+def test_an_empty_name_removes_no_acl(broker: Broker) -> None:
+    """A script may have a variable that is not set. kafka-acls removes nothing either."""
+    add = ("acls", "add", "--deny-principal", "User:eve", "--operation", "READ", "--topic", "*")
+    assert as_user(broker, "admin", *add)[0] == 0
+    for option in ("--topic", "--principal"):
+        assert as_user(broker, "admin", "acls", "remove", option, "", "--yes")[:2] == (0, "")
+    code, out, _ = as_user(broker, "admin", "acls", "remove", "--principal", "User:eve", "--yes")
+    assert (code, out) == (0, "removed: deny User:eve READ on TOPIC *\n")
+
+
 def test_a_running_brokers_directory_is_left_alone(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", typed("x"))
     done = oncelog("users", "set", "eve", "--data-dir", str(broker.data_dir))

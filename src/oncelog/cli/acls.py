@@ -184,7 +184,9 @@ def remove(yes: bool, client_config: dict[str, Any], **given: Any) -> None:
             "choose ACLs with --principal, --topic, --group, --transactional-id or --cluster"
         )
     exact = PatternType.PREFIXED if given["prefixed"] else PatternType.LITERAL
-    filters = [replace(each, pattern_type=exact) if each.name else each for each in _filters(given)]
+    # An empty name (a variable of the shell that is not set) matches no ACL. With the pattern type MATCH it
+    # would remove those of "*". Guard: test_an_empty_name_removes_no_acl.
+    filters = [each if each.name is None else replace(each, pattern_type=exact) for each in _filters(given)]
     say_target(client_config)
     with new_admin(client_config) as admin:
         if yes:
