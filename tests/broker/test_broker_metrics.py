@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import http.client
 import importlib.util
 import json
 import re
@@ -220,6 +222,23 @@ def test_health_is_told_without_the_token_and_readiness_counts_offline_partition
         monkeypatch.setattr(Partition, "is_offline", property(lambda self: True))
         status, text = _status(broker, "/readyz")
         assert status == 503 and "partitions are offline" in text
+
+
+def test_health_is_told_to_get_and_head_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Broker(metrics_port=0, config={"oncelog.metrics.token": "t"}) as broker:
+        with RawClient(broker.bootstrap_servers) as client:
+            client.create_topic("ready")
+
+        def status(path: str) -> tuple[int, bytes]:
+            connection = http.client.HTTPConnection("127.0.0.1", broker.metrics_port, timeout=60)
+            connection.request("HEAD", path)
+            with contextlib.closing(connection.getresponse()) as response:
+                return response.status, response.read()
+
+        assert [status(path) for path in ("/healthz", "/readyz")] == [(200, b""), (200, b"")]
+        monkeypatch.setattr(Partition, "is_offline", property(lambda self: True))
+        assert status("/readyz") == (503, b"")
+        assert status("/metrics") == (401, b"")
 
 
 @pytest.mark.behaviour("I29")

@@ -100,19 +100,21 @@ class MetricsServer:
     def _response(self, head: bytes) -> bytes:
         request_line, *headers = head.split(b"\r\n")
         method, path, *_ = [*request_line.split(b" "), b"", b""]
-        with_body = method == b"GET"
+        # Load balancers check with GET or with HEAD. Guard: test_health_is_told_to_get_and_head_alike.
+        with_body, is_reading = method != b"HEAD", method in (b"GET", b"HEAD")
         page = path.split(b"?")[0]
-        if with_body and page == b"/healthz":
-            return _response("200 OK", "ok\n")
-        if with_body and page == b"/readyz":
-            return self._readiness()
+        if is_reading and page == b"/healthz":
+            return _response("200 OK", "ok\n", with_body=with_body)
+        if is_reading and page == b"/readyz":
+            return self._readiness(with_body=with_body)
         token = _bearer(headers)
         if self._token is not None and (token is None or not hmac.compare_digest(token, self._token)):
-            return _response("401 Unauthorized", "Authorization: Bearer with oncelog.metrics.token\n")
-        if method not in (b"GET", b"HEAD"):
+            text = "Authorization: Bearer with oncelog.metrics.token\n"
+            return _response("401 Unauthorized", text, with_body=with_body)
+        if not is_reading:
             return _response("405 Method Not Allowed", "only GET is served\n")
         if page != b"/metrics":
-            return _response("404 Not Found", "the metrics are at /metrics\n")
+            return _response("404 Not Found", "the metrics are at /metrics\n", with_body=with_body)
         return _response("200 OK", to_prometheus_text(self._families()), with_body=with_body)
 
     def _families(self) -> Iterator[Family]:
@@ -122,11 +124,12 @@ class MetricsServer:
             yield from partition_families(node.partition_offsets(MAX_NAMED_PARTITIONS))
         yield from process_families(self._lag.max_seconds)
 
-    def _readiness(self) -> bytes:
+    def _readiness(self, *, with_body: bool) -> bytes:
         offline = sum(partition.is_offline for _, partition in self._node.topics.all_partitions())
         if offline:
-            return _response("503 Service Unavailable", f"{offline} partitions are offline: restart\n")
-        return _response("200 OK", "ready\n")
+            text = f"{offline} partitions are offline: restart\n"
+            return _response("503 Service Unavailable", text, with_body=with_body)
+        return _response("200 OK", "ready\n", with_body=with_body)
 
 
 def _bearer(headers: list[bytes]) -> bytes | None:
