@@ -41,6 +41,32 @@ def test_json_is_indented_and_a_schema_id_is_named() -> None:
     assert data_text(b"x" * 5_000)["note"] == "the first 4,096 of 5,000 bytes"
 
 
+@pytest.mark.parametrize(
+    "stored",
+    [
+        r'{"a": "\ud800"}',
+        '{"a": 1, "a": 2}',
+        "[1e999, 10000000000000000.1, 1.0000000000000000001]",
+        '{"a": [], "b": {}, "c": "d, [e]: {f}", "g\\"": [true, null, -1.5E+3, "\\\\"]}',
+    ],
+)
+def test_json_is_shown_with_the_stored_tokens(stored: str) -> None:
+    shown = data_text(stored.encode())
+    assert shown["kind"] == "json" and shown["text"].encode()
+    assert "".join(shown["text"].split()) == "".join(stored.split())
+
+
+def test_json_without_repeated_names_is_indented_as_by_json_dumps() -> None:
+    value = {"a": [1, {"b": []}, 'x"\\'], "c": {}, "d": "e, f: [g]", "\n": None, "é": [[], [[1]]]}
+    assert data_text(json.dumps(value).encode())["text"] == json.dumps(value, indent=2)
+
+
+def test_deeply_nested_json_is_not_indented() -> None:
+    """json.dumps would make 1.6 MB of these 1,800 bytes, for each of 500 messages."""
+    shown = data_text(b"[" * 900 + b"]" * 900)
+    assert (shown["kind"], len(shown["text"])) == ("text", 1_800)
+
+
 def test_numbers_sizes_and_times_are_short() -> None:
     assert [number_text(n) for n in (None, 0, 1234567, 0.12345, 12.0)] == [
         "–",

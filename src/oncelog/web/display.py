@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 MAX_SHOWN_BYTES = 4_096
 """The maximum number of bytes of a key, value or header that a page shows."""
 LINE_CHARS = 90
 SCHEMA_ID_BYTES = 5
+MAX_GROWTH, MAX_GROWN_CHARS = 5, 1_000
+"""JSON is shown as it is stored if its indented form is longer than both 5 times the data and 1,000."""
+_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s"\[\]{},:]+')
+
+
+def page_path(kind: str, name: str) -> str:
+    """Return the address of the page of a group or a transactional id.
+
+    Slashes are escaped, because a browser would open "/groups/b" for "/groups/a/../b". It even takes "%2e%2e"
+    for "..", so such names are in the query. Guard: test_a_name_with_dots_and_slashes_has_a_page_of_its_own.
+    """
+    quoted = quote(name, safe="")
+    return f"/{kind}/?id={quoted}" if name in ("", ".", "..") else f"/{kind}/{quoted}"
 
 
 def time_text(timestamp_ms: int | None) -> str:
@@ -74,11 +89,9 @@ def data_text(data: bytes | None, max_bytes: int = MAX_SHOWN_BYTES) -> dict[str,
         schema = f"schema id {int.from_bytes(data[1:SCHEMA_ID_BYTES], 'big')} in Confluent's wire format"
         note = f"{schema}; {note}" if note else schema
     if not note and data[:1] in (b"{", b"["):
-        try:
-            text = json.dumps(json.loads(data), indent=2, ensure_ascii=False)
+        text = _indented_json(data)
+        if text is not None:
             return _shown("json", text, " ".join(data.decode().split()), "", data)
-        except (ValueError, RecursionError):
-            pass
     shown_text = _as_text(shown, is_cut=len(data) > max_bytes)
     if shown_text is not None:
         return _shown("text", shown_text, " ".join(shown_text.split()), note, data)
@@ -88,6 +101,38 @@ def data_text(data: bytes | None, max_bytes: int = MAX_SHOWN_BYTES) -> dict[str,
 def _shown(kind: str, text: str, line: str, note: str, data: bytes) -> dict[str, Any]:
     short = line if len(line) <= LINE_CHARS else line[:LINE_CHARS] + "…"
     return {"kind": kind, "text": text, "line": short, "note": note, "size": len(data)}
+
+
+def _indented_json(data: bytes) -> str | None:
+    """Return a JSON text with line breaks and indents; None for other data, and if it would grow too much.
+
+    The tokens stay as they are stored. `json.dumps` would print other numbers (1e999 as Infinity), drop
+    repeated names, and turn "\\ud800" into a character that no page can contain. It would also print a
+    value that is nested 900 deep in 900 times its size. Guard: test_json_is_shown_with_the_stored_tokens.
+    """
+    try:
+        text = data.decode()
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    parts: list[str] = []
+    level = size = 0
+    previous = ""
+    for token in _JSON_TOKEN.findall(text):
+        if token in ("]", "}"):
+            level -= 1
+            before = "" if previous in ("[", "{") else "\n" + "  " * level
+        elif previous in ("[", "{", ","):
+            before = "\n" + "  " * level
+        else:
+            before = " " if previous == ":" else ""
+        level += token in ("[", "{")
+        size += len(before) + len(token)
+        if size > max(MAX_GROWTH * len(data), MAX_GROWN_CHARS):
+            return None
+        parts += (before, token)
+        previous = token
+    return "".join(parts)
 
 
 def _as_text(data: bytes, *, is_cut: bool) -> str | None:

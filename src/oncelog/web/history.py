@@ -29,15 +29,28 @@ class Sample:
     group_lags: Mapping[str, int] = field(default_factory=dict)
     open_count: int = 0
     oldest_open_ms: int | None = None
+    topic_ends: Mapping[str, int] = field(init=False)
+    """The sum of the end offsets of each topic's partitions.
+
+    It is computed once: a page shows it for each topic. Guard: test_a_sample_is_summed_by_topic_once.
+    """
+    topic_offsets: Mapping[str, int] = field(init=False)
+    """The number of offsets of each topic's partitions, from their starts to their ends."""
+
+    def __post_init__(self) -> None:
+        known = [(tp, ends.start, ends.end) for tp, ends in self.ends.items() if ends.end is not None]
+        object.__setattr__(self, "topic_ends", sum_by_topic((tp, end) for tp, _, end in known))
+        counts = ((tp, end - start) for tp, start, end in known if start is not None)
+        object.__setattr__(self, "topic_offsets", sum_by_topic(counts))
 
     def topic_end(self, topic: str) -> int:
         """Return the sum of the end offsets of a topic's partitions."""
-        return sum(ends.end or 0 for tp, ends in self.ends.items() if tp.topic == topic)
+        return self.topic_ends.get(topic, 0)
 
     @property
     def total_end(self) -> int:
         """Return the sum of all end offsets."""
-        return sum(ends.end or 0 for ends in self.ends.values())
+        return sum(self.topic_ends.values())
 
     @property
     def held_back(self) -> dict[TopicPartition, PartitionEnds]:

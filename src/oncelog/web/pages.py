@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -28,20 +28,29 @@ from oncelog.runtime import system
 from oncelog.types import TopicPartition
 from oncelog.web.fates import remembered
 from oncelog.web.history import Sample
-from oncelog.web.reading import Found, LogReader, Message, Search
+from oncelog.web.reading import MAX_BYTES, MAX_DECODED_BYTES, Found, LogReader, Message, Search
 from oncelog.web.rendering import Renderer
 from oncelog.web.sampler import Sampler
-from oncelog.web.sinks import sink_groups, sink_state
+from oncelog.web.sinks import SinkState, sink_groups, sink_state, some_parts
 from oncelog.web.stories import Stories
 from oncelog.web.timeline import past_transactions
 
+Item = TypeVar("Item")
 _NOT_THERE = (TransactionalIdNotFound, GroupIdNotFound, UnknownTopicOrPartition)
 MAX_MESSAGES = 500
+MAX_SHOWN_HEADERS, MAX_HEADER_BYTES = 20, 512
+"""The maximum number of headers of a message that a page shows, and of bytes of each of them."""
 MAX_SEARCHED_PARTITIONS = 32
 """The maximum number of partitions that one page of messages reads."""
+MAX_SHOWN_PARTITIONS = 100
+"""The maximum number of partitions on the page of a topic. The page links to the next ones."""
 SHOWN_TRANSACTIONS = 20
 MAX_SINKS = 20
-_DURATION = re.compile(r"(\d+)\s*(ms|s|min|m|h|d)$")
+MAX_SINK_TASKS = 200
+"""The maximum number of a sink's tasks that a page looks up, each with a request."""
+MAX_ROWS = 1_000
+"""The maximum number of topics, groups or transactional ids in a table. Others are found by their name."""
+_DURATION = re.compile(r"(\d{1,12})\s*(ms|s|min|m|h|d)$")
 _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -107,32 +116,36 @@ class Pages:
 
     def topics(self, request: Request) -> dict[str, Any]:
         """Return all topics, with their offset counts, sizes and rates from the samples."""
-        topics = sorted(self._admin.list_topics(include_internal=True), key=lambda topic: topic.name)
+        listed = sorted(self._admin.list_topics(include_internal=True), key=lambda topic: topic.name)
+        topics, shown = _named(request, listed, lambda topic: topic.name)
         sample, history = self._sampler.history.latest, self._sampler.history
         rows = [
             {
                 "topic": topic,
-                "offsets": _offset_count(sample, topic.name),
+                "offsets": sample.topic_offsets.get(topic.name) if sample else None,
                 "bytes": sample.topic_bytes.get(topic.name) if sample else None,
                 "rate": history.rate(_end_of(topic.name)),
             }
             for topic in topics
         ]
-        return {"rows": rows}
+        return {"rows": rows, **shown}
 
     def topic(self, request: Request) -> dict[str, Any]:
         """Return the settings of the topic in the address, and its partitions' offsets and producers."""
         name = request.path_params["name"]
-        tps = self._partitions(name)
+        every, first = self._partitions(name), _whole(request.query_params.get("from") or "0", "from")
+        tps = [tp for tp in every if tp.partition >= first][:MAX_SHOWN_PARTITIONS]
         ends = partition_ends(self._admin, tps)
         producers = self._admin.describe_producers(tps, raise_errors=False)
+        # The partitions share the limit. Guard: test_a_page_of_a_topic_reads_a_part_of_its_partitions.
+        tail_bytes = MAX_BYTES // max(len(tps), 1)
         rows = [
             {
                 "partition": tp.partition,
                 "tp": tp,
                 "ends": ends[tp],
                 "producers": sorted(producers[tp].producers, key=lambda producer: producer.producer_id),
-                "remembered": self._remembered(tp, ends[tp]) if producers[tp].producers else {},
+                "remembered": self._remembered(tp, ends[tp], tail_bytes) if producers[tp].producers else {},
             }
             for tp in tps
         ]
@@ -146,6 +159,8 @@ class Pages:
         return {
             "name": name,
             "partitions": rows,
+            "partition_count": len(every),
+            "next": tps[-1].partition + 1 if tps and tps[-1] != every[-1] else None,
             "settings": settings,
             "rate": history.rate(_end_of(name)),
             "line": history.rates(_end_of(name)),
@@ -155,9 +170,9 @@ class Pages:
         described = self._admin.describe_topics([topic])[topic]
         return [TopicPartition(topic, partition.partition) for partition in described.partitions]
 
-    def _remembered(self, tp: TopicPartition, ends: PartitionEnds) -> dict[int, Any]:
+    def _remembered(self, tp: TopicPartition, ends: PartitionEnds, max_bytes: int) -> dict[int, Any]:
         try:
-            return remembered(self._reader.tail(tp, ends))
+            return remembered(self._reader.tail(tp, ends, max_bytes))
         except OncelogError:
             return {}  # the client may describe producers, but not read the topic
 
@@ -179,8 +194,8 @@ class Pages:
                 raise UnknownTopicOrPartition(f"{topic} has no partition {number}")
         limit = min(max(_whole(query.get("limit") or "50", "limit"), 1), MAX_MESSAGES)
         filters = {name: query.get(name, "").encode() for name in ("key", "value", "header")}
-        search = Search(limit, **filters)
         ends = partition_ends(self._admin, chosen[:MAX_SEARCHED_PARTITIONS])
+        search = Search(limit, MAX_DECODED_BYTES // max(len(ends), 1), **filters)
         way = query.get("from") or "last"
         if way == "last":
             found = {tp: self._reader.search_newest(tp, ends[tp], search) for tp in ends}
@@ -196,6 +211,8 @@ class Pages:
             "messages": _merged(found, limit, is_newest=way == "last"),
             "found": found,
             "ends": ends,
+            "max_headers": MAX_SHOWN_HEADERS,
+            "max_header_bytes": MAX_HEADER_BYTES,
         }
 
     def _starts(
@@ -215,15 +232,19 @@ class Pages:
 
     def transactions(self, request: Request) -> dict[str, Any]:
         """Return all transactional ids, and the open transactions that hold back a last stable offset."""
+        listed, shown = _named(
+            request, self._admin.list_transactions(), lambda listing: listing.transactional_id
+        )
         return {
-            "listed": self._admin.list_transactions(),
+            "listed": listed,
+            **shown,
             "held_back": self._admin.find_hanging(),
             "Hanging": Hanging,
         }
 
     def transaction(self, request: Request) -> dict[str, Any]:
         """Return the state of the transactional id in the address, and its past transactions."""
-        name = request.path_params["id"]
+        name = request.query_params.get("id", request.path_params["id"])
         described = self._admin.describe_transactions([name])[name]
         past, unreadable = [], None
         try:
@@ -242,15 +263,16 @@ class Pages:
     def groups(self, request: Request) -> dict[str, Any]:
         """Return all groups, with their total lag and its trend."""
         history = self._sampler.history
+        groups, shown = _named(request, self._admin.list_groups(), lambda group: group.group_id)
         rows = [
             (group, history.values(lambda past, name=group.group_id: past.group_lags.get(name)))  # type: ignore[misc]
-            for group in self._admin.list_groups()
+            for group in groups
         ]
-        return {"rows": rows}
+        return {"rows": rows, **shown}
 
     def group(self, request: Request) -> dict[str, Any]:
         """Return the members of the group in the address, and its committed offsets with their lag."""
-        name = request.path_params["id"]
+        name = request.query_params.get("id", request.path_params["id"])
         group = self._admin.describe_groups([name])[name]
         offsets = self._admin.group_offsets(name)
         ends = partition_ends(self._admin, sorted(offsets))
@@ -277,11 +299,18 @@ class Pages:
     def sinks(self, request: Request) -> dict[str, Any]:
         """Return the Spark sinks that keep their state on the cluster."""
         found = sink_groups(group.group_id for group in self._admin.list_groups())
-        states = []
+        states: list[SinkState | None] = []
+        task_counts: dict[str, int] = {}
         for sink, parts in sorted(found.items())[:MAX_SINKS]:
-            offsets = {part: self._admin.group_offsets(group_id) for part, group_id in parts.items()}
+            looked_up = some_parts(parts, MAX_SINK_TASKS)
+            offsets = {part: self._admin.group_offsets(group_id) for part, group_id in looked_up.items()}
             states.append(sink_state(sink, offsets))
-        return {"sinks": [state for state in states if state is not None], "count": len(found)}
+            task_counts[states[-1].name if states[-1] else sink] = len(parts) - len(looked_up)
+        return {
+            "sinks": [state for state in states if state is not None],
+            "count": len(found),
+            "more_tasks": task_counts,
+        }
 
     def story_list(self, request: Request) -> dict[str, Any]:
         """Return the stories."""
@@ -300,12 +329,17 @@ def _end_of(topic: str) -> Callable[[Sample], float]:
     return lambda sample: sample.topic_end(topic)
 
 
-def _offset_count(sample: Sample | None, topic: str) -> int | None:
-    if sample is None:
-        return None
-    known = [ends for tp, ends in sample.ends.items() if tp.topic == topic]
-    counts = [ends.end - ends.start for ends in known if ends.end is not None and ends.start is not None]
-    return sum(counts) if counts else None
+def _named(
+    request: Request, items: Sequence[Item], name_of: Callable[[Item], str]
+) -> tuple[Sequence[Item], dict[str, Any]]:
+    """Return the items whose names contain the query's `name`, and the variables of rows.html.
+
+    At most MAX_ROWS are returned: a cluster may have 100,000 transactional ids or groups, and a page is sent
+    every two seconds. Guard: test_a_long_table_is_cut_and_searched_by_name.
+    """
+    part = request.query_params.get("name", "")
+    matching = [item for item in items if part in name_of(item)]
+    return matching[:MAX_ROWS], {"name_part": part, "row_count": len(matching)}
 
 
 def _merged(found: dict[TopicPartition, Found], limit: int, *, is_newest: bool) -> list[Message]:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from oncelog.web import charts
-from oncelog.web.display import bytes_text, data_text, duration_text, number_text, time_text
+from oncelog.web.display import bytes_text, data_text, duration_text, number_text, page_path, time_text
 
 _SECURITY = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}';"
@@ -42,7 +42,7 @@ class Renderer:
         # Each of these functions escapes texts from the cluster.
         for draw in (charts.sparkline, charts.offsets_bar, charts.batch_blocks, charts.transaction_lanes):
             self._templates.globals[draw.__name__] = _marked_safe(draw)
-        self._templates.globals["safe_svg"] = Markup
+        self._templates.globals |= {"safe_svg": Markup, "page_path": page_path}
 
     def page(self, template: str, variables: dict[str, Any], status: int = 200) -> HTMLResponse:
         """Return a page."""

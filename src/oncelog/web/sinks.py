@@ -15,6 +15,7 @@ from typing import Any
 from oncelog.types import OffsetAndMetadata, TopicPartition
 
 _PARTS = ("begun", "finished", "plan")
+_MAX_TASK_DIGITS = 9
 
 
 @dataclass(slots=True)
@@ -55,9 +56,15 @@ def sink_groups(group_ids: Iterable[str]) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for group_id in group_ids:
         sink, slash, part = group_id.rpartition("/")
-        if slash and (part in _PARTS or part.isdecimal()):
+        if slash and (part in _PARTS or _is_task(part)):
             found.setdefault(sink, {})[part] = group_id
     return {sink: parts for sink, parts in found.items() if "begun" in parts or "finished" in parts}
+
+
+def some_parts(parts: Mapping[str, str], max_tasks: int) -> dict[str, str]:
+    """Return the parts of a sink with its first `max_tasks` tasks only."""
+    tasks = sorted((part for part in parts if _is_task(part)), key=int)[:max_tasks]
+    return {part: parts[part] for part in (*_PARTS, *tasks) if part in parts}
 
 
 def sink_state(
@@ -74,18 +81,31 @@ def sink_state(
             if note is None:
                 return None
             if part == "begun":
-                state.begun_id, state.begun_ms = kept.offset, note.get("begun_ms")
+                state.begun_id, state.begun_ms = kept.offset, _whole(note, "begun_ms")
             elif part == "finished":
-                state.finished_id, state.finished_rows = kept.offset, note.get("rows")
-            elif part.isdecimal():
-                state.tasks.append(TaskState(int(part), kept.offset, note.get("rows", 0)))
+                state.finished_id, state.finished_rows = kept.offset, _whole(note, "rows")
+            elif _is_task(part):
+                state.tasks.append(TaskState(int(part), kept.offset, _whole(note, "rows") or 0))
     state.tasks.sort(key=lambda task: task.task)
     return state
+
+
+def _is_task(part: str) -> bool:
+    return part.isdecimal() and len(part) <= _MAX_TASK_DIGITS
+
+
+def _whole(note: Mapping[str, Any], name: str) -> int | None:
+    """Return a whole number of a note; None for anything else. Every client that may commit can write a note.
+
+    Guard: test_a_note_with_other_values_than_numbers_does_not_end_the_page.
+    """
+    value = note.get(name)
+    return value if type(value) is int else None
 
 
 def _note(metadata: str | None) -> Mapping[str, Any] | None:
     try:
         note = json.loads(metadata or "")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return note if isinstance(note, dict) and "oncelog" in note else None
