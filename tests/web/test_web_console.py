@@ -138,7 +138,7 @@ def test_offsets_are_reset_after_a_plan(pages: TestClient, servers: str, admin: 
     plan = f"/reset?group={group}&topic={topic}&way=shift_by&value=-3"
     assert f"{topic}-0 4 1 -3" in text(pages, plan)
     assert admin.group_offsets(group)[tp].offset == 4, "a plan changes nothing"
-    form = {"token": token_of(pages, plan), "group": group, "topic": topic, "offset": "0:1"}
+    form = {"token": token_of(pages, plan), "group": group, "topic": topic, "offset": "0:1:4"}
     assert pages.post("/reset", data=form).status_code == 303
     assert admin.group_offsets(group)[tp].offset == 1
     assert pages.post("/reset", data={**form, "offset": "x"}).status_code == 400

@@ -5,10 +5,11 @@ Each request needs the token of these pages. With --read-only, all of them are r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, unquote_plus
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
@@ -19,11 +20,17 @@ from oncelog.client.admin.blocking import Admin
 from oncelog.client.admin.types import ConfigResource
 from oncelog.errors import OncelogError
 from oncelog.types import OffsetAndMetadata, TopicPartition
+from oncelog.web.display import page_path
 from oncelog.web.rendering import Renderer
 from oncelog.web.stories import Stories
 
 Action = Callable[[FormData], Response]
 _FORM_TYPE = "application/x-www-form-urlencoded"
+MAX_FORM_BYTES = 8_000_000
+MAX_FORM_FIELDS = 200_000
+"""The form of a reset has a field for each partition."""
+_TOKEN_FIELD = re.compile(rb"(?:^|&)token=([^&]*)")
+_MAX_OFFSET = (1 << 63) - 1
 
 
 class _BadForm(Exception):
@@ -50,18 +57,8 @@ class Actions:
                 return self._renderer.refusal(
                     "these pages are read-only: start them without --read-only", 403
                 )
-            # Any page in the user's browser can send a form here. Starlette bounds the fields of a form in
-            # this encoding, but writes the files of multipart/form-data to the disk, before the token can be
-            # checked. Guard: test_a_form_with_a_file_is_refused_before_it_is_read.
-            if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM_TYPE:
-                return self._renderer.refusal(f"the form must have the type {_FORM_TYPE}", 415)
-            form = await request.form()
-            if not self._renderer.has_token(form.get("token", "")):
-                text = (
-                    "this form is from another site or an earlier start of these pages: open the page again"
-                )
-                return self._renderer.refusal(text, 403)
             try:
+                form = await self._read_form(request)
                 return await run_in_threadpool(partial(action, form))
             except _BadForm as error:
                 return self._renderer.refusal(error, error.status)
@@ -69,6 +66,32 @@ class Actions:
                 return self._renderer.refusal(error, 502)
 
         return endpoint
+
+    async def _read_form(self, request: Request) -> FormData:
+        """Return the fields of a form with the token. Raises _BadForm.
+
+        Any page in the user's browser can send a form here. Starlette's `request.form` would write files to
+        the disk, and keep up to 1 GB of fields in memory, before the token could be checked. It would also
+        refuse the reset of a topic with 1,000 partitions. Guards: test_a_large_form_is_refused_unread,
+        test_a_form_with_a_file_is_refused_before_it_is_read, test_a_topic_of_many_partitions_can_be_reset.
+        """
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM_TYPE:
+            raise _BadForm(f"the form must have the type {_FORM_TYPE}", 415)
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_FORM_BYTES:
+                raise _BadForm(f"the form has more than {MAX_FORM_BYTES} bytes", 413)
+        found = _TOKEN_FIELD.search(body)
+        if not self._renderer.has_token(unquote_plus(found[1].decode("latin-1")) if found else ""):
+            raise _BadForm(
+                "this form is from another site or an earlier start of these pages: open the page again", 403
+            )
+        try:
+            fields = parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=MAX_FORM_FIELDS)
+            return FormData([*fields])
+        except ValueError:
+            raise _BadForm(f"the form is not UTF-8, or has more than {MAX_FORM_FIELDS} fields") from None
 
     def abort(self, form: FormData) -> Response:
         """Abort an open transaction in one partition. transactions.html contains the form."""
@@ -99,19 +122,30 @@ class Actions:
         return RedirectResponse(f"/topics/{quote(topic, safe='')}#settings", 303)
 
     def reset_offsets(self, form: FormData) -> Response:
-        """Commit the offsets of a plan that reset.html showed. The form has them one by one."""
+        """Commit the offsets of a plan that reset.html showed. The form has them one by one.
+
+        Each field has the partition, the new offset and the committed offset that the page showed. If another
+        offset was committed since then, change nothing: the group was in use.
+        """
         try:
             group, topic = str(form["group"]), str(form["topic"])
-            offsets = {
-                TopicPartition(topic, int(partition)): OffsetAndMetadata(int(offset))
-                for partition, offset in (str(text).split(":") for text in form.getlist("offset"))
-            }
+            rows = [str(text).split(":") for text in form.getlist("offset")]
+            offsets = {TopicPartition(topic, int(partition)): int(new) for partition, new, _ in rows}
+            shown = {TopicPartition(topic, int(row[0])): int(row[2]) if row[2] else None for row in rows}
         except (KeyError, ValueError):
-            raise _BadForm("the form needs group, topic and offset=PARTITION:OFFSET") from None
-        if not offsets:
-            raise _BadForm("the form has no offsets")
-        self._admin.alter_group_offsets(group, offsets)
-        return RedirectResponse(f"/groups/{quote(group, safe='')}", 303)
+            raise _BadForm("the form needs group, topic and offset=PARTITION:NEW:COMMITTED") from None
+        if not offsets or not all(0 <= offset <= _MAX_OFFSET for offset in offsets.values()):
+            raise _BadForm("the form has no offsets, or impossible ones")
+        held = self._admin.group_offsets(group)
+        for tp, offset in shown.items():
+            now = held[tp].offset if tp in held else None
+            if now != offset:
+                text = f"the plan is out of date: {tp} has the committed offset {now}, and had {offset}"
+                raise _BadForm(f"{text}. Nothing was changed; make the plan again", 409)
+        self._admin.alter_group_offsets(
+            group, {tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()}
+        )
+        return RedirectResponse(page_path("groups", group), 303)
 
     def play(self, form: FormData) -> Response:
         """Play a story on a separate broker in this process, not on the cluster."""
