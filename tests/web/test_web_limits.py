@@ -1,4 +1,4 @@
-"""What one page reads, keeps and shows of hostile or large data, and how the pages end."""
+"""Limits of what one page reads, keeps and shows of hostile or large data, and the end of the pages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import itertools
 import json
 import os
 import re
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from urllib.parse import urljoin
 
@@ -21,6 +25,7 @@ from oncelog.web.app import make_app
 from oncelog.web.display import page_path
 from oncelog.web.history import Sample
 from oncelog.web.reading import LogReader, Search
+from oncelog.web.sampler import MAX_GROUPS, Sampler
 
 _numbers = itertools.count()
 
@@ -246,6 +251,42 @@ def test_a_sample_is_summed_by_topic_once() -> None:
     assert [sample.topic_end(f"t{n}") for n in range(4)] == [23, 25, 27, 0]
     assert (sample.topic_offsets, sample.total_end) == ({"t0": 20, "t1": 20, "t2": 20}, 75)
     assert ends.passes == 1
+
+
+def test_a_sampler_that_is_stopped_looks_at_no_further_group(admin: Admin, ours: str) -> None:
+    at = TopicPartition(new_topic(ours), 0)
+    for _ in range(3):
+        admin.alter_group_offsets(new_group(), {at: OffsetAndMetadata(0)})
+    sampler, looked = Sampler(admin), []
+    find = admin.group_offsets
+
+    def last(group: str) -> object:
+        looked.append(group)
+        sampler.stop()
+        return find(group)
+
+    admin.group_offsets = last  # type: ignore[method-assign, assignment]
+    sampler.take()
+    assert len(looked) == 1 < MAX_GROUPS
+
+
+def test_ctrl_c_ends_pages_that_wait_for_a_silent_broker() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        servers = f"127.0.0.1:{silent.getsockname()[1]}"
+        command = [sys.executable, "-m", "oncelog.cli.main", "web", "-b", servers, "--listen", "127.0.0.1:0"]
+        with subprocess.Popen(
+            [*command, "-X", "request.timeout.ms=3600000"], stdout=subprocess.PIPE, text=True
+        ) as child:
+            try:
+                assert child.stdout is not None
+                host, _, port = child.stdout.readline().split("/")[2].rpartition(":")
+                with socket.create_connection((host, int(port))) as browser:
+                    browser.sendall(b"GET /groups HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                    silent.accept()[0].recv(1)  # the page waits for the response
+                    child.send_signal(signal.SIGINT)
+                    assert child.wait(200) == 0
+            finally:
+                child.kill()
 
 
 def test_a_long_table_is_cut_and_searched_by_name(

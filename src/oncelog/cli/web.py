@@ -9,6 +9,9 @@ import click
 
 from oncelog.cli.common import bootstrap_options, new_admin
 
+_SHUTDOWN_S = 2
+"""Seconds after Ctrl-C in which pages may still be sent. A broker that does not answer ends none of them."""
+
 
 @click.command("web")
 @click.option(
@@ -68,9 +71,18 @@ def command(listen: str, insecure: bool, read_only: bool, client_config: dict[st
             servers=servers,
             make_consumer=lambda: Consumer({**reading, "enable.auto.commit": False}),
             is_read_only=read_only,
+            closes_admin=True,
         )
+
+        class Server(uvicorn.Server):
+            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+                # uvicorn waits for pages, and pages for brokers, which may not answer.
+                app.state.close_clients()
+                await super().shutdown(sockets)
+
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SHUTDOWN_S)
         with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[sock])
+            Server(config).run(sockets=[sock])
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.routing import Route
@@ -32,20 +31,49 @@ def make_app(
     servers: str,
     make_consumer: Callable[[], Consumer] | None = None,
     is_read_only: bool = False,
+    closes_admin: bool = False,
 ) -> Starlette:
     """Return the application.
 
     Requests are accepted only if their Host header is one of `hosts`. This prevents DNS rebinding: a page of
     another site cannot use the application through the user's browser. `servers` is the cluster's name on the
     pages. `make_consumer` returns a consumer without a group, for reading messages. If it is None, a consumer
-    with the bootstrap servers `servers` is used. With `is_read_only`, the pages change nothing.
+    with the bootstrap servers `servers` is used. With `is_read_only`, the pages change nothing. With
+    `closes_admin`, the end of the application closes `admin`. That ends calls that wait for a silent broker.
+    `state.close_clients()` of the application does so earlier.
     """
     reader = LogReader(admin, make_consumer or (lambda: Consumer({"bootstrap.servers": servers})))
     sampler = Sampler(admin)
     renderer = Renderer(servers, is_read_only=is_read_only)
     pages = Pages(admin, reader, sampler, renderer)
     actions = Actions(admin, renderer, pages.stories)
-    routes = [
+
+    def close_clients() -> None:
+        sampler.stop()
+        if closes_admin:
+            admin.close()
+        reader.close()
+
+    @asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        yield
+        # Pages may still wait for a broker that does not answer, and occupy every thread of the pool, so this
+        # thread closes the clients. Guard: test_ctrl_c_ends_pages_that_wait_for_a_silent_broker.
+        close_clients()
+        sampler.close()
+
+    app = Starlette(
+        routes=_routes(pages, actions),
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
+        exception_handlers={404: renderer.not_found},
+        lifespan=lifespan,
+    )
+    app.state.close_clients = close_clients
+    return app
+
+
+def _routes(pages: Pages, actions: Actions) -> list[Route]:
+    return [
         Route("/", pages.show(pages.overview, "overview.html")),
         Route("/topics", pages.show(pages.topics, "topics.html")),
         Route("/topics/{name}", pages.show(pages.topic, "topic.html")),
@@ -63,16 +91,3 @@ def make_app(
         Route("/reset", actions.post(actions.reset_offsets), methods=["POST"]),
         Route("/play", actions.post(actions.play), methods=["POST"]),
     ]
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        yield
-        await run_in_threadpool(sampler.close)
-        await run_in_threadpool(reader.close)
-
-    return Starlette(
-        routes=routes,
-        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))],
-        exception_handlers={404: renderer.not_found},
-        lifespan=lifespan,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 
@@ -13,6 +14,7 @@ from oncelog.runtime import system
 from oncelog.types import Isolation, TopicPartition
 from oncelog.web.history import History, Sample, lag, sum_by_topic
 
+_LOG = logging.getLogger("oncelog.web")
 INTERVAL_S = 2.0
 IDLE_S = 60.0
 """Sampling stops if no page was requested for this time."""
@@ -46,19 +48,28 @@ class Sampler:
                 self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the thread, and wait for the end of the request that it waits for."""
+        self.stop()
         with self._lock:
-            self._is_closed = True
             thread = self._thread
-        self._wake.set()
         if thread is not None:
             thread.join()
+
+    def stop(self) -> None:
+        """Let the thread end after the request that it waits for."""
+        with self._lock:
+            self._is_closed = True
+        self._wake.set()
 
     def _run(self) -> None:
         while True:
             started_s = time.monotonic()
-            with contextlib.suppress(OncelogError):  # the page itself shows that the cluster does not answer
+            try:
                 self.take()
+            except OncelogError:
+                pass  # the page itself shows that the cluster does not answer
+            except Exception:  # nothing would start the thread again if it ended
+                _LOG.exception("the sample failed")
             took_s = time.monotonic() - started_s
             self._wake.wait(max(INTERVAL_S - took_s, 4 * took_s))
             with self._lock:
@@ -109,6 +120,8 @@ class Sampler:
     def _group_lags(self) -> dict[str, int]:
         lags: dict[str, int] = {}
         for group in self._admin.list_groups()[:MAX_GROUPS]:
+            if self._is_closed:  # a broker that does not answer takes half a minute for each group
+                break
             with contextlib.suppress(OncelogError):
                 held = {tp: kept.offset for tp, kept in self._admin.group_offsets(group.group_id).items()}
                 ends = self._admin.list_offsets(dict.fromkeys(held, "latest"), raise_errors=False)
