@@ -45,6 +45,7 @@ OUT_OF_REACH: dict[str, str] = {
     "commands, web pages, packages and documents are not simulated": (
         "S12 S16 S18 K6 K7 R91 R96 R97 R98 R99 R100 R101 R292 R102 R103 R104 R113 R540 R541 R644"
         " R723 R870 R990 R991 R992 R1060 R1061 R1062 R1063 R1064 R1065 R1066 R1068 R1069 R1071 R1072 R1073"
+        " R1140 R1141 R1142 R1143 R1144 R1145 R1146 R1147 R1148 R1149 R1150 R1151 R1152 R1153"
         " R1094"
     ),
     "the network seldom loses the heartbeat that a member needs before it takes new partitions": "R730",
@@ -114,6 +115,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no broker answers with a wrong correlation id or refuses a second login": "R446",
     "nothing checks that members keep partitions, or that groups act soon": "K2 K8 R280 R282 R780 L8 L16",
     "threads are suspended only before disk operations": "R33 R461 R494 R580",
+    "simulated topics of the sink keep their partitions": "R1154",
     "no client forks, and no signal comes between two bytecodes": (
         "L25b R47 R48 R273 R274 R650 R651 R685 R782 R1033 R1121"
     ),
