@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from support.documents import blocks_of
 from support.groups.members import SECONDS, fill, member
-from support.topics import new_topic, read, values
+from support.topics import new_topic, producer_of, read, values
 from support.wait import wait_until
 
-from oncelog import Producer, Record, TopicPartition
+from oncelog import Consumer, ConsumerGroupMetadata, Producer, Record, TopicPartition
 from oncelog.client.consumer.aio import AsyncConsumer
 from oncelog.errors import MisuseError
 
@@ -77,6 +77,7 @@ def test_each_test_and_scenario_that_the_page_names_exists() -> None:
     assert missing == []
 
 
+@pytest.mark.behaviour("T16")
 def test_group_metadata_with_automatic_commits_is_refused(ours: str, group: str) -> None:
     """Otherwise close() after an exception would commit positions of records that were aborted."""
     message = r"enable\.auto\.commit=false.*group_metadata\(\) for send_offsets_to_transaction\(\)"
@@ -86,6 +87,39 @@ def test_group_metadata_with_automatic_commits_is_refused(ours: str, group: str)
         AsyncConsumer({"bootstrap.servers": ours, "group.id": group}).group_metadata()
     with member(ours, group, enable_auto_commit=False) as by_hand:
         assert by_hand.group_metadata().group_id == group
+
+
+@pytest.mark.behaviour("T16")
+def test_a_consumer_in_the_place_of_its_group_metadata_is_refused(ours: str, group: str) -> None:
+    with producer_of(ours, transactional_id=group) as producer, member(ours, group) as consumer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        for wrong in (consumer, Consumer, None, 7):
+            with pytest.raises(MisuseError, match=r"consumer\.group_metadata\(\)"):
+                producer.send_offsets_to_transaction({TopicPartition("t", 0): 1}, wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.behaviour("T16")
+@pytest.mark.parametrize("is_subscribed", [True, False])
+def test_a_group_id_whose_consumer_here_commits_automatically_is_refused(
+    ours: str, group: str, is_subscribed: bool
+) -> None:
+    """`group_metadata()` refuses such a consumer, but a group id alone would pass."""
+    tp = TopicPartition(new_topic(ours), 0)
+    with producer_of(ours, transactional_id=group) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        with member(ours, group) as consumer:
+            consumer.subscribe([tp.topic]) if is_subscribed else consumer.assign([tp])
+            wait_until(lambda: consumer.poll(0.1) == [] and consumer.assignment())
+            for named in (group, ConsumerGroupMetadata(group)):
+                with pytest.raises(
+                    MisuseError, match=r"commits automatically .* set enable\.auto\.commit=false"
+                ):
+                    producer.send_offsets_to_transaction({tp: 1}, named)
+            producer.send_offsets_to_transaction({tp: 1}, f"{group}-other")
+        producer.send_offsets_to_transaction({tp: 0}, group)
+        producer.commit_transaction()
 
 
 @pytest.mark.behaviour("T7")

@@ -20,6 +20,7 @@ from contextlib import suppress
 from oncelog.client.connection.cluster import ClusterConnection
 from oncelog.client.consumer.core import ConsumerCore
 from oncelog.client.consumer.poll_activity import PollActivity
+from oncelog.client.group.automatic_commits import register
 from oncelog.client.group.classic_member import ClassicMember
 from oncelog.client.group.commit_queue import Offsets
 from oncelog.client.group.commits import GroupCommits
@@ -30,6 +31,7 @@ from oncelog.client.group.membership import Change, GroupProtocol, Membership, R
 from oncelog.client.group.subscribed_topics import SubscribedTopics
 from oncelog.errors import OncelogError
 from oncelog.rules.groups.error_policy import GroupAction, GroupRequest
+from oncelog.runtime import system
 from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
@@ -82,6 +84,19 @@ class GroupSession:
         # The positions that `prepare_to_leave` last tried to commit, so that a close does not try the same
         # ones again.
         self._final_positions: Offsets = {}
+        self._has_stopped = False
+        if self._commits.is_automatic:
+            register(system.current(), self)
+
+    @property
+    def cluster_id(self) -> str | None:
+        """The cluster's id, or None before the first connection."""
+        return self._cluster.metadata.cluster_id
+
+    @property
+    def holds_partitions(self) -> bool:
+        """True while this consumer has partitions whose positions it commits."""
+        return not self._has_stopped and bool(self._membership.owned or self._is_manually_assigned)
 
     @property
     def group_id(self) -> str:
@@ -185,6 +200,7 @@ class GroupSession:
 
     def stop(self) -> None:
         """Cancel all background tasks without leaving the group."""
+        self._has_stopped = True
         self._commits.stop()
         self.protocol.stop()
         self._topics.stop()

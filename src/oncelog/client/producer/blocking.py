@@ -447,7 +447,8 @@ class Producer:
 
         Pass `consumer.group_metadata()` as `group`, so that a member that has lost its partitions is fenced.
         A group id alone fences no member. Raises IllegalGeneration, UnknownMemberId, UnknownTopicOrPartition
-        and other errors. After these errors, abort the transaction.
+        and other errors. After these errors, abort the transaction. Raises MisuseError if a consumer of this
+        process commits automatically for the group (enable.auto.commit=true).
 
         After TimedOut or an interruption, the offsets may be missing from the transaction. Repeat the same
         call until it returns, or abort: until then `commit_transaction` raises TransactionAbortable.

@@ -17,6 +17,7 @@ from typing import Any
 
 from oncelog.client.arguments import offsets_of
 from oncelog.client.connection.coordinator import GROUP, TRANSACTION, find_coordinator
+from oncelog.client.group.automatic_commits import commits_automatically
 from oncelog.client.group.core import refused_partition
 from oncelog.client.producer.driver import ProducerDriver
 from oncelog.errors import (
@@ -219,10 +220,10 @@ class TransactionManager:
         call or abort.
         """
         self.session.check(Operation.SEND_OFFSETS)
+        member = self._member_of(group)
         positions = offsets_of(offsets)
         if not positions:
             return
-        member = ConsumerGroupMetadata(group) if isinstance(group, str) else group
         deadline_ms = self._deadline_ms(timeout_s)
         call = OffsetsCall.of(member, positions)
         self.session.begin_offsets(call)
@@ -416,6 +417,27 @@ class TransactionManager:
         if not self._transaction.raises_epoch:
             return None
         return ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
+
+    def _member_of(self, group: ConsumerGroupMetadata | str) -> ConsumerGroupMetadata:
+        """Return the member for which offsets are sent.
+
+        Raises MisuseError for another object, and if a consumer of this process commits automatically for the
+        group.
+        """
+        member = ConsumerGroupMetadata(group) if isinstance(group, str) else group
+        if not isinstance(member, ConsumerGroupMetadata):
+            raise MisuseError(
+                "pass consumer.group_metadata() or a group id to "
+                f"send_offsets_to_transaction(), not {group!r}"
+            )
+        cluster_id = self._cluster.metadata.cluster_id
+        if commits_automatically(self._driver.runtime, member.group_id, cluster_id):
+            raise MisuseError(
+                f"a consumer of this process commits automatically for group {member.group_id!r}, so the "
+                "positions of aborted records would be committed, and those records would be lost: set "
+                "enable.auto.commit=false"
+            )
+        return member
 
     def _add_offsets_request(self, group_id: str) -> AddOffsetsToTxnRequest:
         identity = self._core.identity
