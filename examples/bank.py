@@ -5,9 +5,9 @@ python examples/bank.py [-b HOST:PORT]     # on that Kafka cluster; by default w
     transfers --> teller --> balances    what each account holds; compacted
                         \\-> receipts    one record for each transfer that was booked
 
-The teller is a process that consumes, transforms and produces. One transaction holds new balances, receipts
-and its position in the transfers: all of it happens, or nothing. SIGKILL ends the teller at random, and a
-successor starts. An auditor reads the balances all the time, and they always add up.
+The teller is a process that consumes, transforms and produces with `oncelog.process`. One transaction holds
+new balances, receipts and its position in the transfers: all of it happens, or nothing. SIGKILL ends the
+teller at random, and a successor starts. An auditor reads the balances all the time, and they always add up.
 """
 
 from __future__ import annotations
@@ -23,8 +23,19 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
-from oncelog import Admin, Broker, Consumer, NewTopic, Producer, Record, TopicPartition
+from oncelog import (
+    Admin,
+    Broker,
+    Consumer,
+    NewTopic,
+    Producer,
+    ProducerRecord,
+    Record,
+    TopicPartition,
+    process,
+)
 
 ACCOUNTS, OPENING_BALANCE = 50, 1_000
 PARTITIONS, TRANSFERS_PER_TRANSACTION, PATIENCE_SECONDS = 3, 10, 60
@@ -54,40 +65,34 @@ class Bank:
 
 
 def book_transfers(bank: Bank) -> None:
-    """Run the teller. An error ends the process, and its successor continues from the committed state."""
-    reading = {
-        **bank.config,
-        "group.id": bank.teller,
-        "group.instance.id": bank.teller,  # the successor takes over at once, without waiting for a time-out
-        "auto.offset.reset": "earliest",
-        "enable.auto.commit": False,  # the transaction commits the position
+    """Run the teller. Its successor continues from the committed state."""
+    held: dict[int, int] = {}
+
+    def restore(_: object) -> None:
+        held.clear()
+        held.update(committed_balances(bank))
+        print("at work", flush=True)
+
+    def book(transfer: Record) -> Iterator[ProducerRecord]:
+        for account, change in changes(*json.loads(transfer.value or b"")):
+            held[account] += change
+            yield ProducerRecord(bank.balances.topic, b"%d" % held[account], b"%d" % account)
+        yield ProducerRecord(bank.receipts, b"1", transfer.key)
+
+    options: dict[str, Any] = {
+        "group_id": bank.teller,
+        "transactional_id": bank.teller,
+        "config": bank.config,
     }
-    with (
-        Consumer(reading) as consumer,
-        Producer({**bank.config, "transactional.id": bank.teller}) as producer,
-    ):
-        producer.init_transactions()  # fences a predecessor and ends its open transaction
-        held = dict(read(consumer, bank.balances)[0])
-        consumer.subscribe(bank.transfers)
-        for number, records in enumerate(polls(consumer)):
-            if number == 0:
-                print("at work", flush=True)
-            with producer.transaction():
-                for record in records:
-                    for account, change in changes(*json.loads(record.value or b"")):
-                        held[account] += change
-                        producer.send(bank.balances.topic, b"%d" % held[account], b"%d" % account)
-                    producer.send(bank.receipts, b"1", record.key)
-                ends = {
-                    TopicPartition(record.topic, record.partition): record.offset + 1 for record in records
-                }
-                producer.send_offsets_to_transaction(ends, consumer.group_metadata())
+    process(bank.transfers, book, restore=restore, max_records=TRANSFERS_PER_TRANSACTION, **options)
 
 
-def polls(consumer: Consumer) -> Iterator[list[Record]]:
-    while True:
-        if records := consumer.poll(max_records=TRANSFERS_PER_TRANSACTION):
-            yield records
+def committed_balances(bank: Bank) -> list[tuple[int, int]]:
+    """Return all balances, also of a commit that becomes visible only now."""
+    with Consumer({**bank.config, "isolation.level": "read_uncommitted"}) as consumer:
+        end = consumer.end_offsets([bank.balances])[bank.balances]
+    with Consumer(bank.config) as consumer:
+        return read(consumer, bank.balances, 0, end)[0]
 
 
 def changes(payer: int, payee: int, amount: int) -> list[tuple[int, int]]:
@@ -95,9 +100,12 @@ def changes(payer: int, payee: int, amount: int) -> list[tuple[int, int]]:
     return [(payer, -amount), (payee, amount)]
 
 
-def read(consumer: Consumer, tp: TopicPartition, start: int = 0) -> tuple[list[tuple[int, int]], int]:
-    """Return keys and values from `start` to the last stable offset, and that offset."""
-    end = consumer.end_offsets([tp])[tp]  # the last stable offset, since read_committed is the default
+def read(
+    consumer: Consumer, tp: TopicPartition, start: int = 0, end: int | None = None
+) -> tuple[list[tuple[int, int]], int]:
+    """Return keys and values from `start` to `end`, by default the last stable offset, and that offset."""
+    if end is None:
+        end = consumer.end_offsets([tp])[tp]  # the last stable offset, since read_committed is the default
     pieces = [batch.select(["key", "value"]).to_pydict() for batch in consumer.fetch_range(tp, start, end)]
     rows = [row for piece in pieces for row in zip(piece["key"], piece["value"], strict=True)]
     return [(int(key), int(value)) for key, value in rows], end

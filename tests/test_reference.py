@@ -97,10 +97,13 @@ def test_every_metric_of_the_broker_has_a_unit_and_its_labels_a_meaning() -> Non
 
 def test_every_metric_of_the_clients_is_described() -> None:
     from oncelog.client.consumer.consumer_metrics import METRICS as CONSUMER_METRICS
+    from oncelog.client.process.loop_metrics import METRICS as LOOP_METRICS
+    from oncelog.client.process.loop_metrics import LoopMetrics
 
     assert set(ProducerMetrics().to_dict(0.0, 0, 0)) == set(PRODUCER_METRICS)
     core = ConsumerCore(config.CONSUMER.parse({}))
     assert set(core.metric_values(0.0)) == set(CONSUMER_METRICS)
+    assert set(LoopMetrics().to_dict()) == set(LOOP_METRICS)
 
 
 def test_every_figure_of_the_sink_is_described() -> None:

@@ -40,6 +40,7 @@ CLIENT_IO = {
         "aio", "classic_member", "commits", "consumer_member", "coordinator_client", "membership",
         "rebalance_callbacks", "subscribed_topics",
     },
+    "process": {"aio", "blocking"},
     "producer": {"aio", "arrow_encoding", "blocking", "delivery", "driver", "transaction_manager"},
 }  # fmt: skip
 """Modules of clients that do I/O. All others are pure, and import none of them."""

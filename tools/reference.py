@@ -410,6 +410,7 @@ def render_metrics() -> str:
     """Return docs/reference/metrics.md."""
     from oncelog.broker.metrics import LABELS, UNITS
     from oncelog.client.consumer.consumer_metrics import METRICS as CONSUMER_METRICS
+    from oncelog.client.process.loop_metrics import METRICS as LOOP_METRICS
     from oncelog.client.producer.producer_metrics import METRICS as PRODUCER_METRICS
     from oncelog.server.process_metrics import PROCESS
     from oncelog.spark.sink.sink_metrics import FILE_VARIABLE
@@ -444,6 +445,9 @@ def render_metrics() -> str:
         "## Consumer\n",
         "`Consumer.metrics()` returns these by name. Rates, averages and maxima look back 30 seconds.\n",
         table(client, [(code(name), *row) for name, row in CONSUMER_METRICS.items()]),
+        "## Processing loop\n",
+        "`Processor.metrics()` and `process()` return these by name.\n",
+        table(client, [(code(name), *row) for name, row in LOOP_METRICS.items()]),
         "## Spark\n",
         f"The driver writes one line of JSON per micro-batch to the file or named pipe of the environment variable "
         f"`{FILE_VARIABLE}`, and to the logger `oncelog.spark`. `oncelog pipeline run` shows the same figures.\n",

@@ -22,6 +22,7 @@ from oncelog.types import (  # noqa: E402
     Header,
     Isolation,
     OffsetAndMetadata,
+    ProducerRecord,
     Record,
     RecordMetadata,
     TopicPartition,
@@ -30,6 +31,7 @@ from oncelog.types import (  # noqa: E402
 if TYPE_CHECKING:
     from oncelog.client.admin.blocking import Admin, NewTopic
     from oncelog.client.consumer.blocking import Consumer
+    from oncelog.client.process.blocking import Processor, process
     from oncelog.client.producer.blocking import Producer
     from oncelog.server.embedded import Broker
 
@@ -42,12 +44,15 @@ __all__ = [
     "Isolation",
     "NewTopic",
     "OffsetAndMetadata",
+    "Processor",
     "Producer",
+    "ProducerRecord",
     "Record",
     "RecordMetadata",
     "TopicPartition",
     "config",
     "errors",
+    "process",
 ]
 
 _MODULE_OF = {
@@ -55,7 +60,9 @@ _MODULE_OF = {
     "NewTopic": "oncelog.client.admin.blocking",
     "Broker": "oncelog.server.embedded",
     "Consumer": "oncelog.client.consumer.blocking",
+    "Processor": "oncelog.client.process.blocking",
     "Producer": "oncelog.client.producer.blocking",
+    "process": "oncelog.client.process.blocking",
 }
 
 

@@ -72,6 +72,20 @@ class Record(NamedTuple):
     headers: tuple[Header, ...]
 
 
+class ProducerRecord(NamedTuple):
+    """A record to send, as `oncelog.process` takes it. The fields are the arguments of `Producer.send`.
+
+    Without a partition, the partitioner chooses one. Without a time, the record gets the time of its sending.
+    """
+
+    topic: str
+    value: bytes | None = None
+    key: bytes | None = None
+    headers: Headers = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
 class RecordMetadata(NamedTuple):
     """The partition, offset and timestamp of an acknowledged record.
 

@@ -87,10 +87,12 @@ class CopyUnderKills:
     """The processes, and a topic of numbers that the copier copies. A context manager.
 
     The copier reaches the broker through `proxy`. `fed` counts the numbers in the source topic. `ended`
-    counts the successful responses to EndTxn that the copier got.
+    counts the successful responses to EndTxn that the copier got. `program` is the copier's program, and what
+    follows its four arguments.
     """
 
-    def __init__(self, directory: Path, **settings: object) -> None:
+    def __init__(self, directory: Path, program: Sequence[str] = ("copier",), **settings: object) -> None:
+        self._program, *self._arguments = program
         config = {key.replace("_", "."): value for key, value in settings.items()}
         self.broker = FragileBroker(directory / "data", settings=config)
         self.directory, self.fed, self.ended = directory, 0, 0
@@ -104,13 +106,16 @@ class CopyUnderKills:
         self._producer = self._stack.enter_context(
             Producer({"bootstrap.servers": self.servers}, linger_ms=5, retry_backoff_ms=10)
         )
-        self.copier = self._child("copier", self.proxy.bootstrap_servers, "copier", self.source, self.target)
+        self.copier = self._copier(self.proxy.bootstrap_servers, "copier", self.target)
         self.seen = self.directory / "seen"
         self.reader = self._child("reader", self.servers, "reader", self.target, str(self.seen))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _copier(self, servers: str, group: str, target: str) -> Child:
+        return self._child(self._program, servers, group, self.source, target, *self._arguments)
 
     def _child(self, *arguments: str) -> Child:
         child = Child(self.directory / f"{arguments[2]}.log", *arguments)
@@ -207,7 +212,7 @@ class CopyUnderKills:
         self.wait_copied()
         copied = self._values(self.target)
         calm = new_topic(self.servers, 2)
-        undisturbed = self._child("copier", self.servers, "undisturbed", self.source, calm)
+        undisturbed = self._copier(self.servers, "undisturbed", calm)
         self.wait_copied(group="undisturbed")
         undisturbed.kill()
         assert list(copied.values()) == list(self._values(calm).values())

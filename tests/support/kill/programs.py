@@ -1,14 +1,15 @@
-"""The processes that tests kill: `python support/kill/programs.py copier|reader|broker ARGUMENTS`."""
+"""The processes that tests kill: `python support/kill/programs.py copier|loop|reader|broker ARGUMENTS`."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from oncelog import Consumer, Producer, TopicPartition
+from oncelog import Consumer, Producer, ProducerRecord, Record, TopicPartition, process
 from oncelog.errors import OncelogError
 
 
@@ -42,6 +43,25 @@ def copier(servers: str, group: str, source: str, target: str) -> None:
                 if getattr(error, "reaction", None) == "fatal":
                     raise  # each later transaction would fail, too, so a new process must continue
                 consumer.seek_to_committed()
+
+
+def loop(servers: str, group: str, source: str, target: str, protocol: str) -> None:
+    """Do what `copier` does, with the loop that the library owns."""
+
+    def transform(record: Record) -> Iterator[ProducerRecord]:
+        yield ProducerRecord(target, b"debit " + (record.value or b""), partition=0)
+        yield ProducerRecord(target, b"credit " + (record.value or b""), partition=1)
+
+    process(
+        source,
+        transform,
+        group_id=group,
+        transactional_id=group,
+        bootstrap_servers=servers,
+        max_records=7,
+        linger_ms=0,
+        group_protocol=protocol,
+    )
 
 
 def reader(servers: str, group: str, topic: str, seen: str) -> None:
@@ -117,4 +137,4 @@ def broker(plan: str, *arguments: str) -> None:
 
 
 if __name__ == "__main__":
-    {"copier": copier, "reader": reader, "broker": broker}[sys.argv[1]](*sys.argv[2:])
+    {"copier": copier, "loop": loop, "reader": reader, "broker": broker}[sys.argv[1]](*sys.argv[2:])
