@@ -24,6 +24,7 @@ from oncelog_simulator.event_loop import Livelock
 from oncelog_simulator.expected_errors import ExpectedErrors
 from oncelog_simulator.mutants.interrupted_clients import CLIENT_MUTANTS, NOT_CAUGHT
 from oncelog_simulator.mutants.mutant import search
+from oncelog_simulator.process_loops import RecordedIO, run_process_loops
 from oncelog_simulator.scheduler import Scheduler
 from oncelog_simulator.shrink import shrink_run
 from oncelog_simulator.world import World
@@ -45,6 +46,7 @@ NOTED = {
 
 THREADED = (4, 16, 17, 21, 22)
 CANCELLED = (4, 12, 14, 21, 32, 33, 38, 43, 45, 46)
+LOOPS = (0, 1, 2, 3)
 RESTORED = (3, 6, 7, 8, 10)
 UNSYNCED = (3, 6, 9)
 """Seeds of the quick tier. Together their timelines have as many kinds of events as the first 10 to 25
@@ -139,6 +141,7 @@ def test_threads_without_rest_are_noticed_and_ended() -> None:
     [
         (run_blocking_clients, THREADED[:2]),
         (run_asyncio_clients, CANCELLED[:3]),
+        (run_process_loops, LOOPS[:1]),
         (run_restored_backup, RESTORED[:2]),
         (run_default_flush, UNSYNCED[:1]),
     ],
@@ -176,6 +179,23 @@ def test_blocking_clients_in_threads_lose_and_hang_nothing(seeds: Collection[int
 def test_cancelled_calls_lose_and_hang_nothing(seeds: Collection[int]) -> None:
     """Calls are cancelled at any await (L4, L5, L7, L11, L13, L14; R265 by seed 201). Faults are as above."""
     assert violations_of(run_asyncio_clients, seeds) == {}
+
+
+@pytest.mark.behaviour("T16")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seeds", in_tiers(LOOPS, 100))
+def test_processing_loops_copy_every_record_once(seeds: Collection[int]) -> None:
+    """Loops are stopped, cancelled and killed, their transforms raise, and faults are as above."""
+    assert violations_of(run_process_loops, seeds) == {}
+
+
+async def _stay(self: RecordedIO, firsts: object) -> None:
+    """Go back to nowhere, as an application does that forgets it."""
+
+
+def test_a_loop_that_does_not_go_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RecordedIO, "go_back", _stay)
+    assert any(run_process_loops(seed).violations for seed in range(20))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +263,8 @@ def test_a_restored_backup_that_fences_nobody_is_noticed(monkeypatch: pytest.Mon
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    "run_seed", [run_blocking_clients, run_asyncio_clients, run_restored_backup, run_default_flush]
+    "run_seed",
+    [run_blocking_clients, run_asyncio_clients, run_process_loops, run_restored_backup, run_default_flush],
 )
 def test_interrupted_clients_lose_nothing_for_long(run_seed: RunSeed) -> None:
     assert violations_of(run_seed, range(2_000)) == {}

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 from random import Random
@@ -554,11 +554,15 @@ def _add_members(simulation: ClientSimulation, rng: Random) -> None:
     simulation.add_group([member.view for member in members], last.view, overlap_s, rng)
 
 
-class _CopyWaiter(Application):
+class CopyWaiter(Application):
     """Stops the copiers when everything is copied, or when the time for copying is over."""
 
     def __init__(
-        self, world: World, simulation: ClientSimulation, writer: Writer, copiers: list[CancelledCopier]
+        self,
+        world: World,
+        simulation: ClientSimulation,
+        writer: Writer,
+        copiers: Sequence[ConsumeTransformProduce],
     ) -> None:
         super().__init__(world, "until")
         self.simulation, self.writer, self.copiers = simulation, writer, copiers
@@ -601,5 +605,5 @@ def _add_copiers(simulation: ClientSimulation, rng: Random) -> None:
         CancelledCopier(world, f"copier-{number}", TOPIC, OUTWARD, simulation.partition_count, protocol)
         for number in range(rng.randint(1, 2))
     ]
-    simulation.first += [writer, *copiers, _CopyWaiter(world, simulation, writer, copiers)]
+    simulation.first += [writer, *copiers, CopyWaiter(world, simulation, writer, copiers)]
     simulation.checks.append(lambda operations, last: check_copies(world, operations, last, TOPIC, OUTWARD))

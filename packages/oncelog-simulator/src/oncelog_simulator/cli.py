@@ -46,9 +46,10 @@ def parse_seeds(text: str) -> range:
 @click.option("--digest", is_flag=True, help="Print a digest of each run, which is the same for equal runs.")
 @click.option(
     "--clients",
-    type=click.Choice(["blocking", "asyncio", "backup", "unsynced"]),
+    type=click.Choice(["blocking", "asyncio", "loops", "backup", "unsynced"]),
     help="Run another simulation: clients in threads with signals (blocking) or with cancelled calls "
-    "(asyncio), a restored backup, or power losses with the default flush (unsynced).",
+    "(asyncio), loops of oncelog.aio.process (loops), a restored backup, or power losses with the default "
+    "flush (unsynced).",
 )
 def command(
     seeds: str,
@@ -109,9 +110,15 @@ def _run_clients(
     from oncelog_simulator.backup import run_restored_backup
     from oncelog_simulator.blocking_clients import run_blocking_clients
     from oncelog_simulator.default_flush import run_default_flush
+    from oncelog_simulator.process_loops import run_process_loops
     from oncelog_simulator.shrink import shrink_run
 
-    run_scenario = {"blocking": run_blocking_clients, "asyncio": run_asyncio_clients}.get(clients)
+    interrupted = {
+        "blocking": run_blocking_clients,
+        "asyncio": run_asyncio_clients,
+        "loops": run_process_loops,
+    }
+    run_scenario = interrupted.get(clients)
     if run_scenario is not None:
         run = shown = run_scenario(seed, _numbers(kept))
     else:
