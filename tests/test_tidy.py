@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "runtime": BASE,
     "server": BASE | {"rules", "wire", "log", "broker", "runtime", "compiled"},
     "client": BASE | {"rules", "wire", "runtime"},
+    "conform": BASE | {"rules", "wire", "runtime", "client"},
 }
 PURE_ROOMS = {"rules", "wire", "log", "broker", "audit"}
 CLIENT_IO = {

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from support.broker import split_batches
-from support.scenarios.values import ERROR_NAMES
 
 from differential.references import AGE_MS
 from differential.sequence import Rule, Sequence, Step
+from oncelog.conform.values import ERROR_NAMES
 from oncelog.errors import OncelogError
 from oncelog.wire.batch import read_header
 from oncelog.wire.control import decode_control

@@ -5,9 +5,8 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from support.scenarios.values import UNKNOWN_ID, batch_of
-
 from differential.sequence import SALT
+from oncelog.conform.values import UNKNOWN_ID, batch_of
 from oncelog.rules.security.scram import Mechanism, salt_password
 from oncelog.wire.message import Part
 

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, Protocol
 
 from support.broker import RawClient
 from support.groups.topics import wait_until_groups_know
-from support.scenarios.topics import wait_until_led
-from support.scenarios.values import ERROR_NAMES, build
 from support.security.requests import log_in
 
 from differential.compare import CLOSED, DONE, NO_ANSWER, NO_RESPONSE, Difference, Explained, Symbols, compare
 from differential.references import Names, as_body, value_at
 from differential.sequence import PASSWORD, RESTARTS, SENTINEL, Rule, Sequence, Step, restarts_of
 from oncelog.broker.coordinators.internal_topic import java_hash
+from oncelog.conform.topic_pool import wait_until_led
+from oncelog.conform.values import ERROR_NAMES, build
 from oncelog.errors import MemberIdRequired, OncelogError
 from oncelog.wire.frames import decode_response, encode_request
 from oncelog.wire.message import Part

@@ -6,7 +6,7 @@ Bodies are plain JSON. A mapping with a `$` key stands for a value that is known
                                              with "floor": 0 the sum is not less
     {"$name": "x"}                           a name of this sequence's own: a group, a transactional id
     {"$topic": "T"}, {"$topic_id": "T"}      a topic of `Sequence.topics`; unknown topics have a fixed id
-    {"$batch": {...}}, {"$batches": [...]}   record batches, with the options of support.scenarios.values
+    {"$batch": {...}}, {"$batches": [...]}   record batches, with the options of oncelog.conform.values
     {"$hex": "00ff"}                         bytes
     {"$text": "x"}, {"$salted": "secret"}    bytes of a text, and of a password salted as of `SALT`
     {"$principal": "u"}                      the principal of a user of this sequence's own

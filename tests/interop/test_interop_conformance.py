@@ -1,4 +1,4 @@
-"""Every scenario of tests/scenarios, on our broker and on Apache Kafka.
+"""Every scenario of oncelog.conform and of tests/scenarios, on our broker and on Apache Kafka.
 
 If the brokers differ on purpose, docs/differences.md gives the reason.
 """
@@ -11,17 +11,16 @@ from pathlib import Path
 
 import pytest
 from oncelog_devtools.apache_kafka import ApacheKafka
-from support.scenarios.reader import Scenario, read_scenarios
-from support.scenarios.run import Run
-from support.scenarios.topics import TopicPool
+from support.scenarios.run import all_scenarios, run_scenario, target_at
 
+from oncelog.conform.scenario_reader import Scenario
 from oncelog.testing.broker_process import BrokerProcess
 
 DIFFERENCES = Path(__file__).parents[2] / "docs" / "differences.md"
 BROKERS = ("oncelog", "apache")
 PROMPT = {"group.consumer.assignment.interval.ms": 0, "group.consumer.assignor.offload.enable": "false"}
 QUICK_SCANS = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
-SCENARIOS = read_scenarios()
+SCENARIOS = all_scenarios()
 CASES = [
     pytest.param(scenario, version, broker, id=_id)
     for scenario in SCENARIOS
@@ -37,38 +36,30 @@ CASES = [
 class Oncelog:
     """Our broker in its own process."""
 
-    name, epochs_rise = "oncelog", False
+    epochs_rise = False
 
     def __init__(self, broker: BrokerProcess) -> None:
-        self.topics, self._broker = TopicPool(), broker
-        self.has_coordinators = False
+        self.target, self._broker = target_at(broker.bootstrap_servers, "oncelog"), broker
 
-    @property
-    def bootstrap_servers(self) -> str:
-        return self._broker.bootstrap_servers
-
-    def restart(self, *, kill: bool) -> None:
+    def restart(self, *, kill: bool) -> str:
         self._broker.kill() if kill else self._broker.stop()
         self._broker.start()
+        return self._broker.bootstrap_servers
 
 
 class Apache:
     """Apache Kafka, one node."""
 
-    name, epochs_rise = "apache", True
+    epochs_rise = True
 
     def __init__(self, kafka: ApacheKafka) -> None:
-        self.topics, self._kafka = TopicPool(), kafka
-        self.has_coordinators = False
+        self.target, self._kafka = target_at(kafka.bootstrap_servers, "apache"), kafka
 
-    @property
-    def bootstrap_servers(self) -> str:
-        return self._kafka.bootstrap_servers
-
-    def restart(self, *, kill: bool) -> None:
+    def restart(self, *, kill: bool) -> str:
         (node,) = self._kafka.nodes
         node.kill() if kill else node.stop()
         node.start()
+        return self._kafka.bootstrap_servers
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +115,7 @@ def test_scenario(
     request: pytest.FixtureRequest, scenario: Scenario, version: int | None, broker: str
 ) -> None:
     ownership = "own" if scenario.own_broker else "shared"
-    Run(scenario, version, request.getfixturevalue(f"{ownership}_{broker}")).run()
+    run_scenario(scenario, version, request.getfixturevalue(f"{ownership}_{broker}"))
 
 
 def test_the_behaviour_marker_is_the_union_of_the_scenarios_rows() -> None:

@@ -6,23 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.scenarios.reader import read_scenarios
-from support.scenarios.run import Run
-from support.scenarios.topics import TopicPool
+from support.scenarios.run import run_scenario, target_at
 
 import oncelog
+from oncelog.conform.scenario_reader import read_scenarios
+from oncelog.conform.scenario_run import StepFailed
 
 ASK = "> ListOffsets {topics: [{name: $T, partitions: [{partition_index: 0, timestamp: -1}]}]}\n"
 
 
 class Embedded:
-    name, epochs_rise = "oncelog", False
+    epochs_rise = False
 
     def __init__(self, broker: oncelog.Broker) -> None:
-        self.topics, self.bootstrap_servers = TopicPool(), broker.bootstrap_servers
-        self.has_coordinators = False
+        self.target = target_at(broker.bootstrap_servers, "oncelog")
 
-    def restart(self, *, kill: bool) -> None:
+    def restart(self, *, kill: bool) -> str:
         raise NotImplementedError
 
 
@@ -37,7 +36,7 @@ def run(embedded: Embedded, folder: Path, steps: str, header: str = "") -> None:
     (folder / "file.md").write_text(f"# File\n\n## Title\n\n{header}\n\n```scenario\ntopic T\n{steps}\n```\n")
     (scenario,) = read_scenarios(folder)
     for version in scenario.cases():
-        Run(scenario, version, embedded).run()
+        run_scenario(scenario, version, embedded)
 
 
 @pytest.mark.parametrize(
@@ -67,14 +66,14 @@ def run(embedded: Embedded, folder: Path, steps: str, header: str = "") -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_expectation_fails(embedded: Embedded, tmp_path: Path, steps: str, complaint: str) -> None:
-    with pytest.raises(AssertionError, match=complaint):
+    with pytest.raises(StepFailed, match=complaint):
         run(embedded, tmp_path, steps)
 
 
 def test_a_field_that_the_version_lacks_is_passed_over(embedded: Embedded, tmp_path: Path) -> None:
     steps = ASK + "< {topics: [{partitions: [{offset: 0, leader_epoch: 99}]}]}"
     run(embedded, tmp_path, steps, "Versions: ListOffsets 1-3")
-    with pytest.raises(AssertionError, match="leader_epoch: expected 99, got 0"):
+    with pytest.raises(StepFailed, match="leader_epoch: expected 99, got 0"):
         run(embedded, tmp_path, steps, "Versions: ListOffsets 4")
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from oncelog.conform.values import ERROR_NAMES
 from oncelog.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator
-from support.scenarios.values import ERROR_NAMES
 from support.wait import attempts
 
 NOT_READY = {error.code for error in (CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator)}

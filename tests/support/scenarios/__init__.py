@@ -1,1 +1,1 @@
-"""The scenarios of tests/scenarios/*.md: reader, steps and comparison."""
+"""Steps that only scenarios of tests have: about groups, and about brokers that are stopped and started."""

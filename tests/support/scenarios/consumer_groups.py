@@ -17,10 +17,10 @@ import itertools
 from typing import Any
 
 from oncelog.broker.coordinators.internal_topic import partition_for
+from oncelog.conform.context import RETRIED, Context, Verbs
+from oncelog.conform.deadline import STEP_S
+from oncelog.conform.values import ERROR_NAMES, resolve
 from support.groups.topics import wait_until_groups_know
-from support.scenarios.context import RETRIED, Context, Verbs
-from support.scenarios.topics import STEP_S
-from support.scenarios.values import ERROR_NAMES, resolve
 from support.wait import pause
 
 OFFSETS_PARTITIONS = 50

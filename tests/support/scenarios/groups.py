@@ -25,10 +25,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from oncelog.conform.context import RETRIED, Context, Verbs, parse_options
+from oncelog.conform.deadline import STEP_S
+from oncelog.conform.values import ANYTHING, ERROR_NAMES, Mismatch, add_topic_ids, build, resolve
 from oncelog.wire.messages import API_BY_NAME, Api
-from support.scenarios.context import RETRIED, Context, Verbs, parse_options
-from support.scenarios.topics import STEP_S
-from support.scenarios.values import ANYTHING, ERROR_NAMES, Mismatch, add_topic_ids, build, resolve
 from support.wait import pause
 
 JOIN_VERSION = 3

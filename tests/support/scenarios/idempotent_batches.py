@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import NamedTuple
 
+from oncelog.conform.topic_pool import wait_until_led
 from oncelog.errors import (
     ERROR_BY_CODE,
     CoordinatorLoadInProgress,
@@ -15,7 +16,6 @@ from oncelog.wire.batch import build_batch
 from oncelog.wire.messages import CreateTopicsRequest, InitProducerIdRequest, ProduceRequest
 from oncelog.wire.records import NewRecord
 from support.broker import RawClient
-from support.scenarios.topics import wait_until_led
 from support.wait import attempts, pause
 
 PRODUCE_VERSION, CREATE_TOPICS_VERSION, INIT_PRODUCER_ID_VERSION = 9, 7, 4

@@ -144,6 +144,10 @@ class ConnectionCore:
         pieces = self._encode(message, version, now_ms, timeout_ms, token=None, expects_response=True)
         return b"".join(pieces)
 
+    def supported_versions(self, api: Any) -> tuple[int, int] | None:
+        """Return the lowest and highest version of an API that the broker supports; None if there is none."""
+        return (self._broker_versions or {}).get(api.key)
+
     def version_for(self, api: Any, min_version: int | None = None, max_version: int | None = None) -> int:
         """Return the highest version of `api` that both sides support, between `min_version` and
         `max_version`.

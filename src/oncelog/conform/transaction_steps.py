@@ -20,21 +20,21 @@ TxnOffsetCommit 4). With the header `Transactions: epoch` they use the versions 
 EndTxn raises the producer epoch.
 
 A request is repeated after an error that passes by itself (CONCURRENT_TRANSACTIONS, COORDINATOR_...), unless
-the step expects that error. A read is repeated until its result is as expected. Both end after 60 s.
+the step expects that error. A read is repeated until its result is as expected. Both end with the
+scenario's time.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from oncelog.conform.context import Context, Verbs
+from oncelog.conform.values import ERROR_NAMES, Tagged, resolve, split_batches
 from oncelog.rules.storage.read_committed import Verdict, VisibilityFilter
 from oncelog.types import Isolation
 from oncelog.wire.batch import read_header
 from oncelog.wire.control import ControlType, decode_control
 from oncelog.wire.records import decode_records
-from support.broker import split_batches
-from support.scenarios.context import Context, Verbs
-from support.scenarios.values import ERROR_NAMES, Tagged, resolve
 
 TIMEOUT_MS = 60_000
 
@@ -64,10 +64,13 @@ class TransactionSteps:
         like = options.pop("like", None)
         if like:
             transactional_id = self._variables[f"{like}_txn"]
+        elif "id" in options:
+            text = resolve(options.pop("id"), self._variables)
+            transactional_id = self._context.transactional_id(text)
+        elif f"{name}_txn" in self._variables:
+            transactional_id = self._variables[f"{name}_txn"]
         else:
-            new_id = f"{self._variables['free']}-txn-{name}"
-            transactional_id = self._variables.get(f"{name}_txn", new_id)
-        transactional_id = options.pop("id", transactional_id)
+            transactional_id = self._context.transactional_id(f"{self._variables['free']}-txn-{name}")
 
         def call() -> tuple[str, Any]:
             response = self._context.call(
@@ -151,7 +154,8 @@ class TransactionSteps:
 
     def _write(self, partition: str, *words: str) -> None:
         options, expected = self._context.split(words)
-        options = {"values": [], "transactional": True} | options
+        options.setdefault("values", [])
+        options.setdefault("transactional", True)
         name = options.pop("by")
         options.setdefault("pid", self._variables[name])
         options.setdefault("epoch", self._variables.get(f"{name}_epoch"))
@@ -190,6 +194,7 @@ class TransactionSteps:
         options, expected = self._context.split(words)
         partition, *flags = options.pop("values")
         topic, _, index = self._context.partition(partition)
+        self._context.require("OffsetFetch", 8)  # whose request has a list of groups
         topics = [{"name": topic, "partition_indexes": [index]}]
         request = {"group_id": self._context.group_id(group), "topics": topics}
 

@@ -1,22 +1,22 @@
 """The state that all steps of one scenario share: broker, connections and variables, and calls that use them.
 
-The constructors of `RecordSteps`, `TransactionSteps`, `GroupSteps` and `ConsumerGroupSteps` take a `Context`.
-Each of these classes has a table `verbs`: word of a step -> method that carries the step out.
+The constructors of `RecordSteps` and `TransactionSteps` take a `Context`. Each of these classes has a table
+`verbs`: word of a step -> method that carries the step out. Tests add further classes of steps.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from oncelog.wire.messages import API_BY_NAME, Api
-from support.broker import RawClient
-from support.scenarios.reader import Scenario, offered_versions
-from support.scenarios.topics import STEP_S, TopicPool, unused_name, wait_until_led
-from support.scenarios.values import (
+from oncelog.conform.deadline import Deadline
+from oncelog.conform.raw_connection import RawConnection, Unsupported
+from oncelog.conform.scenario_reader import Scenario, offered_versions
+from oncelog.conform.target import GROUP, TRANSACTION, Target
+from oncelog.conform.topic_pool import Topic
+from oncelog.conform.values import (
     ANYTHING,
-    ERROR_NAMES,
     Mismatch,
     Variables,
     add_topic_ids,
@@ -24,13 +24,12 @@ from support.scenarios.values import (
     read_yaml,
     resolve,
 )
-from support.wait import attempts
+from oncelog.wire.messages import API_BY_NAME, Api
 
-EPOCHS_OF_A_RESTART = 2
-"""Apache Kafka raises leader epochs when it fences the broker, and when it elects the broker again."""
 CLASSIC_VERSIONS = {"Produce": 11, "EndTxn": 4, "TxnOffsetCommit": 4, "AddPartitionsToTxn": 3}
 EPOCH_VERSIONS = {"Produce": 12, "EndTxn": 5, "TxnOffsetCommit": 5, "AddPartitionsToTxn": 3}
 """Versions of KIP-890's protocol, in which EndTxn raises the producer epoch."""
+TRANSACTION_VERSION = "transaction.version"
 RETRIED = {
     "CONCURRENT_TRANSACTIONS", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR",
     "NOT_ENOUGH_REPLICAS",
@@ -41,66 +40,57 @@ Verbs = Mapping[str, Callable[..., None]]
 """Word of a step -> method that takes the step's other words."""
 
 
-class BrokerUnderTest(Protocol):
-    """A broker that scenarios run on."""
-
-    name: str
-    """`oncelog` or `apache`, as steps name it."""
-    epochs_rise: bool
-    """True if a restart gives every partition a new leader epoch."""
-    topics: TopicPool
-    has_coordinators: bool
-    """True once FindCoordinator succeeded for a group and for a transactional id."""
-
-    @property
-    def bootstrap_servers(self) -> str: ...
-    def restart(self, *, kill: bool) -> None: ...
-
-
 class Context:
     """One scenario's connections and variables, with calls in the versions that the scenario names."""
 
-    def __init__(self, scenario: Scenario, version: int | None, broker: BrokerUnderTest) -> None:
-        self.scenario, self.version, self.broker = scenario, version, broker
+    def __init__(self, scenario: Scenario, version: int | None, target: Target, deadline: Deadline) -> None:
+        self.scenario, self.version, self.target, self.deadline = scenario, version, target, deadline
         self.variables: Variables = {"now": int(time.time() * 1000)}
-        self.variables |= {name: unused_name() for name in ("free", "spare")}
         if version is not None:
             self.variables["v"] = version
         self.connection = "main"
         """Name of the connection that the next request uses."""
         self.restarts = 0
+        """Number of times that a step restarted the broker. Only steps of tests do."""
         self.partition_counts: dict[bytes, int] = {}
         """Topic id -> number of partitions, for each topic of the scenario."""
-        self._clients: dict[str, RawClient] = {}
+        self._clients: dict[str, RawConnection] = {}
+
+    def prepare(self) -> None:
+        """Make up the names `$free` and `$spare`.
+
+        Raises Unsupported if the broker does not offer what the scenario's header needs.
+        """
+        for name in ("free", "spare"):
+            self.variables[name] = self.target.coordinated_name(self.client, self.deadline)
+        offer = self.target.offer(self.client)
+        if self.scenario.api is not None and self.version is not None:
+            offer.check(self.scenario.api, self.version)
+        if self.scenario.raises_epoch:
+            for name, version in EPOCH_VERSIONS.items():
+                offer.check(API_BY_NAME[name], version)
+            level = offer.features.get(TRANSACTION_VERSION, 0)
+            if level < 2:
+                raise Unsupported(f"the broker's {TRANSACTION_VERSION} is {level}, not 2")
 
     # --- connections
 
     @property
-    def client(self) -> RawClient:
+    def client(self) -> RawConnection:
         """The current connection, opened if need be."""
         if self.connection not in self._clients:
-            self._clients[self.connection] = RawClient(self.broker.bootstrap_servers)
+            self._clients[self.connection] = RawConnection(self.target.endpoint, self.deadline)
         return self._clients[self.connection]
 
     def drop_connection(self) -> None:
         """Close the current connection; the next request opens another one."""
-        self._clients.pop(self.connection).socket.close()
+        self._clients.pop(self.connection).close()
 
     def disconnect(self) -> None:
         """Close all connections."""
         for client in self._clients.values():
-            client.socket.close()
+            client.close()
         self._clients.clear()
-
-    def restart_broker(self, *, kill: bool) -> None:
-        """Stop the broker by SIGTERM or SIGKILL, start it, and wait for leaders of the scenario's topics."""
-        self.disconnect()
-        self.broker.restart(kill=kill)
-        self.broker.topics = TopicPool()  # so that every scenario's topics begin at leader epoch 0
-        self.restarts += 1
-        # Apache Kafka's broker keeps its old epochs until the controller fences it and elects it again.
-        epochs = EPOCHS_OF_A_RESTART * self.restarts
-        wait_until_led(self.client, self.partition_counts, epochs if self.broker.epochs_rise else -1)
 
     # --- words of a step
 
@@ -111,13 +101,14 @@ class Context:
 
     def expected(self, words: tuple[str, ...]) -> list[str]:
         """Return the words for this broker: of `oncelog:0 apache:INVALID_RECORD`, one of the two."""
-        prefix = f"{self.broker.name}:"
+        prefix = f"{self.target.expects}:"
         return [word.removeprefix(prefix) for word in words if word.startswith(prefix)] or list(words)
 
     def expect(self, words: tuple[str, ...], actual: object) -> None:
         """Raise Mismatch unless the result is as expected. A result may be several words."""
-        if self.expected(words) not in ([ANYTHING], str(actual).split()):
-            raise Mismatch(f"got {actual}")
+        expected = self.expected(words)
+        if expected not in ([ANYTHING], str(actual).split()):
+            raise got(actual, expected)
 
     def partition(self, text: str) -> tuple[str, bytes, int]:
         """Return topic name, topic id and partition number of `T/1`, or of `T` for partition 0."""
@@ -136,8 +127,20 @@ class Context:
 
     def group_id(self, name: str) -> str:
         """Return the group id under this name; its first use makes one up."""
-        group_id: str = self.variables.setdefault(name, f"{self.variables['free']}-{name}")
-        return group_id
+        if name not in self.variables:
+            text = f"{self.variables['free']}-{name}"
+            self.variables[name] = self.target.coordinated(self.client, text, GROUP, self.deadline)
+            self.target.group_ids.append(self.variables[name])
+        return str(self.variables[name])
+
+    def transactional_id(self, text: str) -> str:
+        """Return a transactional id that begins with this text, and whose coordinator is the broker."""
+        return self.target.coordinated(self.client, text, TRANSACTION, self.deadline)
+
+    def take_topic(self, options: tuple[str, ...], count: int) -> Topic:
+        """Return an unused topic. If there is none, `count` topics are created."""
+        how = self.target.creation(self.client)
+        return self.target.topics.take(self.client, how, options, count, self.deadline)
 
     # --- calls
 
@@ -146,16 +149,25 @@ class Context:
         return self.version is not None and api is self.scenario.api
 
     def version_of(self, api: Api) -> int:
-        """Return the version under test, or the newest one for any other API."""
+        """Return the version under test, or for any other API the newest that the broker offers.
+
+        Raises Unsupported if the broker offers none.
+        """
         if self.is_under_test(api):
+            assert self.version is not None
             return self.version
-        return offered_versions(api)[-1]
+        return self.target.offer(self.client).newest(api, offered_versions(api)[-1])
 
     def protocol_version_of(self, api: Api) -> int:
-        """Return the version under test, or the one of the scenario's transaction protocol, or the newest."""
+        """Return the version under test, or the one of the scenario's transaction protocol, or the newest.
+
+        Raises Unsupported if the broker offers none.
+        """
         versions = EPOCH_VERSIONS if self.scenario.raises_epoch else CLASSIC_VERSIONS
+        if api.name not in versions:
+            return self.version_of(api)
         if not self.is_under_test(api):
-            return versions.get(api.name) or self.version_of(api)
+            return self.target.offer(self.client).newest(api, versions[api.name])
         # Clients may use AddPartitionsToTxn up to version 3; later ones are for brokers.
         is_limited = api.name == "AddPartitionsToTxn"
         return min(self.version_of(api), versions[api.name]) if is_limited else self.version_of(api)
@@ -165,6 +177,12 @@ class Context:
         api = API_BY_NAME[api_name]
         message = add_topic_ids(build(api.request, resolve(body, self.variables)), self.variables)
         return self.client.ask(message, self.protocol_version_of(api))
+
+    def require(self, api_name: str, min_version: int) -> None:
+        """Raise Unsupported if the broker offers only versions of the API below this one."""
+        api = API_BY_NAME[api_name]
+        if self.protocol_version_of(api) < min_version:
+            self.target.offer(self.client).check(api, min_version)
 
     def call_until(
         self, words: tuple[str, ...], call: Callable[[], tuple[str, Any]], *, is_read: bool = False
@@ -176,13 +194,13 @@ class Context:
         """
         expected = self.expected(words)
         results: list[str] = []
-        for _ in attempts(lambda: f"got {results[-1] or 'nothing'}", step_s=STEP_S):
+        for _ in self.deadline.attempts(lambda: got(results[-1] or "nothing", expected)):
             result, response = call()
-            results.append(result)
+            results[:] = [result]
             if expected in ([ANYTHING], result.split() or ["nothing"]):
                 return response
             if not (is_read or result in RETRIED):
-                raise Mismatch(f"got {result or 'nothing'}")
+                raise got(result or "nothing", expected)
         raise AssertionError("attempts ended")
 
     def find_coordinators(self) -> None:
@@ -190,16 +208,16 @@ class Context:
 
         A broker creates `__consumer_offsets` and `__transaction_state` at the first FindCoordinator.
         """
-        if self.broker.has_coordinators:
+        if self.target.has_coordinators:
             return
+        for key_type in (GROUP, TRANSACTION):
+            self.target.wait_for_coordinator(self.client, self.variables["free"], key_type, self.deadline)
+        self.target.has_coordinators = True
 
-        def call(key_type: int) -> tuple[str, Any]:
-            response = self.call("FindCoordinator", key_type=key_type, coordinator_keys=["any"])
-            return ERROR_NAMES[response.coordinators[0].error_code], response
 
-        for key_type in (0, 1):
-            self.call_until(("NONE",), lambda key_type=key_type: call(key_type))
-        self.broker.has_coordinators = True
+def got(actual: object, expected: list[str]) -> Mismatch:
+    """Return the error for a step whose result is not the expected words."""
+    return Mismatch(f"got {actual}", " ".join(expected), str(actual))
 
 
 def parse_options(words: tuple[str, ...]) -> dict[str, Any]:

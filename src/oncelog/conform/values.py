@@ -1,5 +1,7 @@
 """YAML values in the bodies of scenarios, with tags that build record batches or match responses.
 
+Requests and responses use the field names of the tables in `oncelog.wire.tables`.
+
     Requests (`>` lines)
     !batch {...}            a record batch, with the options below
     !batches [{...}, ...]   several batches, one after the other
@@ -16,6 +18,9 @@
     crc: bad                a wrong checksum
     cut, tail               number of bytes removed from the end; hex added at the end
 
+    Texts
+    "${name}text"           a text with the value of a variable in it
+
     Responses (`<` lines)
     _                       anything
     $name                   binds the variable, or must equal it
@@ -24,6 +29,7 @@
     !any [...], !has [...]  a list in any order; a list that has these elements
     !size 9                 records of 9 bytes
     !min 5                  a number of at least 5
+    !not $name              anything but the value of the variable
     !re "text"              a text in which the regular expression matches
 
 `$name+3` and `$name-3` add to a number. Error codes are written as names, also NONE.
@@ -32,23 +38,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
-
-import yaml
 
 from oncelog.errors import ERROR_BY_CODE
 from oncelog.types import Compression
 from oncelog.wire.batch import BatchHeader, build_batch, read_header
-from oncelog.wire.header import HEADER, LOG_OVERHEAD_BYTES, write_crc
+from oncelog.wire.header import HEADER, LOG_OVERHEAD_BYTES, iter_batches, write_crc
 from oncelog.wire.message import Part
 from oncelog.wire.messages import NO_ID
 from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
-from support.broker import split_batches
 
-ERROR_NAMES = {0: "NONE"} | {code: error.kafka_name for code, error in ERROR_BY_CODE.items()}
+MAX_SHOWN = 600
+"""Number of characters to which an expected or received value is cut in a text."""
+
+
+class _ErrorNames(dict[int, str]):
+    """The name of each error code. A code that Kafka does not know is its own name."""
+
+    def __missing__(self, code: int) -> str:
+        return f"ERROR_{code}"
+
+
+ERROR_NAMES = _ErrorNames({0: "NONE"} | {code: error.kafka_name for code, error in ERROR_BY_CODE.items()})
 ANYTHING = "_"
 VARIABLE = re.compile(r"\$(\w+(?:\.id)?)(?:([+-])(\d+))?")
+_IN_TEXT = re.compile(r"\$\{(\w+)\}")
 
 Variables = dict[str, Any]
 
@@ -60,30 +76,43 @@ class Tagged(NamedTuple):
     value: Any
 
 
-class _Loader(yaml.SafeLoader):
-    pass
+class Mismatch(Exception):
+    """A response that is not as expected. The text says where."""
+
+    def __init__(self, text: str, expected: str | None = None, received: str | None = None) -> None:
+        super().__init__(text)
+        self.expected, self.received = expected, received
 
 
-def _construct(loader: _Loader, suffix: str, node: yaml.Node) -> Tagged:
-    if isinstance(node, yaml.MappingNode):
-        return Tagged(suffix, loader.construct_mapping(node, deep=True))
-    if isinstance(node, yaml.SequenceNode):
-        return Tagged(suffix, loader.construct_sequence(node, deep=True))
-    value = loader.construct_scalar(node)
-    return Tagged(suffix, int(value) if re.fullmatch(r"-?\d+", value) else value)
-
-
-_Loader.add_multi_constructor("!", _construct)
+class ScenarioError(Exception):
+    """A mistake in the text of a scenario."""
 
 
 @cache
 def read_yaml(text: str) -> Any:
     """Return the text's value, for reading only. A scenario reads a text once for each version and broker."""
-    return yaml.load(text, _Loader)
+    import yaml
+
+    return yaml.load(text, _loader())
 
 
-class Mismatch(Exception):
-    """A response is not as expected. The text says where."""
+@cache
+def _loader() -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        pass
+
+    def construct(loader: Any, suffix: str, node: Any) -> Tagged:
+        if isinstance(node, yaml.MappingNode):
+            return Tagged(suffix, loader.construct_mapping(node, deep=True))
+        if isinstance(node, yaml.SequenceNode):
+            return Tagged(suffix, loader.construct_sequence(node, deep=True))
+        value = loader.construct_scalar(node)
+        return Tagged(suffix, int(value) if re.fullmatch(r"-?\d+", value) else value)
+
+    Loader.add_multi_constructor("!", construct)
+    return Loader
 
 
 # --- building
@@ -92,13 +121,15 @@ class Mismatch(Exception):
 def resolve(value: Any, variables: Variables) -> Any:
     """Return the value with its variables replaced and its building tags carried out."""
     if isinstance(value, dict):
-        return {key: resolve(each, variables) for key, each in value.items()}
+        return {key: resolve(element, variables) for key, element in value.items()}
     if isinstance(value, Tagged):
         return _BUILDERS[value.name](resolve(value.value, variables), variables)
     if isinstance(value, list):
-        return [resolve(each, variables) for each in value]
-    if isinstance(value, str) and (found := VARIABLE.fullmatch(value)):
-        return _look_up(found, variables)
+        return [resolve(element, variables) for element in value]
+    if isinstance(value, str):
+        if found := VARIABLE.fullmatch(value):
+            return _look_up(found, variables)
+        return _IN_TEXT.sub(lambda found: str(variables[found[1]]), value)
     return value
 
 
@@ -109,14 +140,14 @@ def _look_up(found: re.Match[str], variables: Variables) -> Any:
 
 
 def build(cls: type[Any], body: dict[str, Any]) -> Any:
-    """Return a message, or a part of one, from a mapping. Raise KeyError for a key that is no field."""
+    """Return a message, or a part of one, from a mapping. Raises KeyError for a key that is no field."""
     fields = {field.name: field for field in cls._struct.fields}
     values: dict[str, Any] = {}
     for key, value in body.items():
         field = fields[key]
         if field.struct is not None and value is not None:
             part = cls._structs[field.struct.name]
-            value = [build(part, each) for each in value] if field.is_array else build(part, value)
+            value = [build(part, element) for element in value] if field.is_array else build(part, value)
         values[key] = value
     return cls(**values)
 
@@ -162,7 +193,8 @@ def batch_of(options: dict[str, Any], variables: Variables) -> bytes:
         batch = batch[: HEADER.size]
         left["header"] = {"last_offset_delta": -1, "records_count": 0} | left.get("header", {})
     _damage(batch, left)
-    assert not left, f"unknown options of a batch: {left}"
+    if left:
+        raise ScenarioError(f"unknown options of a batch: {left}")
     return bytes(batch)
 
 
@@ -182,9 +214,9 @@ def _bytes(value: Any) -> bytes | None:
     return None if value is None else str(value).encode()
 
 
-_BUILDERS = {
+_BUILDERS: dict[str, Callable[[Any, Variables], Any]] = {
     "batch": batch_of,
-    "batches": lambda many, variables: b"".join(batch_of(each, variables) for each in many),
+    "batches": lambda many, variables: b"".join(batch_of(options, variables) for options in many),
     "raw": lambda text, _: bytes.fromhex(str(text)),
     "uuid": lambda number, _: number.to_bytes(16, "big"),
     "repeat": lambda pair, _: pair[0] * pair[1],
@@ -192,6 +224,12 @@ _BUILDERS = {
 
 
 # --- matching
+
+
+def shown(value: object) -> str:
+    """Return a value as text, cut to a length that a table can show."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def match(expected: Any, actual: Any, version: int, variables: Variables, path: str = "") -> None:
@@ -204,8 +242,8 @@ def match(expected: Any, actual: Any, version: int, variables: Variables, path: 
         _match_fields(expected, actual, version, variables, path)
     elif isinstance(expected, list):
         _require(isinstance(actual, list) and len(actual) == len(expected), expected, actual, path)
-        for index, each in enumerate(expected):
-            match(each, actual[index], version, variables, f"{path}[{index}]")
+        for index, element in enumerate(expected):
+            match(element, actual[index], version, variables, f"{path}[{index}]")
     elif isinstance(expected, str) and (found := VARIABLE.fullmatch(expected)):
         if found[2] is None:
             variables.setdefault(found[1], actual)
@@ -216,7 +254,9 @@ def match(expected: Any, actual: Any, version: int, variables: Variables, path: 
 
 def _require(holds: bool, expected: Any, actual: Any, path: str) -> None:
     if not holds:
-        raise Mismatch(f"{path.lstrip('.') or 'the answer'}: expected {expected!r}, got {actual!r}")
+        place = path.lstrip(".") or "the response"
+        wanted, got = shown(expected), shown(actual)
+        raise Mismatch(f"{place}: expected {wanted}, got {got}", f"{place}: {wanted}", f"{place}: {got}")
 
 
 def _match_fields(
@@ -229,12 +269,13 @@ def _match_fields(
         fields = actual._struct.fields
         present = {field.name: getattr(actual, field.name) for field in fields if field.is_in(version)}
         unknown = set(expected) - {field.name for field in fields}
-        assert not unknown, f"{type(actual).__name__} has no {unknown}"
+        if unknown:
+            raise ScenarioError(f"{type(actual).__name__} has no {unknown}")
     for key, wanted in expected.items():
         if key in present:
             value = present[key]
-            if key == "error_code":
-                value = ERROR_NAMES.get(value, value)
+            if key in ("error_code", "partition_error_code"):
+                value = ERROR_NAMES[value]
             match(wanted, value, version, variables, f"{path}.{key}")
 
 
@@ -246,24 +287,40 @@ def _match_any(expected: list[Any], actual: Any, version: int, variables: Variab
 def _match_has(expected: list[Any], actual: Any, version: int, variables: Variables, path: str) -> None:
     left = list(actual or [])
     for wanted in expected:
-        for index, each in enumerate(left):
+        for index, element in enumerate(left):
             trial = dict(variables)
             try:
-                match(wanted, each, version, trial)
+                match(wanted, element, version, trial)
             except Mismatch:
                 continue
             variables.update(trial)
             del left[index]
             break
         else:
-            raise Mismatch(f"{path.lstrip('.')}: nothing like {wanted!r} in {actual!r}")
+            place = path.lstrip(".")
+            raise Mismatch(
+                f"{place}: nothing like {shown(wanted)} in {shown(actual)}",
+                f"{place}: an element like {shown(wanted)}",
+                f"{place}: {shown(actual)}",
+            )
+
+
+def _match_not(expected: str, actual: Any, version: int, variables: Variables, path: str) -> None:
+    _require(resolve(expected, variables) != actual, f"not {expected}", actual, path)
+
+
+def split_batches(data: Any) -> list[bytes]:
+    """Return the whole batches in the records of a Fetch response."""
+    raw = bytes(data or b"")
+    return [raw[position : position + header.size_bytes] for position, header in iter_batches(raw)]
 
 
 def _match_records(expected: list[Any], actual: Any, version: int, variables: Variables, path: str) -> None:
-    records = [_plain(record) for batch in split_batches(actual) for record in decode_records(batch)]
-    if not any(isinstance(each, dict) for each in expected):
+    batches = split_batches(actual)
+    records: list[Any] = [_plain(record) for batch in batches for record in decode_records(batch)]
+    if not any(isinstance(element, dict) for element in expected):
         records = [record["value"] for record in records]
-        expected = [each if each is None else str(each) for each in expected]
+        expected = [element if element is None else str(element) for element in expected]
     match(expected, records, version, variables, path)
 
 
@@ -305,13 +362,14 @@ def _match_built(name: str) -> Any:
     return match_built
 
 
-_MATCHERS = {
+_MATCHERS: dict[str, Callable[..., None]] = {
     "any": _match_any,
     "has": _match_has,
     "records": _match_records,
     "batches": _match_batches,
     "size": lambda size, actual, *rest: match(size, len(actual), *rest),
     "min": _match_min,
+    "not": _match_not,
     "re": _match_re,
     "uuid": _match_built("uuid"),
 }

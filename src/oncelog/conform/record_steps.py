@@ -1,15 +1,17 @@
-"""Steps of scenarios that create topics, store records and read them. `reader` describes each step."""
+"""Steps of scenarios that create topics, store records and read them.
+
+`oncelog.conform.scenario_reader` describes each step.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from oncelog.conform.context import Context, Verbs
+from oncelog.conform.topic_pool import create_topics
+from oncelog.conform.values import ERROR_NAMES, Mismatch, Tagged, build, match, resolve
 from oncelog.errors import CoordinatorLoadInProgress
 from oncelog.wire.messages import API_BY_NAME
-from support.scenarios.context import Context, Verbs
-from support.scenarios.topics import STEP_S, create_topics
-from support.scenarios.values import ERROR_NAMES, Tagged, build, match, resolve
-from support.wait import attempts
 
 POOL_SIZE = 16
 """Topics without options that are created by one request."""
@@ -31,10 +33,11 @@ class RecordSteps:
     def _topic(self, name: str, *options: str) -> None:
         context, variables = self._context, self._variables
         if name in variables:
-            (topic,) = create_topics(context.client, [variables[name]], options)
+            how = context.target.creation(context.client)
+            (topic,) = create_topics(context.client, [variables[name]], options, how, context.deadline)
         else:
             count = len(context.scenario.versions) or (1 if options else POOL_SIZE)
-            topic = context.broker.topics.take(context.client, options, count)
+            topic = context.take_topic(options, count)
         variables[name], variables[f"{name}.id"] = topic
         settings = dict(option.split("=", 1) for option in options)
         context.partition_counts[topic[1]] = int(settings.get("partitions", 1))
@@ -42,18 +45,21 @@ class RecordSteps:
     def _producer(self, name: str) -> None:
         api = API_BY_NAME["InitProducerId"]
         request = build(api.request, {"transactional_id": None, "transaction_timeout_ms": 60_000})
-        for _ in attempts(lambda: "no producer id", step_s=STEP_S):
+        for _ in self._context.deadline.attempts(lambda: Mismatch("no producer id")):
             response = self._context.client.ask(request, self._context.version_of(api))
             # A broker that has just started may still be loading its coordinators.
             if response.error_code != CoordinatorLoadInProgress.code:
                 break
-        assert (response.error_code, response.producer_epoch) == (0, 0)
+        result = f"{ERROR_NAMES[response.error_code]} {response.producer_epoch}"
+        if result != "NONE 0":
+            raise Mismatch(f"InitProducerId: got {result}", "NONE 0", result)
         self._variables[name] = response.producer_id
 
     def _produce(self, partition: str, *words: str) -> None:
         context = self._context
         options, expected = context.split(words)
-        options = {"values": [], "acks": -1} | options
+        options.setdefault("values", [])
+        options.setdefault("acks", -1)
         if "by" in options:
             options |= {"pid": context.variables[options.pop("by")], "epoch": options.get("epoch", 0)}
         acks = options.pop("acks")
@@ -62,7 +68,7 @@ class RecordSteps:
         data = {"name": topic, "topic_id": topic_id, "partition_data": [{"index": index, "records": batch}]}
         body = {"transactional_id": None, "acks": acks, "timeout_ms": 10_000, "topic_data": [data]}
         api = API_BY_NAME["Produce"]
-        for _ in attempts(lambda: f"the partition has no leader: {partition}", step_s=STEP_S):
+        for _ in context.deadline.attempts(lambda: Mismatch(f"the partition has no leader: {partition}")):
             response = context.client.ask(build(api.request, body), context.version_of(api))
             result = response.responses[0].partition_responses[0]
             error = ERROR_NAMES[result.error_code]

@@ -1,4 +1,4 @@
-"""Scenarios in Markdown (tests/scenarios/*.md), which run on any broker over real sockets.
+"""Scenarios in Markdown (`scenarios/*.md`), which run on any broker over real sockets.
 
 A scenario is an H2 with prose, header lines, and one fenced block `scenario` with a step per line. Indented
 lines continue the line before. Header lines:
@@ -9,28 +9,32 @@ lines continue the line before. Header lines:
     Only: oncelog            run on one broker only
     Differs: KEY             the brokers differ on purpose; KEY is an entry of docs/differences.md
     Broker: own              the scenario has its own broker, which it may restart
+    Transactions: epoch      the steps of transactions use the protocol of KIP-890
 
 Steps:
 
     topic T partitions=2 cleanup.policy=compact   $T is its name, $T.id its id; a second time: created again
-    producer A                                    $A is a new producer id at epoch 0 on B
-    later steps use the connection B produce T/1 a b by=A seq=0 -> 0               values a and b: the base
-    offset or an error; options as !batch fetch T/1 from=0 -> a b                       values, `nothing`, or
-    an error produce T a -> oncelog:0 apache:INVALID_RECORD       a different result for each broker > Fetch
-    {topics: [...]}                       a request; `> Fetch 4 {...}` in a version >> Fetch {topics: [...]}
-    repeated until the response is as expected, for at most 60 s > frame {api_key: 99, api_version: 0, body:
-    "00ff"}      raw bytes; tags: hex of the header's tag block < {error_code: NONE}
-    the response; `< closed`: no response, and the connection ends;
-                                                  `< nothing`: no response
+    producer A                                    $A is a new producer id at epoch 0
+    on B                                          later steps use the connection B
+    produce T/1 a b by=A seq=0 -> 0               values a and b: the base offset or an error; options
+                                                  as !batch
+    fetch T/1 from=0 -> a b                       values, `nothing`, or an error
+    produce T a -> oncelog:0 apache:INVALID_RECORD       a different result for each broker
+    > Fetch {topics: [...]}                       a request; `> Fetch 4 {...}` in a version
+    >> Fetch {topics: [...]}                      repeated until the response is as expected
+    > frame {api_key: 99, api_version: 0, body: "00ff"}  raw bytes; tags: hex of the header's tag block
+    < {error_code: NONE}                          the response; `< closed`: no response, and the connection
+                                                  ends; `< nothing`: no response
     < ApiVersions 0 {...}                         the response, decoded as another API or version
     <oncelog {...}  <apache {...}                 the response of one broker
-    eventually produce T a -> 0                   any step above, repeated until it succeeds, for at most 60 s
-    restart, kill                                 the broker is stopped by SIGTERM or SIGKILL, and started
+    eventually produce T a -> 0                   any step above, repeated until it succeeds
     wait 0.5                                      a pause in seconds
-    init, add, end, write, read ...               transactions: see support.scenarios.transactions
-    join, sync, heartbeat, leave, commit ...      groups: see support.scenarios.groups and consumer_groups
+    init, add, end, write, read ...               transactions: see oncelog.conform.transaction_steps
 
-No topic has the names $free and $spare. `support.scenarios.values` describes the bodies in braces.
+Tests add steps: `restart` and `kill` stop the broker and start it; `join`, `sync` and others are about
+groups.
+
+No topic has the names $free and $spare. `oncelog.conform.values` describes the bodies in braces.
 """
 
 from __future__ import annotations
@@ -40,11 +44,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from oncelog.broker.state import OFFERED
 from oncelog.wire.messages import API_BY_NAME, Api
-from support import TESTS
 
-FOLDER = TESTS / "scenarios"
+FOLDER = Path(__file__).parent / "scenarios"
 
 _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 _HEADER = re.compile(r"^(Rows|Versions|Only|Differs|Broker|Transactions): *(.+)$", re.MULTILINE)
@@ -77,11 +79,14 @@ class Scenario:
         return self.only is not None or any(_BROKER_NAME.search(step) for step in self.steps)
 
     def cases(self) -> Iterator[int | None]:
+        """Yield the versions to run the scenario with; None: once, each step in the newest version."""
         yield from self.versions or (None,)
 
 
-def read_scenarios(folder: Path = FOLDER) -> list[Scenario]:
-    return [scenario for path in sorted(folder.glob("*.md")) for scenario in _read_file(path)]
+def read_scenarios(*folders: Path) -> list[Scenario]:
+    """Return the scenarios of all files in these folders, by the files' names."""
+    paths = [path for folder in folders or (FOLDER,) for path in folder.glob("*.md")]
+    return [scenario for path in sorted(paths, key=lambda path: path.name) for scenario in _read_file(path)]
 
 
 def _read_file(path: Path) -> Iterator[Scenario]:
@@ -116,7 +121,8 @@ def _versions(text: str | None) -> tuple[Api | None, tuple[int, ...]]:
 
 
 def offered_versions(api: Api) -> range:
-    return range(api.first_version, OFFERED[api.key].max_version + 1)
+    """Return the versions of an API that Oncelog's broker offers."""
+    return range(api.first_version, api.max_version + 1)
 
 
 def _steps(block: str) -> Iterator[str]:
