@@ -260,7 +260,7 @@ EXIT_CODES = (
     (0, "success; an audit found nothing"),
     (1, "an error: the broker refused, or a connection failed"),
     (2, "wrong usage: an option, an argument, or a setting"),
-    (3, "an audit found violations"),
+    (3, "an audit found violations, or a scenario of `oncelog conform` failed"),
     (4, "a time-out"),
     (130, "interrupted with Ctrl-C"),
 )

@@ -34,6 +34,7 @@ COMMANDS = {
     "proxy": "Run a proxy that loses, delays or repeats messages, or cuts connections.",
     "pipeline": "Run a Spark streaming query and restart it after failures.",
     "audit": "Check that topics or segment files contain each record once.",
+    "conform": "Run scenarios of idempotence and transactions on any broker.",
 }
 
 MOVED = {
@@ -119,7 +120,7 @@ def cli() -> None:
     """Exactly-once Kafka messaging for Python: a broker, clients, a Spark source and sink, and a log audit.
 
     \b
-    Exit codes: 0 clean, 1 error, 2 usage, 3 an audit found violations, 4 time-out.
+    Exit codes: 0 clean, 1 error, 2 usage, 3 an audit found violations or a scenario failed, 4 time-out.
     """
 
 

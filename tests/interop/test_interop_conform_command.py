@@ -1,0 +1,27 @@
+"""`oncelog conform` on Apache Kafka: one node, and a cluster whose nodes share topics and coordinators."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from oncelog_devtools.apache_kafka import ApacheKafka
+from support.cli import oncelog
+
+OF_A_CLUSTER = ("idempotence", "txn_end_epoch", "txn_init", "txn_offsets", "txn_operators")
+
+
+@pytest.mark.behaviour("P10")
+def test_apache_kafka_passes_every_scenario(apache_kafka: ApacheKafka) -> None:
+    ended = oncelog("conform", "--newest", "-o", "json", servers=apache_kafka.bootstrap_servers)
+    assert [row for row in json.loads(ended.out) if row["result"] != "pass"] == []
+    assert ended.code == 0, ended.err
+
+
+@pytest.mark.usefixtures("kafka_class_path")
+def test_in_a_cluster_one_node_is_asked() -> None:
+    sections = [part for name in OF_A_CLUSTER for part in ("--section", name)]
+    with ApacheKafka(nodes=3, heap_mb=256) as kafka:
+        ended = oncelog("conform", "--newest", "-o", "json", *sections, servers=kafka.bootstrap_servers)
+    assert [row for row in json.loads(ended.out) if row["result"] != "pass"] == []
+    assert ended.code == 0, ended.err
