@@ -21,15 +21,15 @@ from oncelog.errors import OncelogError, TimedOut
 from oncelog.testing.process import READY_TIMEOUT_S, NodeProcess, are_free, dying_with_parent, free_ports
 
 VERSION = "4.3.0"
+"""The version that stands for Apache Kafka wherever none is named."""
 
 CACHE_ROOT = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog"
-_CACHE = CACHE_ROOT / f"apache-kafka-{VERSION}"
 _LOG_LEVEL = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 _CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
-_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
+_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>oncelog</groupId><artifactId>referee</artifactId><version>1</version><dependencies>
-<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
-<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{VERSION}</version></dependency>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>VERSION</version></dependency>
+<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>VERSION</version></dependency>
 <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
 </dependencies></project>
 """
@@ -39,9 +39,10 @@ class MissingDependency(OncelogError):
     """A tool or jar that Apache Kafka or Spark's connector needs is missing and could not be fetched."""
 
 
-def fetch_jars() -> str:
+def fetch_jars(version: str = VERSION) -> str:
     """Return the class path of Apache Kafka's server and tools. Raises MissingDependency."""
-    return str(fetch_pom(_POM, _CACHE, "Apache Kafka") / "*")
+    cache = CACHE_ROOT / f"apache-kafka-{version}"
+    return str(fetch_pom(_POM.replace("VERSION", version), cache, f"Apache Kafka {version}") / "*")
 
 
 def fetch_pom(pom: str, cache: Path, purpose: str) -> Path:
@@ -71,13 +72,20 @@ def fetch_pom(pom: str, cache: Path, purpose: str) -> Path:
     return cache / "jars"
 
 
-def run_tool(main_class: str, *arguments: str, text: str = "", timeout_s: float = 120.0) -> str:
+def run_tool(
+    main_class: str,
+    *arguments: str,
+    text: str = "",
+    timeout_s: float = 120.0,
+    class_path: str | None = None,
+) -> str:
     """Run one of Kafka's command-line tools by its main class, and return the tool's standard output.
 
     `text` becomes the tool's standard input. Raises MissingDependency. If the tool fails, raises OncelogError
     with the tool's output.
     """
-    command = ["java", "-Xmx256m", _LOG_LEVEL, "-cp", fetch_jars(), main_class, *arguments]
+    jars = class_path or fetch_jars()
+    command = ["java", "-Xmx256m", _LOG_LEVEL, "-cp", jars, main_class, *arguments]
     done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=timeout_s)
     if done.returncode:
         raise OncelogError(
@@ -97,12 +105,21 @@ class KafkaNode(NodeProcess):
 
 
 def kafka_node(
-    node_id: int, port: int, home: Path, *, heap_mb: int = 512, outlive_parent: bool = False
+    node_id: int,
+    port: int,
+    home: Path,
+    *,
+    heap_mb: int = 512,
+    outlive_parent: bool = False,
+    jars: str | None = None,
 ) -> KafkaNode:
-    """Return the node whose `server.properties` is in `home`. The node is not started."""
+    """Return the node whose `server.properties` is in `home`. The node is not started.
+
+    `jars`: the class path of Kafka's version, by default that of VERSION.
+    """
     # A killed JVM leaves its unpacked native libraries behind. If they are in `home`, `stop` removes them.
     temporary = f"-Djava.io.tmpdir={home}"
-    command = ["java", f"-Xmx{heap_mb}m", _LOG_LEVEL, temporary, "-cp", fetch_jars(), "kafka.Kafka"]
+    command = ["java", f"-Xmx{heap_mb}m", _LOG_LEVEL, temporary, "-cp", jars or fetch_jars(), "kafka.Kafka"]
     prefix = [] if outlive_parent else dying_with_parent()
     return KafkaNode(node_id, port, home, [*prefix, *command, str(home / "server.properties")])
 
@@ -116,7 +133,8 @@ class ApacheKafka:
 
     Where `setpriv` exists (Linux), the nodes die with the thread that launched them, unless `outlive_parent`
     is set. `also_listen` names the security protocols of further listeners. `ports` are the nodes' ports if
-    all of them are free; otherwise other ports are chosen. Raises MissingDependency, TimedOut.
+    all of them are free; otherwise other ports are chosen. `version` is Kafka's. Raises MissingDependency,
+    TimedOut.
     """
 
     def __init__(
@@ -129,8 +147,9 @@ class ApacheKafka:
         outlive_parent: bool = False,
         also_listen: Sequence[str] = (),
         ports: Sequence[int] = (),
+        version: str = VERSION,
     ) -> None:
-        self.class_path = fetch_jars()
+        self.class_path = fetch_jars(version)
         self._is_temporary = directory is None
         self.directory = directory or Path(tempfile.mkdtemp(prefix="oncelog-apache-kafka-"))
         free = free_ports(2 * nodes)
@@ -155,7 +174,9 @@ class ApacheKafka:
             }
             file = home / "server.properties"
             file.write_text("".join(f"{key}={value}\n" for key, value in listed.items()))
-            node = kafka_node(node_id, port, home, heap_mb=heap_mb, outlive_parent=outlive_parent)
+            node = kafka_node(
+                node_id, port, home, heap_mb=heap_mb, outlive_parent=outlive_parent, jars=self.class_path
+            )
             node.ports |= more
             self.nodes.append(node)
 
@@ -217,7 +238,7 @@ class ApacheKafka:
 
     def run_tool(self, main_class: str, *arguments: str, timeout_s: float = 120.0) -> str:
         """Call the module's `run_tool`."""
-        return run_tool(main_class, *arguments, timeout_s=timeout_s)
+        return run_tool(main_class, *arguments, timeout_s=timeout_s, class_path=self.class_path)
 
     def __enter__(self) -> Self:
         self.start()
