@@ -35,9 +35,9 @@ class Deadline:
         while True:
             yield count
             count += 1
+            self.pause(STEP_S)
             if not self.left_s():
                 raise what()
-            self.pause(STEP_S)
 
     def pause(self, seconds: float) -> None:
         """Wait for this time, or until the end if that is earlier."""
