@@ -4,7 +4,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup compile demo example-bank test test-all test-full test-optimized soak fuzz differential model simulate bench mutants lock behaviours \
+.PHONY: setup compile demo example-bank test test-all test-full test-optimized soak fuzz differential model simulate bench mutants lock behaviours conformance \
 	reference docs docs-serve clean
 
 setup: $(STAMP)  ## make .venv with the locked packages, compile the row loops in C, and check that Java is there
@@ -69,6 +69,9 @@ bench: setup  ## measure beside Apache Kafka (about 50 minutes), and rewrite doc
 
 mutants: setup  ## mutation testing: list changed operators that no quick test notices; MODULES=... SECONDS=...
 	$(BIN)/python tools/mutation.py $(or $(MODULES),rules) --seconds $(or $(SECONDS),1800) --write
+
+conformance: setup  ## run `oncelog conform` on several brokers (about 20 minutes), and write docs/conformance.md
+	$(BIN)/python tools/conformance.py --run
 
 behaviours: setup  ## write docs/behaviours.md from the markers of the tests
 	$(BIN)/python tools/behaviours.py

@@ -1,0 +1,36 @@
+"""docs/conformance.md says what the stored results say."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("conformance", ROOT / "tools" / "conformance.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_is_fresh(tool: ModuleType) -> None:
+    text = tool.PAGE.read_text()
+    assert text == tool.page(text, tool.stored()), "run .venv/bin/python tools/conformance.py"
+
+
+def test_every_broker_has_a_column_or_a_reason_for_having_none(tool: ModuleType) -> None:
+    results = tool.stored()
+    assert len(results) == len(tool.BROKERS)
+    for result in results:
+        if "missing" in result:
+            assert f"could not be checked on {result['date']}: {result['missing']}" in tool.PAGE.read_text()
+        else:
+            assert f"{result['title']} {result['version']}" in tool.PAGE.read_text()
+            assert result["date"] in tool.PAGE.read_text()
