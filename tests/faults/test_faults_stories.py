@@ -25,16 +25,19 @@ def failed_checks(runs: list[StoryRun]) -> list[str]:
         pytest.param("lost-ack-without-idempotence", marks=pytest.mark.behaviour("I1")),
         pytest.param("lost-acks", marks=pytest.mark.behaviour("I13", "I7", "I10")),
         pytest.param("lost-batch", marks=pytest.mark.behaviour("I13", "I11", "I9")),
+        pytest.param("unordered", marks=pytest.mark.behaviour("I9")),
         pytest.param("reorder", marks=pytest.mark.behaviour("I9", "I10")),
         pytest.param("cache-miss", marks=pytest.mark.behaviour("I12", "I13", "I3")),
         pytest.param("stale-epoch", marks=pytest.mark.behaviour("I14", "I11")),
         pytest.param("unknown-producer", marks=pytest.mark.behaviour("I15", "I16")),
         pytest.param("restart", marks=pytest.mark.behaviour("I17", "I1")),
         pytest.param("two-sessions", marks=pytest.mark.behaviour("I16", "I4")),
+        pytest.param("producer-per-record", marks=pytest.mark.behaviour("I4", "I16")),
         pytest.param("delivery", marks=pytest.mark.behaviour("I25")),
         pytest.param("transaction", marks=pytest.mark.behaviour("T5", "T6")),
         pytest.param("lost-commit", marks=pytest.mark.behaviour("T13")),
         pytest.param("fenced", marks=pytest.mark.behaviour("T3")),
+        pytest.param("restarts", marks=pytest.mark.behaviour("T3", "I4")),
     ],
 )
 def test_the_story_passes_its_checks(name: str) -> None:
@@ -47,7 +50,7 @@ def test_the_story_passes_its_checks(name: str) -> None:
 
 
 def test_every_story_has_a_title_and_a_text() -> None:
-    assert len(STORIES) == 15
+    assert len(STORIES) == 18
     for story in STORIES.values():
         assert story.title
         assert story.text.endswith(".")
@@ -81,6 +84,17 @@ def test_the_late_batch_was_of_the_older_epoch() -> None:
     epochs = [batch.producer_epoch for event in run.events for batch in event.batches]
     assert [batch.producer_epoch for event in late for batch in event.batches] == [0]
     assert max(epoch for epoch in epochs if epoch is not None) == 1
+
+
+@pytest.mark.behaviour("T3")
+def test_each_start_and_each_commit_raise_the_epoch_of_a_transactional_id() -> None:
+    """With transaction version 0, only a start raises it."""
+    classic, now, plain = play("restarts")
+    epochs = [
+        [batch.producer_epoch for event in run.events if event.fate is Fate.PASSED for batch in event.batches]
+        for run in (classic, now, plain)
+    ]
+    assert (epochs[0][:3], epochs[1][:3], epochs[2]) == ([0, 1, 2], [0, 2, 4], [0, 0, 0])
 
 
 def test_an_unknown_story_is_misuse() -> None:
@@ -122,7 +136,7 @@ def test_a_transaction_has_its_steps_in_order() -> None:
         assert all(line.endswith(f"epoch {epoch}") for line in markers)
 
 
-@pytest.mark.parametrize("name", ["transaction", "lost-commit", "fenced"])
+@pytest.mark.parametrize("name", ["transaction", "lost-commit", "fenced", "restarts"])
 def test_the_story_passes_its_checks_on_apache_kafka(apache_kafka: ApacheKafka, name: str) -> None:
     theirs, ours = play(name, apache_kafka.bootstrap_servers), play(name)
     assert failed_checks(theirs) == []

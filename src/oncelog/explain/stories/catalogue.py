@@ -16,16 +16,19 @@ STORIES: dict[str, Story] = {
         flows.lost_ack_without_idempotence,
         flows.lost_acks,
         flows.lost_batch,
+        flows.unordered,
         flows.reorder,
         epochs.cache_miss,
         epochs.stale_epoch,
         epochs.unknown_producer,
         restart.restart,
         epochs.two_sessions,
+        epochs.producer_per_record,
         delivery.delivery,
         transaction_flow.transaction,
         transaction_flow.lost_commit,
         transaction_flow.fenced,
+        transaction_flow.restarts,
     )
 }
 

@@ -22,6 +22,8 @@ from oncelog.types import TopicPartition
 REMEMBERED_BATCHES = 5
 """Number of batches that a broker remembers per producer and partition (Kafka's ProducerStateEntry)."""
 
+_AT_ONCE: dict[str, object] = {"linger.ms": 0}
+
 
 @story(
     name="cache-miss",
@@ -236,3 +238,64 @@ def _second_partition(environment: StoryEnvironment) -> None:
         run.check("the sequences of both partitions start at 0", [b.base_sequence for b in sent] == [0, 0])
         run.check("both batches are stored", run.errors() == [])
     run.check("the records are in the topic twice", run.log == [*numbers(1), *numbers(1)])
+
+
+@story(
+    name="producer-per-record",
+    title="A new producer for each record",
+    text=(
+        "Each record is sent by a producer of its own. Every producer gets a new id and begins at "
+        "sequence 0, so the broker has nothing to compare. When an acknowledgement is lost and the next "
+        "producer sends the record again, it is stored twice. One producer for all records needs one "
+        "id, and the same loss doubles nothing."
+    ),
+)
+def producer_per_record(environment: StoryEnvironment) -> None:
+    _a_producer_for_each(environment)
+    _one_producer_for_all(environment)
+
+
+def _a_producer_for_each(environment: StoryEnvironment) -> None:
+    heading = "Three records, a new producer for each; the second acknowledgement is lost"
+    with environment.run(heading, [_hold_response(2)]) as run:
+        _send_alone(run, 1)
+        second = run.producer(_AT_ONCE)
+        run.send(second, [2])
+        run.wait_until("the second record to be stored", has_fate(Fate.HELD, Direction.RESPONSE))
+        run.proxy.note("the acknowledgement is lost; a new producer sends record 2 again")
+        _kill(second)
+        run.proxy.release(lose=True)
+        _send_alone(run, 2)
+        _send_alone(run, 3)
+        batches = run.batches_at_broker()
+        run.check("every producer has its own id", len({batch.producer_id for batch in batches}) == 4)
+        run.check("every batch has sequence 0", [batch.base_sequence for batch in batches] == [0, 0, 0, 0])
+        run.check("each producer asks for its id first", _requests(run, "InitProducerId") == 4)
+    run.check("record 2 is in the log twice", run.log == [1, 2, 2, 3])
+
+
+def _send_alone(run: StoryRun, number: int) -> None:
+    """Send one record with a new producer."""
+    with run.producer(_AT_ONCE) as producer:
+        run.send(producer, [number])
+
+
+def _one_producer_for_all(environment: StoryEnvironment) -> None:
+    rule = Rule(action=Action.CUT, api="Produce", direction="response", nth=2)
+    heading = "Three records, one producer; the second acknowledgement is lost"
+    with environment.run(heading, [rule]) as run:
+        with run.producer(_AT_ONCE) as producer:
+            for number in (1, 2, 3):
+                run.send(producer, [number])
+                producer.flush(PATIENCE_SECONDS)
+        run.check(
+            "the retry has the sequence of the first attempt", run.sequences_at_broker() == [0, 1, 1, 2]
+        )
+        run.check("the broker recognises it", run.offsets() == [0, 1, 1, 2])
+        run.check("one id is enough", _requests(run, "InitProducerId") == 1)
+    run.check("the log has every record once, in order", run.log == [1, 2, 3])
+
+
+def _requests(run: StoryRun, api: str) -> int:
+    """Return the number of requests of one API that reached the broker."""
+    return sum(1 for e in run.proxy.events if e.api == api and e.direction is Direction.REQUEST)

@@ -167,6 +167,29 @@ def reorder(environment: StoryEnvironment) -> None:
     _exactly_once(run)
 
 
+@story(
+    name="unordered",
+    title="A batch overtakes another, without idempotence",
+    text=(
+        "Three batches, A, B and C, are in flight together, and B overtakes A. No batch has a sequence, "
+        "so the broker stores them as they arrive: B, A, C. Nothing is lost or doubled, and every record "
+        "is acknowledged, but the order is wrong. In the story `reorder` the same fault meets a producer "
+        "with idempotence, and the order stays."
+    ),
+)
+def unordered(environment: StoryEnvironment) -> None:
+    rule = Rule(action=Action.HOLD, api="Produce", direction="request", nth=1, release_after=1)
+    with environment.run("The second batch overtakes the first, idempotence off", [rule]) as run:
+        reported = send_and_wait(run, 3, NOT_IDEMPOTENT)
+        run.check("no batch has a sequence", set(run.sequences_at_broker()) == {None})
+        run.check("the broker refuses nothing", run.errors() == [])
+        run.check(
+            "the application gets the offsets of the wrong order", reported == [3, 4, 5, 0, 1, 2, 6, 7, 8]
+        )
+    run.check("the log has B before A", run.log == [4, 5, 6, 1, 2, 3, 7, 8, 9])
+    run.check("nothing is lost or doubled", (run.counts.lost, run.counts.doubled) == (0, 0))
+
+
 def _exactly_once(run: StoryRun) -> None:
     """Check that the log of a completed run has every record once, in the order of sending."""
     counts = run.counts

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 from oncelog.client.consumer.blocking import Consumer
 from oncelog.client.producer.blocking import Producer
@@ -107,7 +108,7 @@ def fenced(environment: StoryEnvironment) -> None:
             with _producer(run, name) as second:
                 second.init_transactions()
                 run.proxy.note("the first instance does not know this, and tries to commit")
-                run.check("the first instance cannot commit", _is_refused(first))
+                run.check("the first instance cannot commit", _is_refused(first.commit_transaction))
                 second.begin_transaction()
                 _send_both(run, second)
                 second.commit_transaction()
@@ -116,6 +117,70 @@ def fenced(environment: StoryEnvironment) -> None:
         "a read_committed consumer returns the records of the second instance, and none of the first",
         run.counts.stored == 6,
     )
+
+
+@story(
+    name="restarts",
+    title="Epochs over restarts of one transactional id",
+    text=(
+        "An application starts three times with the same transactional id, and its earlier processes are "
+        "still running. Each start keeps the producer id and raises the epoch, which fences the processes "
+        "before it. With transaction version 0 the epochs are 0, 1 and 2. With version 2 (KIP-890) each "
+        "commit raises the epoch too, so they are 0, 2 and 4. A producer without a transactional id gets "
+        "a new id instead."
+    ),
+)
+def restarts(environment: StoryEnvironment) -> None:
+    with (
+        Broker(config={"oncelog.transaction.version": 0}) as classic,
+        environment.run("Three starts, transaction version 0", upstream=classic.bootstrap_servers) as run,
+    ):
+        epochs = _start_three_times(run)
+        run.check("the epochs of the starts are 0, 1 and 2", epochs == [0, 1, 2])
+    run.check("the log has the records of the three starts, in order", run.log == list(range(1, 10)))
+    with environment.run("Three starts, with the cluster's transaction version") as run:
+        epochs = _start_three_times(run)
+        run.check("each start has a higher epoch than the one before", epochs == sorted(set(epochs)))
+    run.check("the log has the records of the three starts, in order", run.log == list(range(1, 10)))
+    with environment.run("Three starts without a transactional id") as run:
+        for start in range(3):
+            with run.producer({"linger.ms": 20}) as producer:
+                run.send(producer, _of_start(start))
+        batches = run.batches_at_broker()
+        run.check("each start has a new producer id", len({batch.producer_id for batch in batches}) == 3)
+        run.check("every epoch is 0", [batch.producer_epoch for batch in batches] == [0, 0, 0])
+
+
+def _start_three_times(run: StoryRun) -> list[int]:
+    """Start three producers with one transactional id. Each commits once. Then the first two try again.
+
+    Return the epochs of the committed batches.
+    """
+    name, _ = _names()
+    with ExitStack() as running:
+        producers: list[Producer] = []
+        for start in range(3):
+            if producers:
+                run.proxy.note("the application starts again with the same transactional id")
+            producers.append(running.enter_context(_producer(run, name)))
+            producers[-1].init_transactions()
+            producers[-1].begin_transaction()
+            run.send(producers[-1], _of_start(start))
+            producers[-1].commit_transaction()
+        batches = run.batches_at_broker()
+        run.check("every start keeps the producer id", len({batch.producer_id for batch in batches}) == 1)
+        for producer, word in zip(producers[:2], ("first", "second"), strict=True):
+            run.proxy.note(f"the {word} process, which still runs, tries a transaction")
+            producer.begin_transaction()
+            run.send(producer, range(10, 13))
+            is_fenced = _is_refused(producer.commit_transaction) and _is_refused(producer.abort_transaction)
+            run.check(f"the {word} process is fenced: it can neither commit nor abort", is_fenced)
+    _describe_logs(run, name)
+    return [batch.producer_epoch for batch in batches if batch.producer_epoch is not None]
+
+
+def _of_start(start: int) -> range:
+    return range(3 * start + 1, 3 * start + 4)
 
 
 @story(
@@ -171,9 +236,10 @@ def _send_both(run: StoryRun, producer: Producer) -> None:
         run.send(producer, range(3 * partition + 1, 3 * partition + 4), partition)
 
 
-def _is_refused(producer: Producer) -> bool:
+def _is_refused(call: Callable[[], object]) -> bool:
+    """Return True if the call raises an error of the cluster."""
     try:
-        producer.commit_transaction()
+        call()
     except OncelogError:
         return True
     return False
