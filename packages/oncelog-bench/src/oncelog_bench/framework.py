@@ -30,6 +30,7 @@ NAMES = (
     "recovery",
     "coordinator",
     "producer_ids",
+    "in_flight",
     "partitions",
     "hostile",
     "longest_wait",

@@ -93,9 +93,9 @@ def _take(plan: Plan, ids: int, directory: Path) -> dict[str, float]:
             admin.create_topics([NewTopic(TOPIC, 1, 1, {"segment.bytes": SEGMENT_BYTES})])
         before_mb = rss_mb(broker.pid)
         with closing(connect(broker.bootstrap_servers)) as connected:
-            new_us = _append_once_each(broker, connected, ids, sequence=0)
+            new_us = append_once_each(broker, connected, ids, sequence=0)
             table_mb = rss_mb(broker.pid) - before_mb
-            known_us = _append_once_each(broker, connected, min(ids, 100_000), sequence=1)
+            known_us = append_once_each(broker, connected, min(ids, 100_000), sequence=1)
         pause_ms, rolls = _watch(broker, plan.roll_seconds)
     return {
         "table_mb": table_mb,
@@ -106,7 +106,7 @@ def _take(plan: Plan, ids: int, directory: Path) -> dict[str, float]:
     }
 
 
-def _append_once_each(broker: BrokerProcess, connected: socket.socket, ids: int, *, sequence: int) -> float:
+def append_once_each(broker: BrokerProcess, connected: socket.socket, ids: int, *, sequence: int) -> float:
     """Append one record per id, pipelined. Return the broker's processor time per record in microseconds."""
     used = cpu_seconds(broker.pid)
     for first in range(0, ids, PIPELINED):
