@@ -79,6 +79,7 @@ behaviours: setup  ## write docs/behaviours.md from the markers of the tests
 reference: setup  ## write docs/reference from the code's tables of settings, commands, metrics, errors and names
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/dashboard.py
+	$(BIN)/python tools/literature.py
 
 docs: setup  ## build the documentation site in out/site; a dead link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 # Rows that must have a test already; the list only grows.
 DUE_ROWS = [
-    f"{kind}{number}" for kind, last in (("I", 29), ("T", 15), ("P", 6)) for number in range(1, last + 1)
+    f"{kind}{number}" for kind, last in (("I", 30), ("T", 15), ("P", 6)) for number in range(1, last + 1)
 ]
 
 FINDINGS = ROOT / "docs" / "internals" / "findings.md"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import pytest
 from oncelog_devtools.apache_kafka import ApacheKafka, KafkaNode
@@ -140,6 +143,56 @@ def test_consumer_and_admin_follow_leaders(cluster: ApacheKafka) -> None:
             wait_until(lambda: is_whole(admin, "followed"), 200)
         assert [seen[partition] for partition in seen] == [load.expected(partition) for partition in seen]
         load.check()
+
+
+@contextmanager
+def frozen(nodes: Sequence[KafkaNode]) -> Iterator[None]:
+    """Stop the processes of these nodes, and let them continue at the end of the `with` statement."""
+    for node in nodes:
+        os.kill(node.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for node in nodes:
+            os.kill(node.pid, signal.SIGCONT)
+
+
+def values_of(servers: dict[str, str], topic: str) -> list[bytes]:
+    with Consumer(servers) as consumer:
+        tp = TopicPartition(topic, 0)
+        batches = consumer.fetch_range(tp, 0, consumer.end_offsets([tp])[tp])
+        return [value for batch in batches for value in batch["value"].to_pylist()]
+
+
+@pytest.mark.behaviour("I30")
+def test_acks_1_loses_acknowledged_records_with_their_leader(cluster: ApacheKafka) -> None:
+    """The followers are frozen, so they copy nothing of what the leader stores before it is killed.
+
+    A fetch that already waits at the leader may still carry the first of these records.
+    """
+    servers = {"bootstrap.servers": cluster.bootstrap_servers}
+    hasty_settings = {**servers, "acks": "1", "enable.idempotence": "false"}
+    with Admin(servers) as admin, Producer(servers) as safe, Producer(hasty_settings) as hasty:
+        admin.create_topics([NewTopic("hasty", 1, 3, {"min.insync.replicas": 2})])
+        for producer in (hasty, safe):
+            producer.send("hasty", b"first").result(60)
+        wait_until(lambda: is_whole(admin, "hasty"))
+        leader = cluster.nodes[(admin.describe_topics(["hasty"])["hasty"].partitions[0].leader or 0) - 1]
+        with frozen([node for node in cluster.nodes if node is not leader]):
+            for number in range(5):
+                hasty.send("hasty", b"hasty %d" % number).result(60)
+            waiting = [safe.send("hasty", b"safe %d" % number) for number in range(5)]
+            wait_until(lambda: records_in_files(leader, "hasty") == 12)
+            assert not any(future.done() for future in waiting)
+            leader.kill()
+        safe.flush(60)
+        assert [future.exception(0) for future in waiting] == [None] * 5
+        kept = values_of(servers, "hasty")
+        assert b"hasty 4" not in kept
+        assert [value for value in kept if value.startswith(b"safe")] == [b"safe %d" % n for n in range(5)]
+        leader.start()
+        wait_until(lambda: is_whole(admin, "hasty"), 200)
+        assert values_of(servers, "hasty") == kept
 
 
 @pytest.mark.soak
