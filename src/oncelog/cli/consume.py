@@ -1,4 +1,4 @@
-"""`oncelog consume`: print the records of a topic."""
+"""`oncelog consume`: print the records of topics, or write them into a Parquet file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, one_line, only_settings_of, padded, printable, time_text
+from oncelog.cli.common import (
+    bootstrap_options,
+    new_admin,
+    one_line,
+    only_settings_of,
+    padded,
+    printable,
+    time_text,
+)
+from oncelog.cli.interrupt import Interrupt
+from oncelog.cli.record_filter import RecordFilter, parse_filter
+from oncelog.cli.record_format import Part, parse_format, render
+from oncelog.cli.times import TimeType
 from oncelog.errors import OncelogError
 
 _POLL_SECONDS = 0.5
@@ -21,145 +34,302 @@ _FORMATS = ["value", "table", "wide", "json", "jsonl", "yaml"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Limits:
-    """The conditions that stop the command: a number of records, a time in ms without a record, or end
-    offsets.
+class _Options:
+    """The options of the command, except those of the connection."""
 
-    `until_end` means the end offsets as of startup.
-    """
-
+    from_beginning: bool
+    offset: int | None
+    tail: int | None
+    since_ms: int | None
+    until_ms: int | None
+    until_end: bool
+    partition: int | None
+    regex: bool
+    group: str | None
     max_messages: int | None
     timeout_ms: int | None
-    until_end: bool
+    isolation_level: str | None
+    key: str | None
+    headers: tuple[str, ...]
+    fields: tuple[str, ...]
+    output: str | None
+    record_format: str | None
+    parquet: Path | None
+
+    @property
+    def has_end(self) -> bool:
+        """Return True if the command stops at offsets that it looks up at startup."""
+        return self.until_end or self.until_ms is not None
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Numbers of records: those that were read, and those of them that matched the filter."""
+
+    read: int = 0
+    matched: int = 0
 
 
 @click.command("consume")
-@click.argument("topic")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 @click.option("--from-beginning", is_flag=True, help="Start at the first record (default: only new records).")
 @click.option("--offset", type=click.IntRange(min=0), help="Start at this offset. Needs --partition.")
 @click.option(
+    "--tail", "--last", type=click.IntRange(min=0), metavar="N",
+    help="Start N offsets before the end of each partition.",
+)  # fmt: skip
+@click.option(
+    "--since", "since_ms", type=TimeType(), metavar="TIME",
+    help="Start at the first record of this time or later: 1h (an hour ago), 2026-11-28T10:00, "
+    "or ms since 1970.",
+)  # fmt: skip
+@click.option(
+    "--until", "until_ms", type=TimeType(), metavar="TIME",
+    help="Stop before the first record of this time or later, and in any case at the end offsets as of "
+    "startup.",
+)  # fmt: skip
+@click.option("-e", "--until-end", is_flag=True, help="Stop at the end offsets as of startup.")
+@click.option(
     "-p", "--partition", type=click.IntRange(min=0), help="Read only this partition (default: all)."
+)
+@click.option(
+    "--regex",
+    is_flag=True,
+    help="Read all topics whose whole name matches a TOPIC, a regular expression (RE2).",
 )
 @click.option("-g", "--group", help="Join this consumer group, and start at its committed offsets.")
 @click.option("-n", "--max-messages", type=click.IntRange(min=1), help="Stop after this many records.")
 @click.option("--timeout-ms", type=click.IntRange(min=1), help="Stop after this time without a record.")
-@click.option("--until-end", is_flag=True, help="Stop at the end offsets as of startup.")
 @click.option(
     "--isolation-level",
     type=click.Choice(["read_committed", "read_uncommitted"]),
     help="read_uncommitted also prints records of open and aborted transactions.  [default: read_committed]",
 )
+@click.option("--key", help="Only records with this key.")
 @click.option(
-    "-o",
-    "--output",
-    type=click.Choice(_FORMATS),
-    default="value",
-    show_default=True,
-    help="value prints only the values, one per line. wide adds key, time and headers to the table.",
-)
+    "--header", "headers", multiple=True, metavar="NAME[=VALUE]",
+    help="Only records with this header. Repeatable: all must match.",
+)  # fmt: skip
+@click.option(
+    "--json-field", "fields", multiple=True, metavar="FIELD=VALUE",
+    help="Only records whose value is JSON with this field, for example user.country=NL. Repeatable.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", type=click.Choice(_FORMATS),
+    help="value prints only the values, one per line. wide adds key, time and headers to the table.  "
+    "[default: value]",
+)  # fmt: skip
+@click.option(
+    "-f", "--format", "record_format", metavar="FORMAT",
+    help=r"Print each record by a format: %t topic, %p partition, %o offset, %k key, %s value, %h headers, "
+    r"%T timestamp in ms, %K and %S lengths of key and value, \n, \t, \xHH, %%.",
+)  # fmt: skip
+@click.option(
+    "--to-parquet", "parquet", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="Write the records into this Parquet file. It is replaced when the command ends.",
+)  # fmt: skip
 @bootstrap_options
-def command(
-    topic: str,
-    from_beginning: bool,
-    offset: int | None,
-    partition: int | None,
-    group: str | None,
-    max_messages: int | None,
-    timeout_ms: int | None,
-    until_end: bool,
-    isolation_level: str | None,
-    output: str,
-    client_config: dict[str, Any],
-) -> None:
-    """Print the records of a topic until interrupted, or until one of the limits.
+def command(topics: tuple[str, ...], client_config: dict[str, Any], **given: Any) -> None:
+    """Print the records of topics until interrupted, or until one of the limits.
 
     \b
     Examples:
       oncelog consume flights --from-beginning --max-messages 10
       oncelog consume flights -p 0 --offset 42 -o jsonl --until-end
+      oncelog consume flights --tail 10 -e -f '%t/%p@%o %k %h: %s\\n'
+      oncelog consume 'flights.*' --regex --since 1h --json-field origin=EWR
+      oncelog consume flights --from-beginning --until-end --to-parquet flights.parquet
       oncelog consume flights --group dashboards --from-beginning
     With --group, --from-beginning applies to partitions for which the group has no committed offset.
     Exit code 4: --timeout-ms passed before --max-messages records arrived.
     """
-    if offset is not None and partition is None:
-        raise click.UsageError("--offset needs --partition")
-    if offset is not None and from_beginning:
-        raise click.UsageError("--offset and --from-beginning exclude each other")
-    if group is not None and (offset is not None or partition is not None or until_end):
-        raise click.UsageError(
-            "--group assigns partitions and offsets: leave out --partition, --offset and --until-end"
-        )
-    limits = _Limits(max_messages, timeout_ms, until_end)
-    with _consumer(client_config, isolation_level, group, from_beginning) as consumer:
-        if group is not None:
-            consumer.subscribe([topic])
+    options = _Options(**given)
+    _check(options, topics)
+    try:
+        record_filter = parse_filter(options.key, options.headers, options.fields)
+        parts = None if options.record_format is None else parse_format(options.record_format)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    counts = _Counts()
+    with _consumer(client_config, options) as consumer:
+        ends = _start(consumer, client_config, topics, options)
+        polls = _records(consumer, options, ends, record_filter, counts)
+        if options.parquet is not None:
+            _save(polls, options.parquet)
+            if options.group is not None:
+                consumer.commit()
         else:
-            _place(consumer, topic, partition, offset, from_beginning)
-        count = _print(_records(consumer, limits), output)
-    click.echo(f"{count} records", err=True)
-    if max_messages is not None and count < max_messages and not until_end:
+            _print(polls, options.output or "value", parts)
+    of_read = f" of {counts.read}" if record_filter else ""
+    click.echo(f"{counts.matched}{of_read} records", err=True)
+    if options.max_messages is not None and counts.matched < options.max_messages and not options.has_end:
         from oncelog.cli.main import EXIT_TIMEOUT
 
         sys.exit(EXIT_TIMEOUT)
 
 
-def _consumer(
-    client_config: dict[str, Any], isolation_level: str | None, group: str | None, from_beginning: bool
-) -> Any:
+def _check(options: _Options, topics: Sequence[str]) -> None:
+    """Raise click.UsageError for options that exclude each other."""
+    if options.offset is not None and (options.partition is None or len(topics) > 1 or options.regex):
+        raise click.UsageError("--offset needs --partition and one topic")
+    starts = {
+        "--offset": options.offset is not None,
+        "--from-beginning": options.from_beginning,
+        "--tail": options.tail is not None,
+        "--since": options.since_ms is not None,
+    }
+    chosen = [name for name, is_chosen in starts.items() if is_chosen]
+    if len(chosen) > 1:
+        raise click.UsageError(f"{' and '.join(chosen)} exclude each other")
+    if options.group is not None and (
+        options.partition is not None or options.has_end or set(chosen) - {"--from-beginning"}
+    ):
+        raise click.UsageError(
+            "--group assigns partitions and offsets: leave out --partition, --offset, --tail, --since, "
+            "--until and --until-end"
+        )
+    outputs = {"--output": options.output, "--format": options.record_format, "--to-parquet": options.parquet}
+    given = [name for name, value in outputs.items() if value is not None]
+    if len(given) > 1:
+        raise click.UsageError(f"{' and '.join(given)} exclude each other")
+
+
+def _consumer(client_config: dict[str, Any], options: _Options) -> Any:
     from oncelog.client.consumer.blocking import Consumer
     from oncelog.config import CONSUMER
 
     config = only_settings_of(CONSUMER, client_config)
-    if isolation_level:
-        config["isolation.level"] = isolation_level
-    if group is not None:
-        config["group.id"] = group
-        config.setdefault("auto.offset.reset", "earliest" if from_beginning else "latest")
+    if options.isolation_level:
+        config["isolation.level"] = options.isolation_level
+    if options.group is not None:
+        config["group.id"] = options.group
+        config.setdefault("auto.offset.reset", "earliest" if options.from_beginning else "latest")
+        if options.parquet is not None:
+            # A commit before the file is complete would lose records, for example on a full disk. Guard:
+            # test_a_group_commits_only_what_is_in_the_file.
+            config["enable.auto.commit"] = False
     return Consumer(config)
 
 
-def _place(
-    consumer: Any, topic: str, partition: int | None, offset: int | None, from_beginning: bool
-) -> None:
+def _start(
+    consumer: Any, client_config: dict[str, Any], topics: Sequence[str], options: _Options
+) -> Mapping[Any, int]:
+    """Subscribe, or assign partitions and move to where reading starts.
+
+    Return the offsets at which reading stops, without any if there is no such limit.
+    """
+    patterns = [_pattern(topic) for topic in topics] if options.regex else []
+    if options.group is not None:
+        if patterns:
+            consumer.subscribe(pattern="|".join(f"(?:{topic})" for topic in topics))
+        else:
+            consumer.subscribe(topics)
+        return {}
     from oncelog.types import TopicPartition
 
-    if partition is not None:
-        tps = [TopicPartition(topic, partition)]
+    names = _matching(client_config, patterns, topics) if patterns else list(dict.fromkeys(topics))
+    if options.partition is not None:
+        tps = [TopicPartition(name, options.partition) for name in names]
     else:
-        tps = [TopicPartition(topic, part.partition) for part in consumer.partitions_for(topic)]
+        tps = [
+            TopicPartition(name, part.partition) for name in names for part in consumer.partitions_for(name)
+        ]
     consumer.assign(tps)
-    if offset is not None:
-        consumer.seek(tps[0], offset)
-    elif from_beginning:
+    ends = _ends(consumer, tps, options)
+    _place(consumer, tps, options, ends)
+    return ends if options.has_end else {}
+
+
+def _pattern(text: str) -> Any:
+    """Return a compiled RE2 pattern. Raises click.UsageError."""
+    import re2
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        return re2.compile(text, options)
+    # ValueError: text that is not UTF-8.
+    except (re2.error, ValueError) as error:
+        reason = error.args[0] if error.args else error
+        reason = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
+        raise click.UsageError(f"{text!r} is not a regular expression of RE2: {reason}") from None
+
+
+def _matching(client_config: dict[str, Any], patterns: Sequence[Any], texts: Sequence[str]) -> list[str]:
+    """Return the names of all topics that match a pattern. Raises click.ClickException if there is none."""
+    from oncelog.config import ADMIN
+
+    # -X may have settings that only a consumer knows. The consumer has checked them by now.
+    with new_admin({key: value for key, value in client_config.items() if ADMIN.get(key)}) as admin:
+        names = [topic.name for topic in admin.list_topics()]
+    matching = [name for name in names if any(pattern.fullmatch(name) for pattern in patterns)]
+    if not matching:
+        raise click.ClickException(f"no topic matches {' or '.join(map(repr, texts))}")
+    return matching
+
+
+def _ends(consumer: Any, tps: Sequence[Any], options: _Options) -> Mapping[Any, int]:
+    """Return the end offset of each partition that --until, --until-end or --tail refers to."""
+    if not options.has_end and options.tail is None:
+        return {}
+    ends: dict[Any, int] = consumer.end_offsets(tps)
+    if options.until_ms is None:
+        return ends
+    found = consumer.offsets_for_times(dict.fromkeys(tps, options.until_ms))
+    return {tp: end if found[tp] is None else min(end, found[tp].offset) for tp, end in ends.items()}
+
+
+def _place(consumer: Any, tps: Sequence[Any], options: _Options, ends: Mapping[Any, int]) -> None:
+    if options.offset is not None:
+        consumer.seek(tps[0], options.offset)
+    elif options.from_beginning:
         consumer.seek_to_beginning()
+    elif options.tail is not None:
+        for tp, start in consumer.beginning_offsets(tps).items():
+            consumer.seek(tp, max(start, ends[tp] - options.tail))
+    elif options.since_ms is not None:
+        found = consumer.offsets_for_times(dict.fromkeys(tps, options.since_ms))
+        # A partition without such a record is read from its end on.
+        at_end = consumer.end_offsets([tp for tp in tps if found[tp] is None])
+        for tp in tps:
+            consumer.seek(tp, at_end[tp] if found[tp] is None else found[tp].offset)
 
 
-def _records(consumer: Any, limits: _Limits) -> Iterator[list[Any]]:
-    """Yield the records of each poll until a limit is reached."""
-    ends = consumer.end_offsets(consumer.assignment()) if limits.until_end else {}
-    count = 0
+def _records(
+    consumer: Any, options: _Options, ends: Mapping[Any, int], record_filter: RecordFilter, counts: _Counts
+) -> Iterator[list[Any]]:
+    """Yield the matching records of each poll until a limit is reached."""
+    max_messages, timeout_ms = options.max_messages, options.timeout_ms
     quiet_seconds = 0.0
-    while limits.max_messages is None or count < limits.max_messages:
+    while max_messages is None or counts.matched < max_messages:
         if ends and all(consumer.position(tp) >= end for tp, end in ends.items()):
             return
         wait = _POLL_SECONDS
-        if limits.timeout_ms is not None:
-            wait = min(wait, limits.timeout_ms / 1000 - quiet_seconds)
-        room = None if limits.max_messages is None else limits.max_messages - count
+        if timeout_ms is not None:
+            wait = min(wait, timeout_ms / 1000 - quiet_seconds)
+        room = None if max_messages is None else max_messages - counts.matched
         rows = consumer.poll(wait, max_records=room)
         rows = [row for row in rows if not ends or row.offset < ends[row.topic, row.partition]]
         quiet_seconds = 0.0 if rows else quiet_seconds + wait
-        if limits.timeout_ms is not None and quiet_seconds >= limits.timeout_ms / 1000:
+        if timeout_ms is not None and quiet_seconds >= timeout_ms / 1000:
             return
-        count += len(rows)
-        yield rows
+        matching = [row for row in rows if record_filter.matches(row)] if record_filter else rows
+        counts.read += len(rows)
+        counts.matched += len(matching)
+        yield matching
 
 
-def _print(polls: Iterator[list[Any]], output: str) -> int:
-    """Print records as they arrive; return their number.
+def _save(polls: Iterator[list[Any]], path: Path) -> None:
+    """Write records into a Parquet file. Ctrl-C ends it without an error, a second one leaves no file."""
+    from oncelog.cli.parquet_file import ParquetFile
 
-    Ctrl-C and a closed pipe end the output without an error.
-    """
+    with ParquetFile(path) as file, Interrupt() as interrupt:
+        for rows in interrupt.until(polls):
+            file.add(rows)
+
+
+def _print(polls: Iterator[list[Any]], output: str, parts: list[Part] | None) -> None:
+    """Print records as they arrive. Ctrl-C and a closed pipe end the output without an error."""
     count, has_head = 0, False
     try:
         try:
@@ -170,9 +340,9 @@ def _print(polls: Iterator[list[Any]], output: str) -> int:
                     has_head = True
                 # All records of a poll are one write, so that an interrupt leaves only whole,
                 # counted records.
-                text = "".join(_text_of(record, output, index) for index, record in enumerate(rows, count))
+                text = _text_of_all(rows, output, parts, count)
                 count += len(rows)
-                sys.stdout.write(text)
+                _write(text)
                 sys.stdout.flush()
         except KeyboardInterrupt:
             pass
@@ -190,14 +360,31 @@ def _print(polls: Iterator[list[Any]], output: str) -> int:
         # Python flushes standard output at exit. If it still were the closed pipe, the flush would raise
         # BrokenPipeError again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return count
+
+
+def _text_of_all(rows: Sequence[Any], output: str, parts: list[Part] | None, index: int) -> str | bytes:
+    """Return records as they are printed. `index` is the number of records before them."""
+    if parts is not None:
+        return b"".join(render(parts, record) for record in rows)
+    if output == "value":
+        return b"".join((b"-" if row.value is None else row.value) + b"\n" for row in rows)
+    return "".join(_text_of(record, output, at) for at, record in enumerate(rows, index))
+
+
+def _write(data: str | bytes) -> None:
+    """Write text, or bytes of records: as they are into a pipe, without control sequences on a terminal."""
+    if isinstance(data, str):
+        sys.stdout.write(data)
+        return
+    binary = getattr(sys.stdout, "buffer", None)
+    if sys.stdout.isatty() or binary is None:
+        text = data.decode(errors="replace")
+        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
+    else:
+        binary.write(data)
 
 
 def _text_of(record: Any, output: str, index: int) -> str:
-    if output == "value":
-        value = _plain(record.value)
-        # A pipe gets the raw value. A terminal would execute control sequences in the value.
-        return (printable(value) if sys.stdout.isatty() else value) + "\n"
     row = record_row(record)
     if output == "json":
         return ("[\n  " if index == 0 else ",\n  ") + json.dumps(row)

@@ -7,16 +7,16 @@ import base64
 import binascii
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import click
 
 from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
+from oncelog.cli.interrupt import Interrupt
 from oncelog.errors import DisconnectedError, MessageTooLarge, OncelogError, TimedOut, UnknownTopicOrPartition
 from oncelog.settings import Settings
 from oncelog.types import Header, RecordMetadata, TopicPartition
@@ -130,46 +130,6 @@ class _Tally:
         ]
 
 
-class _Interrupt:
-    """The handler of Ctrl-C.
-
-    The first Ctrl-C ends the input, but never interrupts a send. The second one ends the command.
-    """
-
-    def __init__(self) -> None:
-        self.is_set = self._is_reading = False
-        self._before: Any = None
-
-    def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGINT, self._on_signal)
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        was_set, self.is_set = self.is_set, True
-        if was_set or self._is_reading:
-            self._is_reading = False
-            raise KeyboardInterrupt
-
-    def until(self, items: Iterable[Arguments]) -> Iterator[Arguments]:
-        """Yield the items until Ctrl-C."""
-        iterator = iter(items)
-        while True:
-            try:
-                self._is_reading = True
-                if self.is_set:
-                    return
-                item = next(iterator)
-                self._is_reading = False
-            except (StopIteration, KeyboardInterrupt):
-                return
-            finally:
-                self._is_reading = False
-            yield item
-
-
 def _send_all(
     client_config: dict[str, Any],
     topic: str,
@@ -192,7 +152,7 @@ def _send_all(
     producer = Producer(config)
     stopped: Exception | None = None
     try:
-        with _Interrupt() as interrupt, _progress(tally) as show:
+        with Interrupt() as interrupt, _progress(tally) as show:
             try:
                 for record in interrupt.until(records):
                     if partition is not None:

@@ -1,0 +1,50 @@
+"""Ctrl-C in commands that read a stream of items."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Iterator
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+
+class Interrupt:
+    """The handler of Ctrl-C.
+
+    The first Ctrl-C ends the input, but never interrupts what is done with an item. The second one ends the
+    command.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = self._is_reading = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        was_set, self.is_set = self.is_set, True
+        if was_set or self._is_reading:
+            self._is_reading = False
+            raise KeyboardInterrupt
+
+    def until(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield the items until Ctrl-C."""
+        iterator = iter(items)
+        while True:
+            try:
+                self._is_reading = True
+                if self.is_set:
+                    return
+                item = next(iterator)
+                self._is_reading = False
+            except (StopIteration, KeyboardInterrupt):
+                return
+            finally:
+                self._is_reading = False
+            yield item

@@ -1,0 +1,90 @@
+"""Writes records into a Parquet file, in chunks. The file appears under its name only when it is complete."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from oncelog.types import Record
+
+CHUNK_RECORDS = 50_000
+CHUNK_BYTES = 32 << 20
+"""A row group is written when that many records or bytes are waiting for it."""
+
+SCHEMA = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("ms", tz="UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+    ]
+)
+
+
+class ParquetFile:
+    """A Parquet file that is being written. It replaces `path` when the block ends without an error."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+        self._rows: list[Record] = []
+        self._bytes = 0
+        self._file: Any = None
+        self._writer: Any = None
+
+    def __enter__(self) -> Self:
+        self._file = self._temporary.open("wb")
+        self._writer = pq.ParquetWriter(self._file, SCHEMA, compression="zstd")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._write_chunk()
+            self._writer.close()
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            if kind is None:
+                os.replace(self._temporary, self._path)
+        finally:
+            self._writer.is_open = False  # otherwise its finalizer would write again, after a full disk
+            self._file.close()
+            self._temporary.unlink(missing_ok=True)
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Add records. Full chunks are written."""
+        for record in records:
+            self._rows.append(record)
+            self._bytes += len(record.key or b"") + len(record.value or b"")
+            if len(self._rows) >= CHUNK_RECORDS or self._bytes >= CHUNK_BYTES:
+                self._write_chunk()
+
+    def _write_chunk(self) -> None:
+        rows, self._rows, self._bytes = self._rows, [], 0
+        if rows:
+            self._writer.write_table(_table(rows))
+
+
+def _table(rows: Sequence[Record]) -> Any:
+    columns = {
+        "topic": [row.topic for row in rows],
+        "partition": [row.partition for row in rows],
+        "offset": [row.offset for row in rows],
+        "timestamp": [row.timestamp_ms for row in rows],
+        "key": [row.key for row in rows],
+        "value": [row.value for row in rows],
+        "headers": [[{"key": name, "value": data} for name, data in row.headers] for row in rows],
+    }
+    return pa.table({field.name: pa.array(columns[field.name], field.type) for field in SCHEMA}, SCHEMA)
