@@ -179,6 +179,11 @@ def test_a_header_without_a_name_is_refused(text: str) -> None:
         parse_header(text)
 
 
+def test_a_name_of_a_header_that_is_not_utf_8_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be UTF-8"):
+        parse_header("a\udcff=v")
+
+
 @pytest.mark.parametrize("text", ["", "a", "=v", "a..b=v", ".a=v"])
 def test_a_field_without_path_or_value_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected FIELD=VALUE"):

@@ -16,7 +16,8 @@ import pytest
 from support.cli import Outcome, oncelog
 
 from oncelog import Admin, Broker, Consumer, NewTopic, Record, TopicPartition
-from oncelog.cli.produce import parse_json
+from oncelog.cli.produce import _by_delimiter, parse_json
+from oncelog.cli.record_format import unescape
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +136,68 @@ def test_a_separator_may_be_a_byte_that_is_no_text(broker: Broker, topic: str) -
     assert (record.key, record.value) == (b"a", b"b")
 
 
+def test_options_give_all_records_a_key_headers_and_a_timestamp(broker: Broker, topic: str) -> None:
+    options = ["--key", "k", "-H", "a=1", "-H", "b", "-H", "a=\udcff", "--timestamp", "1700000000000"]
+    assert produce(broker, topic, *options, "-p", "0", stdin=b"one\ntwo\n").code == 0
+    first, second = read(broker, topic)
+    assert (first.value, second.value) == (b"one", b"two")
+    assert first[3:4] + first[5:6] + first[7:] == (
+        1_700_000_000_000,
+        b"k",
+        (("a", b"1"), ("b", None), ("a", b"\xff")),
+    )
+    assert first.headers == second.headers and first.key == second.key
+
+
+def test_headers_are_added_to_those_of_json_lines(broker: Broker, topic: str) -> None:
+    assert (
+        produce(broker, topic, "--jsonl", "-H", "b=2", stdin=b'{"value": 1, "headers": {"a": "1"}}').code == 0
+    )
+    (record,) = read(broker, topic)
+    assert record.headers == (("a", b"1"), ("b", b"2"))
+
+
+def test_an_empty_value_is_sent_as_null_on_request(broker: Broker, topic: str) -> None:
+    assert produce(broker, topic, "-p", "0", "-k", "=", "-Z", stdin=b"a=1\nb=\n").code == 0
+    assert produce(broker, topic, "-p", "0", "--key", "c", "--tombstone", stdin=b"\n").code == 0
+    assert produce(broker, topic, "-p", "0", "--key", "d", stdin=b"\n").code == 0
+    assert [(record.key, record.value) for record in read(broker, topic)] == [
+        (b"a", b"1"), (b"b", None), (b"c", None), (b"d", b""),
+    ]  # fmt: skip
+
+
+class SlowPipe(io.BytesIO):
+    """A pipe that gives one byte at a time."""
+
+    def read1(self, size: int | None = -1) -> bytes:
+        return self.read(1)
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "text", "values"),
+    [
+        (";", b"a;b\n;;c", [b"a", b"b\n", b"", b"c"]),
+        (r"\0", b"a\0b\0", [b"a", b"b"]),
+        ("<>", b"a<<>b>", [b"a<", b"b>"]),
+        (r"\xff", b"\xff", [b""]),
+    ],
+)
+def test_records_end_at_the_delimiter(delimiter: str, text: bytes, values: list[bytes]) -> None:
+    # A delimiter may be cut in two by the chunks in which a pipe is read.
+    for file in (io.BytesIO(text), SlowPipe(text)):
+        assert list(_by_delimiter(file, unescape(delimiter))) == values
+
+
+def test_a_file_is_cut_at_the_delimiter_and_compressed(broker: Broker, topic: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"a;b\n;c")
+    file = str(tmp_path / "file")
+    assert produce(broker, topic, file, "-D", ";", "-p", "0", "-z", "gzip").code == 0
+    assert [record.value for record in read(broker, topic)] == [b"a", b"b\n", b"c"]
+    with Consumer({"bootstrap.servers": broker.bootstrap_servers}) as consumer:
+        (batch,) = consumer.fetch_batches(TopicPartition(topic, 0), 0, 3)
+    assert batch[22] & 7 == 1, "the codec in the attributes of the batch"
+
+
 def test_a_line_without_the_separator_is_an_error(broker: Broker, topic: str) -> None:
     got = produce(broker, topic, "-k", "=", stdin=b"a=1\nb\n")
     assert got.code == 1 and "no '=' between key and value" in got.err
@@ -156,6 +219,14 @@ def test_wrong_usage_and_unknown_topics_are_errors_of_produce(
 ) -> None:
     assert produce(broker, topic, "--jsonl", "-k", ",").code == 2
     assert produce(broker, topic, "-k", "").code == 2
+    assert produce(broker, topic, "-D", "").code == 2
+    assert produce(broker, topic, "-D", r"\q").code == 2
+    assert produce(broker, topic, "--key", "a", "-k", ",").code == 2
+    assert produce(broker, topic, "-H", "=x").code == 2
+    assert produce(broker, topic, "-z", "brotli").code == 2
+    assert produce(broker, topic, "--timestamp", "soon").code == 2
+    for option in (["--key", "a"], ["-Z"], ["--timestamp", "1h"]):
+        assert produce(broker, topic, "--jsonl", *option).code == 2
     assert produce(broker, topic, "-X", "acks=0", "-X", "enable.idempotence=true").code == 2
     assert produce(broker, topic, "-p", "2", stdin=b"x").code == 2
     missing = produce(broker, topic, str(tmp_path / "missing"))

@@ -17,11 +17,15 @@ import click
 
 from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
 from oncelog.cli.interrupt import Interrupt
+from oncelog.cli.record_filter import parse_header
+from oncelog.cli.record_format import unescape
+from oncelog.cli.times import TimeType
 from oncelog.errors import DisconnectedError, MessageTooLarge, OncelogError, TimedOut, UnknownTopicOrPartition
 from oncelog.settings import Settings
 from oncelog.types import Header, RecordMetadata, TopicPartition
 
 _PROGRESS_EVERY = 1000
+_CHUNK_BYTES = 65_536
 _FIELDS = {"topic", "offset", "partition", "timestamp", "timestamp_ms", "headers"} | {
     "key", "key_base64", "value", "value_base64",
 }  # fmt: skip
@@ -30,26 +34,61 @@ Arguments = dict[str, Any]
 """Keyword arguments of Producer.send."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """The options that say how records are made of the input."""
+
+    jsonl: bool
+    key_separator: str | None
+    delimiter: str | None
+    key: str | None
+    headers: tuple[str, ...]
+    null_value: bool
+    timestamp_ms: int | None
+
+
 @click.command("produce")
 @click.argument("topic")
 @click.argument("files", nargs=-1, type=click.File("rb", lazy=True))
 @click.option("-k", "--key-separator", metavar="SEP", help=r"Read each line as KEY SEP VALUE; \t is a tab.")
 @click.option(
+    "-D", "--delimiter", metavar="DELIM",
+    help=r"End records with this text instead of a line end; \n, \t, \r, \0 and \xHH are escapes.",
+)  # fmt: skip
+@click.option(
     "--jsonl", is_flag=True, help="Read each line as a JSON object, as `consume -o jsonl` prints it."
 )
+@click.option("--key", help="The key of all records.")
+@click.option(
+    "-H", "--header", "headers", multiple=True, metavar="NAME[=VALUE]",
+    help="A header of all records; its value is null without `=`. Repeatable.",
+)  # fmt: skip
+@click.option(
+    "-Z", "--null-value", "--tombstone", "null_value", is_flag=True,
+    help="Send an empty value as null, which deletes the key from a compacted topic.",
+)  # fmt: skip
+@click.option(
+    "--timestamp", "timestamp_ms", type=TimeType(), metavar="TIME",
+    help="The timestamp of all records: 1h (an hour ago), 2026-11-28T10:00, or ms since 1970.  "
+    "[default: now]",
+)  # fmt: skip
 @click.option(
     "-p", "--partition", type=click.IntRange(min=0), help="Send to this partition (default: by key)."
 )
+@click.option(
+    "-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
+    help="The codec, as -X compression.type.",
+)  # fmt: skip
 @output_option
 @bootstrap_options
 def command(
     topic: str,
     files: tuple[IO[bytes], ...],
-    key_separator: str | None,
-    jsonl: bool,
     partition: int | None,
+    compression: str | None,
     output: str,
     client_config: dict[str, Any],
+    **given: Any,
 ) -> None:
     """Send each line of FILES or of standard input as a record, and print the offsets at the end.
 
@@ -57,19 +96,20 @@ def command(
     Examples:
       oncelog produce flights flights.csv
       printf 'a=1\\nb=2\\n' | oncelog produce numbers --key-separator =
+      echo | oncelog produce users --key u17 --null-value
+      oncelog produce logs big.log -z zstd -H source=web1 --timestamp 2026-11-28T10:00
       oncelog consume old --until-end --from-beginning -o jsonl | oncelog produce new --jsonl
     With --jsonl an object has the field value, and optionally key, headers (an object, or a list of objects
     with key and value), partition and timestamp (ms). key_base64 and value_base64 replace key and value for
     bytes that are not text. topic and offset are ignored.
     Ctrl-C sends the records read so far; a second Ctrl-C ends at once. Exit code 1: a record failed.
     """
-    if jsonl and key_separator is not None:
-        raise click.UsageError("--jsonl and --key-separator exclude each other")
-    if key_separator == "":
-        raise click.UsageError("--key-separator must not be empty")
-    parse = _parser(jsonl, key_separator)
+    source = _Input(**given)
+    parse, delimiter = _parser(source), _delimiter(source.delimiter)
+    if compression is not None:
+        client_config["compression.type"] = compression
     tally = _Tally()
-    stopped = _send_all(client_config, topic, partition, _parsed(_lines(files), parse), tally)
+    stopped = _send_all(client_config, topic, partition, _parsed(_lines(files, delimiter), parse), tally)
     emit(tally.rows(), output, columns=["topic", "partition", "first_offset", "last_offset", "records"])
     if tally.failed:
         error = tally.first_error
@@ -232,17 +272,52 @@ class _Status(AbstractContextManager[Callable[[], object]]):
         self._status.stop()
 
 
-def _lines(files: tuple[IO[bytes], ...]) -> Iterator[tuple[str, bytes]]:
+def _delimiter(text: str | None) -> bytes | None:
+    """Return the bytes that end a record; None for a line end. Raises click.UsageError."""
+    if text is None:
+        return None
+    try:
+        delimiter = unescape(text)
+    except ValueError as error:
+        raise click.UsageError(f"--delimiter: {error}") from None
+    if not delimiter:
+        raise click.UsageError("--delimiter must not be empty")
+    return delimiter
+
+
+def _lines(files: tuple[IO[bytes], ...], delimiter: bytes | None) -> Iterator[tuple[str, bytes]]:
     """Yield (file name and line number, line without its end). A closed standard input has no lines."""
     if not files and sys.stdin is None:
         return
     for file in files or (sys.stdin.buffer,):
         name = getattr(file, "name", "standard input")
+        lines = _by_line(file) if delimiter is None else _by_delimiter(file, delimiter)
         try:
-            for number, line in enumerate(file, 1):
-                yield f"{name}:{number}", line.removesuffix(b"\n").removesuffix(b"\r")
+            for number, line in enumerate(lines, 1):
+                yield f"{name}:{number}", line
         except OSError as error:
             raise click.ClickException(f"cannot read {name}: {error.strerror or error}") from error
+
+
+def _by_line(file: Any) -> Iterator[bytes]:
+    for line in file:
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _by_delimiter(file: Any, delimiter: bytes) -> Iterator[bytes]:
+    """Yield the parts of a file between delimiters. There is no empty part at the end of the file."""
+    pending, searched = bytearray(), 0
+    # Not `read`: it waits for a full chunk, and a terminal or pipe may have a record now.
+    while chunk := file.read1(_CHUNK_BYTES):
+        pending += chunk
+        start = 0
+        while (end := pending.find(delimiter, max(start, searched))) >= 0:
+            yield bytes(pending[start:end])
+            start = end + len(delimiter)
+        del pending[:start]
+        searched = max(len(pending) - len(delimiter) + 1, 0)
+    if pending:
+        yield bytes(pending)
 
 
 def _parsed(lines: Iterable[tuple[str, bytes]], parse: Callable[[bytes], Arguments]) -> Iterator[Arguments]:
@@ -254,9 +329,45 @@ def _parsed(lines: Iterable[tuple[str, bytes]], parse: Callable[[bytes], Argumen
             raise click.ClickException(f"{where}: {error}") from error
 
 
-def _parser(jsonl: bool, key_separator: str | None) -> Callable[[bytes], Arguments]:
-    if jsonl:
-        return parse_json
+def _parser(source: _Input) -> Callable[[bytes], Arguments]:
+    """Return the function that makes a record of a line. Raises click.UsageError."""
+    if source.jsonl and (
+        source.key_separator is not None
+        or source.key is not None
+        or source.null_value
+        or source.timestamp_ms is not None
+    ):
+        raise click.UsageError(
+            "--jsonl excludes --key-separator, --key, --null-value and --timestamp: "
+            "an object has them as fields"
+        )
+    if source.key is not None and source.key_separator is not None:
+        raise click.UsageError("--key and --key-separator exclude each other")
+    if source.key_separator == "":
+        raise click.UsageError("--key-separator must not be empty")
+    try:
+        headers = [parse_header(text) for text in source.headers]
+    except ValueError as error:
+        raise click.UsageError(f"--header: {error}") from None
+    parse = parse_json if source.jsonl else _line_parser(source.key_separator)
+    key = None if source.key is None else os.fsencode(source.key)
+
+    def parse_line(line: bytes) -> Arguments:
+        record = parse(line)
+        if key is not None:
+            record["key"] = key
+        if source.null_value and not record["value"]:
+            record["value"] = None
+        if headers:
+            record["headers"] = [*record.get("headers", ()), *headers]
+        if source.timestamp_ms is not None:
+            record["timestamp_ms"] = source.timestamp_ms
+        return record
+
+    return parse_line
+
+
+def _line_parser(key_separator: str | None) -> Callable[[bytes], Arguments]:
     if key_separator is None:
         return lambda line: {"value": line}
     # The separator may be bytes that are not UTF-8, for example $'\xff'.

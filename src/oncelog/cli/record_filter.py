@@ -78,6 +78,10 @@ def parse_header(text: str) -> tuple[str, bytes | None]:
     name, separator, value = text.partition("=")
     if not name:
         raise ValueError(f"{text!r}: expected NAME=VALUE or NAME")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{text!r}: the name of a header must be UTF-8") from None
     return name, os.fsencode(value) if separator else None
 
 
