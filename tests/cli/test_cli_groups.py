@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +182,100 @@ def test_offsets_are_reset(ours: str, way: tuple[str, ...], wanted: list[int]) -
     assert [row["offset"] for row in rows("describe", group, servers=ours)] == wanted
 
 
+def held(servers: str, group: str) -> dict[TopicPartition, int]:
+    with Admin({"bootstrap.servers": servers}) as admin:
+        return {tp: found.offset for tp, found in sorted(admin.group_offsets(group).items())}
+
+
+def test_single_partitions_are_reset_by_a_duration(servers: str) -> None:
+    group, topic = f"single-{os.getpid()}-{next(_numbers)}", filled(servers)
+    zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    with producer_of(servers) as producer:
+        producer.send(topic, b"new", partition=1)
+    reset = ["reset-offsets", group, "--yes"]
+    rows(*reset, "--topic", topic, "--to-latest", servers=servers)
+    assert held(servers, group) == {zero: 5, one: 6}
+    rows(*reset, "--topic", f"{topic}:1", "--by-duration", "PT1H", servers=servers)
+    assert held(servers, group) == {zero: 5, one: 5}, "the record of the last hour is read again"
+    rows(*reset, "--topic", f"{topic}:0,1", "--shift-by", "-1", servers=servers)
+    assert held(servers, group) == {zero: 4, one: 4}
+    rows(*reset, "--all-topics", "--to-earliest", servers=servers)
+    assert held(servers, group) == {zero: 0, one: 0}
+
+
+def test_a_plan_is_exported_and_imported(servers: str, tmp_path: Path) -> None:
+    group, topic = f"plan-{os.getpid()}-{next(_numbers)}", filled(servers)
+    zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    reset = ["groups", "reset-offsets", group]
+    assert oncelog(*reset, "--topic", topic, "--to-offset", "3", "--yes", servers=servers).code == 0
+    exported = oncelog(*reset, "--all-topics", "--to-current", "--export", servers=servers)
+    assert exported.out == f"{topic},0,3\n{topic},1,3\n" and "nothing is changed" in exported.err
+    path = tmp_path / "plan.csv"
+    path.write_text(f"{topic},1,99\n{group},{topic},0,1\nother,{topic},5,1\n")
+    imported = oncelog(*reset, "--from-file", str(path), "--yes", "--export", servers=servers)
+    assert imported.out == f"{topic},0,1\n{topic},1,5\n", "offsets beyond the end are the end"
+    assert held(servers, group) == {zero: 1, one: 5}
+    for text in (b"x,y\n", b"\xff"):
+        path.write_bytes(text)
+        wrong = oncelog(*reset, "--from-file", str(path), servers=servers)
+        assert wrong.code == 1 and str(path) in wrong.err
+
+
+def test_kafka_consumer_groups_reads_and_writes_the_same_plans(
+    ours: str, kafka_class_path: str, tmp_path: Path
+) -> None:
+    group, topic = f"tool-{next(_numbers)}", filled(ours)
+    path = tmp_path / "plan.csv"
+    reset = ["groups", "reset-offsets", group, "--topic", topic, "--to-offset", "2", "--export"]
+    path.write_text(oncelog(*reset, servers=ours).out)
+    theirs = ["--bootstrap-server", ours, "--reset-offsets", "--group", group]
+    run_tool(TOOL, *theirs, "--from-file", str(path), "--execute")
+    assert list(held(ours, group).values()) == [2, 2]
+    told = run_tool(TOOL, *theirs, "--all-topics", "--shift-by", "1", "--export", "--dry-run")
+    plan = [line for line in told.splitlines() if topic in line]
+    path.write_text("\n".join(plan))
+    reset = ["groups", "reset-offsets", group, "--from-file", str(path), "--yes"]
+    assert oncelog(*reset, servers=ours).code == 0
+    assert list(held(ours, group).values()) == [3, 3]
+
+
+def test_all_groups_are_described_with_totals(servers: str) -> None:
+    topic = filled(servers)
+    one, two = stuck_group(servers, topic, 1), stuck_group(servers, topic, 5)
+    told = [row for row in rows("describe", "--all", servers=servers) if row["group"] in (one, two)]
+    assert [(row["group"], row["partition"], row["lag"]) for row in told] == sorted(
+        [(one, 0, 4), (two, 0, 0)]
+    )
+    totals = {row["group"]: row for row in rows("describe", one, two, "--totals", servers=servers)}
+    assert {group: row["lag"] for group, row in totals.items()} == {one: 4, two: 0}
+    assert totals[one] == {
+        "group": one, "state": "Empty", "members": 0, "partitions": 1, "lag": 4, "held_back": 0
+    }  # fmt: skip
+    for wrong in ([], [one, "--all"], [one, "--members", "--totals"]):
+        assert oncelog("groups", "describe", *wrong, servers=servers).code == 2
+
+
+def test_offsets_of_a_group_are_deleted_only_with_yes(servers: str) -> None:
+    group, topic = f"forget-{os.getpid()}-{next(_numbers)}", filled(servers)
+    rows("reset-offsets", group, "--topic", topic, "--to-offset", "2", "--yes", servers=servers)
+    dry = oncelog("groups", "delete-offsets", group, f"{topic}:1", servers=servers)
+    assert dry.code == 0 and "nothing is deleted; repeat with --yes" in dry.err
+    assert len(held(servers, group)) == 2
+    rows("delete-offsets", group, f"{topic}:1", "--yes", servers=servers)
+    assert held(servers, group) == {TopicPartition(topic, 0): 2}
+    again = oncelog("groups", "delete-offsets", group, f"{topic}:1", "--yes", servers=servers)
+    assert again.code == 1 and f"has no committed offset of {topic}:1" in again.err
+
+
+def test_offsets_of_a_topic_that_is_read_are_not_deleted(ours: str) -> None:
+    group, topic = f"reads-{next(_numbers)}", filled(ours)
+    with reader(ours, group) as consumer:
+        read_and_commit(consumer, topic, 10)
+        busy = oncelog("groups", "delete-offsets", group, topic, "--yes", servers=ours)
+    assert busy.code == 1 and "GROUP_SUBSCRIBED_TO_TOPIC" in busy.err
+    assert len(held(ours, group)) == 2
+
+
 def test_offsets_of_a_new_group_are_reset_on_apache_kafka(apache_kafka: ApacheKafka) -> None:
     servers = apache_kafka.bootstrap_servers
     group, topic = f"reset-{os.getpid()}-{next(_numbers)}", filled(servers)
@@ -198,6 +293,9 @@ def test_offsets_of_a_new_group_are_reset_on_apache_kafka(apache_kafka: ApacheKa
         (("--to-offset", "0", "--to-latest"), "use exactly one of"),
         (("--to-datetime", "yesterday"), "yesterday"),
         (("--to-offset", "-1"), "-1"),
+        (("--by-duration", "an hour"), "'an hour' is not a duration"),
+        (("--to-latest", "--all-topics"), "use exactly one of --topic, --all-topics and --from-file"),
+        (("--from-file", __file__), "use exactly one of --topic, --all-topics and --from-file"),
     ],
 )
 def test_wrong_options_of_reset_offsets_are_usage_errors(

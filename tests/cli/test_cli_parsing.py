@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from oncelog.cli.partitions import format_plan, parse_partitions, parse_plan
 from oncelog.cli.record_filter import parse_filter, parse_header, parse_json_field
 from oncelog.cli.record_format import parse_format, render, unescape
 from oncelog.cli.times import parse_duration, parse_time
-from oncelog.types import Record, TimestampType
+from oncelog.types import Record, TimestampType, TopicPartition
 
 NOW_MS = 1_800_000_000_000
 
@@ -188,3 +189,61 @@ def test_a_name_of_a_header_that_is_not_utf_8_is_refused() -> None:
 def test_a_field_without_path_or_value_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected FIELD=VALUE"):
         parse_json_field(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("t", ("t", None)),
+        ("t:0", ("t", [0])),
+        ("t:2,0", ("t", [2, 0])),
+    ],
+)
+def test_partitions_are_parsed(text: str, parsed: tuple[str, list[int] | None]) -> None:
+    assert parse_partitions(text) == parsed
+
+
+@pytest.mark.parametrize(
+    "text", ["", ":0", "t:", "t:x", "t:-1", "t:0,", "t:2147483648", "t:" + "9" * 5000, "t:²"]
+)
+def test_what_are_no_partitions_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="expected TOPIC"):
+        parse_partitions(text)
+
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets"),
+    [
+        ("t,0,5\nt,1,9223372036854775807\n", {T0: 5, T1: 2**63 - 1}),
+        ("g,t,0,5\nother,t,1,6\n", {T0: 5}),
+        ('"t","0","5"\r\n\r\n', {T0: 5}),
+        ("t, 0, 5", {T0: 5}),
+    ],
+)
+def test_a_reset_plan_is_read_from_csv(text: str, offsets: dict[TopicPartition, int]) -> None:
+    assert parse_plan(text.splitlines(keepends=True), "g") == offsets
+    assert parse_plan(format_plan(offsets.items()).splitlines(), "g") == offsets
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "no offsets of group 'g'"),
+        ("other,t,0,5", "no offsets of group 'g'"),
+        ("t,0", "line 1: expected"),
+        ("t,0,5\nt,0,6", "line 2: t-0 is there twice"),
+        ("topic,partition,offset", "line 1: expected"),
+        ("t,-1,5", "line 1: expected"),
+        (",0,5", "line 1: expected"),
+        ("t,2147483648,5", "line 1: the number is too large"),
+        ("t,0,9223372036854775808", "line 1: the number is too large"),
+        ("t,0," + "9" * 5000, "line 1: expected"),
+        pytest.param("t,0," + "x" * 200_000, "line 1: field larger than", id="a field of 200,000 letters"),
+    ],
+)
+def test_a_wrong_reset_plan_is_refused_with_its_line(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_plan(text.splitlines(), "g")

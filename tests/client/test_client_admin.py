@@ -11,10 +11,12 @@ from support.client import ScriptedBroker, api_versions, metadata, scripted_brok
 
 import oncelog
 from oncelog.aio import Admin
-from oncelog.client.admin.blocking import ConfigResource, NewTopic, TopicOutcome
+from oncelog.client.admin.blocking import ConfigResource, Feature, NewTopic, TopicOutcome
 from oncelog.client.admin.core import config_text, raise_first, topic_id_text
 from oncelog.errors import (
     BrokerError,
+    GroupIdNotFound,
+    GroupSubscribedToTopic,
     InvalidTopicException,
     MisuseError,
     NotController,
@@ -30,12 +32,14 @@ from oncelog.types import TopicPartition
 from oncelog.wire.messages import (
     AlterConfigsRequest,
     AlterConfigsResponse,
+    ApiVersionsResponse,
     CreateTopicsResponse,
     DeleteTopicsResponse,
     DescribeConfigsResponse,
     DescribeProducersResponse,
     FindCoordinatorResponse,
     OffsetCommitResponse,
+    OffsetDeleteResponse,
 )
 
 T0 = TopicPartition("t", 0)
@@ -215,6 +219,60 @@ def test_default_partition_counts_need_a_broker_that_supports_them() -> None:
         assert (await admin.create_topics([NewTopic("n", 2, 1)]))["n"].num_partitions is None
 
     play(story, {19: (2, 3)})
+
+
+def test_settings_of_an_old_broker_have_a_default_but_no_type_and_meaning() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        resource, message = ConfigResource("topic", "t"), DescribeConfigsResponse
+        synonyms = [
+            message.DescribeConfigsSynonym(name="a", value="1", source=1),
+            message.DescribeConfigsSynonym(name="log.a", value="2", source=4),
+            message.DescribeConfigsSynonym(name="log.a", value="3", source=5),
+        ]
+        row = message.DescribeConfigsResourceResult(name="a", value="1", config_source=1, synonyms=synonyms)
+        broker.handlers["DescribeConfigs"] = lambda header, request: message(
+            results=[message.DescribeConfigsResult(resource_type=2, resource_name="t", configs=[row])]
+        )
+        entry = (await admin.describe_configs(resource, documented=True))[resource].entries["a"]
+        assert (entry.value, entry.default, entry.kind, entry.doc) == ("1", "3", "", "")
+
+    play(story, {32: (1, 2)})
+
+
+def test_a_feature_without_a_range_and_an_unknown_api_are_described() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        answer = api_versions()
+        answer.api_keys.append(ApiVersionsResponse.ApiVersion(api_key=9999, min_version=0, max_version=3))
+        answer.finalized_features = [
+            ApiVersionsResponse.FinalizedFeatureKey(name="f", max_version_level=2, min_version_level=1)
+        ]
+        broker.handlers["ApiVersions"] = lambda header, message: answer
+        (versions,) = await admin.describe_broker_versions()
+        assert versions.features == (Feature("f", 2, None, None),)
+        assert versions.node_id == 1 and versions.apis[9999] == (0, 3)
+
+    play(story)
+
+
+def test_each_partition_of_a_deletion_of_offsets_has_its_own_error() -> None:
+    async def story(broker: ScriptedBroker, admin: Admin) -> None:
+        part = OffsetDeleteResponse.OffsetDeleteResponsePartition
+        topic = OffsetDeleteResponse.OffsetDeleteResponseTopic(
+            name="t",
+            partitions=[part(partition_index=0), part(partition_index=1, error_code=86)],
+        )
+        broker.handlers["FindCoordinator"] = lambda header, message: coordinator_at(broker)
+        broker.handlers["OffsetDelete"] = lambda header, message: OffsetDeleteResponse(topics=[topic])
+        t1 = TopicPartition("t", 1)
+        results = await admin.delete_group_offsets("g", [T0, t1], raise_errors=False)
+        assert results[T0].error is None and isinstance(results[t1].error, GroupSubscribedToTopic)
+        with pytest.raises(GroupSubscribedToTopic, match="offset of group 'g' for t-1"):
+            await admin.delete_group_offsets("g", [T0, t1])
+        broker.handlers["OffsetDelete"] = lambda header, message: OffsetDeleteResponse(error_code=69)
+        with pytest.raises(GroupIdNotFound, match="group 'g' does not exist"):
+            await admin.delete_group_offsets("g", T0)
+
+    play(story)
 
 
 def test_altering_on_a_broker_without_incremental_changes_keeps_the_rest() -> None:

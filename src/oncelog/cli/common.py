@@ -218,6 +218,44 @@ def time_text(timestamp_ms: int | None) -> str | None:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def partition_arguments(texts: Sequence[str]) -> list[tuple[str, list[int] | None]]:
+    """Return topics with their partitions, or None for all partitions. Raises click.UsageError."""
+    from oncelog.cli.partitions import parse_partitions
+
+    try:
+        return [parse_partitions(text) for text in texts]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def existing_partitions(admin: Any, where: Sequence[tuple[str, list[int] | None]]) -> list[Any]:
+    """Return the partitions that `partition_arguments` stands for, in order.
+
+    Raises UnknownTopicOrPartition, and click.ClickException for a partition that does not exist.
+    """
+    from oncelog.types import TopicPartition
+
+    described = admin.describe_topics(list(dict.fromkeys(topic for topic, _ in where)))
+    tps = set()
+    for topic, numbers in where:
+        existing = [part.partition for part in described[topic].partitions]
+        for number in existing if numbers is None else numbers:
+            if number not in existing:
+                raise click.ClickException(f"{topic!r} has no partition {number}, but 0 to {max(existing)}")
+            tps.add(TopicPartition(topic, number))
+    return sorted(tps)
+
+
+def size_text(count: int) -> str:
+    """Return a number of bytes in a readable unit."""
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+
+
 def say(text: str, *, err: bool = False) -> None:
     """Print a line that may contain names from the cluster."""
     click.echo(printable(text), err=err)

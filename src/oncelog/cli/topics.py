@@ -10,13 +10,17 @@ from oncelog.cli.common import (
     bootstrap_options,
     cluster_text,
     emit,
+    existing_partitions,
     held_back_cells,
     new_admin,
     output_option,
     parse_properties,
+    partition_arguments,
     say,
     say_target,
+    size_text,
 )
+from oncelog.cli.times import TimeType
 
 ALIASES = {"ls": "list"}
 
@@ -28,12 +32,14 @@ class _AliasGroup(click.Group):
 
 @click.group("topics", cls=_AliasGroup)
 def command() -> None:
-    """List, describe, create, alter and delete topics.
+    """List, describe, create, alter, trim and delete topics.
 
     \b
     Examples:
       oncelog topics create flights --partitions 3 --config retention.ms=86400000
       oncelog topics describe flights -o wide
+      oncelog topics sizes
+      oncelog topics trim flights --before 7d  (prints what would be deleted)
       oncelog topics delete flights            (prints what would be deleted)
       oncelog topics delete flights --yes      (deletes it)
     """
@@ -223,3 +229,120 @@ def delete(topics: tuple[str, ...], yes: bool, client_config: dict[str, Any]) ->
         offsets = sum((row["end_offset"] or 0) - (row["start_offset"] or 0) for row in mine)
         say(f"would delete {name}: {len(mine)} partitions, {offsets} offsets")
     say(f"nothing was deleted; repeat with --yes to delete on {cluster_text(client_config)}", err=True)
+
+
+@command.command("trim")
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC[:PARTITION,...]...")
+@click.option("--to-offset", type=click.IntRange(min=0), help="Delete all records below this offset.")
+@click.option(
+    "--before", "before_ms", type=TimeType(), metavar="TIME",
+    help="Delete all records before the first record of this time or later: 7d (ago), 2026-11-28T10:00.",
+)  # fmt: skip
+@click.option("--to-end", is_flag=True, help="Delete all records.")
+@click.option(
+    "--yes", is_flag=True, help="Delete the records. Without --yes, only print what would be deleted."
+)
+@bootstrap_options
+@output_option
+def trim(
+    topics: tuple[str, ...],
+    to_offset: int | None,
+    before_ms: int | None,
+    to_end: bool,
+    yes: bool,
+    output: str,
+    client_config: dict[str, Any],
+) -> None:
+    """Delete the oldest records of topics. The topics and their offsets stay (DeleteRecords).
+
+    An offset above the end offset of a partition is taken for its end offset.
+    """
+    if [to_offset is not None, before_ms is not None, to_end].count(True) != 1:
+        raise click.UsageError("use exactly one of --to-offset, --before and --to-end")
+    where = partition_arguments(topics)
+    say_target(client_config)
+    with new_admin(client_config) as admin:
+        planned = _trim_plan(admin, where, to_offset, before_ms)
+        rows = [
+            {**tp._asdict(), "start_offset": start, "new_start_offset": new, "offsets": new - start}
+            for tp, (start, new) in planned.items()
+        ]
+        emit(rows, output, columns=["topic", "partition", "start_offset", "new_start_offset", "offsets"])
+        if yes:
+            admin.delete_records({tp: new for tp, (start, new) in planned.items() if new > start})
+    if not yes:
+        say(f"nothing was deleted; repeat with --yes to delete on {cluster_text(client_config)}", err=True)
+
+
+def _trim_plan(
+    admin: Any, where: list[tuple[str, list[int] | None]], to_offset: int | None, before_ms: int | None
+) -> dict[Any, tuple[int, int]]:
+    """Return the start offset of each partition, and the start offset that it would get."""
+    tps = existing_partitions(admin, where)
+    starts = admin.list_offsets(dict.fromkeys(tps, "earliest"))
+    ends = admin.list_offsets(dict.fromkeys(tps, "latest"))
+    found = admin.list_offsets(dict.fromkeys(tps, before_ms)) if before_ms is not None else {}
+    plan = {}
+    for tp in tps:
+        start, end = starts[tp].offset or 0, ends[tp].offset or 0
+        # Without a record of this time or later, all records are older.
+        target = found[tp].offset if tp in found else to_offset
+        plan[tp] = (start, end if target is None else max(min(target, end), start))
+    return plan
+
+
+@command.command("sizes")
+@click.argument("topics", nargs=-1, metavar="[TOPIC]...")
+@click.option("--partitions", "by_partition", is_flag=True, help="Show each replica instead of each topic.")
+@bootstrap_options
+@output_option
+def sizes(topics: tuple[str, ...], by_partition: bool, output: str, client_config: dict[str, Any]) -> None:
+    """Show how much disk space topics take, the largest first. All replicas count."""
+    from oncelog.errors import UnknownTopicOrPartition
+
+    with new_admin(client_config) as admin:
+        directories = admin.describe_log_dirs()
+    rows = [
+        {
+            "topic": log.tp.topic,
+            "partition": log.tp.partition,
+            "broker": directory.node_id,
+            "bytes": log.size_bytes,
+            "size": size_text(log.size_bytes),
+            "directory": directory.path,
+            "offset_lag": log.offset_lag,
+            "is_future": log.is_future,
+        }
+        for directory in directories
+        for log in directory.replicas
+        if not topics or log.tp.topic in topics
+    ]
+    missing = set(topics) - {row["topic"] for row in rows}
+    if missing:
+        raise UnknownTopicOrPartition(f"topic {min(missing)!r} does not exist")
+    if by_partition:
+        rows.sort(key=lambda row: (-row["bytes"], row["topic"], row["partition"]))
+        wide = ["directory", "offset_lag", "is_future"]
+        emit(rows, output, columns=["topic", "partition", "broker", "bytes", "size"], wide=wide)
+    else:
+        emit(_by_topic(rows), output, columns=["topic", "partitions", "replicas", "bytes", "size"])
+    for directory in directories:
+        if directory.error is not None:
+            say(f"broker {directory.node_id}, {directory.path}: {directory.error}", err=True)
+
+
+def _by_topic(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    replicas: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        replicas.setdefault(row["topic"], []).append(row)
+    summed = [
+        {
+            "topic": topic,
+            "partitions": len({row["partition"] for row in of_topic}),
+            "replicas": len(of_topic),
+            "bytes": sum(row["bytes"] for row in of_topic),
+        }
+        for topic, of_topic in replicas.items()
+    ]
+    summed.sort(key=lambda row: (-row["bytes"], row["topic"]))
+    return [{**row, "size": size_text(row["bytes"])} for row in summed]

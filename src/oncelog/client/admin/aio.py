@@ -21,6 +21,8 @@ from oncelog.client.admin.group_requests import (
     GroupDescription,
     GroupListing,
     check_group_deleted,
+    delete_offsets_request,
+    deleted_offsets,
     described_classic_group,
     described_consumer_group,
     listed_groups,
@@ -52,11 +54,13 @@ from oncelog.client.admin.transaction_requests import (
     listed_transactions,
 )
 from oncelog.client.admin.types import (
+    BrokerVersions,
     ClusterDescription,
     ConfigDescription,
     ConfigOutcome,
     ConfigResource,
     CreatedTopic,
+    DeletedOffset,
     DeletedRecords,
     ListedOffset,
     LogDirDescription,
@@ -81,6 +85,7 @@ from oncelog.client.connection.cluster import (
     parse_bootstrap,
 )
 from oncelog.client.connection.coordinator import GROUP, TRANSACTION
+from oncelog.client.connection.core import CLIENT_SOFTWARE_NAME, CLIENT_SOFTWARE_VERSION
 from oncelog.client.consumer.list_offsets import OffsetSpec
 from oncelog.client.consumer.offset_lookup import list_offsets
 from oncelog.client.group.core import (
@@ -111,6 +116,7 @@ from oncelog.runtime import system
 from oncelog.settings import Settings
 from oncelog.types import ConsumerGroupMetadata, Isolation, OffsetAndMetadata, TopicPartition
 from oncelog.wire.messages import (
+    ApiVersionsRequest,
     ConsumerGroupDescribeRequest,
     DeleteGroupsRequest,
     DescribeGroupsRequest,
@@ -297,18 +303,23 @@ class AsyncAdmin:
     # Settings of topics and brokers
 
     async def describe_configs(
-        self, resources: Collection[ConfigResource] | ConfigResource, *, raise_errors: bool = True
+        self,
+        resources: Collection[ConfigResource] | ConfigResource,
+        *,
+        documented: bool = False,
+        raise_errors: bool = True,
     ) -> dict[ConfigResource, ConfigDescription]:
         """Return all settings of topics or brokers, each with the source of its value.
 
-        Raises UnknownTopicOrPartition, BrokerNotAvailable.
+        With `documented`, each entry also has its type, its default and its description, as far as the broker
+        sends them (Kafka 2.6 or later). Raises UnknownTopicOrPartition, BrokerNotAvailable.
         """
 
         def failed(resource: ConfigResource, error: OncelogError) -> ConfigDescription:
             return ConfigDescription(resource, error=error)
 
         async def request_owner(owned: list[ConfigResource]) -> dict[ConfigResource, ConfigDescription]:
-            message = core.describe_configs_request(owned)
+            message = core.describe_configs_request(owned, documented)
             return core.described_configs(await self._router.to_config_owner(owned[0], message))
 
         requested = items_of(resources, ConfigResource, "ConfigResource(kind, name)")
@@ -363,6 +374,25 @@ class AsyncAdmin:
         metadata = cluster.metadata
         brokers = tuple(metadata.brokers[node_id] for node_id in sorted(metadata.brokers))
         return ClusterDescription(metadata.cluster_id, metadata.controller_id, brokers)
+
+    async def describe_broker_versions(
+        self, node_ids: Sequence[int] | int | None = None
+    ) -> list[BrokerVersions]:
+        """Return the versions of APIs and the features of each of these brokers (None: all).
+
+        Raises BrokerNotAvailable.
+        """
+        if node_ids is not None:
+            node_ids = items_of(node_ids, int, "node ids (int)")
+        cluster = await self._router.connect()
+        await self._router.check_brokers_exist(node_ids or ())
+        request = ApiVersionsRequest(
+            client_software_name=CLIENT_SOFTWARE_NAME, client_software_version=CLIENT_SOFTWARE_VERSION
+        )
+        return [
+            core.broker_versions(node_id, await cluster.request(node_id, request))
+            for node_id in (sorted(cluster.metadata.brokers) if node_ids is None else node_ids)
+        ]
 
     async def describe_log_dirs(self, node_ids: Sequence[int] | int | None = None) -> list[LogDirDescription]:
         """Return the log directories of these brokers (None: all), with their partitions and sizes in bytes.
@@ -621,6 +651,28 @@ class AsyncAdmin:
         await self._router.at_coordinator(
             GROUP, group_id, attempt, unknown_topic_patience_ms=UNKNOWN_TOPIC_PATIENCE_MS
         )
+
+    async def delete_group_offsets(
+        self,
+        group_id: str,
+        partitions: Collection[TopicPartition] | TopicPartition,
+        *,
+        raise_errors: bool = True,
+    ) -> dict[TopicPartition, DeletedOffset]:
+        """Delete a group's committed offsets of these partitions, and return the results.
+
+        Raises GroupIdNotFound, GroupSubscribedToTopic for a topic that a member reads, and NonEmptyGroup.
+        Needs Kafka 2.4 or later (KIP-496).
+        """
+        request = delete_offsets_request(group_id, partitions_of(partitions))
+
+        async def attempt(cluster: ClusterConnection, node_id: int) -> dict[TopicPartition, DeletedOffset]:
+            return deleted_offsets(group_id, await cluster.request(node_id, request))
+
+        results = await self._router.at_coordinator(GROUP, group_id, attempt)
+        if raise_errors:
+            core.raise_first(results.values())
+        return results
 
     # ACLs
 

@@ -18,13 +18,16 @@ from oncelog.client.admin.transaction_requests import (
 )
 from oncelog.client.admin.types import (
     ActiveProducer,
+    BrokerVersions,
     ClusterDescription,
     ConfigDescription,
     ConfigEntry,
     ConfigOutcome,
     ConfigResource,
     CreatedTopic,
+    DeletedOffset,
     DeletedRecords,
+    Feature,
     ListedOffset,
     LogDirDescription,
     NewTopic,
@@ -48,13 +51,16 @@ __all__ = [
     "ActiveProducer",
     "Admin",
     "AsyncAdmin",
+    "BrokerVersions",
     "ClusterDescription",
     "ConfigDescription",
     "ConfigEntry",
     "ConfigOutcome",
     "ConfigResource",
     "CreatedTopic",
+    "DeletedOffset",
     "DeletedRecords",
+    "Feature",
     "ListedOffset",
     "LogDirDescription",
     "NewTopic",
@@ -177,13 +183,20 @@ class Admin:
     # Settings of topics and brokers
 
     def describe_configs(
-        self, resources: Collection[ConfigResource] | ConfigResource, *, raise_errors: bool = True
+        self,
+        resources: Collection[ConfigResource] | ConfigResource,
+        *,
+        documented: bool = False,
+        raise_errors: bool = True,
     ) -> dict[ConfigResource, ConfigDescription]:
         """Return all settings of topics or brokers, each with the source of its value.
 
-        Raises UnknownTopicOrPartition, BrokerNotAvailable.
+        With `documented`, each entry also has its type, its default and its description, as far as the broker
+        sends them (Kafka 2.6 or later). Raises UnknownTopicOrPartition, BrokerNotAvailable.
         """
-        return self._thread.run(self._async.describe_configs(resources, raise_errors=raise_errors))
+        return self._thread.run(
+            self._async.describe_configs(resources, documented=documented, raise_errors=raise_errors)
+        )
 
     def alter_configs(
         self, changes: ConfigChanges, *, validate_only: bool = False, raise_errors: bool = True
@@ -201,6 +214,13 @@ class Admin:
     def describe_cluster(self) -> ClusterDescription:
         """Return the cluster's id, its controller and its brokers."""
         return self._thread.run(self._async.describe_cluster())
+
+    def describe_broker_versions(self, node_ids: Sequence[int] | int | None = None) -> list[BrokerVersions]:
+        """Return the versions of APIs and the features of each of these brokers (None: all).
+
+        Raises BrokerNotAvailable.
+        """
+        return self._thread.run(self._async.describe_broker_versions(node_ids))
 
     def describe_log_dirs(self, node_ids: Sequence[int] | int | None = None) -> list[LogDirDescription]:
         """Return the log directories of these brokers (None: all), with their partitions and sizes in bytes.
@@ -326,6 +346,22 @@ class Admin:
         does not know the topic after 3 s.
         """
         self._thread.run(self._async.alter_group_offsets(group_id, offsets, retention_ms=retention_ms))
+
+    def delete_group_offsets(
+        self,
+        group_id: str,
+        partitions: Collection[TopicPartition] | TopicPartition,
+        *,
+        raise_errors: bool = True,
+    ) -> dict[TopicPartition, DeletedOffset]:
+        """Delete a group's committed offsets of these partitions, and return the results.
+
+        Raises GroupIdNotFound, GroupSubscribedToTopic for a topic that a member reads, and NonEmptyGroup.
+        Needs Kafka 2.4 or later (KIP-496).
+        """
+        return self._thread.run(
+            self._async.delete_group_offsets(group_id, partitions, raise_errors=raise_errors)
+        )
 
     # ACLs
 

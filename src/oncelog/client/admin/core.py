@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from oncelog.client.admin.types import (
     ActiveProducer,
+    BrokerVersions,
     ConfigDescription,
     ConfigEntry,
     ConfigOutcome,
@@ -15,6 +16,7 @@ from oncelog.client.admin.types import (
     ConfigSource,
     CreatedTopic,
     DeletedRecords,
+    Feature,
     LogDirDescription,
     NewTopic,
     PartitionProducers,
@@ -23,12 +25,13 @@ from oncelog.client.admin.types import (
     TopicListing,
     TopicOutcome,
 )
-from oncelog.errors import BrokerError, OncelogError, error_for_code, named_text
+from oncelog.errors import BrokerError, OncelogError, error_for_code, named_text, raise_for_code
 from oncelog.types import PartitionInfo, TopicPartition
 from oncelog.wire.messages import (
     NO_ID,
     AlterConfigsRequest,
     AlterConfigsResponse,
+    ApiVersionsResponse,
     CreatePartitionsRequest,
     CreatePartitionsResponse,
     CreateTopicsRequest,
@@ -50,6 +53,9 @@ from oncelog.wire.messages import (
 _SET, _DELETE = 0, 1
 _RESOURCE_TYPES = {"topic": 2, "broker": 4}
 _SOURCES: dict[int, ConfigSource] = {1: "topic", 2: "broker", 3: "cluster", 4: "file", 5: "default"}
+_DEFAULT = 5
+_KINDS = ("", "boolean", "string", "int", "short", "long", "double", "list", "class", "password")
+"""Types of settings. Source: kafka DescribeConfigsResponse.ConfigType."""
 
 
 class ItemResult(Protocol):
@@ -195,14 +201,18 @@ def _described_topic(row: MetadataResponse.MetadataResponseTopic) -> TopicDescri
     )
 
 
-def describe_configs_request(resources: Collection[ConfigResource]) -> DescribeConfigsRequest:
+def describe_configs_request(
+    resources: Collection[ConfigResource], documented: bool = False
+) -> DescribeConfigsRequest:
     rows = [
         DescribeConfigsRequest.DescribeConfigsResource(
             resource_type=_RESOURCE_TYPES[resource.kind], resource_name=resource.name, configuration_keys=None
         )
         for resource in resources
     ]
-    return DescribeConfigsRequest(resources=rows)
+    return DescribeConfigsRequest(
+        resources=rows, include_synonyms=documented, include_documentation=documented
+    )
 
 
 def _resource_of(row: Any) -> ConfigResource:
@@ -215,19 +225,36 @@ def described_configs(response: DescribeConfigsResponse) -> dict[ConfigResource,
     results = {}
     for row in response.results:
         resource = _resource_of(row)
-        entries = {
-            entry.name: ConfigEntry(
-                entry.name,
-                entry.value,
-                _SOURCES.get(entry.config_source, "unknown"),
-                entry.read_only,
-                entry.is_sensitive,
-            )
-            for entry in row.configs
-        }
+        entries = {entry.name: _config_entry(entry) for entry in row.configs}
         error = error_of(row.error_code, row.error_message, f"settings of {resource.kind} {resource.name!r}")
         results[resource] = ConfigDescription(resource, entries, error)
     return results
+
+
+def _config_entry(entry: Any) -> ConfigEntry:
+    return ConfigEntry(
+        entry.name,
+        entry.value,
+        _SOURCES.get(entry.config_source, "unknown"),
+        entry.read_only,
+        entry.is_sensitive,
+        _KINDS[entry.config_type] if 0 <= entry.config_type < len(_KINDS) else "",
+        next((synonym.value for synonym in entry.synonyms if synonym.source == _DEFAULT), None),
+        entry.documentation or "",
+    )
+
+
+def broker_versions(node_id: int, response: ApiVersionsResponse) -> BrokerVersions:
+    """Return what an ApiVersions response says. Raises BrokerError."""
+    raise_for_code(response.error_code, f"versions of broker {node_id}")
+    levels = {row.name: row.max_version_level for row in response.finalized_features}
+    ranges = {row.name: (row.min_version, row.max_version) for row in response.supported_features}
+    features = tuple(
+        Feature(name, levels.get(name, 0), *ranges.get(name, (None, None)))
+        for name in sorted(levels.keys() | ranges.keys())
+    )
+    apis = {row.api_key: (row.min_version, row.max_version) for row in response.api_keys}
+    return BrokerVersions(node_id, apis, features)
 
 
 ConfigChanges = Mapping[ConfigResource, Mapping[str, object]]

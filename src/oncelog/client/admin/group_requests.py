@@ -5,17 +5,21 @@ Source: behaviour T14 (docs/behaviours.md); KIP-518, KIP-848.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from oncelog.client.admin.types import DeletedOffset
 from oncelog.client.group.core import PROTOCOL_TYPE
 from oncelog.client.group.subscription import decode_assignment
-from oncelog.errors import PeerError, named_text, raise_for_code
+from oncelog.errors import PeerError, error_for_code, named_text, raise_for_code
 from oncelog.types import TopicPartition
 from oncelog.wire.messages import (
     ConsumerGroupDescribeResponse,
     DeleteGroupsResponse,
     DescribeGroupsResponse,
     ListGroupsResponse,
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
 )
 
 
@@ -114,6 +118,30 @@ def described_consumer_group(group_id: str, response: ConsumerGroupDescribeRespo
             for member in group.members
         ),
     )
+
+
+def delete_offsets_request(group_id: str, tps: Collection[TopicPartition]) -> OffsetDeleteRequest:
+    """Return a request that deletes the group's committed offsets of these partitions."""
+    message = OffsetDeleteRequest
+    topics = {tp.topic: message.OffsetDeleteRequestTopic(name=tp.topic, partitions=[]) for tp in tps}
+    for tp in tps:
+        partition = message.OffsetDeleteRequestPartition(partition_index=tp.partition)
+        topics[tp.topic].partitions.append(partition)
+    return OffsetDeleteRequest(group_id=group_id, topics=list(topics.values()))
+
+
+def deleted_offsets(group_id: str, response: OffsetDeleteResponse) -> dict[TopicPartition, DeletedOffset]:
+    """Return the result of each partition. Raises the error of the group."""
+    code = response.error_code
+    raise_for_code(code, named_text(code, f"group {group_id!r}"))
+    results = {}
+    for topic in response.topics:
+        for row in topic.partitions:
+            tp = TopicPartition(topic.name, row.partition_index)
+            what = f"offset of group {group_id!r} for {tp}"
+            error = error_for_code(row.error_code, what) if row.error_code else None
+            results[tp] = DeletedOffset(tp, error)
+    return results
 
 
 def check_group_deleted(group_id: str, response: DeleteGroupsResponse) -> None:

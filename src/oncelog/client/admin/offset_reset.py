@@ -33,12 +33,29 @@ def plan_reset(
     Raises MisuseError for another way or value.
     """
     held = {tp: kept.offset for tp, kept in admin.group_offsets(group).items()}
-    first = {tp: _known(found.offset) for tp, found in _list(admin, tps, "earliest").items()}
-    last = {tp: _known(found.offset) for tp, found in _list(admin, tps, "latest").items()}
+    first, last = _limits(admin, tps)
     requested = _requested(admin, tps, held, first, last, way, value)
     return [
         PlannedOffset(tp, held.get(tp), min(max(requested[tp], first[tp]), last[tp])) for tp in sorted(tps)
     ]
+
+
+def plan_offsets(admin: Admin, group: str, offsets: Mapping[TopicPartition, int]) -> list[PlannedOffset]:
+    """Return these offsets as a plan, each limited to the offsets from its partition's start to its end."""
+    held = {tp: kept.offset for tp, kept in admin.group_offsets(group).items()}
+    first, last = _limits(admin, offsets)
+    return [
+        PlannedOffset(tp, held.get(tp), min(max(offsets[tp], first[tp]), last[tp])) for tp in sorted(offsets)
+    ]
+
+
+def _limits(
+    admin: Admin, tps: Collection[TopicPartition]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
+    """Return the start and the end offset of each partition."""
+    first = {tp: _known(found.offset) for tp, found in _list(admin, tps, "earliest").items()}
+    last = {tp: _known(found.offset) for tp, found in _list(admin, tps, "latest").items()}
+    return first, last
 
 
 def _requested(

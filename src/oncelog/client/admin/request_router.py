@@ -237,7 +237,7 @@ def _is_worth_a_retry(error: OncelogError | None) -> bool:
 
 
 def _node_of(resource: ConfigResource) -> int | None:
-    if resource.kind == "topic":
+    if resource.kind == "topic" or not resource.name:
         return None
     if not resource.name.isdecimal():
         raise MisuseError(f"broker {resource.name!r}: expected a node id, such as '1'")

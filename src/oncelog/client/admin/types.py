@@ -68,7 +68,10 @@ class TopicDescription:
 
 
 class ConfigResource(NamedTuple):
-    """The owner of settings: a topic by its name, or a broker by its node id as text."""
+    """The owner of settings: a topic by its name, or a broker by its node id as text.
+
+    A broker without a name stands for the settings of the whole cluster.
+    """
 
     kind: Literal["topic", "broker"]
     name: str
@@ -84,13 +87,20 @@ nowhere. "unknown": a source that this client does not know.
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One setting of a resource. `value` is None if the setting is unset or sensitive."""
+    """One setting of a resource. `value` is None if the setting is unset or sensitive.
+
+    `kind` ("int", "boolean", ...), `default` and `doc` are only known if `describe_configs` was called with
+    `documented`, and the broker sends them. `default` None: unset or unknown.
+    """
 
     name: str
     value: str | None
     source: ConfigSource
     is_read_only: bool
     is_sensitive: bool
+    kind: str = ""
+    default: str | None = None
+    doc: str = ""
 
     @property
     def is_default(self) -> bool:
@@ -124,6 +134,36 @@ class ClusterDescription:
     cluster_id: str | None
     controller_id: int | None
     brokers: tuple[BrokerAddress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A feature of the cluster (KIP-584). `level` is 0 if it is off.
+
+    `min_level` and `max_level` are what the broker supports; None if it does not say.
+    """
+
+    name: str
+    level: int
+    min_level: int | None
+    max_level: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerVersions:
+    """The versions that a broker supports: the lowest and highest of each API by its key, and features."""
+
+    node_id: int
+    apis: Mapping[int, tuple[int, int]]
+    features: tuple[Feature, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedOffset:
+    """The result of deleting a group's committed offset."""
+
+    tp: TopicPartition
+    error: OncelogError | None = None
 
 
 @dataclass(frozen=True, slots=True)
