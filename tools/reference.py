@@ -181,6 +181,7 @@ ENVIRONMENT = (
         "ONCELOG_COMMAND_CONFIG",
         "A .properties file with client settings for commands, as `--command-config`.",
     ),
+    ("ONCELOG_PROFILE", "The profile that commands use, as `--profile`."),
     ("ONCELOG_SETTING_NAME", "A client setting for commands, by its name in capitals with underscores."),
     ("ONCELOG_DATA_DIR", "The data directory of `oncelog serve`, as `--data-dir`."),
     (
@@ -334,7 +335,7 @@ def render_cli() -> str:
     return "\n".join(part for part in parts if part)
 
 
-CONNECTION_OPTIONS = {"bootstrap_servers", "properties", "command_config"}
+CONNECTION_OPTIONS = {"bootstrap_servers", "properties", "command_config", "profile"}
 
 
 def _shared_options(group: click.Group, context: click.Context) -> str:

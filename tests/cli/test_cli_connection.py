@@ -62,6 +62,7 @@ def _nothing_at_the_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the default address unreachable, even if a broker runs on this machine."""
     monkeypatch.setattr("oncelog.cli.common.DEFAULT_SERVERS", DEAD)
     monkeypatch.setenv("ONCELOG_OFFSETS_NAMED_NOWHERE", "x")
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from oncelog.cli.partitions import format_plan, parse_partitions, parse_plan
+from oncelog.cli.profiles import Profiles, format_profiles, parse_profiles
 from oncelog.cli.record_filter import parse_filter, parse_header, parse_json_field
 from oncelog.cli.record_format import parse_format, render, unescape
 from oncelog.cli.times import parse_duration, parse_time
@@ -247,3 +250,13 @@ def test_a_reset_plan_is_read_from_csv(text: str, offsets: dict[TopicPartition, 
 def test_a_wrong_reset_plan_is_refused_with_its_line(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         parse_plan(text.splitlines(), "g")
+
+
+_KEYS = st.sampled_from(["bootstrap.servers", "client.id", "sasl.password"])
+_TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
+
+
+@given(settings=st.dictionaries(_KEYS, _TEXTS), current=st.booleans())
+def test_a_written_profile_is_read_again(settings: dict[str, str], current: bool) -> None:
+    profiles = Profiles("p-1.x" if current else None, {"p-1.x": {"bootstrap.servers": "h:1", **settings}})
+    assert parse_profiles(format_profiles(profiles)) == profiles

@@ -98,7 +98,8 @@ class DocumentRun:
 
     def __init__(self, servers: str, directory: Path, environment: Mapping[str, str] = {}) -> None:
         self._servers, self._directory = servers, directory
-        self._environment = {**os.environ, "ONCELOG_BOOTSTRAP_SERVERS": servers, **environment}
+        own = {"ONCELOG_BOOTSTRAP_SERVERS": servers, "XDG_CONFIG_HOME": str(directory / "config")}
+        self._environment = {**os.environ, **own, **environment}
 
     def run(self, path: Path, leave_out: str = "\0") -> int:
         """Run every block that does not contain `leave_out`; return how many ran."""

@@ -16,6 +16,7 @@ from oncelog.cli.common import (
     say,
     say_target,
 )
+from oncelog.cli.watch import watch_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -65,6 +66,7 @@ def _resources(given: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 @command.command("list")
+@watch_option
 @_resource_options
 @click.option("--principal", help="Only ACLs of this principal, for example User:alice.")
 @bootstrap_options

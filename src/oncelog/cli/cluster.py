@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from oncelog.cli.common import bootstrap_options, emit, new_admin, output_option
+from oncelog.cli.watch import watch_option
 
 
 @click.group("cluster")
@@ -22,6 +23,7 @@ def command() -> None:
 
 
 @command.command("describe")
+@watch_option
 @bootstrap_options
 @output_option
 def describe(output: str, client_config: dict[str, Any]) -> None:
@@ -46,6 +48,7 @@ def describe(output: str, client_config: dict[str, Any]) -> None:
 
 
 @command.command("features")
+@watch_option
 @bootstrap_options
 @output_option
 def features(output: str, client_config: dict[str, Any]) -> None:
@@ -67,6 +70,7 @@ def features(output: str, client_config: dict[str, Any]) -> None:
 
 
 @command.command("versions")
+@watch_option
 @click.option("--api", "names", multiple=True, help="Only this API, by name or number. Repeatable.")
 @bootstrap_options
 @output_option

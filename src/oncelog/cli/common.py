@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from oncelog.cli.profiles import Profiles, read_profiles
 from oncelog.cli.properties import read_properties
 
 DEFAULT_SERVERS = "127.0.0.1:9092"
@@ -22,6 +23,18 @@ _HARMLESS = "\n\t\u00a0\u2009\u202f\u3000\u200c\u200d"
 """White space and joiners. `str.isprintable` is False for them, but a terminal shows them safely."""
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ClientConfig(dict[str, Any]):
+    """The client settings of a command.
+
+    `profile` is the name of the profile in use, or None. `of_profile` are the settings that come from it.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], profile: str | None, of_profile: Iterable[str]) -> None:
+        super().__init__(settings)
+        self.profile = profile
+        self.of_profile = frozenset(of_profile)
 
 
 def parse_properties(pairs: Sequence[str]) -> dict[str, str]:
@@ -36,7 +49,9 @@ def parse_properties(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def bootstrap_options(function: F) -> F:
-    """Add `-b/--bootstrap-server`, `-X` and `--command-config`; the command receives `client_config`."""
+    """Add `-b`, `-X`, `--command-config` and `--profile`; the command receives a ClientConfig as
+    `client_config`.
+    """
     import functools
 
     @click.option(
@@ -46,8 +61,13 @@ def bootstrap_options(function: F) -> F:
         multiple=True,
         metavar="HOST:PORT[,...]",
         help="Brokers to connect to first.  [default: bootstrap.servers of -X, else "
-        "ONCELOG_BOOTSTRAP_SERVERS, "
-        f"else bootstrap.servers of --command-config, else {DEFAULT_SERVERS}]",
+        "ONCELOG_BOOTSTRAP_SERVERS, else bootstrap.servers of --command-config, else the current profile, "
+        f"else {DEFAULT_SERVERS}]",
+    )
+    @click.option(
+        "--profile",
+        envvar="ONCELOG_PROFILE",
+        help="Use the cluster and the settings of this profile (see `oncelog profile`).",
     )
     @click.option(
         "-X",
@@ -70,24 +90,35 @@ def bootstrap_options(function: F) -> F:
         bootstrap_servers: tuple[str, ...],
         properties: tuple[str, ...],
         command_config: Path | None,
+        profile: str | None,
         **kwargs: Any,
     ) -> Any:
-        config = make_client_config(
-            bootstrap_servers, properties, read_properties(command_config) if command_config else {}
-        )
+        profiles = read_profiles()
+        if profile is not None:
+            profiles.get(profile)
+        of_file = read_properties(command_config) if command_config else {}
+        config = make_client_config(bootstrap_servers, properties, of_file, profiles, profile)
         return function(*args, client_config=config, **kwargs)
 
     return wrapper  # type: ignore[return-value]
 
 
 def make_client_config(
-    servers: Sequence[str], properties: Sequence[str], of_file: Mapping[str, str]
-) -> dict[str, str]:
-    """Return the client settings of the command line, the environment, the file and the default.
+    servers: Sequence[str],
+    properties: Sequence[str],
+    of_file: Mapping[str, str],
+    profiles: Profiles | None = None,
+    profile: str | None = None,
+) -> ClientConfig:
+    """Return the client settings of the command line, the environment, the file, a profile and the default.
 
-    If several of them have a setting, the first one in this order wins. Raises click.UsageError if the
-    command line or the environment names two clusters, because a command that deletes must not guess.
+    If several of them have a setting, the first one in this order wins. `profile` is the profile that an
+    option or the environment names; otherwise the current one is used, unless another cluster is named: its
+    passwords are not for that. Raises click.UsageError if the command line or the environment names two
+    clusters, because a command that deletes must not guess.
     """
+    profiles = profiles or Profiles()
+    of_profile = _canonical(profiles.get(profile)) if profile is not None else {}
     of_command_line = _canonical(parse_properties(properties))
     of_file = _canonical(of_file)
     # Each pair is parsed by itself, because `of_command_line` has only the last value of a setting.
@@ -99,8 +130,17 @@ def make_client_config(
     if named is None:
         named = environment_servers()
     if named is None:
-        named = of_file.get(_SERVERS, DEFAULT_SERVERS)
-    return {**of_file, **_environment_properties(), **of_command_line, _SERVERS: named}
+        named = of_file.get(_SERVERS)
+    if profile is None and profiles.current is not None:
+        profile, of_profile = profiles.current, _canonical(profiles.get(profiles.current))
+        if named is not None and _servers_of(named) != _servers_of(of_profile[_SERVERS]):
+            profile, of_profile = None, {}
+    elif profile is not None and named is not None:
+        _only_cluster([(f"--profile {profile}", of_profile[_SERVERS]), (named, named)])
+    if named is None:
+        named = of_profile.get(_SERVERS, DEFAULT_SERVERS)
+    explicit = {**of_file, **_environment_properties(), **of_command_line, _SERVERS: named}
+    return ClientConfig({**of_profile, **explicit}, profile, of_profile.keys() - explicit.keys())
 
 
 def _canonical(given: Mapping[str, str]) -> dict[str, str]:
@@ -140,8 +180,10 @@ def _servers_of(value: str) -> frozenset[str]:
 
 
 def cluster_text(client_config: Mapping[str, Any]) -> str:
-    """Return the text that names the cluster in a confirmation: its bootstrap servers."""
-    return f"the cluster at {client_config[_SERVERS]}"
+    """Return the text that names the cluster in a confirmation: its bootstrap servers and profile."""
+    profile = getattr(client_config, "profile", None)
+    of_profile = f" (profile {profile})" if profile else ""
+    return f"the cluster at {client_config[_SERVERS]}{of_profile}"
 
 
 def say_target(client_config: Mapping[str, Any]) -> None:
@@ -166,13 +208,23 @@ def _environment_properties() -> dict[str, str]:
 
 
 def only_settings_of(table: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `config` without the environment's settings that `table` does not contain.
+    """Return `config` without settings of the environment and the profile that `table` does not contain.
 
-    The environment may contain settings for other clients. Settings of -X stay, so that a wrong name is
-    refused.
+    Both may contain settings for other clients. Settings of -X stay, so that a wrong name is refused.
     """
-    environment = _environment_properties()
-    return {key: value for key, value in config.items() if table.get(key) or key not in environment}
+    of_others = _environment_properties().keys() | getattr(config, "of_profile", ())
+    return {key: value for key, value in config.items() if table.get(key) or key not in of_others}
+
+
+def known_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Return client settings under their names with dots. Raises ConfigError for an unknown one."""
+    from oncelog.config import ADMIN, CONSUMER, PRODUCER
+
+    settings = _canonical(given)
+    for key, value in settings.items():
+        table = next((table for table in (ADMIN, CONSUMER, PRODUCER) if table.get(key)), ADMIN)
+        table.parse({key: value})
+    return settings
 
 
 def new_admin(client_config: Mapping[str, Any]) -> Any:

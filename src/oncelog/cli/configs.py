@@ -19,6 +19,7 @@ from oncelog.cli.common import (
     say,
     say_target,
 )
+from oncelog.cli.watch import watch_option
 
 
 @click.group("configs")
@@ -62,6 +63,7 @@ def _name(resource: Any) -> str:
 
 
 @command.command("describe")
+@watch_option
 @click.argument("names", nargs=-1, metavar="[SETTING]...")
 @_resource_options
 @click.option("--all", "with_defaults", is_flag=True, help="Show all settings, also those at their default.")

@@ -23,6 +23,7 @@ from oncelog.cli.common import (
 )
 from oncelog.cli.partitions import format_plan, parse_plan
 from oncelog.cli.times import DurationType, now_ms
+from oncelog.cli.watch import watch_option
 
 OFFSET_COLUMNS = [
     *("group", "topic", "partition", "offset", "end_offset", "lag"),
@@ -50,6 +51,7 @@ def command() -> None:
 
 
 @command.command("list")
+@watch_option
 @click.option("--state", multiple=True, help="Only groups in this state (Stable, Empty, ...). Repeatable.")
 @bootstrap_options
 @output_option
@@ -70,6 +72,7 @@ def list_groups(state: tuple[str, ...], output: str, client_config: dict[str, An
 
 
 @command.command("describe")
+@watch_option
 @click.argument("groups", nargs=-1, metavar="[GROUP]...")
 @click.option("--all", "all_groups", is_flag=True, help="Describe all groups.")
 @click.option("--members", is_flag=True, help="Show the members instead of the offsets.")

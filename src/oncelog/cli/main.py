@@ -30,6 +30,7 @@ COMMANDS = {
     "users": "List, set and delete SCRAM users.",
     "quotas": "List, set and remove client quotas.",
     "transactions": "List and describe transactions; find and abort hanging ones.",
+    "profile": "Keep the addresses and settings of clusters under names.",
     "web": "Serve web pages about a cluster's transactions, producers and groups.",
     "dump": "Print segment files batch by batch.",
     "explain": "Run a fault story and draw the messages that crossed the wire.",

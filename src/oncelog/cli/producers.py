@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from oncelog.cli.common import bootstrap_options, emit, new_admin, output_option, time_text
+from oncelog.cli.watch import watch_option
 
 COLUMNS = ["topic", "partition", "producer_id", "epoch", "last_sequence", "last_time"]
 WIDE = ["coordinator_epoch", "transaction_start_offset"]
@@ -24,6 +25,7 @@ def command() -> None:
 
 
 @command.command("list")
+@watch_option
 @click.argument("where", metavar="TOPIC[:PARTITION]")
 @bootstrap_options
 @output_option
@@ -33,6 +35,7 @@ def list_producers(where: str, output: str, client_config: dict[str, Any]) -> No
 
 
 @command.command("describe")
+@watch_option
 @click.argument("where", metavar="TOPIC[:PARTITION]")
 @click.option("--producer-id", type=int, help="Only this producer id.")
 @bootstrap_options

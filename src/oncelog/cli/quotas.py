@@ -16,6 +16,7 @@ from oncelog.cli.common import (
     say,
     say_target,
 )
+from oncelog.cli.watch import watch_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,6 +78,7 @@ def _entity(given: dict[str, Any]) -> Any:
 
 
 @command.command("list")
+@watch_option
 @_entity_options
 @bootstrap_options
 @output_option

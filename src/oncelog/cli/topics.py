@@ -21,6 +21,7 @@ from oncelog.cli.common import (
     size_text,
 )
 from oncelog.cli.times import TimeType
+from oncelog.cli.watch import watch_option
 
 ALIASES = {"ls": "list"}
 
@@ -46,6 +47,7 @@ def command() -> None:
 
 
 @command.command("list")
+@watch_option
 @click.option("--internal", is_flag=True, help="Also list internal topics.")
 @bootstrap_options
 @output_option
@@ -61,6 +63,7 @@ def list_topics(internal: bool, output: str, client_config: dict[str, Any]) -> N
 
 
 @command.command("describe")
+@watch_option
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
 @click.option("--configs", is_flag=True, help="Show the topics' settings instead of their partitions.")
 @click.option("--all-configs", is_flag=True, help="Show all settings, also those at their default.")
@@ -292,6 +295,7 @@ def _trim_plan(
 
 
 @command.command("sizes")
+@watch_option
 @click.argument("topics", nargs=-1, metavar="[TOPIC]...")
 @click.option("--partitions", "by_partition", is_flag=True, help="Show each replica instead of each topic.")
 @bootstrap_options

@@ -17,6 +17,7 @@ from oncelog.cli.common import (
     time_text,
 )
 from oncelog.cli.producers import parse_where
+from oncelog.cli.watch import watch_option
 
 LIST_COLUMNS = ["transactional_id", "producer_id", "state", "coordinator"]
 OPEN_COLUMNS = ["topic", "partition", "producer_id", "epoch", "first_offset", "since", "hanging"]
@@ -39,6 +40,7 @@ def command() -> None:
 
 
 @command.command("list")
+@watch_option
 @click.option(
     "--state",
     multiple=True,
@@ -68,6 +70,7 @@ def list_transactions(
 
 
 @command.command("describe")
+@watch_option
 @click.argument("transactional_ids", nargs=-1, required=True, metavar="TRANSACTIONAL_ID...")
 @bootstrap_options
 @output_option
@@ -91,6 +94,7 @@ def describe(transactional_ids: tuple[str, ...], output: str, client_config: dic
 
 
 @command.command("find-hanging")
+@watch_option
 @click.option("--topic", multiple=True, help="Only partitions of this topic (default: all). Repeatable.")
 @click.option(
     "--older-than-s",

@@ -17,6 +17,7 @@ from oncelog.cli.common import (
     say,
     say_target,
 )
+from oncelog.cli.watch import watch_option
 
 
 @click.group("users")
@@ -33,6 +34,7 @@ def command() -> None:
 
 
 @command.command("list")
+@watch_option
 @bootstrap_options
 @output_option
 def list_users(output: str, client_config: dict[str, Any]) -> None:

@@ -1,0 +1,115 @@
+"""`--watch`: show what a command prints again and again until Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import sys
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+import click
+
+from oncelog.errors import OncelogError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_SECONDS = 2.0
+_MIN_SECONDS, _MAX_SECONDS = 0.1, 86_400.0
+_pause = time.sleep
+
+
+class _SecondsType(click.ParamType):  # type: ignore[type-arg]
+    name = "seconds"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(str(value))
+        except ValueError:
+            # `describe --watch NAME`: the name was taken for the seconds.
+            self.fail(f"{value!r} is not a number of seconds; put --watch after the names", param, ctx)
+        if not _MIN_SECONDS <= seconds <= _MAX_SECONDS:
+            self.fail(f"{value!r}: expected {_MIN_SECONDS:g} to {_MAX_SECONDS:g} seconds", param, ctx)
+        return seconds
+
+
+def watch_option(function: F) -> F:
+    """Add `--watch [SECONDS]` to a command that prints and changes nothing."""
+
+    @click.option(
+        "--watch",
+        "watch_seconds",
+        type=_SecondsType(),
+        is_flag=False,
+        flag_value=str(DEFAULT_SECONDS),
+        metavar="[SECONDS]",
+        help=f"Repeat every {DEFAULT_SECONDS:g} or SECONDS seconds until Ctrl-C.",
+    )
+    @functools.wraps(function)
+    def wrapper(*args: Any, watch_seconds: float | None, **kwargs: Any) -> Any:
+        if watch_seconds is None:
+            return function(*args, **kwargs)
+        repeat(lambda: function(*args, **kwargs), watch_seconds)
+        return None
+
+    return wrapper  # type: ignore[return-value]
+
+
+def repeat(show: Callable[[], object], seconds: float) -> None:
+    """Call `show` until Ctrl-C: in place on a terminal, else one output below the other."""
+    first = _Rounds(show)
+    with contextlib.suppress(KeyboardInterrupt):
+        if sys.stdout.isatty():
+            from rich.console import Console
+
+            _show_in_place(first, seconds, Console())
+            return
+        while True:
+            first.show()
+            sys.stdout.flush()
+            _pause(seconds)
+
+
+class _Rounds:
+    """Rounds of a command. Only the first one may fail: later the broker may be away for a while."""
+
+    def __init__(self, show: Callable[[], object]) -> None:
+        self._show = show
+        self._is_first = True
+
+    def show(self) -> None:
+        try:
+            self._show()
+        except SystemExit:
+            pass  # such as exit code 3 of find-hanging
+        except (OncelogError, click.ClickException) as error:
+            if self._is_first:
+                raise
+            from oncelog.cli.common import say
+
+            say(f"oncelog: {error}", err=True)
+        self._is_first = False
+
+
+class _Screen(io.StringIO):
+    """The output of one round for the terminal. Tables get the terminal's width and bold heads."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def _show_in_place(rounds: _Rounds, seconds: float, console: Any) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            screen = _Screen()
+            with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
+                rounds.show()
+            head = f"every {seconds:g} s, {datetime.now().strftime('%H:%M:%S')}; Ctrl-C ends\n\n"
+            live.update(Text.assemble((head, "dim"), Text.from_ansi(screen.getvalue())), refresh=True)
+            _pause(seconds)
