@@ -264,6 +264,7 @@ EXIT_CODES = (
     (3, "an audit found violations, or a scenario of `oncelog conform` failed"),
     (4, "a time-out"),
     (130, "interrupted with Ctrl-C"),
+    (141, "the reader of standard output has gone; `consume` ends with 0"),
 )
 _CLI_INTRODUCTION = """\
 `oncelog NOUN VERB`. Data goes to standard output, progress and logs go to standard error. Commands that delete or

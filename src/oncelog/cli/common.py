@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import sys
@@ -14,10 +15,15 @@ import click
 
 from oncelog.cli.profiles import Profiles, read_profiles
 from oncelog.cli.properties import read_properties
+from oncelog.errors import OncelogError, UnknownTopicOrPartition
 
 DEFAULT_SERVERS = "127.0.0.1:9092"
 _SERVERS = "bootstrap.servers"
 _PIPED_COLUMNS = 400
+_MAX_COMPARED = 5_000
+"""Topics whose names are compared with a mistyped one. More would take longer than a second."""
+_MIN_CELL = 14
+"""Columns that a cell needs at most to be readable. A narrower table is printed as blocks."""
 
 _HARMLESS = "\n\t\u00a0\u2009\u202f\u3000\u200c\u200d"
 """White space and joiners. `str.isprintable` is False for them, but a terminal shows them safely."""
@@ -93,14 +99,36 @@ def bootstrap_options(function: F) -> F:
         profile: str | None,
         **kwargs: Any,
     ) -> Any:
-        profiles = read_profiles()
-        if profile is not None:
-            profiles.get(profile)
         of_file = read_properties(command_config) if command_config else {}
-        config = make_client_config(bootstrap_servers, properties, of_file, profiles, profile)
-        return function(*args, client_config=config, **kwargs)
+        config = make_client_config(bootstrap_servers, properties, of_file, read_profiles(), profile)
+        try:
+            return function(*args, client_config=config, **kwargs)
+        except UnknownTopicOrPartition as error:
+            near = None if kwargs.get("regex") else _near_topic(config, kwargs)
+            if near is not None:
+                error.detail = f"{error.message}; did you mean {near!r}?"
+            raise
 
     return wrapper  # type: ignore[return-value]
+
+
+def _near_topic(config: ClientConfig, arguments: Mapping[str, Any]) -> str | None:
+    """Return the topic whose name is most like that of a command's missing topic; None if there is none."""
+    from oncelog.config import ADMIN
+
+    texts: list[str] = []
+    for name in ("topic", "topics", "where"):
+        value = arguments.get(name) or ()
+        texts += [value] if isinstance(value, str) else value
+    try:
+        # -X may have settings of other clients, which have checked them by now.
+        with new_admin({key: value for key, value in config.items() if ADMIN.get(key)}) as admin:
+            existing = [topic.name for topic in admin.list_topics()][:_MAX_COMPARED]
+    except OncelogError:
+        return None
+    missing = [name for text in texts if (name := text.partition(":")[0]) not in existing]
+    near = difflib.get_close_matches(missing[0], existing, n=1) if missing else []
+    return near[0] if near else None
 
 
 def make_client_config(
@@ -380,16 +408,42 @@ def _emit_table(
     from rich.table import Table
     from rich.text import Text
 
-    names = [*(columns or (list(rows[0]) if rows else [])), *wide]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in names:
-        numeric = all(isinstance(row.get(name), int) for row in rows)
-        table.add_column(
-            name.upper().replace("_", " "), justify="right" if numeric else "left", overflow="fold"
-        )
-    for row in rows:
-        # Text, because rich interprets brackets in a str as markup.
-        table.add_row(*(Text(_cell(row.get(name))) for name in names))
     # In piped output each row stays on one line, for grep.
-    piped = None if sys.stdout.isatty() else _PIPED_COLUMNS
-    Console(width=piped).print(table)
+    console = Console(width=None if sys.stdout.isatty() else _PIPED_COLUMNS)
+    names = [*(columns or (list(rows[0]) if rows else [])), *wide]
+    titles = [name.upper().replace("_", " ") for name in names]
+    cells = [[_cell(row.get(name)) for name in names] for row in rows]
+    if needed_columns(titles, cells) > console.width:
+        click.echo(blocks(titles, cells), nl=False)
+        return
+    table = Table(box=None, pad_edge=False, header_style="" if os.environ.get("NO_COLOR") else "bold")
+    for name, title in zip(names, titles, strict=True):
+        numeric = all(isinstance(row.get(name), int) for row in rows)
+        table.add_column(title, justify="right" if numeric else "left", overflow="fold")
+    for line in cells:
+        # Text, because rich interprets brackets in a str as markup.
+        table.add_row(*map(Text, line))
+    # Not printed by rich, which exits with 1 when the reader of a pipe has gone.
+    with console.capture() as capture:
+        console.print(table)
+    click.echo(capture.get(), nl=False)
+
+
+def needed_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
+    """Return the width of the narrowest table in which words of titles and short cells are not cut."""
+    from rich.cells import cell_len
+
+    needed = 2 * max(len(titles) - 1, 0)
+    for index, title in enumerate(titles):
+        longest = max((cell_len(line[index]) for line in cells), default=0)
+        needed += max(*map(len, title.split()), min(longest, _MIN_CELL), 1)
+    return needed
+
+
+def blocks(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """Return each row as lines of a title and a value, with an empty line between rows."""
+    width = max(map(len, titles), default=0)
+    return "\n".join(
+        "".join(f"{padded(title, width)}  {cell}\n" for title, cell in zip(titles, line, strict=True))
+        for line in cells
+    )

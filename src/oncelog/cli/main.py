@@ -10,35 +10,47 @@ import importlib
 import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 import click
 
 from oncelog import compiled
 from oncelog.errors import BrokerError, ConfigError, MisuseError, OncelogError, TimedOut
 
-COMMANDS = {
-    "serve": "Run the broker.",
-    "topics": "List, describe, create, alter, trim and delete topics; show their sizes.",
-    "produce": "Send lines or files as records.",
-    "load": "Load files, exactly once over any number of runs.",
-    "consume": "Print records.",
-    "producers": "Show the producer state of partitions.",
-    "groups": "List, describe, reset and delete consumer groups.",
-    "cluster": "Show brokers, features and versions.",
-    "configs": "Describe and alter settings of topics and brokers.",
-    "acls": "List, add and remove ACLs.",
-    "users": "List, set and delete SCRAM users.",
-    "quotas": "List, set and remove client quotas.",
-    "transactions": "List and describe transactions; find and abort hanging ones.",
-    "profile": "Keep the addresses and settings of clusters under names.",
-    "web": "Serve web pages about a cluster's transactions, producers and groups.",
-    "dump": "Print segment files batch by batch.",
-    "explain": "Run a fault story and draw the messages that crossed the wire.",
-    "proxy": "Run a proxy that loses, delays or repeats messages, or cuts connections.",
-    "pipeline": "Run a Spark streaming query and restart it after failures.",
-    "audit": "Check that topics or segment files contain each record once.",
-    "conform": "Run scenarios of idempotence and transactions on any broker.",
+SECTIONS = {
+    "Records": {
+        "produce": "Send lines or files as records.",
+        "consume": "Print records, or write them into Parquet files.",
+        "load": "Load files, exactly once over any number of runs.",
+    },
+    "Cluster": {
+        "topics": "List, describe, create, alter, trim and delete topics; show their sizes.",
+        "groups": "List, describe, reset and delete consumer groups.",
+        "producers": "Show the producer state of partitions.",
+        "transactions": "List and describe transactions; find and abort hanging ones.",
+        "cluster": "Show brokers, features and versions.",
+        "configs": "Describe and alter settings of topics and brokers.",
+        "acls": "List, add and remove ACLs.",
+        "users": "List, set and delete SCRAM users.",
+        "quotas": "List, set and remove client quotas.",
+        "profile": "Keep the addresses and settings of clusters under names.",
+        "web": "Serve web pages about a cluster's transactions, producers and groups.",
+    },
+    "Broker and files": {
+        "serve": "Run the broker.",
+        "dump": "Print segment files batch by batch.",
+        "proxy": "Run a proxy that loses, delays or repeats messages, or cuts connections.",
+    },
+    "Exactly once": {
+        "audit": "Check that topics or segment files contain each record once.",
+        "conform": "Run scenarios of idempotence and transactions on any broker.",
+        "explain": "Run a fault story and draw the messages that crossed the wire.",
+        "pipeline": "Run a Spark streaming query and restart it after failures.",
+    },
 }
+"""The commands by the section of --help, in its order."""
+
+COMMANDS = {name: text for commands in SECTIONS.values() for name, text in commands.items()}
 
 MOVED = {
     "bench": "oncelog-bench",
@@ -48,7 +60,7 @@ MOVED = {
 }
 """Commands that were part of this package up to 0.5, and the packages that contain them now."""
 
-EXIT_ERROR, EXIT_USAGE, EXIT_VIOLATIONS, EXIT_TIMEOUT = 1, 2, 3, 4
+EXIT_ERROR, EXIT_USAGE, EXIT_VIOLATIONS, EXIT_TIMEOUT, EXIT_BROKEN_PIPE = 1, 2, 3, 4, 141
 _STANDARD_ERROR = 2
 """The highest descriptor of a standard stream."""
 
@@ -78,6 +90,14 @@ def _help_line(entry: EntryPoint) -> str:
 
 
 class _LazyGroup(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            # As a shell reports a program that SIGPIPE ended. The command may not have done all of its work.
+            _give_up_output()
+            raise SystemExit(EXIT_BROKEN_PIPE) from None
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -110,8 +130,10 @@ class _LazyGroup(click.Group):
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
         if added := _added():
             with formatter.section("Commands of other packages"):
                 formatter.write_dl([(name, _help_line(entry)) for name, entry in added.items()])
