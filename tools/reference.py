@@ -244,8 +244,8 @@ def _spark_options() -> Iterator[str]:
 
 def _command_options() -> Iterator[str]:
     for title, introduction, name in (
-        ("Spark audit", "Options of `oncelog audit`. `audit_topic` and `audit_files` take them as arguments: "
-         "see [oncelog.spark](api/spark.md).", "audit"),
+        ("Audit", "Options of `oncelog audit`. `audit_topic` and `audit_files` take them as arguments: "
+         "see [oncelog.spark](api/spark.md) and [oncelog.local_audit](api/local_audit.md).", "audit"),
         ("Loader", "Options of `oncelog load`. `Load` and `Options` have the same options as fields: "
          "see [oncelog.load](api/load.md). Set the producer settings above with `-X`.", "load"),
     ):  # fmt: skip
@@ -775,6 +775,11 @@ API_PAGES: dict[str, tuple[str, str, tuple[tuple[str, tuple[str, ...] | None], .
         "oncelog.spark",
         'Spark source, sink and audit. `format("oncelog")` needs no import: [its options](../configuration.md#spark-source).',
         (("oncelog.spark", None), ("oncelog.spark.audit", None)),
+    ),
+    "local_audit": (
+        "oncelog.local_audit",
+        "The audit without Spark, for what fits one machine; see [The audit](../../spark.md#the-audit).",
+        (("oncelog.local_audit", None),),
     ),
     "load": (
         "oncelog.load",

@@ -30,8 +30,9 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["audit", "topic"],
-        ["audit", "--files", "."],
+        ["audit", "topic", "--spark"],
+        ["audit", "topic", "--key-expr", "key"],
+        ["audit", "--files", ".", "--keys"],
         ["pipeline", "run", __file__],
         ["load", __file__, "--topic", "t", "--id", "x", "--format", "lines", "--spark"],
     ],
@@ -52,9 +53,18 @@ def test_an_import_without_spark_names_the_package_to_install(statement: str) ->
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, WHAT_TO_INSTALL + "\n", "")
 
 
+def test_an_audit_without_spark_runs_in_this_process() -> None:
+    ended = run("from oncelog.cli.main import main; main()", "audit", "--files", "tests")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    said, error = ended.stderr.splitlines()
+    assert said == "PySpark is not installed: the audit runs in this process"
+    assert error.startswith("oncelog: ConfigError: tests: no segment files")
+
+
 def test_commands_without_spark_work_in_a_plain_installation() -> None:
     ended = run(
         "import oncelog.spark, oncelog.pipeline.supervisor\n"
+        "import oncelog.local_audit.log_audit\n"
         "import oncelog_simulator.cli, oncelog_simulator.sink_tasks"
     )
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -13,8 +13,10 @@ from support.spark.topics import START_MS, create_topic, fill, records, store
 from support.spark.transactions import create_compacted, write_transactions
 
 import oncelog
+from oncelog.audit.result import AuditResult
 from oncelog.client.admin.blocking import Admin, ConfigResource
 from oncelog.errors import MisuseError
+from oncelog.local_audit import log_audit as local_audit
 from oncelog.spark.audit import audit as audit_audit
 from oncelog.spark.audit import keys as audit_keys
 from oncelog.spark.audit.audit import audit_topic
@@ -29,6 +31,14 @@ from oncelog.wire.records import NewRecord
 pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P5")]
 
 COUNTS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def audit_both(spark: Any, bootstrap: str, topics: str | list[str], **options: Any) -> AuditResult:
+    """Audit on Spark, and check that the audit in this process has the same result."""
+    result = audit_topic(spark, bootstrap, topics, **options)
+    options.pop("offsets_per_task", None)
+    assert local_audit.audit_topic(bootstrap, topics, **options) == result
+    return result
 
 
 def numbered(producer_id: int, counts: list[int] = COUNTS, epoch: int = 0) -> list[bytearray]:
@@ -55,12 +65,12 @@ def test_a_clean_topic_is_proven_clean_however_it_is_split(
     for partition in range(2):
         mixed = [batch for pair in zip(numbered(7), numbered(8), strict=True) for batch in pair]
         store(bootstrap, topic, [*mixed, *numbered(7, [2, 2], epoch=1)], partition)
-    result = audit_topic(spark, bootstrap, topic)
+    result = audit_both(spark, bootstrap, topic)
     assert result.findings == () and result.verdict == "clean"
     totals = result.totals
     assert (totals.records, totals.batches, totals.producers) == (2 * (2 * 31 + 4), 2 * 18, 4)
     # Ranges of seven offsets cut batches in two: none may be lost or counted twice.
-    assert audit_topic(spark, bootstrap, [topic], offsets_per_task=7) == result
+    assert audit_both(spark, bootstrap, [topic], offsets_per_task=7) == result
 
 
 def test_transactions_of_a_broker_are_clean(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
@@ -68,7 +78,7 @@ def test_transactions_of_a_broker_are_clean(spark: Any, shared_broker: oncelog.B
     create_topic(bootstrap, topic)
     producers = write_transactions(bootstrap, topic, "caaco")
     # Ranges of seven offsets cut transactions in pieces.
-    result = audit_topic(spark, bootstrap, topic, offsets_per_task=7)
+    result = audit_both(spark, bootstrap, topic, offsets_per_task=7)
     assert (result.verdict, result.findings) == ("clean", ())
     assert (result.totals.committed, result.totals.aborted, result.totals.control_batches) == (2, 2, 4)
     (note,) = result.notes
@@ -79,7 +89,7 @@ def test_transactions_of_a_broker_are_clean(spark: Any, shared_broker: oncelog.B
 
 def test_an_empty_topic_is_clean(spark: Any, shared_broker: oncelog.Broker, topic: str) -> None:
     create_topic(shared_broker.bootstrap_servers, topic, partitions=3)
-    result = audit_topic(spark, shared_broker.bootstrap_servers, topic, key_check=True)
+    result = audit_both(spark, shared_broker.bootstrap_servers, topic, key_check=True)
     assert (result.verdict, result.totals.batches, len(result.partitions)) == ("clean", 0, 3)
 
 
@@ -91,7 +101,7 @@ def test_a_log_without_its_first_segments_is_audited_from_its_log_start(
     store(bootstrap, topic, numbered(7))
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_records({TopicPartition(topic, 0): 11})  # inside the batch of offsets 9 to 13
-    result = audit_topic(spark, bootstrap, topic)
+    result = audit_both(spark, bootstrap, topic)
     assert result.verdict == "clean"
     assert (result.totals.batches, result.totals.unknown_starts) == (4, 1)
 
@@ -101,9 +111,9 @@ def test_without_producer_ids_nothing_is_proven(
 ) -> None:
     create_topic(shared_broker.bootstrap_servers, topic)
     fill(shared_broker.bootstrap_servers, topic, 0, 20)
-    result = audit_topic(spark, shared_broker.bootstrap_servers, topic)
+    result = audit_both(spark, shared_broker.bootstrap_servers, topic)
     assert (result.verdict, result.totals.unnumbered_records) == ("unproven", 20)
-    assert audit_topic(spark, shared_broker.bootstrap_servers, topic, key_check=True).verdict == "clean"
+    assert audit_both(spark, shared_broker.bootstrap_servers, topic, key_check=True).verdict == "clean"
 
 
 # Faults planted in the segment files of a stopped broker.
@@ -201,7 +211,7 @@ def faulty_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oncelog.
 
 
 def test_every_planted_fault_is_found_and_nothing_else(spark: Any, faulty_broker: oncelog.Broker) -> None:
-    result = audit_topic(spark, faulty_broker.bootstrap_servers, [*PLANTED, "sound"])
+    result = audit_both(spark, faulty_broker.bootstrap_servers, [*PLANTED, "sound"])
     found = {
         f.topic: (f.kind, f.base_offset, f.last_offset, f.first_sequence, f.last_sequence, f.other_offset)
         for f in result.findings
@@ -229,10 +239,10 @@ def test_bytes_that_are_no_batch_are_found_at_their_first_offset(
     data[bad + 16] = 9  # the magic byte
     with segment.open("r+b") as file:
         file.write(data)
-    (finding,) = audit_topic(spark, shared_broker.bootstrap_servers, topic).findings
+    (finding,) = audit_both(spark, shared_broker.bootstrap_servers, topic).findings
     assert (finding.kind, finding.base_offset, finding.last_offset) == ("unreadable", 23, 30)
     # The reader of keys stops there, and earlier findings are still reported.
-    result = audit_topic(spark, shared_broker.bootstrap_servers, topic, key_check=True)
+    result = audit_both(spark, shared_broker.bootstrap_servers, topic, key_check=True)
     assert (result.findings, result.keys) == ((finding,), None)
     assert result.keys_problem == f"keys were not checked: {topic}-0 cannot be read at offset 23"
 
@@ -253,7 +263,7 @@ def test_batches_in_the_wrong_order_are_found(spark: Any, tmp_path: Path, offset
     batches[1], batches[3] = batches[3], batches[1]
     segment.write_bytes(b"".join(batches))
     with oncelog.Broker(tmp_path) as broker:
-        result = audit_topic(spark, broker.bootstrap_servers, "moved", offsets_per_task=offsets_per_task)
+        result = audit_both(spark, broker.bootstrap_servers, "moved", offsets_per_task=offsets_per_task)
     found = result.findings
     assert result.totals.records == sum(COUNTS)
     assert {(each.kind, each.base_offset) for each in found} == {
@@ -272,12 +282,12 @@ def test_a_topic_that_was_once_compacted_is_audited_as_compacted(
     create_compacted(bootstrap, topic, "ccc")
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.alter_configs({ConfigResource("topic", topic): {"cleanup.policy": "delete"}})
-    result = audit_topic(spark, bootstrap, topic, compacted_topics=[topic])
+    result = audit_both(spark, bootstrap, topic, compacted_topics=[topic])
     assert (result.verdict, result.findings, result.notes) == ("clean", (), ())
 
 
 def test_findings_can_be_read_as_rows_and_as_a_frame(spark: Any, faulty_broker: oncelog.Broker) -> None:
-    result = audit_topic(spark, faulty_broker.bootstrap_servers, ["swap", "damage"])
+    result = audit_both(spark, faulty_broker.bootstrap_servers, ["swap", "damage"])
     frame = result.to_frame(spark)
     assert [row.kind for row in frame.orderBy("topic").collect()] == ["crc_damage", "out_of_order"]
     assert (
@@ -320,7 +330,7 @@ def test_keys_doubled_by_retries_without_idempotence_are_named_with_their_offset
     for name, idempotence in [(f"{topic}.on", True), (f"{topic}.off", False)]:
         create_topic(bootstrap, name)
         write_through_lost_acknowledgements(bootstrap, name, idempotence)
-    on = audit_topic(spark, bootstrap, f"{topic}.on", key_check=True)
+    on = audit_both(spark, bootstrap, f"{topic}.on", key_check=True)
     assert on.verdict == "clean" and on.keys == (30, 30, 0)
 
     off = audit_topic(spark, bootstrap, f"{topic}.off", key_check="get_json_object(string(value), '$.id')")
@@ -373,7 +383,7 @@ def test_a_comparison_names_lost_and_doubled_records(
     for first, count in ((0, 2), (0, 6), (4, 1), (9, 1)):
         fill(bootstrap, sink, first, count)
     store(bootstrap, sink, [build_batch([NewRecord(START_MS, None, b"no key")])])
-    result = audit_topic(spark, bootstrap, sink, against=source)
+    result = audit_both(spark, bootstrap, sink, against=source)
     assert (result.verdict, result.finding_count, result.difference) == ("violated", 4, (10, 10, 2, 1, 1, 1))
     found = {f.key: (f.kind, f.topic, f.base_offset, f.other_offset) for f in result.findings}
     assert found == {
@@ -403,7 +413,7 @@ def test_only_the_planned_offsets_are_read(
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     store(bootstrap, topic, numbered(7))
-    look_up = audit_audit._look_up
+    look_up = audit_audit.look_up
 
     def change_after(change: Callable[[Admin], object]) -> None:
         def look_up_and_change(*args: Any) -> Any:
@@ -412,7 +422,7 @@ def test_only_the_planned_offsets_are_read(
                 change(admin)
             return found
 
-        monkeypatch.setattr(audit_audit, "_look_up", look_up_and_change)
+        monkeypatch.setattr(audit_audit, "look_up", look_up_and_change)
 
     change_after(lambda admin: (admin.create_partitions({topic: 2}), store(bootstrap, topic, numbered(8), 1)))
     result = audit_topic(spark, bootstrap, topic)

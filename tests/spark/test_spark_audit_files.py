@@ -22,9 +22,11 @@ import oncelog
 from oncelog.audit.partition import FindingKind
 from oncelog.cli.audit import EXIT_VIOLATIONS
 from oncelog.errors import ConfigError, MisuseError
+from oncelog.local_audit import audit_files as audit_files_here
+from oncelog.local_audit.segment_files import find_segments
 from oncelog.log.checkpoint import CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS, encode_offsets
-from oncelog.spark.audit.audit import AuditResult, Difference, KeyTotals, audit_files, audit_topic
-from oncelog.spark.audit.segment_batches import find_segments
+from oncelog.spark.audit import audit as spark_audit
+from oncelog.spark.audit.audit import AuditResult, Difference, KeyTotals, audit_topic
 from oncelog.types import TopicPartition
 from oncelog.wire.batch import HEADER_BYTES, build_batch, read_header, stamp
 from oncelog.wire.control import ControlType, decode_control, encode_end_marker
@@ -36,6 +38,14 @@ Batches = list[bytearray]
 LAST = 2**31 - 1
 SIZE = len(build_batch(records(0, 1))) - HEADER_BYTES
 """Size in bytes of a batch with one record."""
+
+
+def audit_files(spark: Any, paths: str | Sequence[str], **options: Any) -> AuditResult:
+    """Audit on Spark, and check that the audit in this process has the same result."""
+    result = spark_audit.audit_files(spark, paths, **options)
+    if not options.keys() & {"key_check", "against"}:
+        assert audit_files_here(paths, **options) == result
+    return result
 
 
 def data(

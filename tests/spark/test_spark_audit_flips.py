@@ -9,8 +9,8 @@ from crc32c import crc32c
 from support.spark.topics import records
 
 from oncelog.audit.partition import PartitionAudit
-from oncelog.spark.audit.segment_batches import Damage, walk_segment
-from oncelog.spark.audit.topic_batches import no_batch, stored_batch
+from oncelog.local_audit.segment_files import Damage, walk_segment
+from oncelog.local_audit.stored_batches import no_batch, stored_batch
 from oncelog.wire.batch import build_batch, stamp
 from oncelog.wire.control import encode_end_marker
 

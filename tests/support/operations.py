@@ -18,7 +18,7 @@ import pytest
 
 from oncelog import Consumer, Producer, Record, TopicPartition
 from oncelog.audit.partition import PartitionAudit
-from oncelog.spark.audit.topic_batches import stored_batch
+from oncelog.local_audit.stored_batches import stored_batch
 from oncelog.testing.broker_process import BrokerProcess
 from oncelog.types import Isolation
 from support.broker import wait_until

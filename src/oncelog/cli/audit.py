@@ -1,16 +1,17 @@
-"""`oncelog audit`: prove or refute, on Spark, that topics or segment files contain each record once."""
+"""`oncelog audit`: prove or refute that topics or segment files contain each record once."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
 
 if TYPE_CHECKING:
-    from oncelog.spark.audit.audit import AuditResult
+    from oncelog.audit.result import AuditResult
 
 EXIT_ERROR, EXIT_VIOLATIONS = 1, 3
 _COLUMNS = ("kind", "topic", "partition", "base_offset", "last_offset", "explanation")
@@ -48,6 +49,13 @@ _WIDE = (
     help="Compare keys with this topic or directory. Repeatable.",
 )
 @click.option(
+    "--local/--spark",
+    "local",
+    default=None,
+    help="Run in this process, for what fits one machine, or on Spark.  [default: on Spark if PySpark is "
+    "installed]",
+)
+@click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as an HTML page."
 )
 @click.option("--master", default="local[*]", show_default=True, help="The Spark master.")
@@ -60,11 +68,12 @@ def command(
     keys: bool,
     key_expr: str | None,
     against: tuple[str, ...],
+    local: bool | None,
     html: Path | None,
     master: str,
     output: str,
 ) -> None:
-    """Audit topics of any Kafka-protocol cluster, or directories of segment files, as a Spark job.
+    """Audit topics of any Kafka-protocol cluster, or directories of segment files.
 
     The audit reads the header of every stored batch. It checks that each producer's sequence is complete, in
     order and without duplicates. It checks that each transaction has one outcome, that read_committed readers
@@ -78,37 +87,98 @@ def command(
     oncelog audit enriched --against payments      # lost, doubled or unexpected keys
     oncelog audit --files /var/lib/kafka/data      # or partition directories: .../payments-0
     oncelog audit --files copies/enriched-0 --against copies/payments-0
+    oncelog audit payments --local                 # in this process, without Spark
 
     Exit codes: 0 nothing found, 1 the audit failed or could not check keys, 3 violations found.
     """
     from oncelog.config import CONSUMER
+
+    config = only_settings_of(CONSUMER, client_config)
+    bootstrap = str(config.pop("bootstrap.servers"))
+    CONSUMER.parse(config)
+    what = ", ".join(names)
+    requested = _Requested(names, bootstrap, config, files, compacted, key_expr or keys, against)
+    result = _audit_locally(requested) if _is_local(local, requested) else _audit_on_spark(requested, master)
+    _show(result, what, output, html)
+    if result.finding_count:
+        raise SystemExit(EXIT_VIOLATIONS)
+    if result.keys_problem is not None:
+        raise SystemExit(EXIT_ERROR)
+
+
+class _Requested(NamedTuple):
+    """The audit that the user requested."""
+
+    names: tuple[str, ...]
+    bootstrap: str
+    config: dict[str, Any]
+    files: bool
+    compacted: tuple[str, ...]
+    key: bool | str
+    against: tuple[str, ...]
+
+
+def _is_local(local: bool | None, requested: _Requested) -> bool:
+    """Return True if the audit runs in this process. Raises click.UsageError for what only Spark can do."""
+    needs_spark = None
+    if isinstance(requested.key, str):
+        needs_spark = "--key-expr, which is SQL,"
+    elif requested.files and (requested.key or requested.against):
+        needs_spark = "the check of keys in files"
+    if local and needs_spark is not None:
+        raise click.UsageError(f"{needs_spark} needs Spark: leave out --local")
+    if local is None and needs_spark is None and not _has_pyspark():
+        say("PySpark is not installed: the audit runs in this process", err=True)
+        return True
+    return bool(local)
+
+
+def _has_pyspark() -> bool:
+    try:
+        return find_spec("pyspark") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _audit_locally(requested: _Requested) -> AuditResult:
+    from oncelog.local_audit.log_audit import audit_files, audit_topic
+
+    if requested.files:
+        return audit_files(requested.names, compacted_topics=requested.compacted)
+    return audit_topic(
+        requested.bootstrap,
+        requested.names,
+        key_check=bool(requested.key),
+        against=requested.against,
+        compacted_topics=requested.compacted,
+        client_config=requested.config,
+    )
+
+
+def _audit_on_spark(requested: _Requested, master: str) -> AuditResult:
     from oncelog.spark.session import check_spark, local_session
 
     check_spark()
     from oncelog.spark.audit.audit import audit_files, audit_topic
 
-    config = only_settings_of(CONSUMER, client_config)
-    bootstrap = str(config.pop("bootstrap.servers"))
-    CONSUMER.parse(config)
     with local_session("oncelog audit", master) as spark:
-        key = key_expr or keys
-        if files:
-            result = audit_files(spark, names, key_check=key, against=against, compacted_topics=compacted)
-        else:
-            result = audit_topic(
+        if requested.files:
+            return audit_files(
                 spark,
-                bootstrap,
-                names,
-                key_check=key,
-                against=against,
-                compacted_topics=compacted,
-                client_config=config,
+                requested.names,
+                key_check=requested.key,
+                against=requested.against,
+                compacted_topics=requested.compacted,
             )
-    _show(result, ", ".join(names), output, html)
-    if result.finding_count:
-        raise SystemExit(EXIT_VIOLATIONS)
-    if result.keys_problem is not None:
-        raise SystemExit(EXIT_ERROR)
+        return audit_topic(
+            spark,
+            requested.bootstrap,
+            requested.names,
+            key_check=requested.key,
+            against=requested.against,
+            compacted_topics=requested.compacted,
+            client_config=requested.config,
+        )
 
 
 def _show(result: AuditResult, what: str, output: str, html: Path | None) -> None:
@@ -117,7 +187,7 @@ def _show(result: AuditResult, what: str, output: str, html: Path | None) -> Non
         emit(rows, output, columns=_COLUMNS, wide=_WIDE)
     say("\n".join(summary), err=True)
     if html is not None:
-        from oncelog.spark.audit.page import render_audit
+        from oncelog.local_audit.page import render_audit
 
         html.write_text(render_audit(result, what, summary), encoding="utf-8")
 

@@ -5,16 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from oncelog.audit.result import AuditFinding, AuditResult, Difference, KeyTotals
     from oncelog.spark.audit.audit import audit_files, audit_topic
-    from oncelog.spark.audit.result import AuditFinding, AuditResult, Difference, KeyTotals
 
-__all__ = ["AuditFinding", "AuditResult", "Difference", "KeyTotals", "audit_files", "audit_topic"]
+__all__ = [
+    "AuditFinding",
+    "AuditResult",
+    "Difference",
+    "KeyTotals",
+    "audit_files",
+    "audit_topic",
+]
 
 
 def __getattr__(name: str) -> Any:
     # The modules of the audit need PySpark, so they are imported at the first use.
     if name in __all__:
-        from oncelog.spark.audit import audit, result
+        from oncelog.audit import result
+        from oncelog.spark.audit import audit
 
-        return getattr(audit if name.startswith("audit_") else result, name)
+        return getattr(next(module for module in (result, audit) if hasattr(module, name)), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,16 +14,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from oncelog.spark.audit.result import AuditFinding, Difference, KeyTotals
+from oncelog.audit.key_findings import OFFSETS_NAMED, Place, differing_key, repeated_key
+from oncelog.audit.result import DIFFERENCE_KINDS, AuditFinding, Difference, KeyTotals
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
-
-_OFFSETS_NAMED = 10
-DIFFERENCE_KINDS = ("lost_key", "doubled_key", "unexpected_key")
-"""The kinds of findings of a comparison between two topics."""
 
 
 def _keyed(records: DataFrame, key: bool | str | Column) -> DataFrame:
@@ -77,7 +74,7 @@ def _places(keyed: DataFrame, repeated: Sequence[Row]) -> Mapping[int, Sequence[
     keys = f.broadcast(keyed.sparkSession.createDataFrame(numbered, schema))
     in_order = Window.partitionBy("key_number").orderBy("at")
     placed = keyed.join(keys, ["topic", "key"]).select("key_number", "at")
-    few = placed.withColumn("rank", f.row_number().over(in_order)).where(f"rank <= {_OFFSETS_NAMED}")
+    few = placed.withColumn("rank", f.row_number().over(in_order)).where(f"rank <= {OFFSETS_NAMED}")
     for row in few.orderBy("key_number", "rank").collect():
         places[row["key_number"]].append(row["at"])
     return places
@@ -87,23 +84,7 @@ def _repeated(row: Row, places: Sequence[Row]) -> AuditFinding:
     # With fewer than two places, retention or DeleteRecords removed records of the key after the count.
     if len(places) < 2:
         places = row["first"], row["last"]
-    first, second = places[:2]
-    named = ", ".join(f"{place['partition']}:{place['offset']}" for place in places)
-    more = ", ..." if row["times"] > len(places) else ""
-    return AuditFinding(
-        kind="repeated_key",
-        topic=row["topic"],
-        partition=second["partition"],
-        base_offset=second["offset"],
-        last_offset=second["offset"],
-        producer_id=None,
-        producer_epoch=None,
-        first_sequence=None,
-        last_sequence=None,
-        other_offset=first["offset"],
-        key=_text(row["key"]),
-        explanation=f"the key occurs {row['times']} times, at partition:offset {named}{more}",
-    )
+    return repeated_key(row["key"], row["times"], [Place(*place) for place in places])
 
 
 def compare_keys(
@@ -149,29 +130,9 @@ CASE WHEN key IS NULL OR found = expected THEN NULL
 """
 
 
-def _differing(row: Any) -> AuditFinding:
-    # The finding of a lost key points to the record that should have arrived. Other findings point to the
-    # surplus record.
-    place = row["expected_last"] if row["kind"] == "lost_key" else row["found_last"]
-    other = row["found_first"] if row["kind"] != "unexpected_key" else None
-    text = f"{row['found']} times in the audited topics, {row['expected']} times expected"
-    for name, at in (("expected at", row["expected_last"]), ("first found at", row["found_first"])):
-        text += f"; {name} {at['topic']}-{at['partition']}:{at['offset']}" if at is not None else ""
-    return AuditFinding(
-        kind=row["kind"],
-        topic=place["topic"],
-        partition=place["partition"],
-        base_offset=place["offset"],
-        last_offset=place["offset"],
-        producer_id=None,
-        producer_epoch=None,
-        first_sequence=None,
-        last_sequence=None,
-        other_offset=None if other is None else other["offset"],
-        key=_text(row["key"]),
-        explanation=text,
-    )
-
-
-def _text(key: Any) -> str:
-    return bytes(key).decode("utf-8", "backslashreplace") if isinstance(key, (bytes, bytearray)) else str(key)
+def _differing(row: Row) -> AuditFinding:
+    places = [
+        None if row[name] is None else Place(*row[name])
+        for name in ("expected_last", "found_first", "found_last")
+    ]
+    return differing_key(row["kind"], row["key"], row["expected"], row["found"], *places)

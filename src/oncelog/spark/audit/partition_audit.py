@@ -7,15 +7,22 @@ the rules one after another, so it needs memory only for the rules' state.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from oncelog.audit.partition import BumpedOutcome, FindingKind, PartitionAudit, PartitionTotals, StoredBatch
-from oncelog.spark.audit.result import FINDING_SCHEMA, AuditFinding
+from oncelog.audit.partition import BumpedOutcome, PartitionAudit, PartitionTotals, StoredBatch
+from oncelog.audit.result import (
+    FINDING_SCHEMA,
+    AuditFinding,
+    AuditOutput,
+    Bounds,
+    TransactionEnd,
+    two_outcomes,
+)
 from oncelog.spark.audit.topic_batches import PLACE_COLUMNS
 from oncelog.types import TopicPartition
 
@@ -35,32 +42,6 @@ _RESULT_DDL = (
     "producer_epoch smallint, first_sequence int, last_sequence int, other_offset bigint, key string, "
     "explanation string, " + ", ".join(f"{name} bigint" for name in _TOTALS_FIELDS)
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Facts about a partition that its batches do not show; see oncelog.audit.partition.PartitionAudit."""
-
-    log_start_offset: int
-    is_compacted: bool = False
-    last_stable_offset: int | None = None
-    indexed_to: int | None = None
-    is_internal: bool = False
-
-
-@dataclass(slots=True)
-class AuditOutput:
-    """Violations and notes, sorted by partition and offset, and the totals of every partition."""
-
-    findings: list[AuditFinding] = field(default_factory=list)
-    notes: list[AuditFinding] = field(default_factory=list)
-    partitions: dict[TopicPartition, PartitionTotals] = field(default_factory=dict)
-
-    def add_violation(self, finding: AuditFinding) -> None:
-        """Add a violation that was found by comparing partitions or by asking a coordinator."""
-        self.findings.append(finding)
-        totals = self.partitions[finding.tp]
-        self.partitions[finding.tp] = replace(totals, findings=totals.findings + 1)
 
 
 def judge(headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findings: int) -> AuditOutput:
@@ -90,9 +71,7 @@ def _collected(rows: list[dict[str, Any]], bounds: Iterable[TopicPartition]) -> 
             tp = TopicPartition(row["topic"], row["partition"])
             output.partitions[tp] = PartitionTotals(**{name: row[name] for name in _TOTALS_FIELDS})
         else:
-            finding = AuditFinding(**{name: row[name] for name in FINDING_SCHEMA.names})
-            is_violation = FindingKind(finding.kind).is_violation
-            (output.findings if is_violation else output.notes).append(finding)
+            output.add(AuditFinding(**{name: row[name] for name in FINDING_SCHEMA.names}))
     return output
 
 
@@ -161,23 +140,11 @@ def _conflicts(rows: DataFrame, max_findings: int) -> list[AuditFinding]:
         .where("commit IS NOT NULL AND abort IS NOT NULL")
     )
     conflicts = ends.orderBy("producer_id", "producer_epoch").limit(max_findings).toArrow().to_pylist()
-    return [_conflict(row) for row in conflicts]
+    return [
+        two_outcomes(row["producer_id"], row["producer_epoch"], _end(row["abort"]), _end(row["commit"]))
+        for row in conflicts
+    ]
 
 
-def _conflict(row: Mapping[str, Any]) -> AuditFinding:
-    here, there = row["abort"], row["commit"]
-    return AuditFinding(
-        kind=FindingKind.TWO_OUTCOMES.value,
-        topic=here["topic"],
-        partition=here["partition"],
-        base_offset=here["base_offset"],
-        last_offset=here["other_offset"],
-        producer_id=row["producer_id"],
-        producer_epoch=row["producer_epoch"],
-        first_sequence=None,
-        last_sequence=None,
-        other_offset=there["other_offset"],
-        key=None,
-        explanation=f"ABORT here at offset {here['other_offset']}, but COMMIT of the same transaction in "
-        f"{there['topic']}-{there['partition']} at offset {there['other_offset']}",
-    )
+def _end(place: Mapping[str, Any]) -> TransactionEnd:
+    return TransactionEnd(place["topic"], place["partition"], place["base_offset"], place["other_offset"])

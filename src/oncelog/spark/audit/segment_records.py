@@ -17,15 +17,14 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import LongType, StructField, StructType
 
 from oncelog.errors import CorruptMessage, InvalidRecord
-from oncelog.spark.audit.segment_batches import (
+from oncelog.local_audit.segment_files import (
     Damage,
     PartitionFiles,
-    SegmentHeadersSource,
-    SegmentReader,
     file_system,
     open_segment,
     walk_segment,
 )
+from oncelog.spark.audit.segment_batches import SegmentHeadersSource, SegmentReader
 from oncelog.spark.source.reader import regroup
 from oncelog.spark.source.source import COLUMNS
 from oncelog.wire.columns import batches_to_arrow

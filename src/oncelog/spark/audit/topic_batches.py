@@ -5,14 +5,13 @@ ones. A task parses the 61-byte header of a batch and verifies the checksum. Wit
 the task also compares the records with the header.
 
 Offsets below the last stable offset are fetched with read_committed. So the rows of their batches say whether
-a read_committed reader gets the batch.
+a read_committed reader gets the batch. local_audit/stored_batches.py reads the batches.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -27,18 +26,10 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from oncelog.audit.partition import StoredBatch
-from oncelog.client.consumer.blocking import Consumer
-from oncelog.client.consumer.range_reader import RangeChunk
-from oncelog.errors import CorruptMessage, InvalidRecord, OffsetOutOfRange, TimedOut
-from oncelog.rules.storage.read_committed import Verdict
-from oncelog.spark.audit.batch_records import records_problem
+from oncelog.local_audit.stored_batches import read_stored_batches
 from oncelog.spark.source.offset_ranges import Available, OffsetRange, ranges_between, split_ranges
 from oncelog.spark.source.source_options import SourceOptions, parse_options
 from oncelog.types import Isolation, TopicPartition
-from oncelog.wire.batch import BatchHeader, verify_crc
-from oncelog.wire.control import ControlType, decode_control
-from oncelog.wire.primitives import Buffer
 
 PLACE_COLUMNS = ("topic", "partition", "part", "place")
 """Batches that are sorted by `part`, then by `place`, are in stored order.
@@ -74,7 +65,6 @@ _COLUMNS = (
 HEADERS_SCHEMA = StructType([StructField(name, spark) for name, spark, _ in _COLUMNS])
 _ARROW_SCHEMA = pa.schema([(name, arrow) for name, _, arrow in _COLUMNS])
 _ROWS_PER_BATCH = 20_000
-_FETCH_BYTES = "max.partition.fetch.bytes"
 CHECK_RECORDS = "checkRecords"
 AVAILABLE = "available"
 """The option with the offsets to read.
@@ -158,8 +148,11 @@ class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
         # If there are no ranges, Spark still runs one task, with a partition of another class.
         if not isinstance(partition, _StoredRange):
             return iter(())
-        rows = _read_rows(self._options.client, partition.value, partition.isolation, self._check_records)
-        return to_arrow(rows)
+        tp, start, end = partition.value
+        batches = read_stored_batches(
+            self._options.client, tp, start, end, partition.isolation, check_records=self._check_records
+        )
+        return to_arrow((*tp, start, place, *batch) for place, batch in enumerate(batches))
 
 
 def to_arrow(rows: Iterable[HeaderRow]) -> Iterator[pa.RecordBatch]:
@@ -178,98 +171,3 @@ def _record_batch(rows: list[HeaderRow]) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, _ARROW_SCHEMA, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=_ARROW_SCHEMA)
-
-
-def _read_rows(
-    client: Mapping[str, object], wanted: OffsetRange, isolation: Isolation, check_records: bool
-) -> Iterator[HeaderRow]:
-    """Yield a row per stored batch.
-
-    If the log start overtakes the read, one row covers the removed offsets. If a batch cannot be read, the
-    last row covers the rest of the range.
-
-    The client rejects a whole fetch response if it contains bytes that are not a batch. The batches are then
-    fetched one at a time, up to the bad one. `place` counts batches in the order read. If rows were sorted by
-    offset, batches that are stored in the wrong order would look sound. See
-    test_batches_in_the_wrong_order_are_found.
-    """
-    tp, position, end = wanted
-    settings, problem = dict(client), None
-    places = count()
-    while position < end and problem is None:
-        with Consumer(settings) as consumer:
-            try:
-                for piece in consumer.fetch_chunks(tp, position, end, isolation):
-                    for batch in _batches_of(piece, isolation, check_records):
-                        position = max(position, batch.last_offset + 1)
-                        if wanted.start < position <= end:
-                            yield (*tp, wanted.start, next(places), *batch)
-                position = max(position, end)
-            except (CorruptMessage, InvalidRecord) as error:
-                problem = error.detail if settings.get(_FETCH_BYTES) == 1 else None
-                settings[_FETCH_BYTES] = 1
-            except OffsetOutOfRange:
-                log_start = consumer.beginning_offsets([tp])[tp]
-                if log_start <= position:
-                    # The offset is above the end of the log: the topic was re-created, or its log was
-                    # truncated.
-                    raise
-                removed = no_batch(position, log_start - 1, "")._replace(problem=None, is_removed=True)
-                yield (*tp, wanted.start, next(places), *removed)
-                position = log_start
-            except TimedOut:
-                if isolation is Isolation.READ_UNCOMMITTED:
-                    raise
-                # Compaction removed all records from this position to the last stable offset. Only
-                # read_uncommitted reads the batches above that offset.
-                isolation = Isolation.READ_UNCOMMITTED
-    if problem is not None:
-        yield (*tp, wanted.start, next(places), *no_batch(position, end - 1, problem))
-
-
-def _batches_of(piece: RangeChunk, isolation: Isolation, check_records: bool) -> Iterator[StoredBatch]:
-    for position, header, verdict in piece.batches:
-        seen = verdict if isolation is Isolation.READ_COMMITTED else None
-        yield stored_batch(piece.records, position, header, seen, check_records=check_records)
-
-
-def stored_batch(
-    data: Buffer, position: int, h: BatchHeader, verdict: Verdict | None, *, check_records: bool = False
-) -> StoredBatch:
-    """Return the StoredBatch at `position` of `data`.
-
-    `verdict` says whether a read_committed reader gets the batch; None means unknown.
-    """
-    is_commit = coordinator_epoch = None
-    crc_ok = verify_crc(data, position, h.size_bytes)
-    if h.is_control and crc_ok:
-        try:
-            control = decode_control(data, position, verify=False)
-        except (CorruptMessage, InvalidRecord) as error:
-            return no_batch(h.base_offset, h.last_offset, error.detail)
-        if control is not None and control.coordinator_epoch is not None:
-            is_commit, coordinator_epoch = control.type is ControlType.COMMIT, control.coordinator_epoch
-    return StoredBatch(
-        base_offset=h.base_offset,
-        last_offset=h.last_offset,
-        producer_id=h.producer_id,
-        producer_epoch=h.producer_epoch,
-        base_sequence=h.base_sequence,
-        sequence_count=h.last_offset_delta + 1,
-        records_count=h.records_count,
-        is_control=h.is_control,
-        crc_ok=crc_ok,
-        is_transactional=h.is_transactional,
-        is_commit=is_commit,
-        coordinator_epoch=coordinator_epoch,
-        is_visible=None if verdict is None else verdict is Verdict.DELIVER,
-        records_problem=records_problem(data, position, h)
-        if check_records and crc_ok and not h.is_control
-        else None,
-    )
-
-
-def no_batch(base_offset: int, last_offset: int, problem: str, *, is_torn: bool = False) -> StoredBatch:
-    """Return a StoredBatch for a range of offsets without a readable batch. `problem` is the reason."""
-    nothing = StoredBatch(base_offset, last_offset, None, None, None, 0, 0, is_control=False, crc_ok=None)
-    return nothing._replace(is_torn=is_torn, problem=problem)

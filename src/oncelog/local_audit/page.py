@@ -7,8 +7,8 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
+from oncelog.audit.result import AuditFinding, AuditResult
 from oncelog.html_report import page, table, verdict
-from oncelog.spark.audit.result import AuditFinding, AuditResult
 
 _SHOWN = ("topic", "partition", "base_offset", "last_offset", "other_offset", "producer_id", "producer_epoch")
 _SEQUENCES = ("first_sequence", "last_sequence")

@@ -1,14 +1,14 @@
-"""The result of an audit on Spark: findings, notes, totals and a verdict."""
+"""The result of an audit: findings, notes, totals and a verdict."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from oncelog.audit.partition import PartitionTotals
+from oncelog.audit.findings import FindingKind, PartitionTotals
 from oncelog.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -16,11 +16,20 @@ if TYPE_CHECKING:
 
 Verdict = Literal["clean", "violated", "unproven"]
 
+DIFFERENCE_KINDS = ("lost_key", "doubled_key", "unexpected_key")
+"""The kinds of findings of a comparison between two topics."""
+KEY_KINDS = ("repeated_key", *DIFFERENCE_KINDS)
+"""The kinds of findings about keys."""
+MAX_FINDINGS = 1000
+"""Maximum number of listed findings per partition, and of listed repeated keys in total.
+
+Counts include the findings that are not listed.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One violation or note. `kind` is a FindingKind of oncelog.audit.partition, or a kind of
-    spark/audit/keys.py.
+    """One violation or note. `kind` is the value of a FindingKind, or of KEY_KINDS.
 
     Fields that do not apply are None: a repeated key has no sequences, a sequence violation has no key.
     """
@@ -146,3 +155,64 @@ FINDING_SCHEMA = pa.schema(
         ("explanation", pa.string()),
     ]
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Facts about a partition that its batches do not show; see oncelog.audit.partition.PartitionAudit."""
+
+    log_start_offset: int
+    is_compacted: bool = False
+    last_stable_offset: int | None = None
+    indexed_to: int | None = None
+    is_internal: bool = False
+
+
+@dataclass(slots=True)
+class AuditOutput:
+    """Violations and notes, sorted by partition and offset, and the totals of every partition."""
+
+    findings: list[AuditFinding] = field(default_factory=list)
+    notes: list[AuditFinding] = field(default_factory=list)
+    partitions: dict[TopicPartition, PartitionTotals] = field(default_factory=dict)
+
+    def add(self, finding: AuditFinding) -> None:
+        """Add a finding that the partition's totals already count."""
+        is_violation = FindingKind(finding.kind).is_violation
+        (self.findings if is_violation else self.notes).append(finding)
+
+    def add_violation(self, finding: AuditFinding) -> None:
+        """Add a violation that was found by comparing partitions or by asking a coordinator."""
+        self.findings.append(finding)
+        totals = self.partitions[finding.tp]
+        self.partitions[finding.tp] = replace(totals, findings=totals.findings + 1)
+
+
+class TransactionEnd(NamedTuple):
+    """The end of a transaction in one partition: its first data, and its marker."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    marker_offset: int
+
+
+def two_outcomes(
+    producer_id: int, producer_epoch: int, aborted: TransactionEnd, committed: TransactionEnd
+) -> AuditFinding:
+    """Return the finding of a transaction with a COMMIT in one partition and an ABORT in another."""
+    return AuditFinding(
+        kind=FindingKind.TWO_OUTCOMES.value,
+        topic=aborted.topic,
+        partition=aborted.partition,
+        base_offset=aborted.first_offset,
+        last_offset=aborted.marker_offset,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        first_sequence=None,
+        last_sequence=None,
+        other_offset=committed.marker_offset,
+        key=None,
+        explanation=f"ABORT here at offset {aborted.marker_offset}, but COMMIT of the same transaction in "
+        f"{committed.topic}-{committed.partition} at offset {committed.marker_offset}",
+    )

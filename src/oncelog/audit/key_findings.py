@@ -1,0 +1,73 @@
+"""The findings about business keys, from the number of their records and from their places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from oncelog.audit.result import AuditFinding
+
+OFFSETS_NAMED = 10
+"""Maximum number of places that the finding of a repeated key names."""
+
+
+class Place(NamedTuple):
+    """The place of a record. Places have the order of topic, partition and offset."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+def repeated_key(key: Any, times: int, places: Sequence[Place]) -> AuditFinding:
+    """Return the finding of a key that occurs `times` in a topic. `places` are its first two or more."""
+    first, second = places[:2]
+    named = ", ".join(f"{place.partition}:{place.offset}" for place in places)
+    more = ", ..." if times > len(places) else ""
+    text = f"the key occurs {times} times, at partition:offset {named}{more}"
+    return _finding("repeated_key", second, first.offset, key, text)
+
+
+def differing_key(
+    kind: str,
+    key: Any,
+    expected: int,
+    found: int,
+    expected_last: Place | None,
+    found_first: Place | None,
+    found_last: Place | None,
+) -> AuditFinding:
+    """Return the finding of a key with `found` records where `expected` were expected.
+
+    The finding of a lost key points to the record that should have arrived. Other findings point to the
+    surplus record.
+    """
+    place = expected_last if kind == "lost_key" else found_last
+    assert place is not None
+    other = found_first if kind != "unexpected_key" else None
+    text = f"{found} times in the audited topics, {expected} times expected"
+    for name, at in (("expected at", expected_last), ("first found at", found_first)):
+        text += f"; {name} {at.topic}-{at.partition}:{at.offset}" if at is not None else ""
+    return _finding(kind, place, None if other is None else other.offset, key, text)
+
+
+def _finding(kind: str, place: Place, other_offset: int | None, key: Any, text: str) -> AuditFinding:
+    return AuditFinding(
+        kind=kind,
+        topic=place.topic,
+        partition=place.partition,
+        base_offset=place.offset,
+        last_offset=place.offset,
+        producer_id=None,
+        producer_epoch=None,
+        first_sequence=None,
+        last_sequence=None,
+        other_offset=other_offset,
+        key=key_text(key),
+        explanation=text,
+    )
+
+
+def key_text(key: Any) -> str:
+    """Return a key for people. Bytes that are not UTF-8 are escaped."""
+    return bytes(key).decode("utf-8", "backslashreplace") if isinstance(key, (bytes, bytearray)) else str(key)
