@@ -244,7 +244,7 @@ def _spark_options() -> Iterator[str]:
 
 def _command_options() -> Iterator[str]:
     for title, introduction, name in (
-        ("Audit", "Options of `oncelog audit`. `audit_topic` and `audit_files` take them as arguments: "
+        ("Audit", "Options of `oncelog audit`. `audit_topic`, `audit_files` and `audit_table` take them as arguments: "
          "see [oncelog.spark](api/spark.md) and [oncelog.local_audit](api/local_audit.md).", "audit"),
         ("Loader", "Options of `oncelog load`. `Load` and `Options` have the same options as fields: "
          "see [oncelog.load](api/load.md). Set the producer settings above with `-X`.", "load"),

@@ -64,7 +64,7 @@ def test_an_audit_without_spark_runs_in_this_process() -> None:
 def test_commands_without_spark_work_in_a_plain_installation() -> None:
     ended = run(
         "import oncelog.spark, oncelog.pipeline.supervisor\n"
-        "import oncelog.local_audit.log_audit\n"
+        "import oncelog.local_audit.log_audit, oncelog.local_audit.table_audit\n"
         "import oncelog_simulator.cli, oncelog_simulator.sink_tasks"
     )
     assert (ended.returncode, ended.stderr) == (0, "")

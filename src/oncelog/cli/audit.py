@@ -1,4 +1,4 @@
-"""`oncelog audit`: prove or refute that topics or segment files contain each record once."""
+"""`oncelog audit`: prove or refute that topics, segment files or tables contain each record once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output
 
 if TYPE_CHECKING:
     from oncelog.audit.result import AuditResult
+    from oncelog.local_audit.table_result import TableAuditResult
 
 EXIT_ERROR, EXIT_VIOLATIONS = 1, 3
 _COLUMNS = ("kind", "topic", "partition", "base_offset", "last_offset", "explanation")
@@ -24,6 +25,8 @@ _WIDE = (
     "other_offset",
     "key",
 )
+_TABLE_COLUMNS = ("kind", "topic", "partition", "base_offset", "last_offset", "rows", "files", "explanation")
+_TABLE_WIDE = ("severity", "key")
 
 
 @click.command("audit")
@@ -49,11 +52,28 @@ _WIDE = (
     help="Compare keys with this topic or directory. Repeatable.",
 )
 @click.option(
+    "--table",
+    metavar="FORMAT:PATH",
+    help="Compare this table with the topics instead: parquet:PATH, delta:PATH or sqlite:PATH[#TABLE].",
+)
+@click.option(
+    "--columns",
+    metavar="topic=NAME,...",
+    help="The columns of --table, for those with other names than topic, partition, offset and key.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["offset", "key"]),
+    default="offset",
+    show_default=True,
+    help="Compare --table by topic, partition and offset; or by the number of rows of each key: proves less.",
+)
+@click.option(
     "--local/--spark",
     "local",
     default=None,
     help="Run in this process, for what fits one machine, or on Spark.  [default: on Spark if PySpark is "
-    "installed]",
+    "installed; --table always runs in this process]",
 )
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write the report as an HTML page."
@@ -68,12 +88,15 @@ def command(
     keys: bool,
     key_expr: str | None,
     against: tuple[str, ...],
+    table: str | None,
+    columns: str | None,
+    by: str,
     local: bool | None,
     html: Path | None,
     master: str,
     output: str,
 ) -> None:
-    """Audit topics of any Kafka-protocol cluster, or directories of segment files.
+    """Audit topics of any Kafka-protocol cluster, directories of segment files, or a table of records.
 
     The audit reads the header of every stored batch. It checks that each producer's sequence is complete, in
     order and without duplicates. It checks that each transaction has one outcome, that read_committed readers
@@ -88,6 +111,10 @@ def command(
     oncelog audit --files /var/lib/kafka/data      # or partition directories: .../payments-0
     oncelog audit --files copies/enriched-0 --against copies/payments-0
     oncelog audit payments --local                 # in this process, without Spark
+    oncelog audit payments --table delta:/lake/payments
+    oncelog audit payments --table parquet:/lake/payments --columns partition=p,offset=o
+
+    With --table, each committed record must have one row, and no other record may have one.
 
     Exit codes: 0 nothing found, 1 the audit failed or could not check keys, 3 violations found.
     """
@@ -98,6 +125,15 @@ def command(
     CONSUMER.parse(config)
     what = ", ".join(names)
     requested = _Requested(names, bootstrap, config, files, compacted, key_expr or keys, against)
+    if table is not None:
+        if files or requested.key or against or local is False:
+            others = "--files, --keys, --key-expr, --against or --spark"
+            raise click.UsageError(f"--table cannot be combined with {others}")
+        table_result = _audit_table(requested, table, columns, by_key=by == "key")
+        _show_table(table_result, f"{table} against {what}", output, html)
+        raise SystemExit(EXIT_VIOLATIONS if table_result.finding_count else 0)
+    if columns is not None or by == "key":
+        raise click.UsageError("--columns and --by need --table")
     result = _audit_locally(requested) if _is_local(local, requested) else _audit_on_spark(requested, master)
     _show(result, what, output, html)
     if result.finding_count:
@@ -179,6 +215,33 @@ def _audit_on_spark(requested: _Requested, master: str) -> AuditResult:
             compacted_topics=requested.compacted,
             client_config=requested.config,
         )
+
+
+def _audit_table(requested: _Requested, table: str, columns: str | None, *, by_key: bool) -> TableAuditResult:
+    from oncelog.local_audit.table_audit import audit_table
+
+    return audit_table(
+        requested.bootstrap,
+        requested.names,
+        table,
+        columns=columns,
+        by_key=by_key,
+        compacted_topics=requested.compacted,
+        client_config=requested.config,
+    )
+
+
+def _show_table(result: TableAuditResult, what: str, output: str, html: Path | None) -> None:
+    rows, summary = result.to_rows(), result.summary()
+    if output in ("table", "wide"):
+        rows = [row | {"files": ", ".join(row["files"])} for row in rows]
+    if rows or output not in ("table", "wide"):
+        emit(rows, output, columns=_TABLE_COLUMNS, wide=_TABLE_WIDE)
+    say("\n".join(summary), err=True)
+    if html is not None:
+        from oncelog.local_audit.page import render_table_audit
+
+        html.write_text(render_table_audit(result, what), encoding="utf-8")
 
 
 def _show(result: AuditResult, what: str, output: str, html: Path | None) -> None:

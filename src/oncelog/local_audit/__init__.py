@@ -1,4 +1,4 @@
-"""Audits in one process, without Spark: of topics and of segment files."""
+"""Audits in one process, without Spark: of topics, of segment files, and of tables written from topics."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oncelog.local_audit.log_audit import audit_files, audit_topic
+    from oncelog.local_audit.table_audit import audit_table
+    from oncelog.local_audit.table_result import TableAuditResult, TableFinding, TableTotals
 
-__all__ = ["audit_files", "audit_topic"]
+__all__ = ["TableAuditResult", "TableFinding", "TableTotals", "audit_files", "audit_table", "audit_topic"]
 
 
 def __getattr__(name: str) -> Any:
     # Spark's workers import modules of this package, but need none of these.
     if name in __all__:
-        from oncelog.local_audit import log_audit
+        from oncelog.local_audit import log_audit, table_audit, table_result
 
-        return getattr(log_audit, name)
+        for module in (log_audit, table_audit, table_result):
+            if hasattr(module, name):
+                return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,181 @@
+"""The rows of a table by partition and offset, in bounded memory.
+
+Rows arrive in any order. Each piece of a table becomes runs of offsets, which are cut at windows of
+WINDOW_OFFSETS offsets. At most RUNS_IN_MEMORY runs are in memory; then they go to a temporary file, by
+partition and window. A run takes 28 bytes, and a row is at most one run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from oncelog.audit.table_rows import RUN, Ints, Runs, cut_runs, runs_of_rows
+from oncelog.types import TopicPartition
+
+WINDOW_OFFSETS = 1 << 20
+RUNS_IN_MEMORY = 1 << 20
+OUTSIDE_RUNS = 10_000
+"""Maximum number of remembered runs per partition of offsets that never existed. All of them are counted."""
+OUTSIDE_PARTITIONS = 1000
+"""Maximum number of remembered partitions that do not exist."""
+
+
+class OutsideRows:
+    """Rows of offsets that the partition never had: negative, or at or above its end."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._runs: list[Runs] = []
+        self._count = 0
+
+    def add(self, runs: Runs) -> None:
+        """Add sorted runs."""
+        self.rows += row_count(runs)
+        room = OUTSIDE_RUNS - self._count
+        if room > 0 and len(runs):
+            self._runs.append(runs[:room].copy())
+            self._count += len(self._runs[-1])
+
+    def runs(self) -> Runs:
+        """Return the remembered runs, sorted. Equal runs of one file are added up."""
+        if not self._runs:
+            return np.empty(0, RUN)
+        names = ["first", "last", "file"]
+        found = np.sort(np.concatenate(self._runs), order=names)
+        is_new = np.ones(len(found), np.bool_)
+        is_new[1:] = found[names][1:] != found[names][:-1]
+        starts = np.flatnonzero(is_new)
+        merged = found[starts]
+        merged["times"] = np.add.reduceat(found["times"], starts)
+        return merged
+
+
+def row_count(runs: Runs) -> int:
+    """Return the number of rows of runs. Runs of SQLite's negative offsets may span more than 2**63."""
+    sizes = runs["last"].astype(np.uint64) - runs["first"].astype(np.uint64) + np.uint64(1)
+    return int((sizes * runs["times"].astype(np.uint64)).sum())
+
+
+class RowRuns:
+    """The rows of the audited partitions. `ends` has the end offset of each partition, exclusive."""
+
+    def __init__(self, ends: Mapping[TopicPartition, int]) -> None:
+        self.files: list[str] = []
+        self.rows: defaultdict[TopicPartition, int] = defaultdict(int)
+        self.outside: dict[TopicPartition, OutsideRows] = {}
+        self.unlocated: defaultdict[int, int] = defaultdict(int)
+        """The number of rows with NULL in a column, by file."""
+        self.rows_of_other_topics = 0
+        self.rows_of_more_partitions = 0
+        """Rows of partitions that do not exist, beyond OUTSIDE_PARTITIONS such partitions."""
+        self.highest: dict[TopicPartition, int] = {}
+        """The highest offset below the end that has a row."""
+        self.window_offsets = WINDOW_OFFSETS
+        self._ends = ends
+        self._waiting: defaultdict[tuple[TopicPartition, int], list[Runs]] = defaultdict(list)
+        self._waiting_runs = 0
+        self._places: defaultdict[tuple[TopicPartition, int], list[tuple[int, int]]] = defaultdict(list)
+        self._directory: TemporaryDirectory[str] | None = None
+        self._written = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._directory is not None:
+            self._directory.cleanup()
+
+    def add_file(self, name: str) -> int:
+        """Return the number of a new file of the table."""
+        self.files.append(name)
+        return len(self.files) - 1
+
+    def add_rows(self, topic: str, partitions: Ints, offsets: Ints, file: int) -> None:
+        """Add rows of one topic."""
+        values, inverse = np.unique(partitions, return_inverse=True)
+        order = np.argsort(inverse, kind="stable")
+        bounds = np.searchsorted(inverse[order], np.arange(len(values) + 1)).tolist()
+        for number, partition in enumerate(values.tolist()):
+            tp = TopicPartition(topic, partition)
+            chosen = order[bounds[number] : bounds[number + 1]]
+            if self._is_room_for(tp):
+                self.add_runs(tp, runs_of_rows(offsets[chosen], file))
+            else:
+                self.rows_of_more_partitions += len(chosen)
+
+    def _is_room_for(self, tp: TopicPartition) -> bool:
+        return tp in self._ends or tp in self.outside or len(self.outside) < OUTSIDE_PARTITIONS
+
+    def add_runs(self, tp: TopicPartition, runs: Runs) -> None:
+        """Add sorted runs of one partition."""
+        if not self._is_room_for(tp):
+            self.rows_of_more_partitions += row_count(runs)
+            return
+        end = self._ends.get(tp, 0)
+        inside = (runs["first"] >= 0) & (runs["first"] < end)
+        if not inside.all():
+            self._outside(tp).add(runs[~inside])
+            runs = runs[inside]
+        beyond = runs["last"] >= end
+        if beyond.any():
+            # A run may begin below the end and reach beyond it.
+            rest = runs[beyond].copy()
+            rest["first"] = end
+            self._outside(tp).add(rest)
+            runs = runs.copy()
+            runs["last"] = np.minimum(runs["last"], end - 1)
+        if not len(runs):
+            return
+        self.rows[tp] += row_count(runs)
+        self.highest[tp] = max(self.highest.get(tp, -1), int(runs["last"].max()))
+        self._keep(tp, cut_runs(runs, self.window_offsets))
+
+    def _outside(self, tp: TopicPartition) -> OutsideRows:
+        return self.outside.setdefault(tp, OutsideRows())
+
+    def _keep(self, tp: TopicPartition, runs: Runs) -> None:
+        windows = runs["first"] // self.window_offsets
+        order = np.argsort(windows, kind="stable")
+        runs, windows = runs[order], windows[order]
+        values, starts = np.unique(windows, return_index=True)
+        for window, piece in zip(values.tolist(), np.split(runs, starts[1:]), strict=True):
+            self._waiting[tp, window].append(piece)
+        self._waiting_runs += len(runs)
+        if self._waiting_runs >= RUNS_IN_MEMORY:
+            self._write()
+
+    def _write(self) -> None:
+        if self._directory is None:
+            self._directory = TemporaryDirectory(prefix="oncelog-audit-")
+        with self._path().open("ab") as file:
+            for key, pieces in self._waiting.items():
+                runs = np.concatenate(pieces)
+                runs.tofile(file)
+                self._places[key].append((self._written, len(runs)))
+                self._written += len(runs)
+        self._waiting.clear()
+        self._waiting_runs = 0
+
+    def _path(self) -> Path:
+        assert self._directory is not None
+        return Path(self._directory.name, "runs")
+
+    def windows(self, tp: TopicPartition) -> list[int]:
+        """Return the numbers of the windows that have rows of a partition, sorted."""
+        return sorted({window for kept in (self._waiting, self._places) for key, window in kept if key == tp})
+
+    def read(self, tp: TopicPartition, window: int) -> Iterator[Runs]:
+        """Yield the runs of a window, at most RUNS_IN_MEMORY at a time."""
+        yield from self._waiting.get((tp, window), ())
+        for first, count in self._places.get((tp, window), ()):
+            with self._path().open("rb") as file:
+                yield np.fromfile(file, RUN, count, offset=first * RUN.itemsize)

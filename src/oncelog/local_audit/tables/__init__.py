@@ -1,0 +1,1 @@
+"""Readers of the tables that an audit compares with a topic."""

@@ -1,0 +1,306 @@
+"""Parquet and Delta Lake tables, read as columns, one file after another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import fs, parquet
+
+from oncelog.audit.table_rows import Ints
+from oncelog.errors import ConfigError, MissingDependency, StorageError
+from oncelog.local_audit.row_runs import RowRuns
+from oncelog.local_audit.segment_files import file_system
+from oncelog.local_audit.tables.table import ROWS_AT_ONCE, Columns, missing_column, topic_column
+
+_SPARK_LOG = "_spark_metadata"
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+class DataFile(NamedTuple):
+    """An open data file.
+
+    `names` are its columns, and `constants` the values of the columns that its path holds (Hive's
+    `partition=3/`). `batches` returns its rows, with some of its columns.
+    """
+
+    name: str
+    names: Sequence[str]
+    constants: Mapping[str, str | None]
+    batches: Callable[[list[str]], Iterator[Any]]
+
+
+class ArrowTable:
+    """A snapshot of a table in files. `data_files` opens one file after another."""
+
+    def __init__(
+        self,
+        description: str,
+        data_files: Callable[[], Iterator[DataFile]],
+        columns: Columns,
+        topics: Sequence[str],
+    ) -> None:
+        self.description = description
+        self.files: list[str] = []
+        self._data_files = data_files
+        self._columns, self._topics = columns, topics
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Do nothing: each file is closed when it has been read."""
+
+    def read_into(self, rows: RowRuns) -> None:
+        """Add all rows. Raises ConfigError for a missing or unusable column, StorageError for a bad file."""
+        for file in self._data_files():
+            present = [*file.names, *file.constants]
+            topic = topic_column(self._columns, present, self._topics, file.name)
+            names = [self._columns.partition, self._columns.offset, *([] if topic is None else [topic])]
+            number = rows.add_file(file.name)
+            for batch in _read(file, names):
+                partition = _integers(file, batch, self._columns.partition)
+                offset = _integers(file, batch, self._columns.offset)
+                self._add(
+                    rows, number, None if topic is None else _texts(file, batch, topic), partition, offset
+                )
+
+    def _add(self, rows: RowRuns, number: int, topics: Any, partition: Any, offset: Any) -> None:
+        valid = pc.and_(partition.is_valid(), offset.is_valid())
+        if topics is not None:
+            valid = pc.and_(valid, topics.is_valid())
+        if invalid := len(valid) - (pc.sum(valid).as_py() or 0):
+            rows.unlocated[number] += invalid
+        if topics is None:
+            if invalid < len(valid):
+                rows.add_rows(self._topics[0], _chosen(partition, valid), _chosen(offset, valid), number)
+            return
+        rows.rows_of_other_topics += len(valid) - invalid
+        for topic in self._topics:
+            chosen = pc.and_(valid, pc.fill_null(pc.equal(topics, topic), False))
+            if count := pc.sum(chosen).as_py():
+                rows.rows_of_other_topics -= count
+                rows.add_rows(topic, _chosen(partition, chosen), _chosen(offset, chosen), number)
+
+    def read_keys(self, column: str) -> Iterator[tuple[int, Any]]:
+        """Yield the keys as binary columns, each with the number of its file."""
+        for file in self._data_files():
+            self.files.append(file.name)
+            for batch in _read(file, [column]):
+                yield len(self.files) - 1, _bytes(file, batch, column)
+
+
+def _read(file: DataFile, names: list[str]) -> Iterator[Any]:
+    """Yield record batches with these columns, at most ROWS_AT_ONCE rows at a time."""
+    present = [*file.names, *file.constants]
+    for name in names:
+        if name not in present:
+            raise missing_column(name, present, file.name)
+    stored = [name for name in names if name not in file.constants]
+    if not stored:
+        raise ConfigError(f"{file.name}: the offset of a row must be in the file, not in its path")
+    with reading(file.name):
+        for batch in file.batches(stored):
+            for start in range(0, batch.num_rows, ROWS_AT_ONCE):
+                yield batch.slice(start, ROWS_AT_ONCE)
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Raise StorageError for an error of pyarrow."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(
+            f"{name}: cannot read this part of the table: {error}. If the table was changed meanwhile, "
+            "run the audit again"
+        ) from error
+
+
+def _integers(file: DataFile, batch: Any, name: str) -> Any:
+    """Return a column as int64. Raises ConfigError for another type, and for a value that does not fit."""
+    if name in file.constants:
+        text = file.constants[name]
+        try:
+            value = None if text is None else int(text)
+            return pa.repeat(pa.scalar(value, pa.int64()), batch.num_rows)
+        except (ValueError, pa.ArrowInvalid, OverflowError):
+            raise ConfigError(f"{file.name}: {name}={text} in the path is no 64-bit integer") from None
+    column = batch[name]
+    if not pa.types.is_integer(column.type) and not pa.types.is_null(column.type):
+        raise ConfigError(f"{file.name}: column {name!r} is {column.type}, but must be an integer")
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid as error:
+        raise ConfigError(
+            f"{file.name}: column {name!r} has a value beyond 64-bit integers: {error}"
+        ) from error
+
+
+def _texts(file: DataFile, batch: Any, name: str) -> Any:
+    """Return a column as strings. Raises ConfigError for another type."""
+    if name in file.constants:
+        return pa.repeat(pa.scalar(file.constants[name], pa.string()), batch.num_rows)
+    column = batch[name]
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not _is_text(kind) and not pa.types.is_null(kind):
+        raise ConfigError(f"{file.name}: column {name!r} is {column.type}, but must be a string")
+    return column.cast(pa.string())
+
+
+def _bytes(file: DataFile, batch: Any, name: str) -> Any:
+    """Return a column as bytes. Raises ConfigError for another type."""
+    column = _texts(file, batch, name) if name in file.constants else batch[name]
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    is_bytes = (
+        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    )
+    if not is_bytes and not _is_text(kind) and not pa.types.is_null(kind):
+        raise ConfigError(
+            f"{file.name}: column {name!r} is {column.type}, but must be bytes or a string, as keys are"
+        )
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return column.cast(pa.binary())
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _chosen(column: Any, mask: Any) -> Ints:
+    numbers: Ints = column.filter(mask).to_numpy(zero_copy_only=False)
+    return numbers
+
+
+# Parquet
+
+
+def open_parquet(path: str, columns: Columns, topics: Sequence[str]) -> ArrowTable:
+    """Return the files that are now in a directory, or one file. A path may be a URI of pyarrow.fs.
+
+    If Spark's file sink wrote the directory, only the files in its log `_spark_metadata` are in the table.
+    Raises ConfigError if the path does not exist, or is a table of another format.
+    """
+    system, root = file_system(path)
+    info = system.get_file_info(root)
+    if info.type is fs.FileType.NotFound:
+        raise ConfigError(f"{path}: no such file or directory")
+    if info.type is fs.FileType.File:
+        names = [""]
+        what = path
+    else:
+        names = _data_files(system, root, path)
+        what = f"{path} ({len(names)} files)"
+
+    def data_files() -> Iterator[DataFile]:
+        for name in names:
+            where = f"{root}/{name}" if name else root
+            with reading(where), parquet.ParquetFile(where, filesystem=system) as file:
+                constants = _constants(name)
+                stored = [column for column in file.schema_arrow.names if column not in constants]
+                yield DataFile(name or path, stored, constants, _batches_of(file))
+
+    return ArrowTable(what, data_files, columns, topics)
+
+
+def _batches_of(file: Any) -> Callable[[list[str]], Iterator[Any]]:
+    return lambda names: file.iter_batches(batch_size=ROWS_AT_ONCE, columns=names, use_threads=False)
+
+
+def _data_files(system: fs.FileSystem, root: str, path: str) -> list[str]:
+    """Return the data files below a directory, relative to it. Names that begin with _ or . are no data."""
+    found = system.get_file_info(fs.FileSelector(root, recursive=True))
+    names = [info.path[len(root) :].lstrip("/") for info in found if info.type is fs.FileType.File]
+    first = {name.partition("/")[0] for name in names}
+    if "_delta_log" in first:
+        raise ConfigError(
+            f"{path} is a Delta Lake table, whose files alone are not the table: use delta:{path}"
+        )
+    if any(name.startswith("metadata/") and name.endswith(".metadata.json") for name in names):
+        raise ConfigError(f"{path} is an Iceberg table, whose files alone are not the table; see `--table`")
+    data = sorted(name for name in names if not any(part[0] in "_." for part in name.split("/")))
+    return _committed(system, root, data) if _SPARK_LOG in first else data
+
+
+def _committed(system: fs.FileSystem, root: str, names: Sequence[str]) -> list[str]:
+    """Return the files that the log of Spark's file sink names. A failed task leaves others."""
+    log = {
+        int(info.base_name.partition(".")[0]): info
+        for info in sorted(
+            system.get_file_info(fs.FileSelector(f"{root}/{_SPARK_LOG}")),
+            key=lambda info: len(info.base_name),
+        )
+        if info.base_name.partition(".")[0].isdecimal()
+    }
+    compacted = [number for number, info in log.items() if info.base_name.endswith(".compact")]
+    present = set(names)
+    committed: set[str] = set()
+    for number in sorted(log):
+        if number < max(compacted, default=0):
+            continue
+        with system.open_input_stream(log[number].path) as stream:
+            lines = stream.read().decode().splitlines()[1:]
+        for entry in map(json.loads, filter(None, lines)):
+            parts = PurePosixPath(unquote(urlsplit(entry["path"]).path)).parts
+            tails = ("/".join(parts[index:]) for index in range(len(parts)))
+            name = next((tail for tail in tails if tail in present), None)
+            if name is None:
+                raise StorageError(f"{root}: {entry['path']} is in {_SPARK_LOG}, but does not exist")
+            (committed.discard if entry["action"] == "delete" else committed.add)(name)
+    return sorted(committed)
+
+
+def _constants(name: str) -> dict[str, str | None]:
+    """Return the columns that a path holds, as Hive and Spark write them: `topic=a/partition=3/part-0`."""
+    pairs = [part.partition("=") for part in name.split("/")[:-1] if "=" in part]
+    return {key: None if value == _NULL_PARTITION else unquote(value) for key, _, value in pairs}
+
+
+# Delta Lake
+
+
+def open_delta(path: str, columns: Columns, topics: Sequence[str]) -> ArrowTable:
+    """Return the newest version of a Delta Lake table.
+
+    Raises MissingDependency without the package deltalake, and ConfigError for a path that is no table, or
+    for a table with features that the package cannot read (deletion vectors, column mapping).
+    """
+    try:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+    except ModuleNotFoundError:
+        raise MissingDependency(
+            "delta:PATH needs the package deltalake: pip install 'oncelog[delta]'"
+        ) from None
+    try:
+        table = DeltaTable(path)
+        dataset = table.to_pyarrow_dataset()
+    except DeltaError as error:
+        raise ConfigError(f"{path}: cannot read this Delta Lake table: {error}") from error
+    fragments = sorted(dataset.get_fragments(), key=lambda fragment: str(fragment.path))
+
+    def data_files() -> Iterator[DataFile]:
+        for fragment in fragments:
+            yield DataFile(
+                str(fragment.path), dataset.schema.names, {}, _batches_in(fragment, dataset.schema)
+            )
+
+    return ArrowTable(
+        f"{path}, version {table.version()} ({len(fragments)} files)", data_files, columns, topics
+    )
+
+
+def _batches_in(fragment: Any, schema: Any) -> Callable[[list[str]], Iterator[Any]]:
+    return lambda names: fragment.to_batches(
+        schema=schema, columns=names, batch_size=ROWS_AT_ONCE, batch_readahead=1, use_threads=False
+    )

@@ -1,0 +1,99 @@
+"""The table of an audit: which columns say where a row comes from, and where the table is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+from oncelog.errors import ConfigError
+from oncelog.local_audit.row_runs import RowRuns
+
+FORMATS = ("parquet", "delta", "sqlite")
+"""The formats that need no Spark."""
+_WITH_SPARK = {
+    "iceberg": "copy the columns topic, partition and offset to Parquet, for example with Spark",
+    "jdbc": "copy the columns topic, partition and offset to SQLite or Parquet",
+}
+ROWS_AT_ONCE = 65_536
+"""Maximum number of rows that a reader holds as columns."""
+
+
+class Columns(NamedTuple):
+    """The names of a table's columns.
+
+    `topic` is None if the user did not name the column: then a column `topic` is used if there is one.
+    """
+
+    topic: str | None = None
+    partition: str = "partition"
+    offset: str = "offset"
+    key: str = "key"
+
+
+def parse_columns(text: str | None) -> Columns:
+    """Parse `topic=NAME,partition=NAME,offset=NAME,key=NAME`; each part is optional. Raises ConfigError."""
+    names: dict[str, str] = {}
+    for part in (text or "").split(",") if text else ():
+        key, separator, name = (word.strip() for word in part.partition("="))
+        if key not in Columns._fields or not separator or not name or key in names:
+            raise ConfigError(
+                f"{text!r}: expected topic=NAME,partition=NAME,offset=NAME,key=NAME, each at most once"
+            )
+        names[key] = name
+    return Columns(**names)
+
+
+def parse_table(text: str) -> tuple[str, str]:
+    """Return format and path of a table. Raises ConfigError for a format that cannot be read here."""
+    kind, separator, path = text.partition(":")
+    if kind in _WITH_SPARK:
+        raise ConfigError(f"{text}: {kind} tables cannot be audited here: {_WITH_SPARK[kind]}")
+    if kind not in FORMATS or not separator or not path:
+        known = ", ".join(f"{name}:PATH" for name in FORMATS)
+        raise ConfigError(f"{text!r} is not a table: expected one of {known}")
+    return kind, path
+
+
+def topic_column(columns: Columns, present: Sequence[str], topics: Sequence[str], where: str) -> str | None:
+    """Return the column with the topic, or None if all rows are of the only topic. Raises ConfigError."""
+    name = columns.topic or "topic"
+    if name in present:
+        return name
+    if columns.topic is not None:
+        raise missing_column(name, present, where)
+    if len(topics) > 1:
+        raise ConfigError(f"{where} has no column 'topic', so only one topic can be compared with it")
+    return None
+
+
+def missing_column(name: str, present: Sequence[str], where: str) -> ConfigError:
+    """Return the error for a table without a column."""
+    return ConfigError(
+        f"{where} has no column {name!r}, but {', '.join(present) or 'no columns'}: name the columns with "
+        "--columns topic=NAME,partition=NAME,offset=NAME,key=NAME"
+    )
+
+
+class Table(Protocol):
+    """A snapshot of a table. Use it as a context manager."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    @property
+    def description(self) -> str:
+        """What was read, for people: the path, and the version or the number of files."""
+
+    def read_into(self, rows: RowRuns) -> None:
+        """Add all rows of the snapshot."""
+
+    def read_keys(self, column: str) -> Iterator[tuple[int, Any]]:
+        """Yield binary columns of keys, each with the number of its file."""
+
+    @property
+    def files(self) -> Sequence[str]:
+        """The names of the files, by number."""

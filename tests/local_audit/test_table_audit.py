@@ -1,0 +1,553 @@
+"""A table beside its topic: right tables are clean, and every planted fault is found with offset and file."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from pyarrow import parquet
+from support.spark.topics import create_topic, fill, records, store
+from support.spark.transactions import create_compacted, write_transactions
+
+import oncelog
+from oncelog import Admin
+from oncelog.cli.main import cli
+from oncelog.errors import ConfigError, MisuseError, StorageError
+from oncelog.local_audit import TableAuditResult, audit_table, key_counts, row_runs, table_audit
+from oncelog.local_audit.row_runs import RowRuns
+from oncelog.spark.source.offset_ranges import DataLossError
+from oncelog.types import TopicPartition
+from oncelog.wire.batch import build_batch
+
+pytestmark = pytest.mark.behaviour("P8")
+
+Row = tuple[Any, ...]
+LARGEST, SMALLEST = 2**63 - 1, -(2**63)
+COMMITTED = [*range(10), *range(33, 43)]
+"""The offsets of the committed records of `caaco`: two transactions of ten, each with a marker after it."""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[oncelog.Broker]:
+    with oncelog.Broker(config={"log.cleaner.backoff.ms": 20}) as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name).translate(str.maketrans("[]", "--")).rstrip("-")
+
+
+@pytest.fixture(scope="module")
+def transactions(broker: oncelog.Broker) -> Iterator[str]:
+    """Yield a topic with committed, aborted and open transactions."""
+    create_topic(broker.bootstrap_servers, "caaco")
+    producers = write_transactions(broker.bootstrap_servers, "caaco", "caaco")
+    yield "caaco"
+    producers[0].abort_transaction(60)
+
+
+def arrow(rows: Sequence[Row], kind: pa.DataType = pa.int64()) -> pa.Table:
+    topics, partitions, offsets = zip(*rows, strict=True) if rows else ((), (), ())
+    return pa.table(
+        {
+            "topic": pa.array(topics, pa.string()),
+            "partition": pa.array(partitions, pa.int32()),
+            "offset": pa.array(offsets, kind),
+        }
+    )
+
+
+def write_parquet(path: Path, *files: Sequence[Row]) -> str:
+    path.mkdir(exist_ok=True)
+    for number, rows in enumerate(files):
+        parquet.write_table(arrow(rows), path / f"part-{number}.parquet", row_group_size=7)
+    return f"parquet:{path}"
+
+
+def write_delta(path: Path, *files: Sequence[Row]) -> str:
+    deltalake = pytest.importorskip("deltalake")
+    for rows in files or [()]:
+        deltalake.write_deltalake(str(path), arrow(rows), mode="append")
+    return f"delta:{path}"
+
+
+def write_sqlite(path: Path, *files: Sequence[Row]) -> str:
+    with sqlite3.connect(path) as connection:
+        connection.execute('CREATE TABLE rows (topic TEXT, "partition" INTEGER, "offset" INTEGER)')
+        for rows in files:
+            connection.executemany("INSERT INTO rows VALUES (?, ?, ?)", rows)
+    connection.close()
+    return f"sqlite:{path}"
+
+
+Writer = Callable[..., str]
+EVERY_FORMAT = pytest.mark.parametrize(
+    "write", [write_parquet, write_delta, write_sqlite], ids=["parquet", "delta", "sqlite"]
+)
+
+
+def rows_of(topic: str, offsets: Sequence[int | None], partition: int | None = 0) -> list[Row]:
+    return [(topic, partition, offset) for offset in offsets]
+
+
+def found(result: TableAuditResult) -> list[tuple[Any, ...]]:
+    return [(f.kind, f.partition, f.base_offset, f.last_offset, f.rows) for f in result.findings]
+
+
+@EVERY_FORMAT
+def test_a_table_with_each_committed_record_once_is_clean(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path, write: Writer
+) -> None:
+    rows = rows_of(transactions, COMMITTED)
+    random.Random(3).shuffle(rows)
+    table = write(tmp_path / "t", rows[:8], [*rows[8:], ("another", 0, 5)])
+    result = audit_table(broker.bootstrap_servers, transactions, table)
+    assert (result.verdict, result.findings) == ("clean", ())
+    assert (result.totals.records, result.totals.rows, result.totals.not_judged_rows) == (20, 20, 0)
+    assert result.notes == [
+        "10 offsets need no row: they are newer than the look-up, or held back by an open transaction",
+        "1 rows of other topics were not compared",
+    ]
+
+
+@EVERY_FORMAT
+def test_every_planted_fault_is_named_by_offset_and_file(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path, write: Writer
+) -> None:
+    first = rows_of(transactions, [0, 1, 2, 6, 7, 8, 9, 10, 15, 16, 44])
+    second = rows_of(
+        transactions, [7, 8, 33, 34, 35, 36, 37, 38, 39, 40, None, -1, SMALLEST, 54, LARGEST, LARGEST]
+    )
+    second += [
+        (transactions, 3, 0),
+        (transactions, None, 5),
+        (None, 0, 5),
+        (transactions, -3, 1),
+    ]
+    result = audit_table(broker.bootstrap_servers, transactions, write(tmp_path / "t", first, second))
+    assert found(result) == [
+        ("missing_row", 0, 3, 5, 0),
+        ("doubled_row", 0, 7, 8, 4),
+        ("unknown_row", 0, 10, 10, 1),
+        ("aborted_row", 0, 15, 16, 2),
+        ("missing_row", 0, 41, 42, 0),
+        ("open_row", 0, 44, 44, 1),
+        ("unknown_row", 0, SMALLEST, SMALLEST, 1),
+        ("unknown_row", 0, -1, -1, 1),
+        ("unknown_row", 0, 54, 54, 1),
+        ("unknown_row", 0, LARGEST, LARGEST, 2),
+        ("unknown_row", -3, 1, 1, 1),
+        ("unknown_row", 3, 0, 0, 1),
+        ("unlocated_row", None, None, None, 3),
+    ]
+    assert (result.verdict, result.unlocated_rows, result.unknown_partition_rows) == ("violated", 3, 2)
+    totals = result.totals
+    assert (totals.missing, totals.doubled, totals.aborted, totals.open, totals.unknown) == (5, 2, 2, 1, 6)
+    if write is not write_sqlite:
+        by_kind = {f.kind: len(f.files) for f in result.findings}
+        assert by_kind["missing_row"] == 0 and by_kind["aborted_row"] == 1
+        doubled = result.findings[1]
+        assert len(doubled.files) == 2 and doubled.explanation == "2 records have 4 rows in 2 files"
+
+
+@EVERY_FORMAT
+def test_an_empty_table_lacks_every_committed_record(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path, write: Writer
+) -> None:
+    result = audit_table(broker.bootstrap_servers, transactions, write(tmp_path / "t"))
+    assert found(result) == [("missing_row", 0, 0, 9, 0), ("missing_row", 0, 33, 42, 0)]
+    assert result.findings[0].explanation == (
+        "10 committed records have no row; no later record of the partition has one: the writer may be behind"
+    )
+    assert (
+        audit_table(broker.bootstrap_servers, transactions, write(tmp_path / "u"), max_findings=1).findings
+        == (result.findings[:1])
+    )
+
+
+def test_records_that_compaction_removed_are_not_judged(
+    broker: oncelog.Broker, topic: str, tmp_path: Path
+) -> None:
+    visible = create_compacted(broker.bootstrap_servers, topic, "ccc")
+    gone = sorted(set(range(10)) - set(visible))
+    table = write_parquet(tmp_path / "t", rows_of(topic, [*visible, *gone]), rows_of(topic, gone[:1]))
+    result = audit_table(broker.bootstrap_servers, topic, table)
+    assert found(result) == [("doubled_row", 0, gone[0], gone[0], 2)]
+    assert result.totals.not_judged_rows == len(gone) - 1
+    assert result.totals.records == len(visible)
+
+
+def test_records_below_the_log_start_are_not_judged(
+    broker: oncelog.Broker, topic: str, tmp_path: Path
+) -> None:
+    create_topic(broker.bootstrap_servers, topic)
+    fill(broker.bootstrap_servers, topic, 0, 20)
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.delete_records({TopicPartition(topic, 0): 5})  # inside a batch
+    table = write_parquet(tmp_path / "t", rows_of(topic, [1, 2, 2, *range(5, 20)]))
+    result = audit_table(broker.bootstrap_servers, topic, table)
+    assert found(result) == [("doubled_row", 0, 2, 2, 2)]
+    assert (result.totals.records, result.totals.not_judged_rows) == (15, 1)
+    assert "1 partitions begin above offset 0" in " ".join(result.notes)
+
+
+@pytest.fixture
+def at_opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Return a function that sets what happens while the table is opened."""
+
+    def set_change(change: Callable[[], None]) -> None:
+        call = table_audit._open
+
+        def change_and_open(*args: Any) -> Any:
+            change()
+            return call(*args)
+
+        monkeypatch.setattr(table_audit, "_open", change_and_open)
+
+    return set_change
+
+
+def test_rows_and_records_that_are_added_meanwhile_are_no_finding(
+    broker: oncelog.Broker, topic: str, tmp_path: Path, at_opening: Callable[[Callable[[], None]], None]
+) -> None:
+    """A record between the two look-ups needs no row, and may have one; the transaction was open before."""
+    create_topic(broker.bootstrap_servers, topic)
+    fill(broker.bootstrap_servers, topic, 0, 5)
+    (producer,) = write_transactions(broker.bootstrap_servers, topic, "o")
+
+    def add() -> None:
+        producer.commit_transaction(60)  # offsets 5 to 14, and the marker at 15
+        fill(broker.bootstrap_servers, topic, 5, 4)  # offsets 16 to 19
+        with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+            admin.create_partitions({topic: 2})
+        fill(broker.bootstrap_servers, topic, 0, 3, 1)
+        write_parquet(tmp_path / "t", rows_of(topic, [*range(5), 5, 6, 17]), rows_of(topic, [1], 1))
+
+    at_opening(add)
+    result = audit_table(broker.bootstrap_servers, topic, f"parquet:{tmp_path / 't'}")
+    assert (result.findings, result.totals.records, result.totals.rows) == ((), 5, 9)
+
+
+def test_a_topic_that_is_created_again_meanwhile_gets_no_verdict(
+    broker: oncelog.Broker, topic: str, tmp_path: Path, at_opening: Callable[[Callable[[], None]], None]
+) -> None:
+    create_topic(broker.bootstrap_servers, topic)
+    fill(broker.bootstrap_servers, topic, 0, 5)
+    table = write_parquet(tmp_path / "t", rows_of(topic, range(5)))
+
+    def replace() -> None:
+        with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+            admin.delete_topics([topic])
+        create_topic(broker.bootstrap_servers, topic)
+        fill(broker.bootstrap_servers, topic, 0, 5)
+
+    at_opening(replace)
+    with pytest.raises(DataLossError, match="deleted and re-created during the audit"):
+        audit_table(broker.bootstrap_servers, topic, table)
+
+
+def test_a_log_start_that_moves_meanwhile_takes_its_records_out_of_the_audit(
+    broker: oncelog.Broker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_topic(broker.bootstrap_servers, topic)
+    fill(broker.bootstrap_servers, topic, 0, 30)
+    table = write_parquet(tmp_path / "t", rows_of(topic, range(12, 30)))
+    read_fates = table_audit._PartitionAudit.run
+
+    def trim_and_run(audit: Any) -> None:
+        with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+            admin.delete_records({TopicPartition(topic, 0): 12})
+        read_fates(audit)
+
+    monkeypatch.setattr(table_audit._PartitionAudit, "run", trim_and_run)
+    result = audit_table(broker.bootstrap_servers, topic, table)
+    assert (result.findings, result.totals.records) == ((), 18)
+
+
+def test_small_windows_and_files_on_disk_find_the_same(
+    broker: oncelog.Broker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_topic(broker.bootstrap_servers, topic, partitions=2)
+    for partition in range(2):
+        batches = [
+            build_batch(records(n, 7), producer_id=7, producer_epoch=0, base_sequence=n)
+            for n in range(0, 140, 7)
+        ]
+        store(broker.bootstrap_servers, topic, batches, partition)
+    rng = random.Random(11)
+    rows = [
+        (topic, p, offset)
+        for p in range(2)
+        for offset in range(140)
+        for _ in range(rng.choice([1, 1, 1, 0, 2]))
+    ]
+    rows += [(topic, p, offset) for p in (0, 1, 5) for offset in rng.sample(range(140, 200), 5)]
+    rng.shuffle(rows)
+    table = write_parquet(tmp_path / "t", rows[:100], rows[100:150], rows[150:])
+    whole = audit_table(broker.bootstrap_servers, topic, table)
+    assert whole.totals.missing > 20 and whole.totals.doubled > 20 and whole.totals.unknown == 10
+    for window, in_memory in ((1, 1000), (16, 1), (9, 20)):
+        monkeypatch.setattr(row_runs, "WINDOW_OFFSETS", window)
+        monkeypatch.setattr(row_runs, "RUNS_IN_MEMORY", in_memory)
+        assert audit_table(broker.bootstrap_servers, topic, table) == whole
+
+
+def test_a_topic_of_several_partitions_and_several_topics_is_compared_by_columns_of_other_names(
+    broker: oncelog.Broker, topic: str, tmp_path: Path
+) -> None:
+    names = [f"{topic}.a", f"{topic}.b"]
+    rows = []
+    for name in names:
+        create_topic(broker.bootstrap_servers, name, partitions=3)
+        for partition in range(3):
+            fill(broker.bootstrap_servers, name, 0, 4, partition)
+            rows += rows_of(name, range(4), partition)
+    columns = "topic=t, partition=p,offset=o"
+    table = arrow(rows).rename_columns(["t", "p", "o"])
+    parquet.write_table(table, tmp_path / "t.parquet")
+    of_file = f"parquet:{tmp_path / 't.parquet'}"
+    assert audit_table(broker.bootstrap_servers, names, of_file, columns=columns).findings == ()
+    (alone,) = {
+        f.kind
+        for f in audit_table(
+            broker.bootstrap_servers, names[0], of_file, columns="partition=p,offset=o"
+        ).findings
+    }
+    assert alone == "doubled_row", "without a column of topics all rows are of the one topic"
+    with pytest.raises(ConfigError, match="no column 'topic', so only one topic"):
+        audit_table(broker.bootstrap_servers, names, of_file, columns="partition=p,offset=o")
+
+
+def test_partitions_in_paths_are_columns(broker: oncelog.Broker, topic: str, tmp_path: Path) -> None:
+    create_topic(broker.bootstrap_servers, topic, partitions=2)
+    for partition in range(2):
+        fill(broker.bootstrap_servers, topic, 0, 3, partition)
+        directory = tmp_path / "t" / f"topic={topic}" / f"partition={partition}"
+        directory.mkdir(parents=True)
+        parquet.write_table(pa.table({"offset": [0, 1, 2]}), directory / "part-0.parquet")
+    (tmp_path / "t" / "_SUCCESS").touch()
+    assert audit_table(broker.bootstrap_servers, topic, f"parquet:{tmp_path / 't'}").findings == ()
+    (directory / "part-0.parquet").rename(directory.parent / "part-0.parquet")
+    with pytest.raises(ConfigError, match="no column 'partition'"):
+        audit_table(broker.bootstrap_servers, topic, f"parquet:{tmp_path / 't'}")
+
+
+def test_files_that_sparks_sink_did_not_commit_are_not_in_the_table(
+    broker: oncelog.Broker, topic: str, tmp_path: Path
+) -> None:
+    create_topic(broker.bootstrap_servers, topic)
+    fill(broker.bootstrap_servers, topic, 0, 6)
+    path = tmp_path / "t"
+    table = write_parquet(path, *(rows_of(topic, [n]) for n in range(6)), rows_of(topic, [0, 1]))
+    (path / "_spark_metadata").mkdir()
+
+    def log(name: str, *numbers: int) -> None:
+        entries = [{"path": f"file://{path}/part-{n}.parquet", "size": 1, "action": "add"} for n in numbers]
+        lines = ["v1", *map(json.dumps, entries)]
+        (path / "_spark_metadata" / name).write_text("\n".join(lines))
+
+    log("0", 6)  # an older entry, which the compacted one replaces
+    log("1.compact", 0, 1, 2)
+    log("2", 3, 4, 5)
+    assert audit_table(broker.bootstrap_servers, topic, table).findings == ()
+    log("3", 7)
+    with pytest.raises(StorageError, match=r"part-7.parquet is in _spark_metadata, but does not exist"):
+        audit_table(broker.bootstrap_servers, topic, table)
+
+
+# Refusals
+
+
+def test_columns_of_wrong_types_are_refused(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path
+) -> None:
+    def audit(**columns: Any) -> None:
+        whole = {"topic": ["caaco"], "partition": [0], "offset": [0]} | columns
+        parquet.write_table(pa.table(whole), tmp_path / "t.parquet")
+        audit_table(broker.bootstrap_servers, transactions, f"parquet:{tmp_path / 't.parquet'}")
+
+    with pytest.raises(ConfigError, match="column 'offset' is double, but must be an integer"):
+        audit(offset=[1.5])
+    with pytest.raises(ConfigError, match="column 'partition' is string"):
+        audit(partition=["0"])
+    with pytest.raises(ConfigError, match="column 'topic' is int64, but must be a string"):
+        audit(topic=[3])
+    with pytest.raises(ConfigError, match="column 'offset' has a value beyond 64-bit integers"):
+        audit(offset=pa.array([2**64 - 1], pa.uint64()))
+    with sqlite3.connect(tmp_path / "t.db") as connection:
+        connection.execute('CREATE TABLE t ("partition" INTEGER, "offset" INTEGER)')
+        connection.execute("INSERT INTO t VALUES (0, 'seven')")
+    connection.close()
+    with pytest.raises(ConfigError, match="column 'offset' has a value of type text, not integer"):
+        audit_table(broker.bootstrap_servers, transactions, f"sqlite:{tmp_path / 't.db'}")
+
+
+@pytest.mark.parametrize(
+    ("table", "error"),
+    [
+        ("iceberg:/lake/t", "iceberg tables cannot be audited here"),
+        ("jdbc:postgresql://h/d", "jdbc tables cannot be audited here"),
+        ("csv:/t", "is not a table: expected one of parquet:PATH, delta:PATH, sqlite:PATH"),
+        ("/lake/t", "is not a table"),
+        ("parquet:/no/such", "no such file or directory"),
+        ("sqlite:/no/such", "no such file"),
+        ("delta:/no/such", "cannot read this Delta Lake table"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused(
+    broker: oncelog.Broker, transactions: str, table: str, error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error):
+        audit_table(broker.bootstrap_servers, transactions, table)
+
+
+def test_tables_whose_files_are_not_the_whole_truth_are_refused(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path
+) -> None:
+    write_delta(tmp_path / "d", rows_of(transactions, COMMITTED))
+    with pytest.raises(ConfigError, match=r"is a Delta Lake table.*use delta:"):
+        audit_table(broker.bootstrap_servers, transactions, f"parquet:{tmp_path / 'd'}")
+    (tmp_path / "i" / "metadata").mkdir(parents=True)
+    (tmp_path / "i" / "metadata" / "v1.metadata.json").touch()
+    with pytest.raises(ConfigError, match="is an Iceberg table"):
+        audit_table(broker.bootstrap_servers, transactions, f"parquet:{tmp_path / 'i'}")
+
+
+def test_damaged_files_are_an_error_and_no_finding(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path
+) -> None:
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 half a file")
+    with pytest.raises(StorageError, match=r"t\.parquet: cannot read this part of the table"):
+        audit_table(broker.bootstrap_servers, transactions, f"parquet:{tmp_path}")
+    (tmp_path / "t.db").write_bytes(b"no database at all" * 100)
+    with pytest.raises(StorageError, match="cannot read this SQLite database"):
+        audit_table(broker.bootstrap_servers, transactions, f"sqlite:{tmp_path / 't.db'}")
+    with pytest.raises(MisuseError, match="no topic to audit"):
+        audit_table(broker.bootstrap_servers, [], "sqlite:t")
+
+
+def test_one_of_several_sqlite_tables_or_a_view_is_named(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path
+) -> None:
+    table = write_sqlite(tmp_path / "t.db", rows_of(transactions, COMMITTED))
+    with sqlite3.connect(tmp_path / "t.db") as connection:
+        connection.execute("CREATE TABLE other (a)")
+        connection.execute('CREATE VIEW half AS SELECT * FROM rows WHERE "offset" < 20')
+    connection.close()
+    with pytest.raises(ConfigError, match=r"has 2 tables \(other, rows\): name one"):
+        audit_table(broker.bootstrap_servers, transactions, table)
+    assert audit_table(broker.bootstrap_servers, transactions, f"{table}#rows").findings == ()
+    half = audit_table(broker.bootstrap_servers, transactions, f"{table}#half")
+    assert found(half) == [("missing_row", 0, 33, 42, 0)]
+
+
+# Memory
+
+
+def test_a_table_of_offsets_that_never_existed_takes_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import numpy as np
+
+    monkeypatch.setattr(row_runs, "OUTSIDE_RUNS", 10)
+    monkeypatch.setattr(row_runs, "OUTSIDE_PARTITIONS", 5)
+    tp = TopicPartition("t", 0)
+    with RowRuns({tp: 3}) as rows:
+        file = rows.add_file("f")
+        offsets = np.arange(0, 2000, 2, dtype=np.int64)
+        rows.add_rows("t", np.zeros(1000, np.int64), offsets, file)
+        assert (rows.rows[tp], rows.outside[tp].rows, len(rows.outside[tp].runs())) == (2, 998, 10)
+        rows.add_rows("t", np.arange(1, 101), np.arange(100), file)
+        assert len(rows.outside) == 5
+        assert rows.rows_of_more_partitions + sum(each.rows for each in rows.outside.values()) == 998 + 100
+
+
+# Keys
+
+
+def test_a_comparison_by_key_names_lost_doubled_and_unexpected_keys(
+    broker: oncelog.Broker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_topic(broker.bootstrap_servers, topic)
+    fill(broker.bootstrap_servers, topic, 0, 8)  # keys k0 to k7
+    fill(broker.bootstrap_servers, topic, 0, 2)  # k0 and k1 again
+    keys = ["k0", "k0", "k1", "k1", "k2", "k3", "k4", "k4", "k5", "k9", None]
+    (tmp_path / "t").mkdir()
+    for number, part in enumerate((keys[:7], keys[7:])):
+        parquet.write_table(pa.table({"id": part}), tmp_path / "t" / f"part-{number}.parquet")
+    table = f"parquet:{tmp_path / 't'}"
+    result = audit_table(broker.bootstrap_servers, topic, table, by_key=True, columns="key=id")
+    assert [(f.kind, f.key, f.base_offset, f.rows, f.files) for f in result.findings] == [
+        ("doubled_key", "k4", 4, 2, ("part-1.parquet",)),
+        ("lost_key", "k6", 6, 0, ()),
+        ("lost_key", "k7", 7, 0, ()),
+        ("unexpected_key", "k9", None, 1, ("part-1.parquet",)),
+    ]
+    assert (result.verdict, result.difference) == ("violated", (10, 10, 2, 1, 1, 1))
+    assert "cannot tell which row of a key is wrong" in result.notes[0]
+    monkeypatch.setattr(key_counts, "ROWS_AT_ONCE", 3)
+    monkeypatch.setattr(key_counts, "ROWS_PER_BUCKET", 4)
+    assert audit_table(broker.bootstrap_servers, topic, table, by_key=True, columns="key=id") == result
+
+
+# The command
+
+
+def run(broker: oncelog.Broker, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["audit", "-b", broker.bootstrap_servers, *arguments])
+
+
+def test_the_command_prints_findings_and_exits_with_3(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path
+) -> None:
+    table = write_parquet(tmp_path / "t", rows_of(transactions, COMMITTED[1:]), rows_of(transactions, [5]))
+    page = tmp_path / "page.html"
+    ended = run(broker, transactions, "--table", table, "--html", str(page))
+    assert ended.exit_code == 3
+    assert "missing_row  caaco          0            0            0" in ended.stdout
+    assert "part-0.parquet, part-1.parquet" in ended.stdout
+    assert "verdict: violated (2 findings in 2 lines)" in ended.stderr
+    assert "doubled_row" in page.read_text() and "part-1.parquet" in page.read_text()
+    rows = json.loads(run(broker, transactions, "--table", table, "-o", "json").stdout)
+    assert rows[1] == {
+        "severity": "violation",
+        "kind": "doubled_row",
+        "topic": "caaco",
+        "partition": 0,
+        "base_offset": 5,
+        "last_offset": 5,
+        "rows": 2,
+        "files": ["part-0.parquet", "part-1.parquet"],
+        "key": None,
+        "explanation": "1 records have 2 rows in 2 files",
+    }
+    write_parquet(tmp_path / "t", rows_of(transactions, COMMITTED), [])
+    clean = run(broker, transactions, "--table", table)
+    assert (clean.exit_code, clean.stdout) == (0, "") and "verdict: clean" in clean.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--table", "parquet:/t", "--keys"),
+        ("--table", "parquet:/t", "--against", "other"),
+        ("--table", "parquet:/t", "--spark"),
+        ("--columns", "offset=o"),
+        ("--by", "key"),
+        ("--local", "--key-expr", "key"),
+    ],
+    ids=" ".join,
+)
+def test_options_that_contradict_each_other_are_refused(
+    broker: oncelog.Broker, arguments: tuple[str, ...]
+) -> None:
+    ended = run(broker, "caaco", *arguments)
+    assert ended.exit_code == 2 and "Usage" in ended.stderr
