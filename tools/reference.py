@@ -792,8 +792,9 @@ API_PAGES: dict[str, tuple[str, str, tuple[tuple[str, tuple[str, ...] | None], .
     ),
     "testing": (
         "oncelog.testing",
-        "For tests: a pytest fixture, a fault proxy, a broker as a process, and a disk in memory.",
+        "For tests: a pytest fixture, an assertion, a fault proxy, a broker as a process, and a disk in memory.",
         (
+            ("oncelog.testing", None),
             ("oncelog.testing.pytest_plugin", ("oncelog_broker",)),
             ("oncelog.testing.proxy", None),
             ("oncelog.testing.broker_process", None),

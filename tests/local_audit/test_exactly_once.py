@@ -1,0 +1,65 @@
+"""`assert_exactly_once`: what passes, and what it says otherwise."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from support.spark.topics import create_topic, fill
+
+import oncelog
+from oncelog.testing import assert_exactly_once
+
+pytestmark = pytest.mark.behaviour("P5")
+
+
+def send(broker: oncelog.Broker, topic: str, count: int = 5) -> None:
+    with oncelog.Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
+        for n in range(count):
+            producer.send(topic, b"v", key=b"k%d" % n)
+
+
+def test_records_of_an_idempotent_producer_pass(oncelog_broker: oncelog.Broker) -> None:
+    send(oncelog_broker, "orders")
+    assert_exactly_once("orders", oncelog_broker)
+    assert_exactly_once(["orders"], oncelog_broker.bootstrap_servers, keys=True)
+
+
+def test_a_repeated_key_and_a_lost_one_fail_with_their_offsets(oncelog_broker: oncelog.Broker) -> None:
+    send(oncelog_broker, "orders")
+    send(oncelog_broker, "orders", 1)
+    send(oncelog_broker, "all-orders", 6)
+    with pytest.raises(
+        AssertionError, match=r"repeated_key in orders-0 at offsets 5 to 5: the key occurs 2 times"
+    ):
+        assert_exactly_once("orders", oncelog_broker, keys=True)
+    with pytest.raises(
+        AssertionError, match=r"verdict: violated \(2 findings\)\ndoubled_key (.|\n)*lost_key"
+    ):
+        assert_exactly_once("orders", oncelog_broker, against="all-orders")
+
+
+def test_what_nothing_vouches_for_does_not_pass(oncelog_broker: oncelog.Broker) -> None:
+    create_topic(oncelog_broker.bootstrap_servers, "plain")
+    fill(oncelog_broker.bootstrap_servers, "plain", 0, 3)
+    with pytest.raises(AssertionError, match="unproven: 3 records were written without idempotence"):
+        assert_exactly_once("plain", oncelog_broker)
+    assert_exactly_once("plain", oncelog_broker, keys=True)
+
+
+@pytest.mark.behaviour("P8")
+def test_a_table_must_have_each_record_once(oncelog_broker: oncelog.Broker, tmp_path: Path) -> None:
+    send(oncelog_broker, "orders")
+    with sqlite3.connect(tmp_path / "t.db") as connection:
+        connection.execute('CREATE TABLE t (part INTEGER, "offset" INTEGER)')
+        connection.executemany("INSERT INTO t VALUES (0, ?)", [(n,) for n in range(4)])
+    table = f"sqlite:{tmp_path / 't.db'}"
+    with pytest.raises(
+        AssertionError, match="missing_row in orders-0 at offsets 4 to 4: 1 committed records"
+    ):
+        assert_exactly_once("orders", oncelog_broker, table=table, columns="partition=part")
+    with connection:
+        connection.execute("INSERT INTO t VALUES (0, 4)")
+    connection.close()
+    assert_exactly_once("orders", oncelog_broker, table=table, columns="partition=part")
