@@ -12,8 +12,8 @@ from oncelog.local_audit.row_runs import RowRuns
 FORMATS = ("parquet", "delta", "sqlite")
 """The formats that need no Spark."""
 _WITH_SPARK = {
-    "iceberg": "copy the columns topic, partition and offset to Parquet, for example with Spark",
-    "jdbc": "copy the columns topic, partition and offset to SQLite or Parquet",
+    "iceberg": "read the table with Spark, and use oncelog.spark.audit.audit_table",
+    "jdbc": "read the table with Spark, and use oncelog.spark.audit.audit_table",
 }
 ROWS_AT_ONCE = 65_536
 """Maximum number of rows that a reader holds as columns."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from oncelog.audit.result import AuditFinding, AuditResult, Difference, KeyTotals
     from oncelog.spark.audit.audit import audit_files, audit_topic
+    from oncelog.spark.audit.table import audit_table
 
 __all__ = [
     "AuditFinding",
@@ -14,6 +15,7 @@ __all__ = [
     "Difference",
     "KeyTotals",
     "audit_files",
+    "audit_table",
     "audit_topic",
 ]
 
@@ -22,7 +24,7 @@ def __getattr__(name: str) -> Any:
     # The modules of the audit need PySpark, so they are imported at the first use.
     if name in __all__:
         from oncelog.audit import result
-        from oncelog.spark.audit import audit
+        from oncelog.spark.audit import audit, table
 
-        return getattr(next(module for module in (result, audit) if hasattr(module, name)), name)
+        return getattr(next(module for module in (result, audit, table) if hasattr(module, name)), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
