@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import IO, Any, Self
 
 CHILD = (sys.executable, "-m", "oncelog.pipeline.child")
 _GRACE_S = 30.0
@@ -29,10 +29,17 @@ class ChildProcess:
 
     On exit, `with` waits until the process, its JVM and everything else in its process group have ended. A
     restarted query must not run beside the old JVM. The constructor raises OSError if the process cannot be
-    started.
+    started. `output`: the file for its standard output and error; by default they are those of this process.
     """
 
-    def __init__(self, job: Mapping[str, Any], settings: Mapping[str, str], command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        job: Mapping[str, Any],
+        settings: Mapping[str, str],
+        command: Sequence[str],
+        *,
+        output: IO[bytes] | None = None,
+    ) -> None:
         self._reports, reports = os.pipe()
         self._partial = b""
         self._deadline: float | None = None
@@ -41,6 +48,8 @@ class ChildProcess:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
                 pass_fds=[reports],
                 env={**os.environ, **settings},
                 start_new_session=True,
