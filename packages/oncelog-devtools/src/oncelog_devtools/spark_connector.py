@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from oncelog_devtools.apache_kafka import CACHE_ROOT, fetch_pom
@@ -27,8 +28,13 @@ _POM = (
 )
 
 
+def connector_jars() -> list[Path]:
+    """Return the jars of `format("kafka")`. Maven downloads them once. Raises MissingDependency."""
+    jars = fetch_pom(_POM, CACHE_ROOT / "spark-kafka-connector", "Spark's own Kafka connector")
+    return sorted(jars.glob("*.jar"))
+
+
 def add_connector(spark: Any) -> None:
     """Add the jars of `format("kafka")` to the session. Raises MissingDependency."""
-    jars = fetch_pom(_POM, CACHE_ROOT / "spark-kafka-connector", "Spark's own Kafka connector")
-    for jar in sorted(jars.glob("*.jar")):
+    for jar in connector_jars():
         spark.sql(f"ADD JAR '{jar}'")
