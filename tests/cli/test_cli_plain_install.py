@@ -34,6 +34,7 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ["audit", "topic", "--key-expr", "key"],
         ["audit", "--files", ".", "--keys"],
         ["pipeline", "run", __file__],
+        ["trial", __file__],
         ["load", __file__, "--topic", "t", "--id", "x", "--format", "lines", "--spark"],
     ],
     ids=lambda arguments: " ".join(arguments[:2]),

@@ -45,6 +45,7 @@ SECTIONS = {
         "audit": "Check that topics or segment files contain each record once.",
         "conform": "Run scenarios of idempotence and transactions on any broker.",
         "explain": "Run a fault story and draw the messages that crossed the wire.",
+        "trial": "Run a Spark pipeline under kills and lost answers, and count lost and doubled rows.",
         "pipeline": "Run a Spark streaming query and restart it after failures.",
     },
 }

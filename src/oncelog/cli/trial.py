@@ -1,0 +1,224 @@
+"""`oncelog trial`: run a pipeline under a matrix of faults, and count lost and doubled rows."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from oncelog.cli.common import emit, output_option, parse_properties, say
+from oncelog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from oncelog.trial.plan import Cell
+    from oncelog.trial.run import Outcome, Trial
+
+DEFAULT_ROW = '{"id": "{n}", "text": "' + "x" * 180 + '"}'
+_MIN_ROWS = 10
+
+
+@click.command("trial")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--target",
+    "kind",
+    type=click.Choice(["topic", "parquet", "parquet-committed", "delta", "sqlite"]),
+    default="topic",
+    show_default=True,
+    help="The kind of the pipeline's target. parquet counts every file, parquet-committed only those that "
+    "Spark's log of the directory names.",
+)
+@click.option(
+    "--cells",
+    metavar="NAME[,...]",
+    help="Run only these cells of the matrix.  [default: all that can happen with the target]",
+)
+@click.option(
+    "--rows", type=click.IntRange(min=_MIN_ROWS), default=600, show_default=True, help="Rows per run."
+)
+@click.option(
+    "--micro-batches",
+    type=click.IntRange(min=1, max=100),
+    default=3,
+    show_default=True,
+    help="Send the rows in this many parts, each when the one before is committed.",
+)
+@click.option(
+    "--set",
+    "pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of the pipeline. In its value, {source}, {target}, {checkpoint} and {bootstrap_servers} "
+    "are replaced. Repeatable.",
+)
+@click.option(
+    "--row",
+    metavar="TEXT",
+    help='The value of each row; {n} is its id.  [default: {"id": "{n}", "text": ...}]',
+)
+@click.option(
+    "--id",
+    "id_name",
+    default="id",
+    show_default=True,
+    help="The column of the target, or the field of its JSON value, that holds the row's id. Without it, the "
+    "record's key is the id.",
+)
+@click.option("--master", default="local[2,4]", show_default=True, help="The Spark master, a local one.")
+@click.option(
+    "--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting, as for spark-submit. Repeatable."
+)
+@click.option(
+    "-b",
+    "--bootstrap-server",
+    "servers",
+    metavar="HOST:PORT",
+    help="Use this cluster (plaintext). The trial creates topics there and deletes them.  "
+    "[default: a broker of its own]",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=1),
+    default=600,
+    show_default=True,
+    help="Seconds after which a run is given up.",
+)
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write an HTML report with a timeline of each run to this file.",
+)
+@click.option(
+    "--work-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="An empty directory for checkpoints, targets and logs; it is kept.  [default: a temporary one, "
+    "which is kept if a run is not clean]",
+)
+@output_option
+def command(
+    file: Path,
+    kind: str,
+    cells: str | None,
+    pairs: tuple[str, ...],
+    conf: tuple[str, ...],
+    servers: str | None,
+    report: Path | None,
+    work_dir: Path | None,
+    output: str,
+    **options: Any,
+) -> None:
+    """Run the pipeline in FILE under a matrix of faults, and count the rows that it loses or doubles.
+
+    FILE is a pipeline as for `oncelog pipeline run`: it defines pipeline(spark, settings), which starts the
+    query and returns it. The trial gives it the settings BOOTSTRAP_SERVERS, SOURCE (a topic), TARGET (a topic
+    or directory), CHECKPOINT and TRIGGER. The query must read SOURCE from its beginning, write each row once,
+    and keep the row's id.
+
+    \b
+    Examples:
+      oncelog trial enrich.py --set CUSTOMERS=customers.csv --report trial.html
+      oncelog trial to_parquet.py --target parquet --cells driver-in-write,commit-lost
+      oncelog trial mine.py --set KAFKA={bootstrap_servers} --set IN={source} --set OUT={target}
+
+    Each cell of the matrix is one run with one fault. A fault that did not happen is no proof.
+
+    \b
+    Exit codes: 0 every fault happened and every row is there once, 1 a run failed or a fault did not happen,
+    2 usage or a file that is no pipeline, 3 a row was lost or doubled.
+    """
+    from oncelog.spark.session import check_spark
+    from oncelog.trial.judgement import exit_code
+    from oncelog.trial.plan import TargetKind, choose_cells
+
+    settings, spark_conf = parse_properties(pairs), parse_properties(conf)
+    chosen = choose_cells([name.strip() for name in cells.split(",")] if cells else [], TargetKind(kind))
+    if not options["master"].startswith("local"):
+        raise click.UsageError("--master: a trial kills processes of this machine, so use a local master")
+    options["row"] = options["row"] or DEFAULT_ROW
+    check_spark()
+    name = f"trial-{token_hex(4)}"
+    with _directory(work_dir) as directory, _cluster(servers, name) as address:
+        from oncelog.trial.run import Trial
+        from oncelog.trial.versions import facts_of
+
+        trial = Trial(
+            file=file.resolve(),
+            kind=TargetKind(kind),
+            servers=address,
+            work_dir=directory.resolve(),
+            name=name,
+            settings=settings,
+            conf=spark_conf,
+            **options,
+        )
+        outcomes = _run_cells(trial, chosen)
+        _show(outcomes, facts_of(trial, is_own_broker=servers is None), report, output)
+        if code := exit_code(outcome.verdict for outcome in outcomes):
+            sys.exit(code)
+
+
+def _run_cells(trial: Trial, cells: Iterable[Cell]) -> list[Outcome]:
+    from oncelog.trial.run import run_cell
+
+    outcomes = []
+    for cell in cells:
+        say(f"{cell.name} ...", err=True)
+        outcome = run_cell(trial, cell)
+        outcomes.append(outcome)
+        say(f"{cell.name}: {outcome.verdict} ({outcome.seconds:.1f} s)", err=True)
+        if outcome.error:
+            say(outcome.error, err=True)
+    return outcomes
+
+
+def _show(outcomes: Sequence[Outcome], facts: Mapping[str, str], report: Path | None, output: str) -> None:
+    from oncelog.trial.report import COLUMNS, WIDE, render_report, row_of, summary_text
+
+    if report is not None:
+        report.write_text(render_report(outcomes, facts))
+    emit([{**row_of(outcome), "facts": facts} for outcome in outcomes], output, columns=COLUMNS, wide=WIDE)
+    say(summary_text(outcomes), err=True)
+
+
+@contextmanager
+def _directory(given: Path | None) -> Iterator[Path]:
+    """Yield the directory of a trial. A temporary one is removed if the block ends without an exception."""
+    if given is not None:
+        if given.exists() and any(given.iterdir()):
+            raise ConfigError(f"--work-dir {given} is not empty; choose a new or empty directory")
+        given.mkdir(parents=True, exist_ok=True)
+        yield given
+        return
+    directory = Path(tempfile.mkdtemp(prefix="oncelog-trial-"))
+    try:
+        yield directory
+    except BaseException:  # also the SystemExit of a trial that is not clean
+        say(f"logs, checkpoints and targets are in {directory}", err=True)
+        raise
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _cluster(servers: str | None, name: str) -> Iterator[str]:
+    """Yield the bootstrap servers: those given, without the trial's topics at the end, or a new broker's."""
+    from oncelog import Admin, Broker
+
+    if servers is None:
+        with Broker() as broker:
+            yield broker.bootstrap_servers
+        return
+    try:
+        yield servers
+    finally:
+        with Admin({"bootstrap.servers": servers}) as admin:
+            topics = [topic.name for topic in admin.list_topics() if topic.name.startswith(f"{name}-")]
+            if topics:
+                admin.delete_topics(topics)

@@ -1,0 +1,24 @@
+"""The process of a pipeline under trial: `python -m oncelog.trial.child CONTROL_DIRECTORY [STRIKE]`.
+
+It is the process of `oncelog pipeline run` (pipeline/child.py). With a strike, tasks have a fault point.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from oncelog.pipeline import child
+from oncelog.trial.fault_point import instrument
+from oncelog.trial.plan import Strike
+
+
+def main(arguments: list[str]) -> None:
+    """Run the job that standard input names."""
+    if len(arguments) > 1:
+        instrument(Path(arguments[0]), Strike(arguments[1]))
+    child.main()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,211 @@
+"""The cells of a trial: the fault of each run, its moment, and what proves that it happened. No I/O.
+
+The moments of a kill, in the order of a micro-batch:
+
+    PLANNED      Spark's offset log has the micro-batch, and no row of it has reached the target
+    STORED       rows of the micro-batch are in the target, and the driver does not know it
+    COMMITTING   a transaction with rows is committed, and the pipeline does not know it
+    COMMITTED    Spark's commit log has the micro-batch
+
+The moment between the sink's commit and Spark's has no kill of its own. A driver that is killed after Spark's
+commit, and whose last entry of the commit log is then removed, has left the same files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from itertools import pairwise
+from typing import assert_never
+
+from oncelog.errors import ConfigError
+
+
+class TargetKind(StrEnum):
+    """The kind of a pipeline's target. The values are those of the option --target.
+
+    TOPIC              a topic, read with isolation.level=read_committed
+    PARQUET            a directory: every Parquet file in it, as readers see it that are not Spark
+    PARQUET_COMMITTED  the same, but only the files that Spark's own log of the directory names
+    DELTA              a Delta Lake table
+    SQLITE             a SQLite database: the rows of all its tables
+    """
+
+    TOPIC = "topic"
+    PARQUET = "parquet"
+    PARQUET_COMMITTED = "parquet-committed"
+    DELTA = "delta"
+    SQLITE = "sqlite"
+
+
+class Strike(StrEnum):
+    """A change of the pipeline's process for a fault.
+
+    RAISE        a task raises in the middle of its rows
+    KILL_WORKER  a task's Python worker is killed in the middle of its rows
+    HOLD         a function of foreachBatch that has done its work does not return, until the driver is killed
+    """
+
+    RAISE = "raise"
+    KILL_WORKER = "kill-worker"
+    HOLD = "hold"
+
+
+class Network(Enum):
+    """A fault of the network between the pipeline and the cluster."""
+
+    LOSE_READS = "fetched rows do not arrive"
+    LOSE_ACKNOWLEDGEMENTS = "rows are stored, and no acknowledgement arrives"
+    LOSE_COMMITS = "transactions are committed, and no response arrives"
+    CUT_ANSWERS = "one response of each kind is lost together with its connection"
+
+
+class Moment(Enum):
+    """A moment at which the driver is killed; see the table of this module."""
+
+    PLANNED = "planned"
+    STORED = "stored"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run of the pipeline, and the fault that it meets. Without any fault it is the control.
+
+    `removes_commit`: after the kill, the last entry of Spark's commit log is removed.
+    """
+
+    name: str
+    fault: str
+    strike: Strike | None = None
+    network: Network | None = None
+    kill_at: Moment | None = None
+    removes_commit: bool = False
+
+    @property
+    def is_calm(self) -> bool:
+        return self.strike is None and self.network is None and self.kill_at is None
+
+
+CELLS = (
+    Cell("calm", "none"),
+    Cell("task-fails", "a task raises in the middle of its rows", strike=Strike.RAISE),
+    Cell(
+        "worker-killed",
+        "a task's Python worker is killed in the middle of its rows",
+        strike=Strike.KILL_WORKER,
+    ),
+    Cell(
+        "driver-before-write",
+        "the driver is killed, the micro-batch planned and no row written",
+        network=Network.LOSE_READS,
+        kill_at=Moment.PLANNED,
+    ),
+    Cell(
+        "driver-in-write",
+        "the driver is killed, rows written and the micro-batch not finished",
+        strike=Strike.HOLD,
+        network=Network.LOSE_ACKNOWLEDGEMENTS,
+        kill_at=Moment.STORED,
+    ),
+    Cell(
+        "driver-in-commit",
+        "the driver is killed, a transaction committed and its response lost",
+        network=Network.LOSE_COMMITS,
+        kill_at=Moment.COMMITTING,
+    ),
+    Cell(
+        "commit-lost",
+        "the driver is killed, the sink's commit done and Spark's commit log without its last entry",
+        kill_at=Moment.COMMITTED,
+        removes_commit=True,
+    ),
+    Cell("driver-after-commit", "the driver is killed, Spark's commit done", kill_at=Moment.COMMITTED),
+    Cell(
+        "answers-cut",
+        "responses to what the pipeline sends are lost, their connections cut",
+        network=Network.CUT_ANSWERS,
+    ),
+)
+
+
+def choose_cells(names: Collection[str], kind: TargetKind) -> tuple[Cell, ...]:
+    """Return the named cells in the order of CELLS; without names, all that can happen with this target.
+
+    Raises ConfigError for an unknown name.
+    """
+    unknown = [name for name in names if name not in {cell.name for cell in CELLS}]
+    if unknown:
+        known = ", ".join(cell.name for cell in CELLS)
+        raise ConfigError(f"--cells: no cell is named {unknown[0]!r}; there are {known}")
+    if names:
+        return tuple(cell for cell in CELLS if cell.name in names)
+    is_topic = kind is TargetKind.TOPIC
+    return tuple(cell for cell in CELLS if is_topic or cell.kill_at is not Moment.COMMITTING)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The facts since the cell's fault was prepared.
+
+    `is_planned`: Spark's offset log has a micro-batch that its commit log lacks. `is_consumed`: every row
+    sent so far is in a committed micro-batch. `writes`: responses that report stored rows, or new files or
+    rows in the target. The other numbers count lost responses.
+    """
+
+    is_planned: bool = False
+    is_consumed: bool = False
+    writes: int = 0
+    reads_lost: int = 0
+    commits_lost: int = 0
+    cuts: int = 0
+    has_struck: bool = False
+
+
+def has_come(moment: Moment, evidence: Evidence) -> bool:
+    """Return True if the driver must be killed now."""
+    match moment:
+        case Moment.PLANNED:
+            return evidence.is_planned and evidence.reads_lost > 0
+        case Moment.STORED:
+            return evidence.is_planned and evidence.writes > 0
+        case Moment.COMMITTING:
+            return evidence.commits_lost > 0
+        case Moment.COMMITTED:
+            return evidence.is_consumed
+        case _:
+            assert_never(moment)
+
+
+def why_not(cell: Cell, evidence: Evidence) -> str | None:
+    """Return why the cell's fault did not happen; None if it did.
+
+    `evidence` of a kill was collected after the driver's death: what was about to happen at the kill may have
+    happened before it took effect.
+    """
+    if cell.strike in (Strike.RAISE, Strike.KILL_WORKER):
+        return None if evidence.has_struck else "no task read rows of a source made by spark.readStream"
+    match cell.kill_at:
+        case Moment.PLANNED if evidence.reads_lost == 0:
+            return "no task read the source before the micro-batch was finished"
+        case Moment.PLANNED if evidence.writes:
+            return "rows were written before the driver was dead"
+        case Moment.STORED if evidence.writes == 0:
+            return "no write was seen before the micro-batch was finished"
+        case Moment.COMMITTING if evidence.commits_lost == 0:
+            return "the pipeline committed no transaction"
+        case Moment.PLANNED | Moment.STORED if not evidence.is_planned:
+            return "the micro-batch was committed before the driver was dead"
+        case Moment.COMMITTED if not evidence.is_consumed:
+            return "the micro-batch was not committed"
+    if cell.network is Network.CUT_ANSWERS and evidence.cuts == 0:
+        return "the pipeline sent nothing whose response could be cut"
+    return None
+
+
+def spread(rows: int, micro_batches: int) -> Sequence[range]:
+    """Return the ids of each micro-batch: `rows` consecutive numbers from 0, in parts of about equal size."""
+    bounds = [rows * number // micro_batches for number in range(micro_batches + 1)]
+    return [range(first, end) for first, end in pairwise(bounds)]

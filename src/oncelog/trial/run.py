@@ -1,0 +1,414 @@
+"""Run the cells of a trial: each feeds numbered rows, lets its fault happen, and reads the target."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from oncelog.errors import ConfigError, OncelogError, TimedOut
+from oncelog.pipeline.restart_policy import ExitKind
+from oncelog.testing.proxy.events import Direction, Fate, WireEvent
+from oncelog.testing.proxy.proxy import Proxy
+from oncelog.testing.proxy.rules import Action, Rule
+from oncelog.trial import fault_point
+from oncelog.trial.driver import Driver
+from oncelog.trial.judgement import Counts, Verdict, count, foreign_text, judge, row_id
+from oncelog.trial.plan import Cell, Evidence, Network, TargetKind, has_come, spread, why_not
+from oncelog.trial.spark_checkpoint import CheckpointState, read_checkpoint, remove_last_commit
+from oncelog.trial.targets import Target, target_of
+
+PARTITIONS = 2
+"""Partitions of the source, and of the target if it is a topic."""
+MAX_FAILURES = 5
+"""A query that fails this often without a fault of the trial is not started again."""
+_POLL_S = 0.005
+_CUT_APIS = (
+    "Fetch",
+    "Produce",
+    "AddPartitionsToTxn",
+    "AddOffsetsToTxn",
+    "TxnOffsetCommit",
+    "EndTxn",
+    "InitProducerId",
+)
+_NOT_FOUND = "DATA_SOURCE_NOT_FOUND"
+_LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options for a JVM that lives for half a minute."""
+_CONF = {
+    # Small parts, so that rows are on their way to the target while their task is still running.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20",
+    "spark.buffer.size": "1024",
+    # Spark's 15 s are too short for a Python worker to connect on a busy machine.
+    "spark.python.authenticate.socketTimeout": "120s",
+}
+
+
+class MarkKind(StrEnum):
+    """The kind of an event on the timeline of a run."""
+
+    START = "start"
+    END = "end"
+    FEED = "feed"
+    COMMIT = "commit"
+    FAULT = "fault"
+    NOTE = "note"
+
+
+class Mark(NamedTuple):
+    """An event on the timeline of a run. `at_s`: seconds since the run began."""
+
+    at_s: float
+    kind: MarkKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The settings that all cells have in common.
+
+    `settings` are the pipeline's own, with placeholders. `row` is the value of a row, with `{n}` for its id.
+    `servers`: the cluster. `timeout_s` bounds one cell. `name` begins the names of topics.
+    """
+
+    file: Path
+    kind: TargetKind
+    servers: str
+    work_dir: Path
+    name: str
+    rows: int
+    micro_batches: int
+    row: str
+    id_name: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    conf: Mapping[str, str] = field(default_factory=dict)
+    master: str = "local[2,4]"
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of one cell.
+
+    `detail`: what was seen of the fault, or why it did not happen. `counts` is None if the target was not
+    read.
+    """
+
+    cell: Cell
+    has_happened: bool
+    detail: str
+    counts: Counts | None
+    starts: int
+    seconds: float
+    error: str | None
+    marks: Sequence[Mark]
+    log_file: Path
+
+    @property
+    def verdict(self) -> Verdict:
+        return judge(self.counts, has_happened=self.has_happened, error=self.error)
+
+
+def placeholders_filled(text: str, values: Mapping[str, str]) -> str:
+    """Return the text with each {name} of `values` replaced. Other braces stay."""
+    for name, value in values.items():
+        text = text.replace(f"{{{name}}}", value)
+    return text
+
+
+def run_cell(trial: Trial, cell: Cell) -> Outcome:
+    """Run one cell. Errors of the run are part of its result.
+
+    Raises ConfigError if the file is no pipeline that can be started.
+    """
+    return _CellRun(trial, cell).run()
+
+
+class _Watch:
+    """The messages that crossed the wire since the fault was prepared. The proxy's thread calls `see`."""
+
+    def __init__(self) -> None:
+        self.writes = self.reads_lost = self.commits_lost = 0
+        self.cuts: Counter[str] = Counter()
+
+    def see(self, event: WireEvent) -> None:
+        if event.direction is not Direction.RESPONSE:
+            return
+        if event.fate is Fate.CUT:
+            self.cuts[event.api] += 1
+        is_lost = event.fate is Fate.DROPPED
+        if event.api == "Produce" and any(outcome.error_code == 0 for outcome in event.outcomes):
+            self.writes += 1
+        elif event.api == "Fetch" and is_lost:
+            self.reads_lost += 1
+        elif event.api == "EndTxn" and is_lost:
+            self.commits_lost += 1
+
+    def rules(self, network: Network | None) -> list[Rule]:
+        """Return the proxy's rules for a fault of the network."""
+        match network:
+            case None:
+                return []
+            case Network.LOSE_READS:
+                return [Rule(action=Action.DROP, api="Fetch", direction=Direction.RESPONSE)]
+            case Network.LOSE_ACKNOWLEDGEMENTS:
+                return [Rule(action=Action.DROP, api="Produce", direction=Direction.RESPONSE)]
+            case Network.LOSE_COMMITS:
+                is_commit = Rule(
+                    action=Action.DROP, api="EndTxn", direction=Direction.RESPONSE, match=self._is_commit
+                )
+                return [is_commit]
+            case Network.CUT_ANSWERS:
+                return [Rule(action=Action.CUT, api=api, nth=1) for api in _CUT_APIS]
+
+    def _is_commit(self, event: WireEvent) -> bool:
+        # A transaction without rows, for example one for bookkeeping, is not the one that matters.
+        return self.writes > 0 and event.txn is not None and bool(event.txn.is_commit)
+
+
+class _CellRun:
+    """One run: a source, a target, a checkpoint and a driver of its own."""
+
+    def __init__(self, trial: Trial, cell: Cell) -> None:
+        self._trial, self._cell = trial, cell
+        self._directory = trial.work_dir / cell.name
+        self._control, self._checkpoint = self._directory / "control", self._directory / "checkpoint"
+        self._source = f"{trial.name}-{cell.name}-source"
+        name = f"{trial.name}-{cell.name}-target"
+        place = self._directory / "target"
+        self._target: Target = target_of(trial.kind, name, place, trial.servers, trial.id_name)
+        self._log_file = self._directory / "driver.log"
+        self._ends: Counter[int] = Counter()
+        self._marks: list[Mark] = []
+        self._watch, self._writes_before = _Watch(), 0
+        self._state = CheckpointState()
+        self._has_happened, self._detail = cell.is_calm, ""
+        self._starts = self._failures = 0
+        self._began = time.monotonic()
+
+    def run(self) -> Outcome:
+        counts, error = None, None
+        try:
+            self._run()
+            found = (row_id(row, self._trial.id_name) for row in self._target.read())
+            counts = count(range(self._trial.rows), found)
+            error = foreign_text(counts, self._trial.id_name)
+        except ConfigError:
+            raise
+        except (OncelogError, OSError, sqlite3.Error) as failure:
+            error = str(failure)
+            self._mark(MarkKind.NOTE, error)
+        seconds = time.monotonic() - self._began
+        detail = "; ".join(part for part in (self._detail, self._target.remark) if part)
+        return Outcome(
+            self._cell,
+            self._has_happened,
+            detail,
+            counts,
+            self._starts,
+            seconds,
+            error,
+            self._marks,
+            self._log_file,
+        )
+
+    def _mark(self, kind: MarkKind, text: str) -> None:
+        self._marks.append(Mark(time.monotonic() - self._began, kind, text))
+
+    def _run(self) -> None:
+        self._prepare()
+        with self._parts():
+            self._start_driver()
+            feeds = spread(self._trial.rows, self._trial.micro_batches)
+            for number, ids in enumerate(feeds):
+                # The first micro-batch is calm, so that the fault meets a query that is running.
+                is_armed = not self._has_happened and number >= min(1, len(feeds) - 1)
+                if is_armed:
+                    self._arm()
+                self._feed(ids)
+                if is_armed and self._cell.kill_at is not None:
+                    self._kill_driver()
+                self._wait(lambda evidence: evidence.is_consumed)
+                if is_armed:
+                    self._disarm()
+
+    def _prepare(self) -> None:
+        from oncelog import Admin, NewTopic
+
+        for directory in (self._control, self._directory / "tmp", self._directory / "target"):
+            directory.mkdir(parents=True, exist_ok=True)
+        topics = [NewTopic(self._source, PARTITIONS)]
+        if self._trial.kind is TargetKind.TOPIC:
+            topics.append(NewTopic(self._target.address, PARTITIONS))
+        with Admin({"bootstrap.servers": self._trial.servers}) as admin:
+            admin.create_topics(topics)
+
+    @contextmanager
+    def _parts(self) -> Iterator[None]:
+        """Run the proxy and a producer, and leave no driver behind."""
+        from oncelog import Producer
+
+        with ExitStack() as stack:
+            self._proxy = stack.enter_context(
+                Proxy(self._trial.servers.split(",")[0], on_event=lambda event: self._watch.see(event))
+            )
+            self._producer = stack.enter_context(Producer({"bootstrap.servers": self._trial.servers}))
+            self._driver = stack.enter_context(self._new_driver())
+            yield
+
+    def _new_driver(self) -> Driver:
+        trial, target = self._trial, self._target.address
+        values = {
+            "bootstrap_servers": self._proxy.bootstrap_servers,
+            "source": self._source,
+            "target": target,
+            "checkpoint": str(self._checkpoint),
+        }
+        settings = {name.upper(): value for name, value in values.items()}
+        settings |= {"TABLE": target, "TRIGGER": "0 seconds", "TMPDIR": str(self._directory / "tmp")}
+        settings |= {key: placeholders_filled(value, values) for key, value in trial.settings.items()}
+        given = os.environ.get("JAVA_TOOL_OPTIONS", "")
+        settings["JAVA_TOOL_OPTIONS"] = f"{_LIGHT_JVM} {given}".strip()
+        conf = {**_CONF, "spark.local.dir": str(self._directory / "tmp"), **trial.conf}
+        job = {"file": str(trial.file), "master": trial.master, "conf": conf}
+        return Driver(job, settings, self._log_file, self._control, self._cell.strike)
+
+    def _start_driver(self) -> None:
+        self._driver.start()
+        self._starts += 1
+        self._mark(MarkKind.START, f"driver, start {self._starts}")
+
+    # The fault
+
+    def _arm(self) -> None:
+        self._watch, self._writes_before = _Watch(), self._target.count_writes()
+        for rule in self._watch.rules(self._cell.network):
+            self._proxy.add(rule)
+        if self._cell.strike is not None:
+            (self._control / fault_point.ARMED).touch()
+
+    def _clear(self) -> None:
+        self._proxy.clear()
+        (self._control / fault_point.ARMED).unlink(missing_ok=True)
+
+    def _disarm(self) -> None:
+        """Judge if the fault happened, unless a kill has been judged already."""
+        self._clear()
+        if self._cell.kill_at is None:
+            evidence = self._evidence()
+            reason = why_not(self._cell, evidence)
+            self._has_happened = reason is None
+            self._detail = reason or self._seen(evidence)
+            if self._has_happened:
+                self._mark(MarkKind.NOTE, self._detail)
+
+    def _kill_driver(self) -> None:
+        """Kill the driver at the cell's moment, if it comes, and start it again."""
+        moment = self._cell.kill_at
+        assert moment is not None
+        evidence = self._wait(lambda now: has_come(moment, now) or now.is_consumed)
+        if not has_come(moment, evidence):
+            self._detail = why_not(self._cell, evidence) or ""
+            return
+        self._driver.kill()
+        self._mark(MarkKind.FAULT, f"driver killed (SIGKILL): {self._cell.fault}")
+        self._mark(MarkKind.END, "driver dead")
+        self._clear()
+        evidence = self._evidence()
+        reason = why_not(self._cell, evidence)
+        self._has_happened, self._detail = reason is None, reason or self._seen(evidence)
+        if self._cell.removes_commit and self._has_happened:
+            removed = remove_last_commit(self._checkpoint)
+            self._mark(MarkKind.FAULT, f"entry {removed} of Spark's commit log removed")
+        self._start_driver()
+
+    def _seen(self, evidence: Evidence) -> str:
+        """Return what was seen of a fault that happened."""
+        if self._watch.cuts:
+            return "cut: " + ", ".join(f"{api} {n}" for api, n in sorted(self._watch.cuts.items()))
+        batch = self._state.planned if evidence.is_planned else self._state.committed
+        wrote = "writes seen" if evidence.writes else "no write seen"
+        return f"micro-batch {batch}, {wrote}"
+
+    # Waiting
+
+    def _feed(self, ids: Sequence[int]) -> None:
+        for number in ids:
+            partition = number % PARTITIONS
+            key = str(number)
+            value = placeholders_filled(self._trial.row, {"n": key})
+            self._producer.send(self._source, value.encode(), key.encode(), partition=partition)
+            self._ends[partition] += 1
+        self._producer.flush()
+        self._mark(MarkKind.FEED, f"rows {ids[0]} to {ids[-1]} sent to the source" if ids else "no rows sent")
+
+    def _evidence(self) -> Evidence:
+        state = read_checkpoint(self._checkpoint, self._source)
+        if state.committed != self._state.committed and state.committed is not None:
+            self._mark(MarkKind.COMMIT, f"micro-batch {state.committed} committed")
+        self._state = state
+        watch = self._watch
+        writes = watch.writes + max(0, self._target.count_writes() - self._writes_before)
+        has_struck = (self._control / fault_point.STRUCK).exists()
+        if has_struck and writes:
+            (self._control / fault_point.WRITTEN).touch()
+        return Evidence(
+            is_planned=state.is_planned,
+            is_consumed=state.covers(self._ends),
+            writes=writes,
+            reads_lost=watch.reads_lost,
+            commits_lost=watch.commits_lost,
+            cuts=watch.cuts.total(),
+            has_struck=has_struck,
+        )
+
+    def _wait(self, condition: Callable[[Evidence], bool]) -> Evidence:
+        """Wait for a condition, and start the driver again when it ends. Raises TimedOut and OncelogError."""
+        deadline = self._began + self._trial.timeout_s
+        while not condition(evidence := self._evidence()):
+            if self._driver.exit_info is not None:
+                self._restart_ended()
+            if time.monotonic() > deadline:
+                raise TimedOut(self._timeout_text())
+            time.sleep(_POLL_S)
+        return evidence
+
+    def _timeout_text(self) -> str:
+        reason = f"cell {self._cell.name} did not end within {self._trial.timeout_s:g} s"
+        if self._state.planned is None and self._driver.query_id is not None:
+            reason += f": the query wrote no checkpoint to {self._checkpoint} (the setting CHECKPOINT)"
+        elif self._state.committed is None or self._state.positions is None:
+            reason += f": no committed micro-batch read the topic {self._source} (the setting SOURCE)"
+        return f"{reason}; the driver's log is {self._log_file}"
+
+    def _restart_ended(self) -> None:
+        """Start the driver again after it has ended by itself."""
+        ended = self._driver.exit_info
+        assert ended is not None
+        text = ended.error or f"the query is {ended.kind.value}"
+        self._driver.kill()
+        self._mark(MarkKind.END, text)
+        # On a busy machine, Python may be too slow to tell Spark of this project's source.
+        is_mistake = ended.kind is ExitKind.SETUP and not (_NOT_FOUND in text and "oncelog" in text)
+        if is_mistake and self._driver.query_id is None:
+            raise ConfigError(
+                f"{self._trial.file} cannot be run as a pipeline: {text}; "
+                f"the driver's log is {self._log_file}"
+            )
+        if ended.kind is ExitKind.REFUSED:
+            raise OncelogError(f"the pipeline cannot go on: {text}; the driver's log is {self._log_file}")
+        if ended.kind is not ExitKind.DONE:
+            self._failures += 1
+        if self._failures >= MAX_FAILURES:
+            raise OncelogError(
+                f"the pipeline failed {self._failures} times, last with: {text}; "
+                f"the driver's log is {self._log_file}"
+            )
+        self._start_driver()

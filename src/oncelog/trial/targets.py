@@ -1,0 +1,221 @@
+"""The targets of a pipeline: how a write to them is noticed, and how their rows are read."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from oncelog.errors import MissingDependency, TimedOut
+from oncelog.trial.plan import TargetKind
+
+_STABLE_TIMEOUT_S = 60.0
+_LOCK_TIMEOUT_S = 10.0
+_POLL_S = 0.1
+
+Row = Mapping[str, Any]
+
+
+class Target(Protocol):
+    """The place to which a pipeline writes. `address` is the value of its setting TARGET."""
+
+    address: str
+
+    def count_writes(self) -> int:
+        """Return a number that grows with each write to the target; 0 for a topic, where the proxy counts."""
+        ...
+
+    def read(self) -> Iterator[Row]:
+        """Yield the rows that readers of the target see."""
+        ...
+
+    @property
+    def remark(self) -> str:
+        """A remark about the rows of the last `read`, or an empty text."""
+        ...
+
+
+def target_of(kind: TargetKind, name: str, directory: Path, servers: str, id_name: str) -> Target:
+    """Return the target of a run: the topic `name`, or the directory `directory`."""
+    match kind:
+        case TargetKind.TOPIC:
+            return TopicTarget(servers, name)
+        case TargetKind.DELTA:
+            return DeltaTarget(directory)
+        case TargetKind.SQLITE:
+            return SqliteTarget(directory / "target.db", id_name)
+        case _:
+            return ParquetTarget(directory, only_committed=kind is TargetKind.PARQUET_COMMITTED)
+
+
+class TopicTarget:
+    """A topic, whose rows are the records that read_committed consumers see."""
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self.address, self._servers = topic, servers
+        self.remark = ""
+
+    def count_writes(self) -> int:
+        return 0
+
+    def read(self) -> Iterator[Row]:
+        """Yield key and value of each record. Raises TimedOut if an open transaction hides records."""
+        from oncelog import Consumer, TopicPartition
+
+        everything = {"bootstrap.servers": self._servers, "isolation.level": "read_uncommitted"}
+        committed = {**everything, "isolation.level": "read_committed"}
+        with Consumer(committed) as reader, Consumer(everything) as watcher:
+            tps = [
+                TopicPartition(self.address, part.partition) for part in reader.partitions_for(self.address)
+            ]
+            deadline = time.monotonic() + _STABLE_TIMEOUT_S
+            # Markers are written after the response to a commit, so the last stable offset may follow late.
+            while (stable := reader.end_offsets(tps)) != (ends := watcher.end_offsets(tps)):
+                if time.monotonic() > deadline:
+                    raise TimedOut(
+                        f"topic {self.address}: a transaction that nobody has ended hides records: readers "
+                        f"see offsets below {_by_partition(stable)} of {_by_partition(ends)}"
+                    )
+                time.sleep(_POLL_S)
+            for tp, end in ends.items():
+                for batch in reader.fetch_range(tp, 0, end):
+                    yield from batch.select(["key", "value"]).to_pylist()
+
+
+def _by_partition(ends: Mapping[Any, int]) -> dict[int, int]:
+    return {tp.partition: end for tp, end in ends.items()}
+
+
+class ParquetTarget:
+    """A directory of Parquet files.
+
+    A driver that is killed leaves files that no later run removes. Spark passes over them, because its log of
+    the directory (`_spark_metadata`) does not name them; other readers read them. `only_committed` reads as
+    Spark does.
+    """
+
+    def __init__(self, directory: Path, *, only_committed: bool) -> None:
+        self.address, self._directory, self._only_committed = str(directory), directory, only_committed
+        self.remark = ""
+
+    def count_writes(self) -> int:
+        return len(self._files())
+
+    def _files(self) -> list[Path]:
+        return data_files(self._directory, ".parquet")
+
+    def read(self) -> Iterator[Row]:
+        files, broken = self._files(), 0
+        if self._only_committed:
+            log = self._directory / "_spark_metadata"
+            entries = log.glob("[0-9]*") if log.is_dir() else ()
+            named = files_in_log({path.name: path.read_text() for path in entries})
+            files = [path for path in files if path.name in named]
+        for path in files:
+            try:
+                rows = pyarrow.parquet.read_table(path).to_pylist()
+            except pa.ArrowInvalid:
+                # The driver or the task was killed before it had written the footer.
+                broken += 1
+                continue
+            yield from rows
+        self.remark = f"{broken} unreadable file{'s' * (broken != 1)}" if broken else ""
+
+
+class DeltaTarget:
+    """A Delta Lake table, read with the package deltalake."""
+
+    def __init__(self, directory: Path) -> None:
+        try:
+            import deltalake  # noqa: F401
+        except ImportError:
+            raise MissingDependency("--target delta needs deltalake: pip install 'oncelog[delta]'") from None
+        self.address, self._directory = str(directory), directory
+        self.remark = ""
+
+    def count_writes(self) -> int:
+        return len(data_files(self._directory, ".parquet"))
+
+    def read(self) -> Iterator[Row]:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            table = DeltaTable(self.address)
+        except TableNotFoundError:
+            return
+        yield from table.to_pyarrow_table().to_pylist()
+
+
+class SqliteTarget:
+    """A SQLite database. Its rows are those of all tables that have a column with the row's id."""
+
+    def __init__(self, file: Path, id_name: str) -> None:
+        self.address, self._file, self._id_name = str(file), file, id_name
+        self.remark = ""
+        self._count = 0
+
+    def count_writes(self) -> int:
+        """Return the number of rows; the last known number while a writer locks the database."""
+        try:
+            self._count = sum(1 for _ in self._rows(timeout_s=0))
+        except sqlite3.OperationalError:
+            pass
+        return self._count
+
+    def read(self) -> Iterator[Row]:
+        return self._rows(timeout_s=_LOCK_TIMEOUT_S)
+
+    def _rows(self, timeout_s: float) -> Iterator[Row]:
+        if not self._file.exists():
+            return
+        address = f"{self._file.as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, timeout=timeout_s, uri=True)) as database:
+            database.row_factory = sqlite3.Row
+            names = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            for (name,) in names:
+                quoted = name.replace('"', '""')
+                for row in map(dict, database.execute(f'SELECT * FROM "{quoted}"')):
+                    if self._id_name in row:
+                        yield row
+
+
+def data_files(directory: Path, suffix: str) -> list[Path]:
+    """Return the files below a directory whose names, and whose folders' names, do not hide them."""
+    return sorted(
+        path
+        for path in directory.rglob(f"*{suffix}")
+        if not any(part.startswith(("_", ".")) for part in path.relative_to(directory).parts)
+    )
+
+
+def files_in_log(texts: Mapping[str, str]) -> set[str]:
+    """Return the names of the data files in the log of Spark's file sink (`_spark_metadata`).
+
+    `texts`: the log's files by name. `N.compact` holds the entries of all micro-batches up to N.
+    """
+    entries = {int(name.partition(".")[0]): name for name in texts if name.partition(".")[0].isdecimal()}
+    compacts = [number for number, name in entries.items() if name.endswith(".compact")]
+    first = max(compacts, default=-1)
+    named: set[str] = set()
+    for number in sorted(entries):
+        if number >= first:
+            named |= _added(texts[entries[number]].splitlines())
+    return named
+
+
+def _added(lines: Sequence[str] | Iterable[str]) -> set[str]:
+    added = set()
+    for line in lines:
+        if line.startswith("{"):
+            entry = json.loads(line)
+            if entry.get("action") == "add":
+                added.add(str(entry["path"]).rpartition("/")[2])
+    return added

@@ -1,0 +1,157 @@
+"""Runs of a trial on our broker, with a stand-in for Spark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.trial import StandInDriver
+
+from oncelog import Admin, Broker
+from oncelog.errors import ConfigError
+from oncelog.pipeline.restart_policy import ExitInfo, ExitKind
+from oncelog.trial import run
+from oncelog.trial.judgement import Verdict
+from oncelog.trial.plan import TargetKind, choose_cells
+from oncelog.trial.run import MAX_FAILURES, MarkKind, Outcome, Trial, run_cell
+
+
+@pytest.fixture
+def trial(broker: Broker, tmp_path: Path) -> Trial:
+    return Trial(
+        file=tmp_path / "mine.py",
+        kind=TargetKind.TOPIC,
+        servers=broker.bootstrap_servers,
+        work_dir=tmp_path,
+        name=tmp_path.name,
+        rows=30,
+        micro_batches=3,
+        row='{"id": "{n}"}',
+        id_name="id",
+    )
+
+
+def outcome_of(cell: str, trial: Trial, monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> Outcome:
+    """Run a cell with a stand-in driver that has these class attributes."""
+    monkeypatch.setattr(run, "Driver", type("Driver", (StandInDriver,), attributes))
+    (chosen,) = choose_cells([cell], trial.kind)
+    return run_cell(trial, chosen)
+
+
+def test_a_run_without_a_fault_copies_each_row_once(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = outcome_of("calm", trial, monkeypatch)
+    assert outcome.verdict is Verdict.CLEAN, outcome
+    assert outcome.counts is not None and outcome.counts.found == 30 and outcome.starts == 1
+    feeds = [mark.text for mark in outcome.marks if mark.kind is MarkKind.FEED]
+    assert feeds == [f"rows {first} to {first + 9} sent to the source" for first in (0, 10, 20)]
+
+
+@pytest.mark.behaviour("P7")
+def test_a_lost_commit_entry_doubles_the_micro_batch_of_a_sink_that_does_not_remember_it(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = outcome_of("commit-lost", trial, monkeypatch, remembers=False)
+    assert outcome.verdict is Verdict.VIOLATED and outcome.has_happened, outcome
+    assert outcome.counts is not None
+    assert (outcome.counts.lost, outcome.starts) == (0, 2)
+    # The query may have seen the ten rows in two parts, and only the last micro-batch is repeated.
+    assert 0 < outcome.counts.doubled <= 10
+    assert set(outcome.counts.doubled_examples) <= {str(number) for number in range(10, 20)}
+    faults = [mark.text for mark in outcome.marks if mark.kind is MarkKind.FAULT]
+    assert faults[1].endswith(" of Spark's commit log removed")
+
+
+@pytest.mark.behaviour("P7")
+@pytest.mark.parametrize("cell", ["commit-lost", "driver-after-commit"])
+def test_a_sink_that_remembers_its_micro_batches_is_clean(
+    cell: str, trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = outcome_of(cell, trial, monkeypatch)
+    assert outcome.verdict is Verdict.CLEAN and outcome.starts == 2, outcome
+
+
+@pytest.mark.parametrize("cell", ["task-fails", "driver-in-commit"])
+def test_a_fault_that_does_not_happen_is_no_pass(
+    cell: str, trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = outcome_of(cell, trial, monkeypatch)
+    assert outcome.verdict is Verdict.NOT_REACHED and outcome.detail, outcome
+
+
+def test_cut_answers_are_named(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = outcome_of("answers-cut", trial, monkeypatch)
+    assert outcome.verdict is Verdict.CLEAN, outcome
+    assert outcome.detail == "cut: Fetch 1, Produce 1"
+
+
+def test_a_run_that_takes_too_long_names_the_log_of_the_driver(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StandInDriver, "_micro_batch", lambda *_: None)
+    outcome = outcome_of("calm", replace(trial, timeout_s=0.3), monkeypatch)
+    assert outcome.verdict is Verdict.FAILED and outcome.error is not None
+    assert "did not end within 0.3 s" in outcome.error and str(outcome.log_file) in outcome.error
+    assert "the setting CHECKPOINT" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("kind", "starts", "text"),
+    [
+        (ExitKind.FAILED, MAX_FAILURES, f"the pipeline failed {MAX_FAILURES} times, last with: broken"),
+        (ExitKind.DIED, MAX_FAILURES, f"the pipeline failed {MAX_FAILURES} times"),
+        (ExitKind.REFUSED, 1, "the pipeline cannot go on: broken"),
+    ],
+)
+def test_a_pipeline_that_fails_by_itself_is_given_up(
+    kind: ExitKind, starts: int, text: str, trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = outcome_of("calm", trial, monkeypatch, ends_with=ExitInfo(kind, "broken"))
+    assert outcome.verdict is Verdict.FAILED and outcome.starts == starts
+    assert outcome.error is not None and text in outcome.error and str(outcome.log_file) in outcome.error
+
+
+def test_a_file_that_is_no_pipeline_ends_the_trial(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = ExitInfo(ExitKind.SETUP, "ConfigError: it defines no function pipeline(spark, settings)")
+    with pytest.raises(ConfigError, match=r"mine\.py cannot be run as a pipeline: .*driver\.log"):
+        outcome_of("calm", trial, monkeypatch, ends_with=ends)
+
+
+def test_a_source_that_python_was_too_slow_to_name_is_tried_again(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "AnalysisException: [DATA_SOURCE_NOT_FOUND] Failed to find the data source: oncelog"
+    outcome = outcome_of("calm", trial, monkeypatch, ends_with=ExitInfo(ExitKind.SETUP, text))
+    assert outcome.starts == MAX_FAILURES
+
+
+def test_a_pipeline_that_keeps_no_id_is_told_how_to_name_it(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = outcome_of("calm", replace(trial, row="row {n}", id_name="number"), monkeypatch)
+    assert outcome.verdict is Verdict.CLEAN  # the key is the id
+
+    def forget_ids(self: StandInDriver, *_: object) -> None:
+        pass
+
+    monkeypatch.setattr(StandInDriver, "_copy", forget_ids)
+    lost = outcome_of("driver-after-commit", trial, monkeypatch)
+    assert lost.counts is not None and lost.counts.lost == 30 and lost.verdict is Verdict.VIOLATED
+
+
+def test_the_settings_have_their_placeholders_replaced(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, broker: Broker
+) -> None:
+    seen: dict[str, str] = {}
+
+    def keep(self: StandInDriver, job: Any, settings: Any, *rest: Any) -> None:
+        seen.update(settings)
+        StandInDriver.__init__(self, job, settings, *rest)
+
+    chosen = replace(trial, settings={"IN": "{source}", "OUT": "to {target}", "BRACES": "{x}"})
+    outcome_of("calm", chosen, monkeypatch, __init__=keep)
+    assert seen["IN"] == seen["SOURCE"] and seen["OUT"] == f"to {seen['TARGET']}" and seen["BRACES"] == "{x}"
+    assert seen["BOOTSTRAP_SERVERS"] != broker.bootstrap_servers  # the proxy is between them
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        assert {seen["IN"], seen["TARGET"]} <= {topic.name for topic in admin.list_topics()}

@@ -1,0 +1,61 @@
+"""The two examples of docs/trial.md on real Spark: one cell each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oncelog_devtools.apache_kafka import MissingDependency
+from oncelog_devtools.spark_connector import connector_jars
+from support import ROOT
+from support.cli import Outcome, oncelog
+from support.spark.worker_python import spark_python
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.timeout(1200),
+    pytest.mark.full("starts drivers of Spark and kills them"),
+]
+EXAMPLES = ROOT / "examples" / "trial"
+
+
+def trial(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Outcome:
+    monkeypatch.setenv("PYSPARK_PYTHON", spark_python())
+    size = ("--rows", "400", "--micro-batches", "2", "--timeout", "900")
+    return oncelog("trial", *arguments, *size, "-o", "json")
+
+
+def only_row(outcome: Outcome) -> dict[str, Any]:
+    (row,) = json.loads(outcome.out)
+    assert isinstance(row, dict)
+    return row
+
+
+@pytest.mark.behaviour("P7")
+def test_our_sink_is_clean_when_a_commit_of_spark_is_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    work, file = str(tmp_path / "work"), str(EXAMPLES / "to_topic.py")
+    outcome = trial(monkeypatch, file, "--cells", "commit-lost", "--work-dir", work)
+    row = only_row(outcome)
+    assert (outcome.code, row["verdict"], row["happened"]) == (0, "clean", "yes"), outcome
+    assert row["found"] == 400
+
+
+@pytest.mark.behaviour("P7")
+def test_sparks_own_sink_doubles_a_micro_batch_whose_commit_is_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    try:
+        jars = connector_jars()
+    except MissingDependency as error:
+        pytest.skip(str(error))
+    work, conf = str(tmp_path / "work"), "spark.jars=" + ",".join(map(str, jars))
+    file = str(EXAMPLES / "kafka_sink.py")
+    outcome = trial(monkeypatch, file, "--cells", "commit-lost", "--work-dir", work, "--conf", conf)
+    row = only_row(outcome)
+    assert (outcome.code, row["verdict"], row["happened"]) == (3, "violated", "yes"), outcome
+    # The query may have seen the 200 rows in two parts, and only the last micro-batch is repeated.
+    assert row["lost"] == 0 and 0 < row["doubled"] <= 200

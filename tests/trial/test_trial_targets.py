@@ -1,0 +1,186 @@
+"""Targets that are directories, the fault inside of a task, and the measured table of docs/trial.md."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from support import ROOT
+
+from oncelog.errors import MissingDependency
+from oncelog.trial.fault_point import ARMED, STRUCK, WRITTEN, TaskFault, pass_rows
+from oncelog.trial.plan import Strike, TargetKind
+from oncelog.trial.targets import target_of
+
+
+def write_file(path: Path, *ids: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pa.table({"id": [str(number) for number in ids]}), path)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A directory as a killed driver leaves it: a committed file, one that is not, and one without an end."""
+    write_file(tmp_path / "a.parquet", 0, 1)
+    write_file(tmp_path / "day=1" / "b.parquet", 1)
+    write_file(tmp_path / "_temporary" / "c.parquet", 7)
+    (tmp_path / "d.parquet").write_bytes(b"PAR1 half a file")
+    log = tmp_path / "_spark_metadata"
+    log.mkdir()
+    (log / "0").write_text("v1\n" + json.dumps({"path": f"file://{tmp_path}/a.parquet", "action": "add"}))
+    (log / ".0.crc").write_bytes(b"\xff")
+    return tmp_path
+
+
+@pytest.mark.behaviour("P7")
+@pytest.mark.parametrize(
+    ("kind", "ids", "remark"),
+    [
+        (TargetKind.PARQUET, ["0", "1", "1"], "1 unreadable file"),
+        (TargetKind.PARQUET_COMMITTED, ["0", "1"], ""),
+    ],
+)
+def test_files_are_read_as_readers_see_them(
+    directory: Path, kind: TargetKind, ids: list[str], remark: str
+) -> None:
+    target = target_of(kind, "unused", directory, "unused", "id")
+    assert sorted(row["id"] for row in target.read()) == ids
+    assert (target.remark, target.count_writes(), target.address) == (remark, 3, str(directory))
+
+
+def test_an_empty_directory_has_no_rows(tmp_path: Path) -> None:
+    for kind in (TargetKind.PARQUET, TargetKind.PARQUET_COMMITTED):
+        assert list(target_of(kind, "unused", tmp_path, "unused", "id").read()) == []
+
+
+def test_a_delta_table_is_read_whole(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    target = target_of(TargetKind.DELTA, "unused", tmp_path / "table", "unused", "id")
+    assert list(target.read()) == []
+    deltalake.write_deltalake(tmp_path / "table", pa.table({"id": ["0", "1"]}))
+    assert sorted(row["id"] for row in target.read()) == ["0", "1"]
+    assert target.count_writes() == 1
+
+
+def test_the_rows_of_a_sqlite_database_are_those_with_an_id(tmp_path: Path) -> None:
+    target = target_of(TargetKind.SQLITE, "unused", tmp_path, "unused", "id")
+    assert list(target.read()) == [] and target.count_writes() == 0
+    with closing(sqlite3.connect(target.address)) as database, database:
+        database.execute('CREATE TABLE "the ""rows""" (id TEXT, value TEXT)')
+        database.execute("CREATE TABLE batches (query TEXT, batch INTEGER)")
+        database.execute("INSERT INTO batches VALUES ('q', 1)")
+        database.executemany('INSERT INTO "the ""rows""" VALUES (?, ?)', [("0", "a"), ("1", "b")])
+    assert [row["id"] for row in target.read()] == ["0", "1"]
+    with closing(sqlite3.connect(target.address, isolation_level=None)) as database:
+        assert target.count_writes() == 2
+        database.execute("BEGIN EXCLUSIVE")
+        assert target.count_writes() == 2
+        database.execute("ROLLBACK")
+
+
+def test_a_delta_target_without_its_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    with pytest.raises(MissingDependency, match=r"pip install 'oncelog\[delta\]'"):
+        target_of(TargetKind.DELTA, "unused", tmp_path, "unused", "id")
+
+
+def batches(count: int) -> Iterator[pa.RecordBatch]:
+    for number in range(count):
+        yield pa.record_batch({"id": [number]})
+
+
+def passed(control: Path, count: int) -> list[int]:
+    """Return the ids that a task passes on before it fails or ends."""
+    ids = []
+    try:
+        for batch in pass_rows(batches(count), control=str(control), strike=Strike.RAISE.value):
+            ids += batch.column("id").to_pylist()
+    except TaskFault:
+        ids.append(-1)
+    return ids
+
+
+def test_a_task_fails_once_in_the_middle_of_its_rows(tmp_path: Path) -> None:
+    assert passed(tmp_path, 4) == [0, 1, 2, 3]
+    (tmp_path / ARMED).touch()
+    (tmp_path / WRITTEN).touch()
+    assert passed(tmp_path, 0) == []
+    assert passed(tmp_path, 4) == [0, 1, -1]
+    assert (tmp_path / STRUCK).exists()
+    assert passed(tmp_path, 4) == [0, 1, 2, 3]
+
+
+def test_a_task_with_few_rows_fails_behind_them(tmp_path: Path) -> None:
+    (tmp_path / ARMED).touch()
+    (tmp_path / WRITTEN).touch()
+    assert passed(tmp_path, 1) == [0, -1]
+
+
+def test_a_worker_is_killed_with_sigkill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
+    (tmp_path / ARMED).touch()
+    (tmp_path / WRITTEN).touch()
+    with pytest.raises(TaskFault):
+        list(pass_rows(batches(3), control=str(tmp_path), strike=Strike.KILL_WORKER.value))
+    assert killed == [(os.getpid(), signal.SIGKILL)]
+
+
+# -- docs/trial.md ----------------------------------------------------------------------------------------
+
+
+def _load_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tool_trial_page", ROOT / "tools" / "trial_page.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+trial_page = _load_tool()
+
+
+def test_the_measured_table_is_that_of_the_runs() -> None:
+    page = trial_page.PAGE.read_text()
+    assert trial_page.page_with(trial_page.render(trial_page.load_runs()), page) == page, (
+        "run: python tools/trial_page.py"
+    )
+
+
+def test_the_table_says_which_faults_did_not_happen() -> None:
+    facts = {"pipeline": "mine.py", "target": "topic", "rows": "9", "cluster": "ours", "Spark": "4.3.0"}
+
+    def row(cell: str, lost: int | None, doubled: int | None, verdict: str, happened: str = "yes") -> object:
+        return {
+            "cell": cell, "fault": f"the fault {cell}", "happened": happened, "lost": lost,
+            "doubled": doubled, "verdict": verdict, "seconds": 4.4, "facts": facts,
+        }  # fmt: skip
+
+    one = [row("calm", 0, 0, "clean"), row("lost", 1, 5, "violated"), row("late", None, None, "failed")]
+    other = [row("calm", 0, 0, "fault did not happen", "no")]
+    lines = trial_page.render({"one": one, "other": other}).splitlines()
+    assert lines[2:5] == [
+        "| `calm`: the fault calm | 0/0 | did not happen (0/0) |",
+        "| `lost`: the fault lost | 1/5 | not run |",
+        "| `late`: the fault late | failed | not run |",
+    ]
+    assert lines[-1] == "| `mine.py`, topic | 9 | ours | Spark 4.3.0 |"
+
+
+def test_the_page_describes_every_cell_and_target() -> None:
+    from oncelog.trial.plan import CELLS
+
+    page = trial_page.PAGE.read_text()
+    assert [cell.name for cell in CELLS if f"| `{cell.name}` |" not in page] == []
+    assert [kind.value for kind in TargetKind if f"| `{kind.value}` |" not in page] == []

@@ -1,0 +1,73 @@
+"""Write the measured table of docs/trial.md from the runs in docs/trial-runs.
+
+`oncelog trial FILE -o json > docs/trial-runs/NAME.json` makes a run. `python tools/trial_page.py` then writes
+the page.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "trial.md"
+RUNS = ROOT / "docs" / "trial-runs"
+BEGIN, END = "<!-- runs: written by tools/trial_page.py -->\n", "<!-- end of runs -->"
+ORDER = ("to_topic", "kafka_sink", "to_parquet", "to_sqlite")
+"""The order of the columns. Other runs follow, by name."""
+
+Rows = list[dict[str, Any]]
+
+
+def load_runs() -> dict[str, Rows]:
+    """Return the runs by name, in the order of the columns."""
+    runs = {path.stem: json.loads(path.read_text()) for path in RUNS.glob("*.json")}
+    names = sorted(runs, key=lambda name: (ORDER.index(name) if name in ORDER else len(ORDER), name))
+    return {name: runs[name] for name in names}
+
+
+def cell_text(row: dict[str, Any] | None) -> str:
+    """Return lost/doubled of a run; why there is no such figure, if there is none."""
+    if row is None:
+        return "not run"
+    if row["lost"] is None or row["verdict"] == "failed":
+        return "failed"
+    figures = f"{row['lost']}/{row['doubled']}"
+    return f"did not happen ({figures})" if row["happened"] == "no" else figures
+
+
+def render(runs: dict[str, Rows]) -> str:
+    """Return the part of the page between the two comments."""
+    if not runs:
+        return ""
+    heads = [f"`{rows[0]['facts']['pipeline']}`, {rows[0]['facts']['target']}" for rows in runs.values()]
+    lines = [f"| fault | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
+    faults = {row["cell"]: row["fault"] for rows in runs.values() for row in rows}
+    for cell, fault in faults.items():
+        texts = [cell_text(next((r for r in rows if r["cell"] == cell), None)) for rows in runs.values()]
+        lines.append(f"| `{cell}`: {fault} | {' | '.join(texts)} |")
+    lines += ["", "| run | rows | cluster | versions |", "| --- | --- | --- | --- |"]
+    for rows in runs.values():
+        facts = dict(rows[0]["facts"])
+        head = f"`{facts.pop('pipeline')}`, {facts.pop('target')}"
+        count, cluster = facts.pop("rows"), facts.pop("cluster")
+        versions = ", ".join(f"{name} {value}" for name, value in facts.items())
+        lines.append(f"| {head} | {count} | {cluster} | {versions} |")
+    return "\n".join(lines) + "\n"
+
+
+def page_with(part: str, page: str) -> str:
+    """Return the page with `part` between the two comments."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + part + END + rest.partition(END)[2]
+
+
+def main() -> int:
+    PAGE.write_text(page_with(render(load_runs()), PAGE.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
