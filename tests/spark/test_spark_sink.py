@@ -69,6 +69,38 @@ def noted(bootstrap: str, checkpoint: str, topic: str) -> BatchCommit:
     return found
 
 
+@pytest.mark.behaviour("P2")
+def test_rows_that_a_failed_step_cut_off_are_not_committed(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
+    """R1160: a Python step failed in the middle of a task's rows, and the sink committed those before."""
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic, 2)
+    # Spark sends a part of the rows to the sink before the step fails, because they do not fit its buffers.
+    rows = spark.range(0, 100, 1, 1).selectExpr("CONCAT('k', id) AS key", "repeat('v', 30000) AS value")
+
+    def cut_off(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number, batch in enumerate(batches):
+            if number == 4:
+                raise RuntimeError("this step fails")
+            yield batch
+
+    def unchanged(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    name, size = "spark.sql.execution.arrow.maxRecordsPerBatch", "10"
+    spark.conf.set(name, size)
+    try:
+        for write_id in ({}, {"writeId": "w"}):
+            with pytest.raises(Exception, match="this step fails"):
+                write(rows.mapInArrow(cut_off, rows.schema), bootstrap, topic=topic, **write_id)
+            assert pairs(spark, bootstrap, topic) == []
+        write(rows.mapInArrow(unchanged, rows.schema), bootstrap, topic=topic, writeId="w")
+        assert len(pairs(spark, bootstrap, topic)) == 100
+    finally:
+        spark.conf.unset(name)
+
+
 def test_a_batch_write_with_an_id_stores_its_rows_once_when_repeated(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:

@@ -98,6 +98,25 @@ def test_a_repeated_batch_is_compared_and_not_written(bootstrap: str, topic: str
     assert committed(bootstrap, topic) == ["a", "b", "c", "d"]
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_task_that_cannot_see_the_end_of_its_rows_leaves_the_commit_to_the_driver(
+    bootstrap: str, topic: str, is_named: bool
+) -> None:
+    """R1160: then Spark may have cut off its rows, and only the driver learns of that."""
+    sink = sink_of(bootstrap, topic)
+    sink = Sink(sink.name, sink.settings, is_named=is_named)
+    cut_off = write_task(sink, 0, 0, [batch("a")], commits=False)
+    assert cut_off.prepared is not None and cut_off.plan is None
+    retried = write_task(sink, 0, 0, [batch("a", "b")], commits=False)
+    other = write_task(sink, 0, 1, [batch("c")], commits=False)
+    assert committed(bootstrap, topic) == []
+    finish(sink, 0, [retried, other])
+    assert committed(bootstrap, topic) == ["a", "b", "c"]
+    if is_named:
+        abandon(sink, [write_task(sink, 1, 0, [batch("d")], commits=False)])
+        assert committed(bootstrap, topic) == ["a", "b", "c"]
+
+
 def interrupted(*parts: pa.RecordBatch, by: Callable[[], object]) -> Iterator[pa.RecordBatch]:
     """Yield the batches, and call `by` before the last one."""
     yield from parts[:-1]

@@ -33,6 +33,7 @@ from oncelog.spark.sink.sink_rows import check_columns
 from oncelog.spark.sink.state import new_run_id
 from oncelog.spark.sink.task import Sink, TaskReport, abandon, finish, write_task
 from oncelog.spark.source.source import OncelogSource
+from oncelog.spark.task_input import TaskInput
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -93,7 +94,7 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         freeze_modules()
         task = _task()
         _warn_of_shuffles(task)
-        return Written(write_task(self._sink, _ONLY_BATCH, task.partitionId(), iterator, _kept))
+        return Written(_write(self._sink, _ONLY_BATCH, task.partitionId(), iterator))
 
     def commit(self, messages: Sequence[Written | None]) -> None:
         freeze_modules()
@@ -125,7 +126,7 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if query_id is None or batch_id is None:
             raise SinkError(f"Spark gave the task no {_QUERY_ID} or {_BATCH_ID}: use Spark 4.2 or newer")
         sink = Sink(query_id, self._settings, run_id=self._run_id)
-        report = write_task(sink, int(batch_id), task.partitionId(), iterator, _kept)
+        report = _write(sink, int(batch_id), task.partitionId(), iterator)
         return Written(report, query_id)
 
     def commit(self, messages: Sequence[Written | None], batchId: int) -> None:
@@ -142,6 +143,11 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         if written and written[0].query_id is not None:
             sink = Sink(written[0].query_id, self._settings, run_id=self._run_id)
             abandon(sink, [message.report for message in written])
+
+
+def _write(sink: Sink, batch_id: int, task: int, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
+    rows = TaskInput(iterator)
+    return write_task(sink, batch_id, task, rows.batches, _kept, commits=rows.is_checked)
 
 
 def _task() -> TaskContext:

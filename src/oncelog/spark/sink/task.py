@@ -1,8 +1,9 @@
 """Write the parts of a batch in transactions, in Spark's tasks, and finish the batch on the driver.
 
-Normally a task commits its own transaction. In a repeat (a batch that another run began) the task only
-prepares its transaction: rows and marker stay in an open transaction. The task's report contains the producer
-id and epoch, so that the driver can end the transaction.
+Normally a task commits its own transaction. In a repeat (a batch that another run began), and if a task
+cannot see whether it got all of its rows (`oncelog.spark.task_input`), the task only prepares its
+transaction: rows and marker stay in an open transaction. The task's report contains the producer id and
+epoch, so that the driver can end the transaction.
 
 Once all tasks have succeeded, every part that was committed before is known to have the same rows. The driver
 then commits the prepared transactions. Until then no new row is visible, so a row that has moved to another
@@ -59,8 +60,8 @@ class TaskReport:
 
     `already_committed`: an earlier attempt committed the rows, and this attempt wrote nothing. `size_bytes`
     counts keys and values. `commit_seconds` is the time from sending the last row to the response to the
-    commit. In a repeat, it ends when the transaction is prepared. `plan` is set only in a repeat. `prepared`
-    is the transaction that the driver has to end.
+    commit, or to the end of the preparation. `plan` is set only in a repeat. `prepared` is the transaction
+    that the driver has to end.
     """
 
     task: int
@@ -73,10 +74,19 @@ class TaskReport:
 
 
 def write_task(
-    sink: Sink, batch_id: int, task: int, batches: Iterable[pa.RecordBatch], kept: KeptClients
+    sink: Sink,
+    batch_id: int,
+    task: int,
+    batches: Iterable[pa.RecordBatch],
+    kept: KeptClients,
+    *,
+    commits: bool = True,
 ) -> TaskReport:
-    """Write the rows of one task once, in one transaction. Raises SinkError."""
-    attempt = _SinkTask(sink, batch_id, task)
+    """Write the rows of one task once, in one transaction. Raises SinkError.
+
+    Without `commits`, the driver commits the transaction.
+    """
+    attempt = _SinkTask(sink, batch_id, task, commits=commits)
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     try:
@@ -92,8 +102,8 @@ def write_task(
 class _SinkTask:
     """One attempt to write a task's part of a batch."""
 
-    def __init__(self, sink: Sink, batch_id: int, task: int) -> None:
-        self._sink, self._batch_id, self._task = sink, batch_id, task
+    def __init__(self, sink: Sink, batch_id: int, task: int, *, commits: bool) -> None:
+        self._sink, self._batch_id, self._task, self._commits = sink, batch_id, task, commits
         self.rows = TaskRows(sink.settings.topic, sink.settings.max_row_bytes)
 
     def write(self, clients: TaskClients, batches: Iterator[pa.RecordBatch], is_empty: bool) -> TaskReport:
@@ -130,8 +140,8 @@ class _SinkTask:
                 report = self._count(batches, already_committed=True, plan=plan)
                 self._agree(expected)
                 return report
-            case Write() if plan.is_repeat:
-                return self._prepare(producer, batches, plan)
+            case Write() if plan.is_repeat or not self._commits:
+                return self._prepare(producer, batches, plan if plan.is_repeat else None)
             case Write():
                 return self._commit(producer, batches)
             case AlreadyCommitted():
@@ -186,7 +196,9 @@ class _SinkTask:
         seconds = time.monotonic() - sent_at
         return TaskReport(self._task, self.rows.sum, False, self.rows.size_bytes, seconds)
 
-    def _prepare(self, producer: Producer, batches: Iterator[pa.RecordBatch], plan: PlanNote) -> TaskReport:
+    def _prepare(
+        self, producer: Producer, batches: Iterator[pa.RecordBatch], plan: PlanNote | None
+    ) -> TaskReport:
         producer.begin_transaction()
         try:
             sent_at = self._send(producer, batches)
@@ -237,6 +249,7 @@ def finish(sink: Sink, batch_id: int, reports: Iterable[TaskReport], kept: KeptC
             if sink.is_named:
                 _finish(sink, clients.admin, batch_id, reports)
             else:
+                _end(sink, _prepared(reports), is_commit=True)
                 forget_markers(sink, clients.admin, [report.task for report in reports if report.sum.rows])
     except OncelogError as error:
         kind = type(error) if isinstance(error, SinkError) else SinkError
@@ -247,7 +260,7 @@ def _finish(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[TaskRepor
     total = RowSum()
     for report in reports:
         total = total.plus(*report.sum)
-    prepared = [report.prepared for report in reports if report.prepared is not None]
+    prepared = _prepared(reports)
     try:
         before = sink.finished(admin)
         beyond = _fence_beyond(sink, admin, reports, before)
@@ -293,6 +306,10 @@ def _fence_beyond(
     return markers
 
 
+def _prepared(reports: Iterable[TaskReport]) -> list[TransactionShare]:
+    return [report.prepared for report in reports if report.prepared is not None]
+
+
 def _end(sink: Sink, prepared: Iterable[TransactionShare], *, is_commit: bool) -> None:
     """Commit or abort all prepared transactions. Then raise the first failure, if there was one."""
     failures = []
@@ -312,7 +329,7 @@ def abandon(sink: Sink, reports: Iterable[TaskReport]) -> None:
     reports = list(reports)
     # If an abort fails here, the next run or the transaction timeout aborts the transaction.
     with suppress(OncelogError):
-        _end(sink, [report.prepared for report in reports if report.prepared is not None], is_commit=False)
+        _end(sink, _prepared(reports), is_commit=False)
     if not sink.is_named:
         with suppress(OncelogError), Admin(sink.settings.admin) as admin:
             forget_markers(sink, admin, [report.task for report in reports if report.sum.rows])
