@@ -19,6 +19,7 @@ from oncelog.wire.records import NewRecord
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
+CONFORM = ROOT / "src" / "oncelog" / "conform"
 
 
 def _load_tool(name: str) -> ModuleType:
@@ -63,7 +64,8 @@ def test_the_tests_and_scenarios_of_a_claim_exist(claim: dict[str, Any]) -> None
     for named in claim["tests"]:
         scenario = re.fullmatch(r"(scenarios/\w+\.md): (.+)", named)
         if scenario:
-            assert f"\n## {scenario[2]}\n" in (TESTS / scenario[1]).read_text(), named
+            files = [folder / scenario[1] for folder in (CONFORM, TESTS)]
+            assert any(f"\n## {scenario[2]}\n" in file.read_text() for file in files if file.exists()), named
             continue
         test = re.fullmatch(r"([\w/]+\.py)::(\w+)(?:\[([\w-]+)\])?", named)
         assert test, named

@@ -169,7 +169,10 @@ ARGUMENTS = {
 
 
 def connecting_commands() -> Iterator[str]:
-    """Return the names of all commands with an option for the cluster."""
+    """Return the names of all commands that connect to the cluster of the environment.
+
+    `trial` uses its own broker unless its option names a cluster, because it creates topics.
+    """
 
     def walk(command: click.Command, name: str) -> Iterator[str]:
         if isinstance(command, click.Group):
@@ -182,7 +185,7 @@ def connecting_commands() -> Iterator[str]:
             yield name
 
     for name in COMMANDS:
-        if name != "bench":
+        if name not in ("bench", "trial"):
             yield from walk(importlib.import_module(f"oncelog.cli.{name}").command, name)
 
 

@@ -1,7 +1,7 @@
 """The message tables, one file per family: requests and responses of all APIs, and stored keys and values."""
 
 from oncelog.wire.tables import (
-    cluster,
+    cluster_apis,
     configs,
     consumer_group_log,
     consumer_groups,
@@ -22,7 +22,7 @@ from oncelog.wire.tables import (
 
 TABLES: tuple[str, ...] = (
     records.TABLE,
-    cluster.TABLE,
+    cluster_apis.TABLE,
     producer_apis.TABLE,
     transaction_apis.TABLE,
     topic_apis.TABLE,
