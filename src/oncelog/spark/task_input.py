@@ -1,7 +1,7 @@
 """The rows that Spark sends to a task, and whether all of them came.
 
 If a step before the task fails in the middle of its rows, Spark closes the connection to the task's Python
-worker. pyarrow takes the end of a connection between two batches for the end of the rows. A sink that commits
+worker. For pyarrow, the end of a connection between two batches is the end of the rows. A sink that commits
 in its tasks would then commit a part of the rows.
 """
 
