@@ -63,7 +63,7 @@ def test_an_open_transaction_is_seen_everywhere(pages: TestClient, servers: str)
             assert re.search(r"\d+ 0 0 20\S+ \S+Z 0", part), (
                 "the producer: epoch, sequence, time, first offset"
             )
-    assert topic in text(pages, "/topics")
+    assert topic in text(pages, f"/topics?name={topic}")
 
 
 @pytest.mark.behaviour("T14")
