@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.process_loop import Fault, MemoryIO
 
-from oncelog.client.process.core import ProcessLoop, outputs_of, run_now
+from oncelog.client.process.core import OpenTransaction, ProcessLoop, outputs_of, run_now
 from oncelog.client.process.loop_plan import LoopOptions, plan_of
 from oncelog.errors import (
     AuthenticationError,
@@ -194,6 +194,21 @@ def test_a_slow_transform_commits_within_the_records_of_one_poll() -> None:
 
     io._transform = slow
     assert finished(io).metrics.commits == 4
+
+
+@given(st.integers(0, 10**13), st.integers(0, 10**7))
+@example(5_303_640, 3_000)
+def test_a_commit_is_due_at_the_end_of_its_interval_for_all_floats(begun_us: int, interval_ms: int) -> None:
+    """R1161: a loop polled without a pause while 8303.64 - 5303.64 was less than 3000."""
+    io = MemoryIO({ONE: 1}, copy)
+    loop = io.loop(commit_interval_ms=interval_ms)
+    loop._open = OpenTransaction(begun_us / 1000, {ONE: 1})
+    io.now_ms = lambda: (begun_us + interval_ms * 1000) / 1000  # type: ignore[method-assign]
+    assert loop._ms_until_commit() == 0
+    if interval_ms:
+        io.now_ms = lambda: (begun_us + interval_ms * 1000 - 2) / 1000  # type: ignore[method-assign]
+        left_ms = loop._ms_until_commit()
+        assert left_ms is not None and left_ms > 0
 
 
 @pytest.mark.parametrize(

@@ -264,17 +264,15 @@ class ProcessLoop:
             if records and not self._must_go_back:
                 await self._restore_if_due()
                 await self._process(records)
-            if not self._must_go_back and self._is_commit_due():
+            if not self._must_go_back and self._ms_until_commit() == 0:
                 await self._commit()
         except OncelogError as error:
             await self._recover(error)
 
     async def _poll(self) -> list[Record]:
         self._step = Step.POLL
-        transaction, timeout_s = self._open, _POLL_S
-        if transaction is not None:
-            due_ms = transaction.begun_ms + self._options.commit_interval_ms - self._io.now_ms()
-            timeout_s = max(min(timeout_s, due_ms / 1000), 0)
+        transaction, due_ms = self._open, self._ms_until_commit()
+        timeout_s = _POLL_S if due_ms is None else min(_POLL_S, due_ms / 1000)
         limit = 1 if self._single_records else self._options.max_records
         consumed = transaction.consumed if transaction is not None else 0
         if self._idle_since_ms is None:
@@ -292,13 +290,20 @@ class ProcessLoop:
                 last = tp
         return records
 
-    def _is_commit_due(self) -> bool:
+    def _ms_until_commit(self) -> float | None:
+        """Return the time in ms until the commit is due, 0 if it is due; None if there is nothing to commit.
+
+        The result is rounded to 1 us. Otherwise a difference of two floats could stay a little above 0 at the
+        time itself, and the loop would poll without a pause. Guard:
+        test_a_commit_is_due_at_the_end_of_its_interval_for_all_floats.
+        """
         transaction = self._open
         if transaction is None or not transaction.positions:
-            return False
+            return None
         if self._single_records or transaction.consumed >= self._options.max_records:
-            return True
-        return self._io.now_ms() - transaction.begun_ms >= self._options.commit_interval_ms
+            return 0
+        due_ms = transaction.begun_ms + self._options.commit_interval_ms
+        return max(round(due_ms - self._io.now_ms(), 3), 0)
 
     # Records
 
@@ -320,7 +325,7 @@ class ProcessLoop:
             if self._is_stopping or not await self._process_one(record):
                 return
             # Also within the records of one poll: a slow transform must not exceed transaction.timeout.ms.
-            if self._is_commit_due():
+            if self._ms_until_commit() == 0:
                 await self._commit()
 
     async def _process_one(self, record: Record) -> bool:
