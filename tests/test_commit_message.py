@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.tool import TOOLS, load_tool
 
-TOOL = Path(__file__).parents[1] / "tools" / "commit_message.py"
-_spec = importlib.util.spec_from_file_location("commit_message", TOOL)
-assert _spec is not None and _spec.loader is not None
-commit_message = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(commit_message)
+commit_message = load_tool("commit_message")
 
 BODY = "\n\nA retry after a restart was stored twice.\n"
 
@@ -56,7 +52,10 @@ def test_each_fault_is_named(message: str, problem: str) -> None:
 def test_a_fault_sets_the_exit_code(tmp_path: Path) -> None:
     file = tmp_path / "COMMIT_EDITMSG"
     file.write_text("log: keep five batches" + BODY)
-    assert subprocess.run([sys.executable, TOOL, file], timeout=60).returncode == 0
+    command = [sys.executable, TOOLS / "commit_message.py", file]
+    assert subprocess.run(command, timeout=60).returncode == 0
     file.write_text("wip")
-    done = subprocess.run([sys.executable, TOOL, file], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, TOOLS / "commit_message.py", file], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 1 and "scope: imperative subject" in done.stderr

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from support.tool import load_tool
 
 from oncelog import compiled
 
 ROOT = Path(__file__).parents[1]
 IN_C = "pure Python with row loops in C"
 IS_COMPILED = "import sys, oncelog.wire.records as m; sys.exit(not m.__file__.endswith('.so'))"
-
-
-def _compile_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("compile_tool", ROOT / "tools" / "compile.py")
-    assert spec is not None and spec.loader is not None
-    tool = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = tool  # a dataclass looks its module up
-    spec.loader.exec_module(tool)
-    return tool
 
 
 @pytest.fixture
@@ -103,7 +93,7 @@ def test_compiled_modules_run_only_if_every_source_is_the_same(
 
 
 def test_the_manifest_names_each_compiled_module_and_the_sources_that_it_imports(tmp_path: Path) -> None:
-    tool = _compile_tool()
+    tool = load_tool("compile")
     part = tool.mypyc_part()
     names, sources = part.modules[1:], part.find_sources()
     paths = {path for _, _, path in sources}
@@ -115,7 +105,7 @@ def test_the_manifest_names_each_compiled_module_and_the_sources_that_it_imports
 
 
 def test_the_manifest_of_the_row_loops_names_each_c_file_and_the_python_files_that_it_replaces() -> None:
-    part = _compile_tool().c_part()
+    part = load_tool("compile").c_part()
     paths = {path for _, _, path in part.find_sources()}
     assert {"wire/_records.c", "wire/records.py", "wire/fetched_records.py", "wire/columns.py"} <= paths
     assert "oncelog.wire._records" in part.modules

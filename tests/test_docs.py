@@ -10,10 +10,10 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import click
 import pytest
+from support.tool import load_tool
 
 from oncelog.cli.main import cli
 from oncelog.client.connection import core as connection_core
@@ -32,15 +32,7 @@ FINDINGS = ROOT / "docs" / "internals" / "findings.md"
 DOCUMENTS = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
 
 
-def _load_tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / "tools" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-behaviours = _load_tool("behaviours")
+behaviours = load_tool("behaviours")
 
 
 @functools.cache

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from support.tool import load_tool
 from test_docs import _check_command
 from test_language import sentences
 
@@ -22,15 +21,7 @@ TESTS = ROOT / "tests"
 CONFORM = ROOT / "src" / "oncelog" / "conform"
 
 
-def _load_tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / "tools" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-literature = _load_tool("literature")
+literature = load_tool("literature")
 SOURCES, CLAIMS = literature.load()
 each_claim = pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
 

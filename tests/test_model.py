@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from support.tool import load_tool
 
 ROOT = Path(__file__).parents[1]
 
 
-def _load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tool_model", ROOT / "tools" / "model.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-model = _load_tool()
+model = load_tool("model")
 FAST = [run for run in model.PROOFS if run.is_fast]
 FAST += {(run.model, run.refutes): run for run in model.CONTROLS if run.is_fast}.values()  # one per property
 

@@ -8,9 +8,9 @@ import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from support.tool import load_tool
 from test_language import BANNED, BARE_ERROR
 
 from oncelog import config, errors
@@ -25,15 +25,7 @@ from oncelog.settings import Setting
 ROOT = Path(__file__).parents[1]
 
 
-def _load_tool(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tool_{name}", ROOT / "tools" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-reference = _load_tool("reference")
+reference = load_tool("reference")
 PAGES = reference.pages()
 
 

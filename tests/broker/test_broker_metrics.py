@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import http.client
-import importlib.util
 import json
 import re
 import shutil
@@ -24,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.broker import RawClient, batch, wait_until
 from support.client import append, batch_of
 from support.fuzz.targets import open_node
+from support.tool import load_tool
 
 import oncelog
 from oncelog.broker.append_events import AppendEvent
@@ -124,13 +124,7 @@ def test_every_alert_is_about_metrics_that_are_exported() -> None:
 
 
 def test_the_dashboard_is_fresh() -> None:
-    spec = importlib.util.spec_from_file_location(
-        "tool_dashboard", ALERTS.parents[1] / "tools" / "dashboard.py"
-    )
-    assert spec and spec.loader
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
-    assert DASHBOARD.read_text() == tool.text(), "run: make reference"
+    assert DASHBOARD.read_text() == load_tool("dashboard").text(), "run: make reference"
 
 
 def test_metrics_need_the_token_if_one_is_set(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.kill.processes import CopyUnderKills
+from support.kill.processes import STARTING, CopyUnderKills
 
 pytestmark = pytest.mark.timeout(400)  # the tests start dozens of processes, perhaps on a busy machine
-STARTING = ("FindCoordinator", "InitProducerId")
 STEPS = (*STARTING, "Produce", "TxnOffsetCommit", "EndTxn")
 SOON = {
     "group_consumer_session_timeout_ms": 1_000,
@@ -22,15 +21,6 @@ SOON = {
 }
 """So that the group forgets a killed member of the consumer protocol soon: its name is not free before."""
 _SOAK = pytest.mark.soak
-
-
-def reach(run: CopyUnderKills, api: str, side: str) -> None:
-    """Let transactions run until a message of the step is held in the proxy."""
-    mark = run.hold(api, side)
-    if api in STARTING:
-        run.copier.restart()
-    run.feed()
-    run.wait_held(mark)
 
 
 @pytest.mark.behaviour("T11", "T16")
@@ -51,7 +41,7 @@ def test_a_loop_killed_at_every_step_processes_every_record_once(
     """The message that is held when the processes die never arrives."""
     with CopyUnderKills(tmp_path, ("loop", protocol), **SOON) as run:
         for api in STEPS:
-            reach(run, api, side)
+            run.reach(api, side)
             run.kill(*victims.split())
             run.let_go(lose=True)
             run.revive()
@@ -67,7 +57,7 @@ def test_a_loop_outlives_the_kills_of_its_broker(tmp_path: Path, protocol: str, 
         run.wait_copied()
         failures = run.copier.failures
         for api in STEPS[len(STARTING) :]:
-            reach(run, api, side)
+            run.reach(api, side)
             run.kill("broker")
             run.let_go(lose=True)
             run.revive()
@@ -80,7 +70,7 @@ def test_a_late_request_of_a_killed_loop_changes_nothing(tmp_path: Path) -> None
     """Kill the loop, and deliver the held message after its successor has continued."""
     with CopyUnderKills(tmp_path, ("loop", "classic")) as run:
         for api in STEPS:
-            reach(run, api, "request")
+            run.reach(api, "request")
             run.proxy.clear()
             run.copier.restart()
             run.wait_copied()

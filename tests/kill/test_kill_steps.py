@@ -11,18 +11,17 @@ import random
 from pathlib import Path
 
 import pytest
-from support.kill.processes import CopyUnderKills
+from support.kill.processes import STARTING, CopyUnderKills
 from support.wait import pause
 
 from oncelog.testing.proxy.rules import Action, Rule
 
 CLASSIC, EPOCHS = 0, 2
 """Versions of transactions: partitions announced first; the epoch raised by every end (KIP-890)."""
-_STARTING = ("FindCoordinator", "InitProducerId")
 STEPS = {
-    EPOCHS: (*_STARTING, "Produce", "TxnOffsetCommit", "EndTxn"),
+    EPOCHS: (*STARTING, "Produce", "TxnOffsetCommit", "EndTxn"),
     CLASSIC: (
-        *_STARTING,
+        *STARTING,
         "AddPartitionsToTxn",
         "Produce",
         "AddOffsetsToTxn",
@@ -36,15 +35,6 @@ VERSIONS = pytest.mark.parametrize(
 RANDOM_KILLS = 300
 _SOAK = pytest.mark.soak
 pytestmark = pytest.mark.timeout(400)  # the tests start dozens of processes, perhaps on a busy machine
-
-
-def reach(run: CopyUnderKills, api: str, side: str) -> None:
-    """Let transactions run until a message of the step is held in the proxy."""
-    mark = run.hold(api, side)
-    if api in _STARTING:
-        run.copier.restart()
-    run.feed()
-    run.wait_held(mark)
 
 
 @pytest.mark.behaviour("T6", "T11")
@@ -66,7 +56,7 @@ def test_a_copier_killed_at_every_step_copies_every_record_once(
     """The message that is held when the processes die never arrives."""
     with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
         for api in STEPS[version]:
-            reach(run, api, side)
+            run.reach(api, side)
             run.kill(*victims.split())
             run.let_go(lose=True)
             run.revive()
@@ -79,7 +69,7 @@ def test_a_late_request_of_a_killed_copier_changes_nothing(tmp_path: Path, versi
     """Kill the copier, and deliver the held message after its successor has continued."""
     with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
         for api in STEPS[version]:
-            reach(run, api, "request")
+            run.reach(api, "request")
             run.proxy.clear()
             run.copier.restart()
             run.wait_copied()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
 from itertools import chain
@@ -13,6 +12,7 @@ import pytest
 from oncelog_simulator.mutants import MUTANTS, NOT_CAUGHT
 from oncelog_simulator.mutants.findings import OUT_OF_REACH, reason_of
 from oncelog_simulator.mutants.mutant import search
+from support.tool import load_tool
 
 ALL = {mutant.name: mutant for mutant in MUTANTS}
 ROOT = Path(__file__).parents[2]
@@ -20,11 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mutants_tool", ROOT / "tools" / "mutants.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("mutants")
 
 
 def test_the_page_has_every_broken_rule(tool: ModuleType) -> None:

@@ -83,6 +83,10 @@ class FragileBroker(BrokerProcess):
         raise AssertionError(f"the broker does not start; see {self.log_file}")
 
 
+STARTING = ("FindCoordinator", "InitProducerId")
+"""The requests that a copier sends only at its start."""
+
+
 class CopyUnderKills:
     """The processes, and a topic of numbers that the copier copies. A context manager.
 
@@ -134,6 +138,14 @@ class CopyUnderKills:
             self.ended += event.fate == "passed"
 
     # Stopping at a step
+
+    def reach(self, api: str, side: str) -> None:
+        """Let transactions run until a message of the step is held in the proxy."""
+        mark = self.hold(api, side)
+        if api in STARTING:
+            self.copier.restart()
+        self.feed()
+        self.wait_held(mark)
 
     def hold(self, api: str, side: str) -> int:
         """Hold the next such message in the proxy. Return a mark for `wait_held`. `side` is request or
