@@ -17,7 +17,7 @@ Sources = str | Collection[str] | re.Pattern[str]
 
 @dataclass(frozen=True, slots=True)
 class LoopOptions:
-    """What the application has asked for. `plan_of` checks it."""
+    """The options of the application. `plan_of` checks them."""
 
     sources: Sources
     group_id: str

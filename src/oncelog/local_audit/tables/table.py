@@ -86,7 +86,7 @@ class Table(Protocol):
 
     @property
     def description(self) -> str:
-        """What was read, for people: the path, and the version or the number of files."""
+        """The path of the table, and its version or number of files, for messages."""
 
     def read_into(self, rows: RowRuns) -> None:
         """Add all rows of the snapshot."""
