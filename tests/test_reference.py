@@ -123,7 +123,7 @@ def test_descriptions_of_errors_are_plain() -> None:
 
 
 def test_every_picture_is_on_the_page_of_pictures_with_the_command_that_plays_it() -> None:
-    page = (ROOT / "docs" / "guides" / "twelve-pictures.md").read_text()
+    page = (ROOT / "docs" / "guides" / "pictures.md").read_text()
     drawn = {path.stem for path in (ROOT / "docs" / "flows").glob("*.svg")}
     assert drawn == set(re.findall(r"]\(\.\./flows/([\w-]+)\.svg\)", page))
     assert set(STORIES) == set(re.findall(r"`oncelog explain ([a-z][\w-]*)`", page))
