@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from oncelog.errors import ConfigError
-from oncelog.testing.proxy import Action, Direction, Fate, Proxy, Rule, WireEvent, parse_rule
+from oncelog.testing.proxy import (
+    Action,
+    BatchSummary,
+    Direction,
+    Fate,
+    Outcome,
+    Proxy,
+    Rule,
+    WireEvent,
+    parse_rule,
+)
 from oncelog.testing.proxy.rules import RuleBook
 
 REQUEST = WireEvent(Direction.REQUEST, "Produce", size_bytes=500)
@@ -86,6 +97,26 @@ def test_match_narrows_by_the_decoded_event() -> None:
     assert not rule.matches(WireEvent(Direction.REQUEST, "Produce", size_bytes=10))
 
 
+def test_a_topic_selects_requests_by_their_batches_and_responses_by_their_outcomes() -> None:
+    batch = BatchSummary("payments", 0, 1, 0, 0, 0, 1, 70)
+    request = WireEvent(Direction.REQUEST, "Produce", batches=(batch,))
+    response = WireEvent(Direction.RESPONSE, "Produce", outcomes=(Outcome("payments", 0, 0, 0),))
+    for topic, is_expected in (("payments", True), ("orders", False)):
+        assert Rule(action="drop", api="Produce", topic=topic).matches(request) == is_expected
+        assert Rule(action="cut", api="Produce", topic=topic).matches(response) == is_expected
+
+
+def test_a_removed_rule_applies_no_more_and_others_keep_their_numbers_and_counts() -> None:
+    book = RuleBook()
+    assert [book.add(Rule(action="drop", nth=1)), book.add(Rule(action="drop", nth=2))] == [0, 1]
+    assert book.decide(REQUEST).rule == Rule(action="drop", nth=1)
+    assert book.remove(0) and not book.remove(0)
+    assert [(state.number, state.match_count, state.applied_count) for state in book.states()] == [(1, 1, 0)]
+    assert book.decide(REQUEST).rule == Rule(action="drop", nth=2)
+    assert book.states()[0].applied_count == 1
+    assert book.add(Rule(action="drop")) == 2, "a number is not used again"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -98,10 +129,12 @@ def test_match_narrows_by_the_decoded_event() -> None:
          Rule(action="throttle", api="Fetch", direction="response", rate_bytes_s=100000)),
         ("Produce fail error=NOT_ENOUGH_REPLICAS",
          Rule(action="fail", api="Produce", error="NOT_ENOUGH_REPLICAS")),
+        ("Produce cut topic=payments", Rule(action="cut", api="Produce", topic="payments")),
     ],
 )  # fmt: skip
 def test_the_grammar_accepts_every_kind_of_rule(text: str, expected: Rule) -> None:
     assert parse_rule(text) == expected
+    assert parse_rule(str(expected)) == expected
 
 
 @pytest.mark.parametrize(
@@ -118,6 +151,7 @@ def test_the_grammar_accepts_every_kind_of_rule(text: str, expected: Rule) -> No
         ("drop delay_ms=5", "delay_ms has no effect with action=drop"),
         ("response duplicate", "does not work on direction=response"),
         ("Fetch fail error=NOT_ENOUGH_REPLICAS", "can only answer api=Produce"),
+        ("Fetch drop topic=payments", "topic can only select messages of api=Produce"),
         ("Produce fail error=OOPS", "not a Kafka error name"),
         ("hold delay_ms=-1", "must be 0 or more"),
         ("delay delay_ms=nan", "must be 0 or more"),
@@ -143,3 +177,25 @@ def test_the_old_module_name_still_works_and_warns() -> None:
     with pytest.warns(DeprecationWarning, match=r"oncelog\.testing\.proxy"):
         faults = importlib.import_module("oncelog.faults")
     assert faults.Proxy is Proxy and faults.Fate.SWALLOWED is Fate.UNEXPECTED
+
+
+@pytest.mark.parametrize(
+    ("add", "expected"),
+    [
+        (lambda proxy: proxy.lose_ack("t"), "response Produce cut nth=1 count=1 topic=t"),
+        (lambda proxy: proxy.lose_request("t", nth=3), "request Produce cut nth=3 count=1 topic=t"),
+        (lambda proxy: proxy.repeat_request(count=2), "request Produce duplicate nth=1 count=2"),
+        (lambda proxy: proxy.reorder(), "request Produce hold nth=1 count=1 release_after=1"),
+        (lambda proxy: proxy.delay_acks(5.5), "response Produce delay delay_ms=5.5"),
+        (
+            lambda proxy: proxy.refuse("NOT_ENOUGH_REPLICAS"),
+            "request Produce fail nth=1 count=1 error=NOT_ENOUGH_REPLICAS",
+        ),
+        (lambda proxy: proxy.lose_commit_ack(nth=2), "response EndTxn cut nth=2 count=1"),
+    ],
+)
+def test_a_common_fault_is_added_by_its_name(add: Callable[[Proxy], int], expected: str) -> None:
+    proxy = Proxy("127.0.0.1:9")
+    number = add(proxy)
+    assert [str(state.rule) for state in proxy.rules] == [expected]
+    assert proxy.remove(number)

@@ -68,7 +68,7 @@ def command(
       fail       answer Produce with error=NAME; as a request rule, the broker never gets the request
       throttle   rate_bytes_s=N
     Options of every rule: nth=N (the first match to act on; without count, the only one), count=N
-    (the number of matches to act on), probability=P (with --seed).
+    (the number of matches to act on), probability=P (with --seed). For Produce: topic=NAME.
 
     \b
     Examples:

@@ -4,7 +4,7 @@ connections.
 
 from oncelog.testing.proxy.events import BatchSummary, Direction, Fate, Outcome, WireEvent
 from oncelog.testing.proxy.proxy import Proxy
-from oncelog.testing.proxy.rules import Action, Rule, parse_rule
+from oncelog.testing.proxy.rules import Action, Rule, RuleState, parse_rule
 
 __all__ = [
     "Action",
@@ -14,6 +14,7 @@ __all__ = [
     "Outcome",
     "Proxy",
     "Rule",
+    "RuleState",
     "WireEvent",
     "parse_rule",
 ]

@@ -123,6 +123,11 @@ class WireEvent:
     """Milliseconds since the proxy object was created."""
 
     @property
+    def partitions(self) -> tuple[BatchSummary | Outcome, ...]:
+        """The batches of a Produce request, or the outcomes of its response."""
+        return self.batches or self.outcomes
+
+    @property
     def said(self) -> str:
         """The content of a transactional message as text, for tables and diagrams.
 

@@ -12,10 +12,10 @@ from typing import Any, Self
 
 from oncelog.errors import ConfigError, MisuseError
 from oncelog.runtime.loop_thread import LoopThread
-from oncelog.testing.proxy.events import EventLog, WireEvent
+from oncelog.testing.proxy.events import Direction, EventLog, WireEvent
 from oncelog.testing.proxy.in_flight import Address, HeldMessage, Streams
 from oncelog.testing.proxy.relay import Relay
-from oncelog.testing.proxy.rules import Rule, RuleBook
+from oncelog.testing.proxy.rules import Action, Rule, RuleBook, RuleState
 
 
 def parse_address(text: str) -> Address:
@@ -34,8 +34,12 @@ class Proxy:
     not TLS.
 
     `advertised_host` replaces the brokers' host names in responses; the default is `host`. `on_event` is
-    called with each event, in the proxy's thread or in the thread that calls `note`. Raises ConfigError if
-    `upstream` is not HOST:PORT.
+    called with each event, in the proxy's thread or in the thread that calls `note`. The newest `max_events`
+    events are kept. Raises ConfigError if `upstream` is not HOST:PORT.
+
+    Methods such as `lose_ack` add a rule for a common fault, for batches of `topic` or, without it, of any
+    topic. `nth` is the number of the first message that the fault hits, counted from the call; `count` is how
+    many messages it hits. They return the rule's number for `remove`.
     """
 
     def __init__(
@@ -48,8 +52,10 @@ class Proxy:
         port: int = 0,
         advertised_host: str | None = None,
         on_event: Callable[[WireEvent], None] | None = None,
+        max_events: int = 200_000,
     ) -> None:
-        self._core = _Core(host, advertised_host or host, RuleBook(rules, seed), EventLog(on_event=on_event))
+        log = EventLog(max_events, on_event)
+        self._core = _Core(host, advertised_host or host, RuleBook(rules, seed), log)
         self._upstream = parse_address(upstream)
         self._host, self._port = host, port
         self._thread: LoopThread | None = None
@@ -98,9 +104,52 @@ class Proxy:
         """The recorded events, in order."""
         return self._core.log.snapshot()
 
-    def add(self, rule: Rule) -> None:
-        """Append a rule. It counts matches from now on."""
-        self._core.book.add(rule)
+    @property
+    def rules(self) -> list[RuleState]:
+        """The rules with their counters, in the order in which they were added."""
+        return self._core.book.states()
+
+    def add(self, rule: Rule) -> int:
+        """Append a rule, and return its number for `remove`. It counts matches from now on."""
+        return self._core.book.add(rule)
+
+    def remove(self, number: int) -> bool:
+        """Remove the rule with this number. Return False if there is none. Held messages stay held."""
+        return self._core.book.remove(number)
+
+    def lose_ack(self, topic: str | None = None, *, nth: int = 1, count: int = 1) -> int:
+        """Store batches, but lose their acknowledgements with the connection."""
+        return self._fault(Action.CUT, topic, nth, count, direction=Direction.RESPONSE)
+
+    def lose_request(self, topic: str | None = None, *, nth: int = 1, count: int = 1) -> int:
+        """Lose Produce requests with the connection, before the broker gets them."""
+        return self._fault(Action.CUT, topic, nth, count, direction=Direction.REQUEST)
+
+    def repeat_request(self, topic: str | None = None, *, nth: int = 1, count: int = 1) -> int:
+        """Send Produce requests to the broker twice."""
+        return self._fault(Action.DUPLICATE, topic, nth, count)
+
+    def reorder(self, topic: str | None = None, *, nth: int = 1, count: int = 1) -> int:
+        """Hold each Produce request until the next one of its connection has passed."""
+        return self._fault(Action.HOLD, topic, nth, count, release_after=1)
+
+    def delay_acks(self, delay_ms: float, topic: str | None = None) -> int:
+        """Delay all acknowledgements."""
+        return self._fault(Action.DELAY, topic, None, None, direction=Direction.RESPONSE, delay_ms=delay_ms)
+
+    def refuse(self, error: str, topic: str | None = None, *, nth: int = 1, count: int = 1) -> int:
+        """Answer Produce requests with an error, by Kafka's name. The broker does not get them."""
+        return self._fault(Action.FAIL, topic, nth, count, error=error)
+
+    def lose_commit_ack(self, *, nth: int = 1, count: int = 1) -> int:
+        """End transactions, but lose the responses with the connection. An abort counts, too."""
+        rule = Rule(action=Action.CUT, api="EndTxn", direction=Direction.RESPONSE, nth=nth, count=count)
+        return self.add(rule)
+
+    def _fault(
+        self, action: Action, topic: str | None, nth: int | None, count: int | None, **options: Any
+    ) -> int:
+        return self.add(Rule(action=action, api="Produce", topic=topic, nth=nth, count=count, **options))
 
     def clear(self) -> None:
         """Remove all rules. Messages that are held stay held."""

@@ -67,7 +67,8 @@ class Rule:
     `api`: Kafka's name ("Produce"); None matches any API. `direction` None: "response" for cut, "request" for
     other actions. `nth`: number of the first match to which the rule applies, from 1. `count`: number of
     matches to which the rule applies, beginning with `nth`; None means one if `nth` is set, otherwise all.
-    `probability` (0 to 1) selects among these matches at random. `match`: a further condition on the event.
+    `probability` (0 to 1) selects among these matches at random. `topic`: with api="Produce", match only
+    messages with a batch of this topic. `match`: a further condition on the event.
 
     Raises ConfigError if the options contradict each other.
     """
@@ -82,6 +83,7 @@ class Rule:
     release_after: int | None = None
     rate_bytes_s: int | None = None
     error: str | None = None
+    topic: str | None = None
     match: Callable[[WireEvent], bool] | None = None
 
     def __post_init__(self) -> None:
@@ -96,6 +98,8 @@ class Rule:
             raise ConfigError(f"action={action} does not work on direction={direction}; use request")
         if action is Action.FAIL and self.api != "Produce":
             raise ConfigError("action=fail can only answer api=Produce")
+        if self.topic is not None and self.api != "Produce":
+            raise ConfigError("topic can only select messages of api=Produce")
 
     def _check_options(self, action: Action) -> None:
         if self.api is not None and self.api not in API_NAMES:
@@ -127,8 +131,15 @@ class Rule:
         return (
             event.direction == self.direction
             and (self.api is None or self.api == event.api)
+            and (self.topic is None or any(part.topic == self.topic for part in event.partitions))
             and (self.match is None or self.match(event))
         )
+
+    def __str__(self) -> str:
+        """Return the rule as a line that `parse_rule` accepts. `match` is left out."""
+        words = [str(self.direction), *([self.api] if self.api else []), str(self.action)]
+        options = ((name, getattr(self, name)) for name in _OPTIONS)
+        return " ".join([*words, *(f"{name}={value}" for name, value in options if value is not None)])
 
     def applies(self, match_number: int, seed: int, rule_number: int) -> bool:
         """Return True if the rule applies to its match with this number. The first match has number 1."""
@@ -148,6 +159,16 @@ def error_code_of(name: str) -> int:
         if error.kafka_name == name:
             return code
     raise ConfigError(f"error={name} is not a Kafka error name; use for example NOT_ENOUGH_REPLICAS")
+
+
+@dataclass(frozen=True, slots=True)
+class RuleState:
+    """A rule of a proxy: its number, from 0, and how many messages it has matched and has been applied to."""
+
+    number: int
+    rule: Rule
+    match_count: int
+    applied_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +196,29 @@ class RuleBook:
         for rule in rules:
             self.add(rule)
 
-    def add(self, rule: Rule) -> None:
-        """Append a rule. It counts matches from now on."""
+    def add(self, rule: Rule) -> int:
+        """Append a rule, and return its number. It counts matches from now on."""
         with self._lock:
-            self._entries.append(_Entry(rule, self._next_number))
+            number = self._next_number
+            self._entries.append(_Entry(rule, number))
             self._next_number += 1
+            return number
+
+    def remove(self, number: int) -> bool:
+        """Remove the rule with this number. Return False if there is none."""
+        with self._lock:
+            kept = [entry for entry in self._entries if entry.number != number]
+            was_there = len(kept) < len(self._entries)
+            self._entries = kept
+            return was_there
+
+    def states(self) -> list[RuleState]:
+        """Return the rules with their counters, in the order in which they were added."""
+        with self._lock:
+            return [
+                RuleState(entry.number, entry.rule, entry.match_count, entry.applied_count)
+                for entry in self._entries
+            ]
 
     def clear(self) -> None:
         """Remove all rules. Messages that are held stay held."""
@@ -202,13 +241,16 @@ class _Entry:
     rule: Rule
     number: int
     match_count: int = 0
+    applied_count: int = 0
 
     def count(self, event: WireEvent, seed: int) -> bool:
         """Count the message if it matches. Return True if the rule applies to it."""
         if not self.rule.matches(event):
             return False
         self.match_count += 1
-        return self.rule.applies(self.match_count, seed, self.number)
+        is_applied = self.rule.applies(self.match_count, seed, self.number)
+        self.applied_count += is_applied
+        return is_applied
 
 
 def _delay_of(rule: Rule, size_bytes: int) -> float:
@@ -225,6 +267,7 @@ _OPTIONS: dict[str, Callable[[str], object]] = {
     "release_after": int,
     "rate_bytes_s": int,
     "error": str,
+    "topic": str,
 }
 
 
