@@ -34,6 +34,7 @@ from playwright.sync_api import Browser
 from support.broker import wait_until
 from support.browser import chromium
 
+from oncelog import Admin, Broker
 from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.proxy import Action, BatchSummary, Direction, Fate, Outcome, Rule, WireEvent
 from oncelog.testing.proxy.txn_messages import TxnRequest
@@ -348,6 +349,10 @@ def test_the_demo_command_shows_all_semantics_end_to_end(tmp_path: Path) -> None
     page = report.read_text()
     assert page.count("<svg") == 4 and "verdict good" in page
     assert "src=" not in page and "<script" not in page, "the report must need nothing else"
+    kept = tmp_path / "data" / "broker"
+    assert f"oncelog serve --data-dir {kept} " in run.stderr
+    with Broker(data_dir=kept) as broker, Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        assert len(admin.list_topics()) > 3, "the log can be served again"
 
 
 def test_a_data_directory_that_is_not_empty_is_rejected(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import tempfile
@@ -45,7 +46,7 @@ from oncelog.errors import ConfigError
     default=None,
     help="Compare with Spark's own Kafka sink. Maven downloads its jars once. [default: if mvn is installed]",
 )
-@click.option("--keep", is_flag=True, help="Keep the temporary directory.")
+@click.option("--keep", is_flag=True, help="Keep the temporary directory, and say how to look at its log.")
 @output_option
 def command(
     seed: int,
@@ -93,11 +94,18 @@ def command(
     if result.control is None:
         click.echo(f"Spark's own Kafka sink was left out: {result.control_left_out}", err=True)
     click.echo(f"report: {report}", err=True)
-    if keep:
-        click.echo(f"data: {work_dir}", err=True)
+    click.echo(_next_step(work_dir if keep else None), err=True)
     for problem in result.problems:
         click.echo(f"oncelog: {problem}", err=True)
     sys.exit(3 if result.problems else 0)
+
+
+def _next_step(kept: Path | None) -> str:
+    """Return how to look at the demonstration's log in the console."""
+    if kept is None:
+        return "to see its batches, producers and transactions afterwards, keep the log: oncelog demo --keep"
+    serve = f"oncelog serve --data-dir {shlex.quote(str(kept / 'broker'))} --listen 127.0.0.1:9092"
+    return f"data: {kept}\nto see its batches, producers and transactions:\n  {serve} &\n  oncelog web"
 
 
 def _work_dir(data_dir: Path | None) -> Path:
