@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, FloatRect, Page
 from support.browser import chromium
 from support.client import append, batch_of
 from support.foreign.clients import CACHE, prepare, state_of
@@ -37,6 +37,7 @@ PAGES = {
     "group": "/groups/billing",
     "reset": "/reset?group=nightly&topic=orders&way=shift_by&value=-5",
     "sinks": "/sinks",
+    "faults": "/faults",
     "stories": "/stories",
     "story": "/stories/lost-ack",
 }
@@ -151,7 +152,7 @@ def address(browser: Browser) -> Iterator[str]:
     with Broker(config={"transaction.partition.verification.enable": False}) as broker:
         in_thread(lambda: held.append(Traffic(broker.bootstrap_servers)))
         try:
-            with serve(broker.bootstrap_servers, "127.0.0.1:0") as address:
+            with serve(broker.bootstrap_servers, "127.0.0.1:0", "--fault-proxy", "127.0.0.1:0") as address:
                 wait_until(lambda: held[0].rounds >= 12)
                 yield address
         finally:
@@ -192,6 +193,19 @@ def test_every_page_fits_the_window_and_runs_no_failing_script(
     page.context.close()
 
 
+def _lose_an_acknowledgement(page: Page) -> None:
+    """Switch the fault on in the page, and let a producer behind the proxy meet it."""
+    page.get_by_role("button", name="Lose the next acknowledgement").click()
+    proxy = page.locator("main code").first.inner_text()
+
+    def send() -> None:
+        with producer_of(proxy) as producer:
+            for number in range(3):
+                producer.send("orders", b"paid %d" % number, partition=0).result(60)
+
+    in_thread(send)
+
+
 def test_every_page_is_photographed(browser: Browser, address: str, tmp_path: Path) -> None:
     """The photographs show what the guide says of each page."""
     target = Path(os.environ.get("ONCELOG_PHOTOS", tmp_path))
@@ -205,14 +219,20 @@ def test_every_page_is_photographed(browser: Browser, address: str, tmp_path: Pa
         "transaction": "committed",
         "group": "billing-1",
         "sinks": "A restart skips",
+        "faults": "duplicate: already stored",
     }
     for name, path in PAGES.items():
         page.goto(address + path)
         if name == "story":
             page.get_by_role("button", name="Play it").click()
             page.locator(".drawing svg").wait_for()
+        if name == "faults":
+            _lose_an_acknowledgement(page)
         if name in words:
             page.get_by_text(words[name]).first.wait_for()
-        page.screenshot(path=target / f"{name}.png", clip={"x": 0, "y": 0, "width": 1280, "height": 900})
+        # The drawing of the faults is below the window.
+        height = 1300 if name == "faults" else 900
+        clip: FloatRect = {"x": 0, "y": 0, "width": 1280, "height": height}
+        page.screenshot(path=target / f"{name}.png", full_page=True, clip=clip)
         assert (target / f"{name}.png").stat().st_size > 10_000
     page.context.close()

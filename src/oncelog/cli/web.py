@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from oncelog.cli.common import bootstrap_options, new_admin
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from oncelog.web.faults import FaultProxy
 
 _SHUTDOWN_S = 2
 """Seconds after Ctrl-C in which pages may still be sent. A broker that does not answer ends none of them."""
@@ -25,24 +32,30 @@ _SHUTDOWN_S = 2
     "--insecure", is_flag=True, help="Allow an address beyond loopback, although the pages have no login."
 )
 @click.option("--read-only", is_flag=True, help="Show pages without anything that changes the cluster.")
+@click.option(
+    "--fault-proxy",
+    metavar="HOST:PORT",
+    help="Start a fault proxy before the cluster on this loopback address, for the page of faults.",
+)
 @bootstrap_options
-def command(listen: str, insecure: bool, read_only: bool, client_config: dict[str, Any]) -> None:
+def command(
+    listen: str, insecure: bool, read_only: bool, fault_proxy: str | None, client_config: dict[str, Any]
+) -> None:
     """Serve web pages about a cluster until Ctrl-C.
 
     The pages show topics, messages with the fate of each record, producers with their sequences,
     transactions, groups, Spark sinks and the stories of `oncelog explain`. They say which transactions hold
     back last stable offsets and since when. Hanging transactions have a button that aborts them; offsets of
     groups and settings of topics can be changed. The first line on standard output is
-    `pages on http://HOST:PORT/`.
+    `pages on http://HOST:PORT/`. With --fault-proxy, a page switches faults on and off for the clients that
+    connect to that address, and draws what happens to their batches.
     """
-    import contextlib
-
     from oncelog.broker.settings.listeners import EVERY_INTERFACE, parse_address
     from oncelog.errors import ConfigError
     from oncelog.server.embedded import is_loopback
 
     try:
-        import uvicorn
+        import uvicorn  # noqa: F401
 
         from oncelog.client.consumer.blocking import Consumer
         from oncelog.config import CONSUMER
@@ -58,7 +71,11 @@ def command(listen: str, insecure: bool, read_only: bool, client_config: dict[st
             "--insecure in a network that keeps others out"
         )
     servers = client_config["bootstrap.servers"]
-    with new_admin(client_config) as admin, _listening(host, port) as sock:
+    with (
+        new_admin(client_config) as admin,
+        _listening(host, port) as sock,
+        _fault_proxy(fault_proxy, client_config) as faults,
+    ):
         port = sock.getsockname()[1]
         names = [socket.gethostname(), socket.getfqdn()] if host in EVERY_INTERFACE else [host]
         click.echo(f"pages on http://{in_url(names[0])}:{port}/")
@@ -70,19 +87,26 @@ def command(listen: str, insecure: bool, read_only: bool, client_config: dict[st
             hosts=sorted(hosts),
             servers=servers,
             make_consumer=lambda: Consumer({**reading, "enable.auto.commit": False}),
+            fault_proxy=faults,
             is_read_only=read_only,
             closes_admin=True,
         )
+        _run(app, sock)
 
-        class Server(uvicorn.Server):
-            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-                # uvicorn waits for pages, and pages for brokers, which may not answer.
-                app.state.close_clients()
-                await super().shutdown(sockets)
 
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SHUTDOWN_S)
-        with contextlib.suppress(KeyboardInterrupt):
-            Server(config).run(sockets=[sock])
+def _run(app: Starlette, sock: socket.socket) -> None:
+    """Serve the application until SIGINT or SIGTERM."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            # uvicorn waits for pages, and pages for brokers, which may not answer.
+            app.state.close_clients()
+            await super().shutdown(sockets)
+
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_SHUTDOWN_S)
+    with contextlib.suppress(KeyboardInterrupt):
+        Server(config).run(sockets=[sock])
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -93,6 +117,33 @@ def _listening(host: str, port: int) -> socket.socket:
         from oncelog.server.listen_errors import listen_error_text
 
         raise click.ClickException(listen_error_text(f"{in_url(host)}:{port}", error)) from error
+
+
+@contextlib.contextmanager
+def _fault_proxy(listen: str | None, client_config: dict[str, Any]) -> Iterator[FaultProxy | None]:
+    """Start the fault proxy, and name its address on standard error. Without an address, do nothing."""
+    if listen is None:
+        yield None
+        return
+    from oncelog.broker.settings.listeners import parse_address
+    from oncelog.errors import ConfigError
+    from oncelog.server.embedded import is_loopback
+    from oncelog.server.listen_errors import listen_error_text
+    from oncelog.web.faults import FaultProxy
+
+    host, port = parse_address(listen, "--fault-proxy")
+    if not is_loopback(host):
+        raise ConfigError(f"--fault-proxy {listen}: the proxy has no login, so it listens on loopback only")
+    if str(client_config.get("security.protocol", "PLAINTEXT")).upper().endswith("SSL"):
+        raise ConfigError("--fault-proxy: the proxy reads messages, so it cannot pass TLS")
+    faults = FaultProxy(client_config["bootstrap.servers"].split(",")[0].strip(), host, port)
+    try:
+        faults.proxy.start()
+    except OSError as error:
+        raise click.ClickException(listen_error_text(f"{in_url(host)}:{port}", error)) from error
+    with faults.proxy:
+        click.echo(f"fault proxy on {faults.proxy.bootstrap_servers}", err=True)
+        yield faults
 
 
 def in_url(host: str) -> str:

@@ -45,6 +45,8 @@ class Arrow:
     """A message between two columns.
 
     `remark`: text to the right of the diagram. `seconds`: time since the proxy object was created.
+    `decisions`: the broker's decision about each batch, also if the response was lost: GOOD for a stored
+    batch, REPEAT for a recognised duplicate, REFUSED for an error.
     """
 
     start: Column
@@ -53,6 +55,7 @@ class Arrow:
     tone: Tone
     remark: str
     seconds: float
+    decisions: tuple[Tone, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,33 +147,30 @@ class _ArrowBuilder:
             start = Column.NETWORK
         if event.fate in (Fate.QUEUED, Fate.HELD):
             self._at_network.add(journey)
+        texts: list[str] = []
+        tones: list[Tone] = []
         if start is Column.BROKER:
-            decision, decision_tone = self._broker_decision(event, journey)
-        else:
-            is_refused = any(outcome.error_code for outcome in event.outcomes)
-            decision, decision_tone = "", Tone.REFUSED if is_refused else Tone.PLAIN
-        if tone is Tone.PLAIN:
-            tone = decision_tone
-        return Arrow(
-            start, end, self._label(event), tone, _join(decision, remark, event.detail), event.time_ms / 1000
-        )
+            for text, decision in self._broker_decisions(event, journey):
+                texts.append(text)
+                tones.append(decision)
+        elif any(outcome.error_code for outcome in event.outcomes):
+            tones.append(Tone.REFUSED)
+        if tone is Tone.PLAIN and tones:
+            tone = tones[0]
+        remark = _join("; ".join(texts), remark, event.detail)
+        return Arrow(start, end, self._label(event), tone, remark, event.time_ms / 1000, tuple(tones))
 
     def _label(self, event: WireEvent) -> str:
         return format_event(event, self._partition_label)
 
-    def _broker_decision(self, event: WireEvent, journey: _Journey) -> tuple[str, Tone]:
+    def _broker_decisions(self, event: WireEvent, journey: _Journey) -> list[tuple[str, Tone]]:
         request = self._requests.get(journey)
-        if request is None or not event.outcomes:
-            return "", Tone.PLAIN
-        notes = [
+        return [
             self._batch_decision(batch, outcome)
             for outcome in event.outcomes
-            for batch in request.batches
+            for batch in (request.batches if request else ())
             if (batch.topic, batch.partition) == (outcome.topic, outcome.partition)
         ]
-        if not notes:
-            return "", Tone.PLAIN
-        return "; ".join(text for text, _ in notes), notes[0][1]
 
     def _batch_decision(self, batch: BatchSummary, outcome: Outcome) -> tuple[str, Tone]:
         if outcome.error_code:

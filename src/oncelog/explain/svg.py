@@ -22,7 +22,7 @@ _COLOURS = {
 }
 _STYLE = (
     "text{font:13px ui-sans-serif,system-ui,sans-serif;fill:#1f2328}"
-    ".t{font-size:17px;font-weight:600}.h{font-weight:600}.r{font-size:12px}.n{font-style:italic}"
+    "text.t{font-size:17px;font-weight:600}text.h{font-weight:600}text.r{font-size:12px}text.n{font-style:italic}"
 )
 
 

@@ -79,8 +79,8 @@ def oncelog_topic(request: pytest.FixtureRequest, oncelog_admin: Admin) -> Itera
     from oncelog.client.admin.types import NewTopic
     from oncelog.errors import UnknownTopicOrPartition
 
-    test_name = _NOT_IN_TOPIC_NAMES.sub("-", request.node.name)[:_MAX_NAME]
-    name = f"{test_name}-{uuid.uuid4().hex[:8]}"
+    own_name = _NOT_IN_TOPIC_NAMES.sub("-", request.node.name)[:_MAX_NAME]
+    name = f"{own_name}-{uuid.uuid4().hex[:8]}"
     oncelog_admin.create_topics([NewTopic(name)])
     yield name
     # The test may have deleted it.

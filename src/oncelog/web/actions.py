@@ -1,4 +1,4 @@
-"""The four POST requests of the pages. Three of them change the cluster, and one plays a story.
+"""The POST requests of the pages. They change the cluster, play a story, or switch the faults of a proxy.
 
 Each request needs the token of these pages. With --read-only, all of them are refused.
 """
@@ -18,9 +18,11 @@ from starlette.responses import RedirectResponse, Response
 
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.admin.types import ConfigResource
-from oncelog.errors import OncelogError
+from oncelog.errors import ConfigError, OncelogError
+from oncelog.testing.proxy.rules import parse_rule
 from oncelog.types import OffsetAndMetadata, TopicPartition
 from oncelog.web.display import page_path
+from oncelog.web.faults import FaultProxy
 from oncelog.web.rendering import Renderer
 from oncelog.web.stories import Stories
 
@@ -44,10 +46,13 @@ class _BadForm(Exception):
 class Actions:
     """The POST requests. Each action gets the form's fields, and returns a redirect to the next page."""
 
-    def __init__(self, admin: Admin, renderer: Renderer, stories: Stories) -> None:
+    def __init__(
+        self, admin: Admin, renderer: Renderer, stories: Stories, fault_proxy: FaultProxy | None
+    ) -> None:
         self._admin = admin
         self._renderer = renderer
         self._stories = stories
+        self._fault_proxy = fault_proxy
 
     def post(self, action: Action) -> Any:
         """Return an endpoint that checks the form's token and calls `action` in a thread."""
@@ -154,3 +159,23 @@ class Actions:
             raise _BadForm(f"there is no story {name!r}", 404)
         self._stories.play(name)
         return RedirectResponse(f"/stories/{quote(name, safe='')}", 303)
+
+    def change_faults(self, form: FormData) -> Response:
+        """Add or remove a rule of the fault proxy, cut its connections, or release what it holds."""
+        if self._fault_proxy is None:
+            raise _BadForm("these pages have no fault proxy: start them with --fault-proxy", 404)
+        proxy, todo = self._fault_proxy.proxy, str(form.get("do", ""))
+        try:
+            if todo == "add":
+                proxy.add(parse_rule(str(form.get("rule", ""))))
+            elif todo == "remove":
+                proxy.remove(int(str(form.get("number", ""))))
+            elif todo in ("clear", "cut", "release"):
+                getattr(proxy, todo)()
+            else:
+                raise _BadForm("the form needs do=add, remove, clear, cut or release")
+        except ConfigError as error:
+            raise _BadForm(str(error)) from None
+        except ValueError:
+            raise _BadForm("the form needs number, the number of a rule") from None
+        return RedirectResponse("/faults", 303)

@@ -1,8 +1,8 @@
 """The web pages as a Starlette application over an admin client (behaviour T14, docs/behaviours.md).
 
 Each page shows the cluster's responses at the time of the request. The application stores only samples of the
-last minutes and the last run of each story. `pages` has the pages. `actions` has the POST requests, which
-need a token that only these pages contain.
+last minutes, the last run of each story, and the newest messages that passed the fault proxy. `pages` has the
+pages. `actions` has the POST requests, which need a token that only these pages contain.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from starlette.routing import Route
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.consumer.blocking import Consumer
 from oncelog.web.actions import Actions
+from oncelog.web.faults import FaultProxy
 from oncelog.web.pages import Pages
 from oncelog.web.reading import LogReader
 from oncelog.web.rendering import Renderer
@@ -30,6 +31,7 @@ def make_app(
     hosts: Sequence[str],
     servers: str,
     make_consumer: Callable[[], Consumer] | None = None,
+    fault_proxy: FaultProxy | None = None,
     is_read_only: bool = False,
     closes_admin: bool = False,
 ) -> Starlette:
@@ -38,15 +40,16 @@ def make_app(
     Requests are accepted only if their Host header is one of `hosts`. This prevents DNS rebinding: a page of
     another site cannot use the application through the user's browser. `servers` is the cluster's name on the
     pages. `make_consumer` returns a consumer without a group, for reading messages. If it is None, a consumer
-    with the bootstrap servers `servers` is used. With `is_read_only`, the pages change nothing. With
-    `closes_admin`, the end of the application closes `admin`. That ends calls that wait for a silent broker.
-    `state.close_clients()` of the application does so earlier.
+    with the bootstrap servers `servers` is used. `fault_proxy` is a started proxy, whose page switches faults
+    on and off. With `is_read_only`, the pages change nothing. With `closes_admin`, the end of the application
+    closes `admin`. That ends calls that wait for a silent broker. `state.close_clients()` of the application
+    does so earlier.
     """
     reader = LogReader(admin, make_consumer or (lambda: Consumer({"bootstrap.servers": servers})))
     sampler = Sampler(admin)
     renderer = Renderer(servers, is_read_only=is_read_only)
-    pages = Pages(admin, reader, sampler, renderer)
-    actions = Actions(admin, renderer, pages.stories)
+    pages = Pages(admin, reader, sampler, renderer, fault_proxy)
+    actions = Actions(admin, renderer, pages.stories, fault_proxy)
 
     def close_clients() -> None:
         sampler.stop()
@@ -86,8 +89,10 @@ def _routes(pages: Pages, actions: Actions) -> list[Route]:
         Route("/sinks", pages.show(pages.sinks, "sinks.html")),
         Route("/stories", pages.show(pages.story_list, "stories.html", is_static=True)),
         Route("/stories/{name}", pages.show(pages.story, "story.html", is_static=True)),
+        Route("/faults", pages.show(pages.faults, "faults.html")),
         Route("/abort", actions.post(actions.abort), methods=["POST"]),
         Route("/settings", actions.post(actions.alter_setting), methods=["POST"]),
         Route("/reset", actions.post(actions.reset_offsets), methods=["POST"]),
         Route("/play", actions.post(actions.play), methods=["POST"]),
+        Route("/faults", actions.post(actions.change_faults), methods=["POST"]),
     ]

@@ -27,6 +27,7 @@ from oncelog.rules.transactions.hanging import Hanging
 from oncelog.runtime import system
 from oncelog.types import TopicPartition
 from oncelog.web.fates import remembered
+from oncelog.web.faults import PRESETS, FaultProxy, count_decisions, draw_newest
 from oncelog.web.history import Sample
 from oncelog.web.reading import MAX_BYTES, MAX_DECODED_BYTES, Found, LogReader, Message, Search
 from oncelog.web.rendering import Renderer
@@ -57,8 +58,16 @@ _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d":
 class Pages:
     """The pages over one cluster."""
 
-    def __init__(self, admin: Admin, reader: LogReader, sampler: Sampler, renderer: Renderer) -> None:
+    def __init__(
+        self,
+        admin: Admin,
+        reader: LogReader,
+        sampler: Sampler,
+        renderer: Renderer,
+        fault_proxy: FaultProxy | None = None,
+    ) -> None:
         self.stories = Stories()
+        self._fault_proxy = fault_proxy
         self._admin = admin
         self._reader = reader
         self._sampler = sampler
@@ -323,6 +332,19 @@ class Pages:
         if story is None:
             raise UnknownTopicOrPartition(f"there is no story {name!r}")
         return {"story": story, "played": self.stories.played(name)}
+
+    def faults(self, request: Request) -> dict[str, Any]:
+        """Return the fault proxy's address, its rules, and the newest messages of producers."""
+        if self._fault_proxy is None:
+            return {"proxy": None}
+        steps = self._fault_proxy.steps()
+        return {
+            "proxy": self._fault_proxy.proxy.bootstrap_servers,
+            "presets": PRESETS,
+            "rules": self._fault_proxy.proxy.rules,
+            "counts": {tone.value: count for tone, count in count_decisions(steps).items()},
+            "drawing": draw_newest(steps) if steps else None,
+        }
 
 
 def _end_of(topic: str) -> Callable[[Sample], float]:
