@@ -790,12 +790,28 @@ API_PAGES: dict[str, tuple[str, str, tuple[tuple[str, tuple[str, ...] | None], .
             ("oncelog.load.on_spark", ("run_load_on_spark",)),
         ),
     ),
+    "tracing": (
+        "oncelog.tracing",
+        "OpenTelemetry spans for sent and processed records; see [Tracing](../../guides/tracing.md).",
+        (("oncelog.tracing", None),),
+    ),
     "testing": (
         "oncelog.testing",
-        "For tests: a pytest fixture, an assertion, a fault proxy, a broker as a process, and a disk in memory.",
+        "For tests: pytest fixtures, an assertion, a fault proxy, a broker as a process, and a disk in memory.",
         (
             ("oncelog.testing", None),
-            ("oncelog.testing.pytest_plugin", ("oncelog_broker",)),
+            (
+                "oncelog.testing.pytest_plugin",
+                (
+                    "oncelog_broker",
+                    "oncelog_session_broker",
+                    "oncelog_admin",
+                    "oncelog_topic",
+                    "oncelog_producer",
+                    "oncelog_consumer",
+                    "oncelog_faults",
+                ),
+            ),
             ("oncelog.testing.proxy", None),
             ("oncelog.testing.broker_process", None),
             ("oncelog.testing.memory_disk", ("MemoryDisk",)),
