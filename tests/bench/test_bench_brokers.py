@@ -1,4 +1,4 @@
-"""Every broker measurement at a tiny size on our broker: recorded fields and the page, not figures."""
+"""Run every measurement of brokers at a tiny size, and check the recorded fields and the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements of clients, recovery, producer ids and partitions at a tiny size: fields, not figures."""
+"""Measure clients, recovery, producer ids and partitions at a tiny size, and check the recorded fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark framework: pairs and ratios, the order of sides, sections of the page, and targets."""
+"""The benchmark framework: pairs and ratios, which side runs first, sections of the page, and targets."""
 
 from __future__ import annotations
 

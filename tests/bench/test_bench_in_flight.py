@@ -1,4 +1,4 @@
-"""The measurement of batches in flight at a tiny size: fields, page and picture, not figures."""
+"""Measure batches in flight at a tiny size, and check the recorded fields, the page and the picture."""
 
 from __future__ import annotations
 

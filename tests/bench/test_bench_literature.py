@@ -1,4 +1,4 @@
-"""The articles' figures at a tiny size on one node of Apache Kafka: fields and page, not figures."""
+"""Repeat the articles' measurements at a tiny size on one node of Apache Kafka; check fields and page."""
 
 from __future__ import annotations
 

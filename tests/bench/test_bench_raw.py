@@ -63,7 +63,7 @@ def test_every_batch_that_is_reported_is_stored(
     assert report.requests == 24 and report.batches == 24 * batches and report.records == 96 * batches
     opened = OPENING_BATCHES * 3 * connections * 4
     twice = sum(ends(servers, name, 3)) - report.records - opened
-    # A first request sent again, since not every partition had a leader yet, is stored twice without numbers.
+    # Without idempotence, a first request that is retried because a leader was missing is stored twice.
     assert twice == 0 if idempotence else twice in range(0, 3 * opened, 4)
     assert set(report.quantiles) == {"p50_ms", "p99_ms", "p999_ms"} and report.broker_cpu_seconds > 0
 
@@ -133,7 +133,7 @@ def test_a_template_sets_sequences_and_checksums_of_its_batches() -> None:
 
 
 def test_a_refused_batch_among_acknowledged_ones_is_seen() -> None:
-    """A server that rejects the second of two batches."""
+    """The server of this test rejects the second of two batches."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peer = threading.Thread(target=_refuse_second, args=(listener,), daemon=True)
         peer.start()

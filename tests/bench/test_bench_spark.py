@@ -1,4 +1,4 @@
-"""The Spark measurements at a tiny size, in one session: recorded fields and the page, not figures."""
+"""Run the Spark measurements at a tiny size in one session, and check the recorded fields and the page."""
 
 from __future__ import annotations
 

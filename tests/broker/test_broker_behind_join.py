@@ -1,4 +1,4 @@
-"""Requests behind a JoinGroup that waits for other members, when their client goes away."""
+"""Requests pipelined behind a JoinGroup that waits for other members, when their client disconnects."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def wait_for_join(client: RawClient, first: str) -> str:
 
 @pytest.mark.parametrize("cut", [0, 1], ids=["whole", "cut off"])
 def test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client(cut: int) -> None:
-    """librdkafka and kafka-python close like this; the group kept the member until its session ended.
+    """Regression: the group kept a member until its session timed out.
 
-    A request that is cut off keeps the connection no longer than the join.
+    librdkafka and kafka-python leave like this. With `cut`, the LeaveGroup is incomplete. It must not keep
+    the connection open after the response to the join.
     """
     config = {"group.initial.rebalance.delay.ms": 0}
     with (
@@ -54,7 +55,7 @@ def test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client(cut: i
             second = wait_for_join(client, first)
             frame = encode_request(LeaveGroupRequest(group_id="g", member_id=second), 1, 2, "raw")
             leaver.socket.sendall(frame[: len(frame) - cut])
-        for _ in range(3):  # rounds of the loop in which the broker notices the disconnect
+        for _ in range(3):  # gives the event loop rounds in which it notices the disconnect
             client.ask(ApiVersionsRequest(), 0)
         assert busy.ask(join("g", first, **PATIENT), 3).error_code == 0
         wait_until(lambda: broker.metrics()["connections"] == 2)

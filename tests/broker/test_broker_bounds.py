@@ -158,7 +158,7 @@ def test_a_batch_in_another_codec_keeps_its_records() -> None:
 def test_a_consumer_reads_a_batch_of_more_records_than_are_decoded_at_once(
     monkeypatch: pytest.MonkeyPatch, limit: int | None
 ) -> None:
-    """Apache Kafka and this broker accept such a batch: it must not block readers of the partition."""
+    """Apache Kafka and this broker accept such a batch, so it must not block readers of the partition."""
     if limit is not None:
         monkeypatch.setattr(records, "MAX_RECORDS", limit)
     count = (limit or MAX_RECORDS) + 5
@@ -249,7 +249,7 @@ def test_readers_refuse_a_batch_of_very_many_records_before_they_open_it(
 
 
 def test_gzip_of_many_members_copies_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest behind each gzip member was copied: members times bytes."""
+    """Regression: after each gzip member, the rest of the input was copied."""
     copied: list[int] = []
     make = compression.zlib.decompressobj
 
@@ -309,7 +309,7 @@ def test_a_look_up_by_time_survives_a_deletion_between_its_steps(behind: Partiti
 
 
 def test_a_look_up_by_time_goes_on_when_its_segment_goes_during_a_job() -> None:
-    """Its file may be closed before the look-up continues."""
+    """The segment's file may be closed before the look-up continues."""
     limits = Limits(scan_first_chunk_bytes=61, scan_chunk_bytes=61)
     partition = open_partition(log_config=config(segment_bytes=1_000, limits=limits))
     rows = [NewRecord(NOW_MS + 1, b"k", b"v"), NewRecord(NOW_MS, b"k", b"v")]
@@ -328,7 +328,7 @@ def test_a_look_up_by_time_goes_on_when_its_segment_goes_during_a_job() -> None:
 
 
 def test_a_look_up_of_the_largest_time_goes_on_when_its_segment_goes_during_a_job() -> None:
-    """It found no record, as in an empty partition."""
+    """Regression: the look-up found no record, as if the partition were empty."""
     partition = open_partition(log_config=config(segment_bytes=1_000))
     rows = [NewRecord(NOW_MS + 1_000, b"k", b"v"), NewRecord(NOW_MS, b"k", b"v")]
     put(partition, memoryview(build_batch(rows, compression=Compression.GZIP)))
@@ -386,7 +386,7 @@ def test_other_clients_are_served_while_a_look_up_by_time_reads(monkeypatch: pyt
 
 @pytest.mark.parametrize(("count", "jobs"), [(400, 3), (5_000, 5)])
 def test_compaction_opens_a_batch_of_many_records_in_a_thread(count: int, jobs: int) -> None:
-    """Beyond the three calls of a swap: the keys of the batch, and its remaining records."""
+    """A swap takes three calls in the thread. Reading the keys and the remaining records takes two more."""
     settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0, "segment_bytes": 1_000_000}
     partition = open_partition(log_config=config(**settings))
     put(partition, log_batch(count=count, value=b"old"))
@@ -401,7 +401,7 @@ def test_compaction_opens_a_batch_of_many_records_in_a_thread(count: int, jobs: 
         if job is not None:
             job()
             done += 1
-    # Keys are noted in steps of 500.
+    # The keys of the batch are collected in steps of 500.
     assert done == jobs and steps >= count // 500
     (last,) = decode_records(partition.read(0, 1 << 20).records)
     assert last.offset == count - 1
@@ -411,7 +411,7 @@ def test_compaction_opens_a_batch_of_many_records_in_a_thread(count: int, jobs: 
 def test_compaction_opens_what_may_become_large_in_a_thread(
     codec: Compression, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch of one record, of 10 KB, can become 256 MB."""
+    """A batch of 10 KB with a single record can decompress to 256 MB."""
     is_in_thread = False
     original = records.decompress
 
@@ -439,10 +439,10 @@ def test_compaction_opens_what_may_become_large_in_a_thread(
 
 @pytest.mark.parametrize("codec", Compression, ids=lambda codec: codec.name.lower())
 def test_a_count_that_no_codec_could_hold_is_refused(codec: Compression) -> None:
-    """With 2^31 offsets each, every small batch would need a segment, with files and a descriptor."""
+    """A small batch that claims 2^31 offsets would need a segment of its own, with a descriptor."""
     partition = open_partition(log_config=config(max_message_bytes=10_000_000))
     sealed = {"base_timestamp_ms": NOW_MS, "max_timestamp_ms": NOW_MS, "compression": codec}
-    count = 300_000  # of the shortest records, all alike
+    count = 300_000  # identical shortest records compress best
     honest = seal([_KEYLESS * count], count, **sealed)
     assert put(partition, memoryview(honest)).last_offset == count - 1
     with pytest.raises(InvalidRecord, match="the batch says 2147483647 records"):

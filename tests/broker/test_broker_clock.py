@@ -41,7 +41,7 @@ def test_a_clock_that_was_ahead_deletes_nothing_once_it_is_right() -> None:
 
 
 def test_a_clock_that_was_ahead_refuses_no_record_once_it_is_right() -> None:
-    """Regression: until a restart, each record was too old for message.timestamp.before.max.ms."""
+    """Regression: until a restart, each record was refused as too old for message.timestamp.before.max.ms."""
     with Broker() as broker:
         config = {"bootstrap.servers": broker.bootstrap_servers}
         # The second topic is compacted, so that its batches take the other path of a Produce request.
@@ -84,7 +84,7 @@ def test_a_clock_that_was_ahead_makes_nothing_expire_once_it_is_right() -> None:
         entry = node.transactions.get("x")
         return node.groups.offsets.has("g"), entry is not None, partition.producer(1) is not None
 
-    # The wall clock was 30 days ahead for a moment. The broker's clock stays there.
+    # The wall clock was 30 days ahead for a moment, and the broker's clock never goes back.
     ahead_ms = 30 * 24 * HOUR_MS
     node.clock_lead_ms = lambda: ahead_ms
     for hour in range(1, 4):
@@ -97,7 +97,7 @@ def test_a_clock_that_was_ahead_makes_nothing_expire_once_it_is_right() -> None:
 
 
 def test_a_stop_after_a_clock_was_ahead_makes_no_producer_expire() -> None:
-    """Regression: a clean stop forgot idle producers, so a batch that was sent again was stored twice."""
+    """Regression: a clean stop forgot idle producers, so a retried batch was stored twice."""
     place, tp = GroupNode(), TopicPartition("t", 0)
     right_ms = place.now_ms
     place.ask(create("t"), 5)
@@ -119,7 +119,7 @@ def test_a_stop_after_a_clock_was_ahead_makes_no_producer_expire() -> None:
 
 
 def test_a_transaction_that_began_while_the_clock_was_ahead_times_out_after_a_restart() -> None:
-    """Regression: it blocked read_committed readers until the clock had reached that time again."""
+    """Regression: the transaction blocked read_committed readers until the clock reached that time again."""
     place = GroupNode()
     right_ms, t0 = place.now_ms, TopicPartition("t", 0)
     place.ask(create("t"), 5)

@@ -54,7 +54,7 @@ def test_a_topic_shrinks_to_its_keys() -> None:
                 producer.send(topic, b"%d" % number, key=b"k%d" % (number % 5))
                 producer.flush()
         expected = {b"k%d" % key: b"%d" % (395 + key) for key in range(5)}
-        # The last closed segment and the active one have keys again.
+        # The newest closed segment and the active one may still have several values of a key.
         wait_until(lambda: len(read(servers, topic)) < 60)
         assert newest(servers, topic) == expected
         records = read(servers, topic)
@@ -62,7 +62,7 @@ def test_a_topic_shrinks_to_its_keys() -> None:
 
 
 def test_one_round_compacts_what_was_just_closed() -> None:
-    """librdkafka's test 0077 waits 20 s, longer than one round's interval and shorter than two."""
+    """librdkafka's test 0077 waits 20 s: longer than one interval between rounds, and shorter than two."""
     node = recover_node(MemoryDisk(), BROKER.parse({}), Clock())
     now_ms = Clock().now_ms()
     configs = {
@@ -136,7 +136,7 @@ def _transaction(producer: Producer, topic: str, key: bytes, value: bytes, *, co
 
 
 class Coordinators:
-    """A node without sockets, opened again and again; the test compacts its logs."""
+    """A node without sockets that is opened again and again, and whose logs the test compacts."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -260,7 +260,7 @@ def _offset(offset: int) -> CommittedOffset:
 def _log_bytes(directory: Path) -> int:
     size_bytes = 0
     for path in directory.glob("*.log"):
-        with suppress(FileNotFoundError):  # compaction removes and renames them meanwhile
+        with suppress(FileNotFoundError):  # compaction may remove or rename a file meanwhile
             size_bytes += path.stat().st_size
     return size_bytes
 
@@ -281,7 +281,7 @@ def test_a_group_goes_on_after_its_log_was_compacted(tmp_path: Path) -> None:
                         {TopicPartition(topic, 0): OffsetAndMetadata(number + 1)}, ConsumerGroupMetadata("g")
                     )
         log = tmp_path / "__consumer_offsets-0"
-        # Of about 23,000 bytes the markers' 7,800 stay for delete.retention.ms.
+        # Of about 23,000 bytes, 7,800 are markers, which are kept for delete.retention.ms.
         wait_until(lambda: _log_bytes(log) < 15_000)
     with (
         Broker(tmp_path) as broker,

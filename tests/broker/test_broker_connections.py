@@ -1,4 +1,4 @@
-"""Connections: bad bytes, bounds, slow and idle clients. Other clients are served in any case."""
+"""Connections with invalid bytes, bounds on each connection, and slow and idle clients."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_request_cut_off_by_the_end_of_its_connection_does_nothing(
 def test_requests_without_an_answer_are_carried_out_after_the_end(
     broker: Broker, client: RawClient, topic: str
 ) -> None:
-    """A producer with acks=0 closes when the system has accepted the last request; a round has 64 of them."""
+    """A producer with acks=0 may disconnect early, and the broker handles only 64 requests in a round."""
     request = encode_request(produce_request(topic, batch(b"sent"), acks=0), 9, 1, "x")
     with RawClient(broker.bootstrap_servers) as other:
         other.socket.sendall(request * 1_000)
@@ -135,8 +135,10 @@ def closed_for_cause(client: RawClient, topic: str) -> None:
 def test_a_closed_connection_is_freed_without_the_garbage_collector(
     broker: Broker, topic: str, use: Callable[[RawClient, str], None]
 ) -> None:
-    """GcTuner freezes what is alive in a long collection. Of connections that were open then, none was freed
-    after its end: each 10,000 took 40 MB.
+    """Regression: each 10,000 closed connections left 40 MB behind.
+
+    GcTuner freezes the objects that survive a long collection. The collector never frees them, so a
+    connection that was open then must not be part of a reference cycle.
     """
 
     def connection_count() -> int:
@@ -168,14 +170,14 @@ def test_a_request_that_waits_ends_what_a_client_that_is_gone_has_left(
 def test_an_answer_ends_what_a_client_that_is_gone_has_left(
     broker: Broker, client: RawClient, topic: str
 ) -> None:
-    """The fetches of a disconnected client were all carried out, 64 in one step of the broker's thread."""
+    """Regression: all fetches of a disconnected client were carried out, 64 in one step."""
     for _ in range(4):
         client.ask(produce_request(topic, batch(bytes(900_000))), 9)
     size_bytes = 50_000_000
     fetch = fetch_request([(topic, 0, 0)], partition_max_bytes=size_bytes, max_bytes=size_bytes)
     request = encode_request(produce_request(topic, batch(b"sent"), acks=0), 9, 1, "x")
     with RawClient(broker.bootstrap_servers) as other:
-        # More than the socket buffers hold; the client reads nothing.
+        # The client reads nothing, and the responses are larger than the socket buffers.
         other.socket.sendall(encode_request(fetch, 12, 1, "x") * 50 + request)
     wait_until(lambda: broker.metrics()["connections"] == 1)
     assert client.offset(topic) == 4
@@ -215,7 +217,10 @@ def test_requests_behind_a_waiting_fetch_are_bounded_and_all_answered() -> None:
 
 
 def test_a_slow_reader_is_not_read_from_and_not_lost() -> None:
-    """It asks for 60 MB without reading; the broker holds a bounded part and serves others meanwhile."""
+    """The client requests 60 MB without reading.
+
+    The broker buffers a bounded part and serves other clients.
+    """
     config = {"oncelog.connection.max.pending.bytes": 1_000_000}
     with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as slow:
         slow.create_topic("bulk", max_message_bytes=2_000_000)
@@ -253,9 +258,10 @@ def test_connections_above_the_limit_are_refused() -> None:
 
 
 def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoded they take up to eighty times as much. Small requests are served meanwhile.
+    """A decoded request takes up to eighty times as much memory as its bytes.
 
-    Their bytes have arrived, so that the time-out of incomplete requests does not run.
+    Small requests are served meanwhile. The waiting requests are complete, so the time-out for incomplete
+    requests does not apply to them.
     """
     gate, work = threading.Event(), BackgroundRunner._work
     monkeypatch.setattr(BackgroundRunner, "_work", lambda self: work(self) if gate.is_set() else None)
@@ -280,7 +286,7 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
         assert is_served(broker)
         assert len(background) == MAX_LARGE
         assert {c.reader.incomplete_since_ms for c in broker._running.server.connections} == {None}
-        clients.pop().socket.close()  # one that waits, perhaps
+        clients.pop().socket.close()  # its request is probably one of those that wait
         gate.set()
         for client in clients:
             _, response = client.receive(OffsetForLeaderEpochResponse, 3)
@@ -292,7 +298,7 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
 def test_a_large_request_is_begun_while_many_small_ones_are_answered_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise an offset commit of 4 KB waits without end while others list many groups again and again."""
+    """Otherwise an offset commit of 4 KB waits forever while other clients keep listing many groups."""
     gate, work = threading.Event(), BackgroundRunner._work
     monkeypatch.setattr(BackgroundRunner, "_work", lambda self: work(self) if gate.is_set() else None)
     tp, committed = TopicPartition("t", 0), CommittedOffset(1, -1, "", 1, -1, -1)
@@ -317,7 +323,7 @@ def test_a_large_request_is_begun_while_many_small_ones_are_answered_in_steps(
 
 
 def test_what_is_stored_in_a_later_step_is_synced_and_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing else may happen on the broker: no timer, no other request."""
+    """No timer and no other request may be needed to make the broker send the response."""
     monkeypatch.setattr(server, "next_wakeup_ms", lambda state: 1 << 50)
     partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=[partition] * 3_000)

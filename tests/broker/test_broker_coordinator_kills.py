@@ -1,4 +1,4 @@
-"""A kill at every append of a coordinator's request: the next start finds it undone, or done as a whole."""
+"""Kill the broker at every append of a coordinator's request: the next start finds all of it or nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Kill(BaseException):
 
 
 def begun(node: BrokerState) -> ProducerIdAndEpoch:
-    """Return the producer of an open transaction of records in three partitions and offsets of group g."""
+    """Return the producer of an open transaction with records in three partitions and offsets of group g."""
     node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
     node.groups.offsets.commit("g", {tp: offset(1) for tp in PARTITIONS}, NOW_MS)
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
@@ -150,7 +150,7 @@ def state_after_kill(
     append_count: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[dict[str, Any], bool]:
-    """Return the state after a kill behind `append_count` appends (None: none), and True if it answered."""
+    """Return the state after a kill behind `append_count` appends (None: no kill), True if it responded."""
     disk, appended = MemoryDisk(), 0
     node = open_node(disk)
     who = begun(node)
@@ -188,7 +188,7 @@ def test_a_kill_at_any_append_leaves_a_request_undone_or_done(
     is_answered, append_count = False, 0
     while not is_answered:
         state, is_answered = state_after_kill(run, append_count, monkeypatch)
-        # The first append is the decision: before it nothing of the request is visible, after it all.
+        # The first append is the decision. After it, the whole request counts.
         assert state == (after if append_count else before)
         append_count += 1
     assert append_count > 1
@@ -203,7 +203,7 @@ def flush(node: BrokerState) -> None:
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["power loss", "full disk"])
 def test_a_static_member_gets_its_new_id_once_that_is_stored(is_full: bool) -> None:
-    """FENCED_INSTANCE_ID after the next start would end the client."""
+    """Otherwise the next start would answer FENCED_INSTANCE_ID, a fatal error for the client."""
     disk = MemoryDisk()
     node = open_node(disk)
     node.groups.topic.ensure(NOW_MS).flush_messages = 1
@@ -272,9 +272,9 @@ def test_a_group_that_is_deleted_while_an_earlier_state_waits_for_its_sync_stays
         node.groups.tick(NOW_MS + 3_000)
         assert ask(node, LeaveGroupRequest(group_id="j", member_id=answers[0].member_id), 1).error_code == 0
 
-    join_and_leave()  # stored, not synced yet
+    join_and_leave()  # stored, but not synced yet
     disk.capacity_bytes = disk.used_bytes()
-    join_and_leave()  # not stored: to be tried again
+    join_and_leave()  # not stored, so the broker must try again
     disk.capacity_bytes = None
     assert isinstance(ask(node, DeleteGroupsRequest(groups_names=["j"]), 2), PendingResponse)
     flush(node)

@@ -53,9 +53,9 @@ TOPICS, GROUPS, IDS = ("t", "u"), ("g", "h"), ("x", "y")
 
 
 def state_of(node: BrokerState) -> dict[str, Any]:
-    """The coordinators' whole state, except for what Kafka does not keep over a restart either.
+    """Return the coordinators' state, except for what Kafka does not keep over a restart either.
 
-    That is the epoch before the last one, for who lost the answer, and everybody's timers.
+    That is the timers, and the previous epoch, with which a client repeats a request whose response was lost.
     """
     offsets, consumers = node.groups.offsets, node.groups.consumers
     return {
@@ -263,7 +263,7 @@ def delete_topic(node: BrokerState) -> int:
 
 
 def offsets_of(node: BrokerState) -> dict[str, list[int]]:
-    """Committed offsets of the topic, as they are when the open transaction commits."""
+    """Return the topic's committed offsets as they are after the open transaction commits."""
     for index, producer_id in list(node.groups.offsets._pending):
         node.groups.offsets.on_marker(index, producer_id, True)
     found = {group: node.groups.offsets.of(group) for group in sorted(node.groups.offsets.groups())}
@@ -455,7 +455,7 @@ def test_a_topic_that_could_not_be_made_or_removed_stops_no_start(
 def test_a_partition_that_could_not_be_opened_or_removed_stops_no_start(
     directory: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
-    """The directory has the topic's id: the start after a kill in a second attempt refused it."""
+    """Regression: the left-over directory has the topic's id, and a second start after a kill refused it."""
     settle = log_partition._settle_epochs
 
     def broken(disk: Any, name: str, *rest: Any) -> Any:
@@ -514,7 +514,7 @@ def test_a_full_disk_in_the_midst_of_a_deletion_keeps_no_offsets(
 def test_many_topics_are_deleted_in_as_many_steps_as_one(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Counts the writes of the file and the scans of all offsets."""
+    """The test counts how often the file is written and how often all offsets are scanned."""
     counts: Counter[str] = Counter()
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -557,7 +557,7 @@ def test_a_deletion_is_forgotten_once_its_tombstones_are_on_the_disk(directory: 
 def test_offsets_of_a_topic_made_before_a_restart_finished_a_deletion_go_with_it(
     directory: Path, monkeypatch: pytest.MonkeyPatch, is_log_full: bool
 ) -> None:
-    """Otherwise readers of the next topic of this name begin at them, and skip its records."""
+    """Otherwise readers of the next topic of this name would start at the old offsets and skip records."""
     node = opened(directory)
     with monkeypatch.context() as patch:
         if is_log_full:
@@ -587,7 +587,7 @@ def test_topics_without_offsets_leave_nothing_to_delete(directory: Path) -> None
     assert node.topics.offsets_to_delete == {}
 
 
-# Through sockets
+# Over sockets
 
 
 def committed_offset(client: RawClient, group: str, topic: str) -> int:
@@ -606,7 +606,7 @@ def commit_plainly(client: RawClient, group: str, topic: str) -> None:
 
 
 def begin(client: RawClient, name: str, group: str, topic: str) -> EndTxnRequest:
-    """A transaction that would commit offset 100 for the topic; how it is committed."""
+    """Write offset 100 in a transaction, and return the EndTxn request that commits it."""
     init = client.ask(InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000), 4)
     message = TxnOffsetCommitRequest(
         transactional_id=name,

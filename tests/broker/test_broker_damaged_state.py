@@ -1,4 +1,4 @@
-"""A coordinator's partition that cannot be read back: the broker starts, and its keys have no coordinator."""
+"""A damaged partition of a coordinator: the broker starts, and the keys in it have no coordinator."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONFIG = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 50,
 }
 KEYS = ("a", "b")
-"""In different partitions; the one of "a" is damaged."""
+"""Two groups or transactional ids in different partitions. The tests damage the partition of "a"."""
 assert partition_for("a", PARTITIONS) != partition_for("b", PARTITIONS)
 
 
@@ -54,7 +54,7 @@ def init_request(transactional_id: str) -> m.InitProducerIdRequest:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Offsets of two groups; two ids, each with an open transaction in topic t."""
+    """Create a data directory with offsets of two groups, and open transactions of two ids in topic t."""
     with Broker(tmp_path, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t", 2)
         for offset in (1, 2):
@@ -110,7 +110,7 @@ def test_a_flipped_bit_in_the_offsets_stops_one_partitions_coordinator(
             for request, version in _group_requests("a"):
                 assert NotCoordinator.code in _codes(client.ask(request, version)), request
             assert client.ask(commit_request("b", 3), 8).topics[0].partitions[0].error_code == 0
-    # No commit touched what is damaged.
+    # The commit for group b did not write to the damaged log.
     assert log.read_bytes() == before
     flip(data, CONSUMER_OFFSETS, "a")
     with Broker(data, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
@@ -150,7 +150,7 @@ def _group_requests(group: str) -> list[tuple[Any, int]]:
 
 
 def _codes(value: Any) -> set[int]:
-    """Every error code in a response."""
+    """Return every error code in a response."""
     codes = set()
     for name in getattr(value, "__slots__", ()):
         field = getattr(value, name)
@@ -199,7 +199,7 @@ def _open_transactions(client: RawClient) -> dict[int, int]:
 def test_a_record_that_means_nothing_is_named_with_its_offset(
     data: Path, caplog: pytest.LogCaptureFixture, cut: int | None
 ) -> None:
-    """A valid batch with a value of an unknown version."""
+    """The batch is valid, but the value of its record has an unknown version."""
     directory = data / f"{TRANSACTION_STATE}-{partition_for('a', PARTITIONS)}"
     log = directory / f"{0:020}.log"
     size = log.stat().st_size
@@ -216,7 +216,8 @@ def test_a_record_that_means_nothing_is_named_with_its_offset(
         assert f"offset={last + 1}" in caplog.text
         with RawClient(broker.bootstrap_servers) as client:
             assert client.ask(init_request("a"), 4).error_code == NotCoordinator.code
-            assert client.ask(init_request("b"), 4).error_code in (0, 51)  # 51: it is aborted first
+            # CONCURRENT_TRANSACTIONS while the open one is aborted
+            assert client.ask(init_request("b"), 4).error_code in (0, 51)
 
 
 def _delete_topic(client: RawClient) -> None:
@@ -235,7 +236,7 @@ def test_offsets_of_a_topic_that_is_deleted_while_they_are_damaged_do_not_come_b
         _delete_topic(client)
         client.create_topic("t", 2)
         assert client.ask(commit_request("b", 7), 8).topics[0].partitions[0].error_code == 0
-    for _ in range(1, starts):  # still damaged: nothing may count as done
+    for _ in range(1, starts):  # the log is still damaged, so the deletion must stay pending
         with Broker(data, config=CONFIG) as broker:
             pass
     flip(data, CONSUMER_OFFSETS, "a")

@@ -31,7 +31,7 @@ WAIT_SECONDS = 60
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Blocking calls of background tasks start only while it is set."""
+    """Return an event: blocking calls of background tasks start only while it is set."""
     event = threading.Event()
     event.set()
     real = BackgroundRunner._run_in_thread
@@ -101,13 +101,16 @@ def large_requests(count: int) -> list[tuple[Message, int]]:
 
 
 def look_up(offset: int) -> ListOffsetsRequest:
-    """Ask topic t for the first record from `offset` on, by its time."""
+    """Return a look-up in topic t by the timestamp of the record at `offset`."""
     asked = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=1_000 + offset)
     return ListOffsetsRequest(topics=[ListOffsetsRequest.ListOffsetsTopic(name="t", partitions=[asked])])
 
 
 def test_large_requests_are_answered_while_a_job_of_the_log_is_running(gate: threading.Event) -> None:
-    """For example a sync on a disk that stalls. They do not wait for each other's blocking calls either."""
+    """The job may be a sync on a disk that stalls.
+
+    Requests do not wait for each other's blocking calls either.
+    """
     count = 2 * DEFAULT_LIMITS.request_step_elements + 1
     with Broker() as broker, ExitStack() as stack:
         clients = [stack.enter_context(RawClient(broker.bootstrap_servers)) for _ in range(3)]

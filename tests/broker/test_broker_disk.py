@@ -115,7 +115,7 @@ def test_a_full_disk_is_a_storage_error_and_nothing_is_corrupted(
     real = RealFile.pwrite
 
     def full(self: RealFile, data: Any, position: int) -> None:
-        # Like a disk that becomes full in the middle of a write: a part is written.
+        # A disk that becomes full in the middle of a write stores a part of the data.
         real(self, memoryview(data)[: len(data) // 2], position)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -148,7 +148,7 @@ def test_a_full_disk_is_a_storage_error_and_nothing_is_corrupted(
 def test_a_topic_that_cannot_be_made_whole_is_not_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    """No remains of it prevent the next attempt, in this run of the broker or a later one."""
+    """Nothing is left behind that prevents the next attempt, before or after a restart."""
     real = RealDisk.replace
 
     def full(self: RealDisk, path: str, data: bytes, **how: bool) -> None:
@@ -219,7 +219,7 @@ def test_a_broker_that_does_not_run_leaves_no_temporary_directory(
 def test_only_a_directory_that_stays_is_synced_by_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_temporary: bool
 ) -> None:
-    """Regression (R1112): on a busy disk, the syncs of a directory about to be removed took over a minute."""
+    """Regression (R1112): syncing a directory that was about to be removed took over a minute."""
     synced: list[str] = []
     real = disk._sync
 

@@ -1,4 +1,4 @@
-"""Expiry of many groups, transactional ids and transactions: in steps, between which others use them."""
+"""Many groups, transactional ids and transactions expire in steps, between which others use them."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_groups_expire_a_few_in_a_step_and_those_in_use_stay(node: SteppedNode) 
 
 
 def test_groups_expire_in_the_order_in_which_they_were_created(node: SteppedNode) -> None:
-    """They expired in the order of a set, so that two runs of one simulator seed could differ."""
+    """Regression: groups expired in the order of a set, so two runs of one simulator seed could differ."""
     names = [f"{group}-{index}" for index in range(COUNT) for group in ("b", "a")]
     for name in names:
         node.ask(commit(name, 5, generation_id_or_member_epoch=-1), 7)
@@ -187,7 +187,7 @@ def test_a_deleted_topics_offsets_go_a_few_in_a_step_and_its_name_is_free_after_
     deleted = node.ask(DeleteTopicsRequest(topic_names=["many"]), 5)
     assert not deleted
     assert 0 < COUNT - held() <= STEP
-    # Readers of a topic made now would begin at these offsets.
+    # Readers of a topic that was created now would start at the remaining offsets.
     assert make() == TopicAlreadyExists.code
     took = rounds_of(node, held)
     assert max(took) <= STEP

@@ -1,4 +1,4 @@
-"""Groups in memory and in the log: a start reads back what was; what cannot be stored never holds."""
+"""Groups in memory equal those that a start reads from the log, also after writes that failed."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ Steps = st.lists(
 
 
 def play(players: Players, steps: list[tuple[str, int, int, int]]) -> None:
-    """Both protocols have a group of their own, and share one."""
+    """Play both protocols, each with a group of its own and both in a shared one."""
     for kind, number, client, action in steps:
         if kind == "classic":
             players.classic(f"g{number}", client, action)
@@ -170,7 +170,7 @@ def test_a_restart_takes_nothing_from_members_whose_pattern_is_not_resolved_yet(
     node.limits = Limits(pattern_step_cost=1)
     node.restart()
     consumers, background = node.node.groups.consumers, node.node.log_manager.background
-    background.on_added = lambda: None  # they wait for this test
+    background.on_added = lambda: None  # the test runs the background tasks itself
     (answer,) = node.ask(heartbeat("g", "m", joined.member_epoch), 1)
     assert consumers.patterns.is_unresolved(["[tu]"])
     assert (answer.error_code, answer.member_epoch) == (0, joined.member_epoch)
@@ -232,7 +232,7 @@ def test_offsets_of_what_a_pattern_matches_outlive_a_restart() -> None:
         node.pass_time(30_000)
         node.ask(heartbeat("g", "m", joined.member_epoch), 1)
     node.restart()
-    node.pass_time(10_000)  # the broker looks for expired offsets before the member's first heartbeat
+    node.pass_time(10_000)  # expiry runs before the member's first heartbeat
     assert node.node.groups.offsets.of("g")
     node.ask(heartbeat("g", "m", joined.member_epoch), 1)
     node.pass_time(10_000)
@@ -247,7 +247,7 @@ def test_a_member_that_joins_while_a_pattern_is_resolved_takes_nothing_from_othe
     node.limits = Limits(pattern_step_cost=1)
     node.restart()
     groups, background = node.node.groups, node.node.log_manager.background
-    background.on_added = lambda: None  # they wait for this test
+    background.on_added = lambda: None  # the test runs the background tasks itself
     (other,) = node.ask(patterned("g", "n"), 1)
     assert (other.error_code, other.member_epoch) == (0, joined.member_epoch)
     (answer,) = node.ask(heartbeat("g", "m", joined.member_epoch), 1)
@@ -287,7 +287,7 @@ def test_no_offset_expires_during_a_rebalance() -> None:
         for member in members:
             beat = HeartbeatRequest(group_id="g", generation_id=generation, member_id=member)
             assert node.ask(beat, 3)[0].error_code == 0
-    # The reader of `t` restarts. The other has not joined again when the broker looks for expired offsets.
+    # The reader of `t` restarts. Expiry runs before the other member has joined again.
     node.ask(LeaveGroupRequest(group_id="g", member_id=first.member_id), 2)
     node.pass_time(6_000)
     assert node.between_generations == {"g"}
@@ -435,7 +435,7 @@ def test_a_group_that_cannot_be_stored_does_not_cost_others_their_turn(refusing:
 
 
 def test_a_group_that_a_full_disk_left_with_its_members_is_stored_as_empty_later(refusing: Refusing) -> None:
-    """Found by the simulator, seed 298: after a restart the members that had left were there again."""
+    """Regression (simulator seed 298): after a restart the members that had left were there again."""
     node = GroupNode(group_initial_rebalance_delay_ms=0)
     node.ask(create("t"), 5)
     (joined,) = node.ask(join("g"), 3)
@@ -556,13 +556,13 @@ def test_the_metadata_of_a_groups_members_is_bounded(own_broker: Broker) -> None
 
 
 def test_a_pattern_that_a_heartbeat_has_resolved_holds_for_all_members() -> None:
-    """A member's old assignment was kept, so that nobody read the topics although the group was stable."""
+    """Regression: a member kept its old assignment, so nobody read the topics of the stable group."""
     place = GroupNode()
     place.limits = Limits(pattern_step_cost=1)
     place.restart()
     place.ask(create("t"), 5)
-    place.ask(heartbeat("other", "c"), 1)  # which makes the coordinator's topic
-    place.node.log_manager.background.on_added = lambda: None  # nothing is done in the background
+    place.ask(heartbeat("other", "c"), 1)  # creates the coordinator's topic
+    place.node.log_manager.background.on_added = lambda: None  # no background task runs
     pattern: dict[str, Any] = {"subscribed_topic_names": [], "subscribed_topic_regex": "t"}
     place.ask(heartbeat("g", "a", **pattern), 1)
     place.ask(heartbeat("g", "b", subscribed_topic_names=["z"]), 1)

@@ -1,4 +1,4 @@
-"""Connections of group members: a pipelined request of one must not interleave with a rebalance of all."""
+"""A request that one group member pipelined must not interleave with the rebalance of the whole group."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _sync(joined: JoinGroupResponse, member_ids: list[str]) -> SyncGroupRequest:
 
 
 def test_a_member_that_leaves_right_behind_its_sync(broker: Broker) -> None:
-    """Its departure was handled while the others were notified (simulator, seed 287 with 50 faults)."""
+    """Regression (simulator, seed 287 with 50 faults): the others were still being answered when it left."""
     clients = [RawClient(broker.bootstrap_servers) for _ in range(3)]
     first = clients[0].ask(_join(""), JOIN)
     for client in clients[1:]:

@@ -1,4 +1,4 @@
-"""Hostile clients: slow, silent, many, greedy. Memory stays bounded, and others are served."""
+"""Hostile clients that are slow, silent, many or greedy: memory stays bounded, and others are served."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_request_that_drips_in_is_cut_off() -> None:
 
 
 def test_requests_that_never_pause_are_not_taken_for_a_slow_one() -> None:
-    """Each read ends within a frame for longer than the deadline."""
+    """Each read ends within a request, and together they take longer than the deadline of one request."""
     with (
         Broker(config={"oncelog.request.read.timeout.ms": 60_000}) as broker,
         many(broker, 1) as (client,),
@@ -126,7 +126,7 @@ def test_a_client_that_never_says_who_it_is_is_cut_off(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0 or not hasattr(socket, "TCP_KEEPIDLE"), reason="needs TCP_REPAIR")
 def test_a_peer_that_is_gone_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It waits in a fetch of a day, so that only TCP keep-alive can notice."""
+    """The peer waits in a fetch of one day, so only TCP keep-alive can notice that it is gone."""
     probes = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1}
     monkeypatch.setattr(listener, "KEEP_ALIVE", probes)
     with Broker() as broker, many(broker, 1) as (gone,):
@@ -134,7 +134,7 @@ def test_a_peer_that_is_gone_without_a_word_is_noticed(monkeypatch: pytest.Monke
         gone.send(fetch_request([("t", 0, 0)], max_wait_ms=86_400_000), 12)
         wait_until(lambda: broker.metrics()["fetches_waiting"] == 1)
         try:
-            gone.socket.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR: closing sends nothing
+            gone.socket.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR: the close sends no packet
         except PermissionError:
             pytest.skip("the system does not allow TCP_REPAIR")
         gone.socket.close()
@@ -185,7 +185,7 @@ def _rss_kb(pid: int) -> int:
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux only")
 def test_running_out_of_descriptors_is_survived(tmp_path: Path) -> None:
-    """First down to those kept for the log, then to the last one."""
+    """Open connections until only the descriptors reserved for the log are free, and then until none is."""
     with BrokerProcess(tmp_path / "data") as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
         assert client.produce("t", batch(b"before")).error_code == 0
@@ -230,7 +230,7 @@ def test_half_sent_requests_are_bounded_together() -> None:
             with contextlib.suppress(OSError):
                 each.socket.sendall(struct.pack(">i", 2 * MB) + bytes(MB))
             assert broker.metrics()["request_bytes_held"] <= 9 * MB
-        pass_time(broker, 1_500)  # a new client counts as faster than these only if they make no progress
+        pass_time(broker, 1_500)  # a new client counts as faster only once these make no progress
         with RawClient(broker.bootstrap_servers) as quick:
             quick.create_topic("t", max_message_bytes=4 * MB)
             assert quick.produce("t", batch(b"x" * 3 * MB)).error_code == 0
@@ -238,7 +238,10 @@ def test_half_sent_requests_are_bounded_together() -> None:
 
 
 def test_answers_that_nobody_takes_are_bounded_together() -> None:
-    """Each requests 40 MB repeatedly: responses get smaller, then clients that read nothing are closed."""
+    """Each client requests 40 MB again and again.
+
+    Responses get smaller, then clients that do not read are closed.
+    """
     limit_bytes = 24 * MB
     config = {"oncelog.queued.max.response.bytes": limit_bytes}
     with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as quick:
@@ -260,7 +263,7 @@ def test_answers_that_nobody_takes_are_bounded_together() -> None:
 
 
 def test_thousands_of_requests_without_reading() -> None:
-    """Large answers to small requests: requests are started only while the client reads its responses."""
+    """The responses are much larger than the requests. New requests start only while the client reads."""
     with Broker() as broker, RawClient(broker.bootstrap_servers) as quick:
         for number in range(5):
             quick.create_topic(f"{number:03}-" + "x" * 200, 50)

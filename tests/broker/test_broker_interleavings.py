@@ -1,7 +1,7 @@
-"""Two requests that are carried out in steps: the second is started at each step of the first.
+"""Start a second request at each step of a first one; both are carried out in steps.
 
-At each of these moments the answers and the state are those of one request after the other, and memory
-equals a replay of the log. A client retries if the error is retriable.
+For each of these moments, the responses and the state must be those of running one request after the other.
+Memory must equal a replay of the log. Like a client, the test retries a retriable error.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ WRITERS: list[Action] = [
 
 
 class Asked:
-    """An action that was started, and its response once it is ready."""
+    """A started action, and its response once it is ready."""
 
     def __init__(self, client: Client, action: Action) -> None:
         self._answers: list[Any] = []
@@ -343,10 +343,10 @@ class Outcome(NamedTuple):
 
 
 def outcome(first: Action, second: Action, cut: int | None, failing_sync: int = 0) -> tuple[Outcome, bool]:
-    """Return the outcome of two actions, and True if the first had ended before the cut.
+    """Return the outcome of two actions, and True if the first had ended before the second began.
 
     `cut`: the number of steps of the first before the second starts; None: when the first has ended. With
-    `failing_sync` every append of a coordinator waits for its sync, and that one fails.
+    `failing_sync`, every append of a coordinator waits for its sync, and the sync of that number fails.
     """
     client = Client(syncs=failing_sync > 0)
     asked = {first: Asked(client, first)}
@@ -372,7 +372,7 @@ def outcome(first: Action, second: Action, cut: int | None, failing_sync: int = 
 
 
 def comparable(node: BrokerState, state: dict[str, dict[Any, Any]]) -> dict[str, Any]:
-    """Return the state without offsets of the log, which depend on the order."""
+    """Return the state without offsets of the log, which depend on the order of the requests."""
     topics = {topic.name: len(topic.partitions) for topic in node.topics.all() if not topic.is_internal}
     offsets = {
         kind: {key: value._replace(record_offset=0) for key, value in state[kind].items()}
@@ -388,10 +388,10 @@ def serial(first: Action, second: Action) -> Outcome:
 
 
 def is_one_after_the_other(found: Outcome, orders: list[Outcome], *, by_offset: bool) -> bool:
-    """Return True if the state is that of one order.
+    """Return True if running the requests in one of the two orders explains the outcome.
 
-    No row has an error or a committed offset that it has in neither order.
-    `by_offset`: each offset by itself may be as in one of the orders.
+    Each row's error and committed offset must occur in one of the orders, and the state must equal that of
+    one order. `by_offset`: each offset may come from a different order.
     """
     for name, codes in found.codes.items():
         if not codes <= orders[0].codes[name] | orders[1].codes[name]:
@@ -411,10 +411,10 @@ def is_one_after_the_other(found: Outcome, orders: list[Outcome], *, by_offset: 
 
 
 def pairs(first: Action) -> Iterator[Action]:
-    """Yield the actions that meet `first`.
+    """Yield the actions to combine with `first`.
 
-    A producer ends a transaction by one version of EndTxn. Expiry leaves a group whose offsets are being
-    deleted for its next round.
+    Two pairs are left out. A producer ends a transaction by only one version of EndTxn. Expiry postpones a
+    group whose offsets are being deleted to its next round.
     """
     for second in ACTIONS:
         pair = {first, second}
@@ -449,7 +449,7 @@ def test_no_request_is_acknowledged_whose_sync_failed(action: Action) -> None:
     client = Client(syncs=True)
     client.is_failing = lambda: True
     request = Asked(client, action)
-    for _ in range(1_000):  # the client would retry forever
+    for _ in range(1_000):  # bounded, because a client would retry forever
         if not client.step():
             break
     assert request.codes and 0 not in request.codes
@@ -467,7 +467,7 @@ def test_the_next_start_finishes_what_a_kill_between_two_steps_left(action: Acti
         client.node.log_manager.release()
         node = open_node(client.node.log_manager.disk, 1000)
         after = live_state(node)
-        if action is not delete_topic:  # the start deletes the rest of its offsets
+        if action is not delete_topic:  # the start deletes the topic's remaining offsets
             assert differences(after_resume(before, after), after) == []
         assert differences(after, replayed_state(node, NOW_MS)) == []
         entry = node.transactions.get("x")

@@ -35,7 +35,7 @@ def test_asked_again_it_says_the_same(client: RawClient, version: int) -> None:
     first, again = client.ask(request, version), client.ask(request, version)
     assert first == again
     assert sorted(p.partition_index for p in again.topics[0].partitions) == list(range(COUNT))
-    # Another version and another question have answers of their own.
+    # Another version and another list of topics have cached responses of their own.
     assert _counts(client, 4, None) == {"big": COUNT}
 
 

@@ -1,4 +1,4 @@
-"""A power loss with the default flush loses the newest records: the start writes the missing markers."""
+"""The start writes the markers of decided transactions that a power loss took."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_start_writes_the_marker_that_a_power_loss_took(
 def test_a_start_writes_the_marker_of_the_last_epoch_of_a_producer_id(
     tmp_path: Path, is_commit: bool
 ) -> None:
-    """The next transaction has another producer id, so nothing would end this one, and readers waited."""
+    """Regression: readers waited, because a transaction of another producer id does not end this one."""
     producer = Producer(tmp_path / "data", EXHAUSTED_EPOCH)
     producer.send(T0, "a")
     size = producer.size(T0)
@@ -204,7 +204,7 @@ def test_a_start_writes_the_marker_of_the_last_epoch_of_a_producer_id(
 def test_what_a_producer_id_left_open_is_ended_when_another_one_takes_over(
     tmp_path: Path, way: str, when: str
 ) -> None:
-    """No transaction of the older id begins any more, so nothing would end it, and readers waited."""
+    """Regression: readers waited, because the older id never begins another transaction."""
     producer = Producer(tmp_path / "data", EXHAUSTED_EPOCH)
     sizes = {"state": producer.size(STATE)}
     producer.send(T0, "a", is_classic=way == "classic")
@@ -253,7 +253,7 @@ def test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_marker
 
 @pytest.mark.behaviour("T6")
 def test_a_clock_that_jumps_forward_makes_no_decision_old(producer: Producer) -> None:
-    """Regression: compaction removed the decision, and a power loss took the marker: "a" was aborted."""
+    """Regression: compaction removed the decision, a power loss took the marker, and "a" was aborted."""
     producer.send(T0, "a")
     size = producer.size(T0)
     producer.end(True)
@@ -312,7 +312,7 @@ def test_what_nobody_decided_is_aborted_before_the_producer_begins_there_again(p
 
 @pytest.mark.behaviour("T6")
 def test_a_decision_that_a_start_follows_does_not_end_an_older_transaction(producer: Producer) -> None:
-    """The older decision is gone: `__transaction_state` was compacted."""
+    """Compaction of `__transaction_state` has removed the older decision."""
     producer.send(T0, "aborted")
     size = producer.size(T0)
     producer.end(False)
@@ -366,7 +366,7 @@ def test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_it
 def test_an_epoch_that_only_a_partition_remembers_is_not_given_again(
     producer: Producer, is_ended: bool, is_classic: bool, has_clean_stop: bool
 ) -> None:
-    """The new instance's record counted as a duplicate: it was acknowledged but not stored."""
+    """Regression: the new instance's record counted as a duplicate, so it was acknowledged but not stored."""
     producer.send(T0, "first", is_classic=is_classic)
     producer.end(True, is_classic=is_classic)
     state_size = producer.size(STATE)
@@ -387,7 +387,10 @@ def test_an_epoch_that_only_a_partition_remembers_is_not_given_again(
 def test_an_epoch_of_the_next_producer_id_that_only_a_partition_remembers_is_not_given_again(
     tmp_path: Path,
 ) -> None:
-    """The record that the last epoch's end is complete is lost: the log names the next id only as such."""
+    """The power loss takes the record that completes the last epoch.
+
+    The log then mentions the next producer id only as the one that will follow.
+    """
     producer = Producer(tmp_path / "data", EXHAUSTED_EPOCH)
     producer.send(T0, "first")
     producer.end(True)
@@ -407,7 +410,7 @@ def test_an_epoch_of_the_next_producer_id_that_only_a_partition_remembers_is_not
 @pytest.mark.behaviour("T6")
 @pytest.mark.parametrize("way", ["records", "offsets", "nothing"])
 def test_an_aborted_record_is_not_committed_by_a_newer_classic_instance(producer: Producer, way: str) -> None:
-    """For clients without an epoch per transaction, such as librdkafka: each instance has its own epoch."""
+    """Clients without an epoch per transaction, such as librdkafka, have one epoch for each instance."""
     tp = OFFSETS if way == "offsets" else T0
     if way == "offsets":
         producer.send_offset(5)

@@ -298,7 +298,7 @@ def test_every_verdict_is_an_event() -> None:
 
 
 def test_metrics_are_served_on_localhost_where_ipv6_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """/etc/hosts names ::1 for localhost also in containers whose IPv6 is off."""
+    """/etc/hosts maps localhost to ::1 even in containers without IPv6."""
     real, found = socket.socket.bind, AsyncMock()
 
     def bind(this: socket.socket, address: tuple[object, ...]) -> None:

@@ -1,7 +1,8 @@
 """Two features on one topic, interleaved, with a restart between: readers see what the records say.
 
-Each of the seven features that take records away, hide them or hand a directory over meets each other one.
-Every limit is small, and deferred work waits until a drawn moment, so that it meets what came after it.
+Seven features remove records, hide them, or make a start take a directory over. Each is combined with
+each other one. Every limit is small, and deferred work waits until a random moment, so that later operations
+overtake it.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Topic:
     # Records
 
     def produce(self, name: str | None = None) -> None:
-        """Append a few records; `name`: in the open transaction of that transactional id."""
+        """Append a few records. `name`: the transactional id in whose open transaction they are."""
         if not self.exists:
             self.create()
         for _ in range(self.draw.randrange(1, 4)):
@@ -187,7 +188,7 @@ class Topic:
         who, is_commit = self.pending.pop(name), self.draw.random() < 0.5
         self.node.transactions.end(name, who, is_commit, 2, self.now_ms)
         if self.exists and self.partition.log_end_offset > self.model.end:
-            # With an epoch for each transaction the marker carries the next one.
+            # With an epoch per transaction, the marker carries the epoch of the next one.
             epoch = who.producer_epoch + 1
             marker = Written(
                 self.model.end, ((None, None),), self.now_ms, self.now_ms, who.producer_id, epoch
@@ -274,7 +275,7 @@ def replace_outcome(marker: Written, is_commit: bool) -> Written:
 
 
 def plan(draw: Random, pair: tuple[str, str]) -> Iterator[str]:
-    """Yield the actions in a drawn order: both features often, records before each, restarts between."""
+    """Yield the actions of a run: both features in random order, with records and restarts between."""
     steps = [*pair] * 4
     draw.shuffle(steps)
     for number, feature in enumerate(steps):

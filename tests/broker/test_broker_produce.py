@@ -117,7 +117,7 @@ def test_acks_must_be_known(client: RawClient, topic: str) -> None:
 
 def test_acks_0_has_no_response(client: RawClient, topic: str) -> None:
     client.send(produce_request(topic, batch(b"silent"), acks=0), 9)
-    # The next answer on the connection is that of the next request.
+    # A Produce with acks=0 has no response, so the next one on the connection belongs to the next request.
     assert client.offset(topic) == 1
     assert client.values(topic) == [b"silent"]
 

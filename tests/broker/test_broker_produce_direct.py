@@ -1,4 +1,4 @@
-"""The fast path of plain Produce requests gives the same bytes as `produce`, or leaves a request to it."""
+"""The fast path of plain Produce requests gives the same bytes as `produce`, or leaves them to it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def node(tmp_path: Path) -> Iterator[BrokerState]:
 
 @pytest.fixture
 def twin(tmp_path: Path) -> Iterator[BrokerState]:
-    """A second broker, which gets the same requests through `produce`."""
+    """Open a second broker, which gets the same requests through `produce`."""
     yield from new_node(tmp_path / "twin")
 
 
 class StoppedClock(Clock):
-    """Return an id source that gives two nodes the same producer ids."""
+    """A clock that stands still, so that two nodes assign the same producer ids."""
 
     def now_ms(self) -> int:
         return NOW_MS
@@ -147,7 +147,7 @@ def test_several_topics_and_partitions_in_one_request(
 
 
 def several(batches: list[tuple[str, int, bytearray]], version: int) -> memoryview:
-    """One request with these batches, those of a topic that follow each other together."""
+    """Return one request with these batches. Adjacent batches of one topic share a topic entry."""
     request = produce_request(*batches[0][::2], batches[0][1])
     for topic, index, records in batches[1:]:
         (data,) = produce_request(topic, bytearray(records), index).topic_data
@@ -159,7 +159,7 @@ def several(batches: list[tuple[str, int, bytearray]], version: int) -> memoryvi
 
 
 def begun(node: BrokerState) -> ProducerIdAndEpoch:
-    """A producer that has stored the first batch of its transaction in partition 0."""
+    """Begin a transaction, store its first batch in partition 0, and return the producer."""
     done = node.transactions.init("id", None, 60_000, NOW_MS)
     who = ProducerIdAndEpoch(done.entry.producer_id, done.entry.producer_epoch)
     node.transactions.add_partitions("id", who, [TopicPartition("t", 0)], NOW_MS)
@@ -168,7 +168,7 @@ def begun(node: BrokerState) -> ProducerIdAndEpoch:
 
 
 def transacted(who: ProducerIdAndEpoch, sequence: int, version: int = 12, **more: Any) -> memoryview:
-    """A request with a batch of a transaction; `more` for the batch."""
+    """Return a request with one transactional batch. `more`: options of the batch."""
     pid, epoch = more.pop("pid", who.producer_id), more.pop("epoch", who.producer_epoch)
     partition = more.pop("partition", 0)
     records = numbered(sequence, pid, epoch=epoch, is_transactional=True, **more)

@@ -1,4 +1,4 @@
-"""Produce requests of many batches that must be opened: carried out in steps, to their end."""
+"""Produce requests with many batches that the broker must decompress are carried out in steps."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_batches_for_a_topic_that_is_made_again_between_the_steps_are_refused() 
 
 
 def test_batches_of_a_transaction_that_ends_between_the_steps_are_refused() -> None:
-    """Behind the marker they would start a transaction that nothing ends."""
+    """If they were stored behind the marker, they would start a transaction that nothing ends."""
     node = driven(COMPACTED)
     topic = node.topics.get("t")
     assert topic is not None
@@ -149,7 +149,7 @@ def test_batches_of_a_transaction_that_ends_between_the_steps_are_refused() -> N
 def test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_no_more_batches(
     is_commit: bool,
 ) -> None:
-    """Produce 12 adds its partitions itself; EndTxn before version 5 does not raise the epoch."""
+    """Produce 12 adds partitions implicitly, and EndTxn before version 5 does not raise the epoch."""
     node = driven(COMPACTED)
     transactions, topic = node.transactions, node.topics.get("t")
     assert topic is not None
@@ -167,7 +167,7 @@ def test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_n
 
 @pytest.mark.parametrize("acks", [0, 1])
 def test_a_stop_between_the_steps_writes_to_no_closed_log(acks: int) -> None:
-    """The log reported a failing disk: a step of a cancelled request wrote to closed files."""
+    """Regression: a cancelled request wrote to closed files, so the log reported a failing disk."""
     node = driven(COMPACTED)
     deferred = handle(node, request(*((i, records()) for i in range(MANY)), acks=acks), 9)
     assert node.log_manager.background.step() is None

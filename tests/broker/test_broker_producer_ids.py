@@ -47,7 +47,7 @@ def test_ids_of_this_century_are_exact_as_doubles() -> None:
 
 
 def test_two_starts_a_millisecond_apart_share_no_id() -> None:
-    """Two copies of one directory: as many ids as a millisecond holds."""
+    """Two copies of a directory start 1 ms apart. Each assigns as many ids as fit into a millisecond."""
     ids = []
     for now_ms in (NOW_MS, NOW_MS + 1):
         taker = ProducerIds(MemoryDisk(), now_ms)
@@ -68,7 +68,7 @@ def test_a_lost_file_of_producer_ids_gives_no_id_twice(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("I27")
 def test_a_restored_backup_gives_no_id_of_producers_that_came_after_it(tmp_path: Path) -> None:
-    """No new producer gets the id of a live one: its records would count as duplicates."""
+    """If a new producer got the id of a live one, its records would count as duplicates."""
     data, backup = tmp_path / "data", tmp_path / "backup"
     with Broker(data) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
@@ -95,7 +95,7 @@ def test_an_id_near_the_end_does_not_use_up_all_others(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("I27")
 def test_ids_of_the_transaction_log_are_not_given_again(tmp_path: Path) -> None:
-    """Even if the clock is useless: it showed the epoch."""
+    """The clock is of no help here: it showed 1970."""
     with Broker(tmp_path) as broker:
         with producer_of(broker.bootstrap_servers, transactional_id="x") as producer:
             producer.init_transactions()

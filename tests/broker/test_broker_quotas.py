@@ -26,7 +26,7 @@ from oncelog.wire.frames import encode_request
 ANONYMOUS = QuotaEntity(user="ANONYMOUS")
 RAW = QuotaEntity(client_id="raw")
 WINDOW = {"quota.window.num": 1}
-"""A burst of one second's worth."""
+"""The broker allows a burst of one second."""
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def raw(limited: Broker) -> Iterator[RawClient]:
 
 
 def produce(client: RawClient, topic: str, size_bytes: int, *, version: int = 9, acks: int = 1) -> int:
-    """The throttle time."""
+    """Produce a batch, and return the throttle time."""
     P = m.ProduceRequest
     data = P.PartitionProduceData(index=0, records=batch(b"v" * size_bytes))
     asked = P(acks=acks, timeout_ms=5000, topic_data=[P.TopicProduceData(name=topic, partition_data=[data])])
@@ -114,7 +114,7 @@ def test_acks_0_is_not_heard_either(admin: Admin, raw: RawClient) -> None:
 def test_what_a_client_over_its_quota_sent_before_its_end_is_carried_out(
     limited: Broker, admin: Admin, raw: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A producer with acks=0 closes when the system has accepted its last request; a round has 64 of them."""
+    """A producer with acks=0 may disconnect early, and the broker handles only 64 requests in a round."""
     stop_clock(limited)
     raw.create_topic("t")
     request = encode_request(produce_request("t", batch(b"v"), acks=0), 9, 1, "raw")

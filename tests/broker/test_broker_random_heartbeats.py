@@ -29,7 +29,7 @@ SUBSCRIPTIONS: tuple[dict[str, Any], ...] = (
     {"subscribed_topic_names": ["t1"], "subscribed_topic_regex": "[tu]."},
 )
 ROUNDS = 40
-"""Heartbeats of each member within which a group with nothing new must have settled."""
+"""After this many heartbeats of each member, a group must be stable if nothing changes any more."""
 
 
 class Member:

@@ -77,14 +77,14 @@ PLACES = (
     "-delete",
     "__transaction_state-0/00000000000000000000.log",
 )
-"""Ends of the paths at which a call fails; the empty one is the end of each path."""
+"""A call fails if its path ends with one of these. The empty one matches every path."""
 EXPECTED = (OSError, BrokerError, StorageError)
 """Errors with which periodic work ends on a disk that fails."""
 
 
 QUICK_SEEDS = range(20)
 MAX_SEEDS = 500
-"""Seeds among which R478 must show when its fix is taken out."""
+"""Seeds among which one must fail when the fix of R478 is reverted."""
 
 
 class Run:
@@ -123,7 +123,7 @@ class Run:
         )
         self.disk = MemoryDisk()
         self.past: list[Any] = []
-        """Nodes and disks of dead processes, kept: the generators of a node that is freed are closed."""
+        """Nodes and disks of dead processes. Freeing a node would run the clean-up code of its generators."""
         self.identities = dict.fromkeys(IDS, ProducerIdAndEpoch(-1, -1))
         self.handed: dict[ProducerIdAndEpoch, object] = {}
         """Every producer id and epoch that was given out, and the request that got it."""
@@ -574,11 +574,11 @@ def test_random_requests_leave_a_sound_state_in_thousands_of_runs() -> None:
     run_all(range(200, 20_000))
 
 
-# A fault that is put back
+# A bug that is put back
 
 
 def wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take R478's fix out: records that are not durable yet admit older requests."""
+    """Revert the fix of R478, so that records that are not durable yet admit older requests."""
     monkeypatch.setattr(TransactionCoordinator, "last_append", lambda self, transactional_id: [])
 
 

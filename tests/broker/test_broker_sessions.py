@@ -34,7 +34,7 @@ def test_a_fetch_session_is_unknown_to_anybody_but_its_owner() -> None:
     alices = sessions.open(_request(0, 0, 2), 12, 0, "User:alice").session_id
     with pytest.raises(FetchSessionIdNotFound):
         sessions.open(_request(alices, 1), 12, 0, "User:mallory")
-    sessions.open(_request(alices, -1), 12, 0, "User:mallory")  # does not end it either
+    sessions.open(_request(alices, -1), 12, 0, "User:mallory")  # another user cannot end the session either
     sessions.open(_request(alices, 0, 1), 12, 0, "User:mallory")
     context = sessions.open(_request(alices, 1), 12, 0, "User:alice")
     assert len(context.targets) == 2

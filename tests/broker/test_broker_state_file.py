@@ -40,7 +40,7 @@ def test_no_flipped_bit_changes_what_a_file_says(name: str) -> None:
 
 
 def test_a_file_without_a_checksum_is_read_and_gets_one() -> None:
-    """Versions before 0.5.1 wrote none, and a manual edit has to remove it."""
+    """Versions before 0.5.1 wrote no checksum, and a user who edits the file has to remove it."""
     disk, name = used_disk(), "oncelog-topics.json"
     content = json.loads(disk.read(name))
     del content["crc32c"]
@@ -70,7 +70,7 @@ def test_a_setting_that_is_unknown_names_the_file() -> None:
 
 
 def test_what_is_said_of_an_unreadable_file_does_not_repeat_it() -> None:
-    """The error for a byte that is not UTF-8 contained the whole file."""
+    """Regression: the error for a byte that is not UTF-8 contained the whole file."""
     disk, name = used_disk(), "oncelog-topics.json"
     disk.replace(name, bytes([0xFF]) + bytes(50_000))
     with pytest.raises(StorageError, match=f"{name} is unreadable") as refused:

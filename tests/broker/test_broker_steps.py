@@ -250,7 +250,7 @@ def test_what_is_done_in_later_steps_is_charged() -> None:
 
         answer.measure = measure
         steps, _ = finish(node, answer)
-        assert len(charged) == steps - 1  # the first continues from what `handle` did
+        assert len(charged) == steps - 1  # the first step continues work that `handle` began
 
 
 def create(name: str, partition_count: int) -> CreateTopicsRequest:
@@ -308,7 +308,7 @@ def test_many_new_topics_are_checked_in_steps(validate_only: bool) -> None:
     node, count = driven(MemoryDisk()), 5 * PARTITIONS_PER_STEP
     answer = handle(node, create_many(count, validate_only=validate_only))
     assert isinstance(answer, PendingResponse)
-    other = handle(node, create("new-0", 2))  # is there before the file names the first one's topics
+    other = handle(node, create("new-0", 2))  # created before the first request writes the file
     assert other.topics[0].error_code == 0
     steps, response = finish(node, answer, may_block=True)
     assert steps >= (5 if validate_only else 10)
@@ -399,7 +399,7 @@ def test_a_topic_that_is_half_made_when_the_broker_stops_is_whole_at_the_next_st
     disk, count = MemoryDisk(), 5 * PARTITIONS_PER_STEP
     node = driven(disk)
     handle(node, create("many", count))
-    node.topics.create("other", 1, {}, NOW_MS)  # writes the file in between
+    node.topics.create("other", 1, {}, NOW_MS)  # writes the file while the first request is under way
     named = {topic["name"]: topic["partitions"] for topic in json.loads(disk.read(FILE_NAME))["topics"]}
     assert named == {"many": count, "other": 1}
     node.close(NOW_MS)
@@ -430,7 +430,7 @@ def test_a_group_of_many_offsets_is_deleted_in_steps_in_which_nobody_may_use_it(
 
 
 def test_a_group_that_time_ends_while_it_is_deleted_in_steps_is_deleted() -> None:
-    """Its only member id was given out but never used."""
+    """The group's only member id was assigned but never used, and it expires during the deletion."""
     node = with_topic(driven(MemoryDisk()))
     commit(node, "g", range(MANY_OFFSETS))
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range")
@@ -591,7 +591,7 @@ def test_large_answers_to_small_requests_are_made_a_few_at_a_time() -> None:
         if len(background) > MAX_LARGE:
             background.step()
     assert len(background) == MAX_LARGE
-    last.cancel()  # one that waits
+    last.cancel()  # cancels a request that still waits
     background.finish()
     assert len(responses) == len(answers)
     assert len({len(response.groups) for response in responses}) == 1
@@ -704,7 +704,7 @@ def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
     while node.log_manager.background:
         marked.append(sum(node.topics.partition(tp)[1].log_end_offset for tp in partitions))
         assert state_of(node, "x") is TransactionState.PREPARE_COMMIT
-        node.transactions.retry_markers(NOW_MS)  # a round that comes meanwhile must write none of them again
+        node.transactions.retry_markers(NOW_MS)  # a retry during the steps must not write markers twice
         node.log_manager.background.step()
     per_step = STEP_ELEMENTS // MARKER_COST
     assert marked == [per_step, 2 * per_step]
@@ -713,7 +713,7 @@ def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
 
 
 def test_the_markers_of_many_transactions_are_written_a_few_at_once() -> None:
-    """One sync makes many decisions durable."""
+    """A single sync can make the decisions of many transactions durable."""
     node, partition_count = open_node(MemoryDisk()), MAX_MARKERS_AT_ONCE // 2
     topic = node.topics.create("t", partition_count, {}, NOW_MS)
     partitions = [TopicPartition("t", index) for index in range(partition_count)]
@@ -745,7 +745,7 @@ def test_markers_that_a_full_disk_refuses_are_tried_in_steps() -> None:
     disk.capacity_bytes = disk.used_bytes()
     node.log_manager.background.finish()
     node.transactions.retry_markers(NOW_MS)
-    assert node.log_manager.background  # the first step tried some of them
+    assert node.log_manager.background  # some markers were tried in the first step
     node.log_manager.background.finish()
     assert state_of(node, "x") is TransactionState.PREPARE_COMMIT
     disk.capacity_bytes = None

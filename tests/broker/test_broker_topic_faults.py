@@ -172,7 +172,7 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
         disk = manager.disk
         disk.arm(*step)
         is_done = attempt(manager, scenario)
-        # Recreating it deletes it first: a failure leaves less than the success before.
+        # A recreation begins with a deletion, so a failed one may undo an earlier success.
         was_done = is_done or (was_done and request not in (remake, grow_and_remake))
         met.append(disk.is_met)
         manager.disk.fail_in = None
@@ -183,7 +183,7 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
         return False
     if not manager.is_down and manager.topics.get(NAME) is not None:
         manager.fill(NAME)  # records that are acknowledged from now on must not be lost
-        # After a start, a refused growth may have happened, as any request without a response.
+        # A growth that failed may still take effect at a start, like any request without a response.
         counts = manager.shape(NAME)
         allowed = [counts, [1, 1, 0, 0] if counts == FULL else [1, 1, 1, 0]]
     if not manager.is_down and not is_killed:
@@ -199,7 +199,7 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
 
 
 def use_again(manager: TopicManager) -> None:
-    """The name can be used for another topic, with its own directories, which survives a kill."""
+    """Check that the name can be used for another topic, which survives a kill."""
     manager.delete()
     manager.create(NAME, 5)
     assert manager.shape(NAME) == [0] * 5
@@ -253,7 +253,7 @@ def test_a_topic_survives_two_faults_in_a_row(scenario: str, seed: int) -> None:
 
 
 def test_a_deletion_that_the_disk_stops_goes_on_without_a_start() -> None:
-    """Descriptors were used up while a topic was deleted: its name stayed taken until a restart."""
+    """Regression: a deletion ran out of descriptors, and the name stayed taken until a restart."""
     manager = prepared("delete")
     manager.disk.disk.errors["rename", f"{NAME}-1"] = EMFILE
     manager.delete()
@@ -267,7 +267,7 @@ def test_a_deletion_that_the_disk_stops_goes_on_without_a_start() -> None:
 
 
 def test_a_deletion_whose_list_is_not_synced_takes_no_record_afterwards() -> None:
-    """A kill finds the topic deleted: what it acknowledged after the failed request would be lost."""
+    """After a kill the topic is deleted, so a record acknowledged after the request would be lost."""
     manager = prepared("delete")
     fails_to_sync(manager, lambda: manager.delete())
     assert manager.topics.get(NAME) is None
@@ -286,12 +286,12 @@ def fails_to_sync(manager: TopicManager, request: Callable[[], None]) -> None:
         except StorageError:
             assert manager.disk.is_met
             return
-        step += 1  # what met the fault was no write of the list
+        step += 1  # the fault hit another call than the write of the list
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_what_another_topic_left_stops_no_start(is_killed: bool) -> None:
-    """A growth failed and its directory stayed; the topic was deleted, and made again with more."""
+    """A failed growth left a directory. The topic was deleted, and recreated with more partitions."""
     manager = prepared("delete")
     manager.disk.mkdir(f"{NAME}-2")
     write_partition_metadata(manager.disk, f"{NAME}-2", bytes(15) + b"\1")
@@ -319,7 +319,7 @@ def test_a_start_on_a_full_disk_ends_deletions() -> None:
 
 
 def test_a_new_topic_inherits_no_checkpoint_that_could_not_be_written() -> None:
-    """The deleted topic's log start would delete the new one's records after a kill."""
+    """After a kill, the log start of the deleted topic would delete records of the new one."""
     manager = prepared("delete")
     partition = manager.found(NAME).partitions[0]
     partition.delete_records(1, NOW_MS)

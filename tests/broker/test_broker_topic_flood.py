@@ -1,4 +1,4 @@
-"""Many topics by one request: durable in one step, bounded in number, each checked beside all others once."""
+"""One request that creates many topics is durable in one step, and the number of topics is bounded."""
 
 from __future__ import annotations
 

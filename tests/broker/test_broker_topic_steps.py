@@ -314,7 +314,7 @@ def test_one_of_two_deletions_that_are_checked_together_is_told_of_no_topic(is_b
 
 
 def test_a_topic_that_is_made_while_files_of_another_are_removed_is_unknown_for_the_moment() -> None:
-    """Metadata that creates two topics, of which one has files of a deleted one: no error of the other."""
+    """A Metadata request creates two topics. Files of a deleted topic delay one; the other gets no error."""
     broker = with_topic()
     broker.disk.errors["rename", "t-2"] = 24
     broker.delete("t")

@@ -337,8 +337,10 @@ def test_a_partition_that_a_start_made_survives_a_power_loss() -> None:
 def test_a_deleted_partition_is_freed_without_the_garbage_collector(
     broker: Broker, client: RawClient
 ) -> None:
-    """GcTuner freezes what is alive in a long collection. Of partitions that existed then, the log with its
-    indexes and producers stayed in memory for good after their deletion.
+    """Regression: deleted partitions stayed in memory, with their indexes and producers.
+
+    GcTuner freezes the objects that survive a long collection, and the collector never frees them. So a
+    partition must not be part of a reference cycle.
     """
 
     def log_count() -> int:

@@ -271,7 +271,8 @@ def test_nothing_is_stored_before_it_is_durable_where_it_belongs(tmp_path: Path)
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
     flush_all(node)
     who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
-    first, second = produce(node, who, b"value"), produce(node, who, b"value")  # on two connections
+    # The producer sends the batch on two connections.
+    first, second = produce(node, who, b"value"), produce(node, who, b"value")
     answers = []
     for waiting in (first, second):
         assert isinstance(waiting, PendingResponse)
@@ -289,7 +290,7 @@ def test_nothing_is_stored_before_it_is_durable_where_it_belongs(tmp_path: Path)
 def test_a_partition_that_joined_a_transaction_takes_nothing_before_that_is_durable(
     tmp_path: Path,
 ) -> None:
-    """AddPartitionsToTxn got NOT_COORDINATOR, because its sync failed, or no response yet."""
+    """The response to AddPartitionsToTxn is pending, or is NOT_COORDINATOR because the sync failed."""
     place = Place(tmp_path / "data", log_flush_interval_messages=1, oncelog_transaction_version=0)
     node = place.node
     node.topics.create("t", 1, {}, NOW_MS)
@@ -329,7 +330,7 @@ def test_a_failing_flush_of_the_coordinator_stores_nothing(tmp_path: Path) -> No
 
 
 def test_a_decision_that_cannot_be_made_durable_is_followed_later(tmp_path: Path) -> None:
-    """Its client gets a retriable error, no marker is written, and the id does not stay blocked."""
+    """The client gets a retriable error, no marker is written, and the id does not stay blocked."""
     place = Place(tmp_path / "data", log_flush_interval_messages=1)
     node = place.node
     who = place.begin()
@@ -381,7 +382,7 @@ def test_only_a_marker_whose_fate_is_unknown_is_written_again(tmp_path: Path) ->
 
 
 def test_a_decision_that_a_start_finds_is_made_durable_before_it_is_followed(tmp_path: Path) -> None:
-    """Seed 6982: its flush failed, the broker was killed and the next one's markers outlived it."""
+    """Regression (seed 6982): a power loss took the decision, but not the markers of the next process."""
     place = Place(tmp_path / "data", log_flush_interval_messages=1)
     who = place.begin()
     flush_all(place.node)
@@ -432,7 +433,10 @@ def flush_all(node: BrokerState) -> None:
     ("key", "expected"), [("my-tx", 11), ("test", 48), ("", 0), ("polygenelubricants", 0), ("größe", 7)]
 )
 def test_where_an_id_is_kept(key: str, expected: int) -> None:
-    """By Java's String.hashCode; the absolute value of the smallest integer counts as 0."""
+    """The partition follows from Java's String.hashCode.
+
+    The smallest integer's absolute value counts as 0.
+    """
     assert partition_for(key, 50) == expected
 
 

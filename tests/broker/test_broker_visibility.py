@@ -121,7 +121,10 @@ def test_a_reader_sees_nothing_that_a_power_loss_could_take(isolation: int) -> N
 
 @pytest.mark.behaviour("I28")
 def test_a_group_does_not_pass_over_an_acknowledged_record_after_a_power_loss() -> None:
-    """Records that a group has read, and so can commit, are on the disk; later ones have higher offsets."""
+    """Records that a group has read, and so can commit, are on the disk.
+
+    Later records have higher offsets.
+    """
     place = _Place()
     place.produce(b"A")
     position = len(place.values())
@@ -250,7 +253,10 @@ def test_readers_see_up_to_the_last_sync_when_the_disk_fails(monkeypatch: pytest
 
 
 def test_a_sync_that_could_not_begin_is_asked_for_again() -> None:
-    """For example a flush without a file descriptor; nothing else may be written to the partition."""
+    """A flush without a free descriptor cannot begin, for example.
+
+    Nothing else is written to the partition.
+    """
     place = _Place()
     place.produce(b"A")
     for partition in place.node.flush_queue.take_due():

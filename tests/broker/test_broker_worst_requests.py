@@ -34,9 +34,9 @@ from oncelog.wire.primitives import UNBOUNDED
 SIZE = 20_000
 SCALE = 50
 ELEMENT_BYTES = 8_000
-"""Memory for an element, its share of the response, and the state that is kept of it."""
+"""Memory for an element, for its share of the response, and for the state that the broker keeps of it."""
 ONCE_BYTES = 4_000_000
-"""Memory that does not grow with the request: a broker's settings with their descriptions, say."""
+"""Memory that does not grow with the request, such as a broker's settings with their descriptions."""
 APIS = [api for api in API_BY_NAME.values() if api.key in OFFERED]
 
 
