@@ -30,7 +30,7 @@ pytest.register_assert_rewrite(
     *(f"support.{path.stem}" for path in (TESTS / "support").iterdir() if path.stem not in _PLUGINS)
 )
 
-# Properties are about results: a busy machine must not fail them.
+# A property is about results. A busy machine must not fail it.
 settings.register_profile("oncelog", deadline=None)
 settings.load_profile("oncelog")
 
@@ -38,16 +38,16 @@ QUICK_SCANS = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
     "log.cleaner.backoff.ms": 200,
 }
-"""So that a transaction past its timeout is aborted, and a topic compacted, while a test waits."""
+"""With these, a transaction past its timeout is aborted, and a topic compacted, while a test waits."""
 PROMPT = {
     "group.consumer.assignment.interval.ms": 0,
     "group.consumer.assignor.offload.enable": "false",
     "group.consumer.min.heartbeat.interval.ms": 300,
     "group.consumer.heartbeat.interval.ms": 300,
 }
-"""So that Apache Kafka assigns within the heartbeat that made it necessary, as ours, and says so soon."""
+"""With these, Apache Kafka assigns partitions in the heartbeat that needs it, as our broker does."""
 STEADY = {"broker.session.timeout.ms": 120_000}
-"""So that Apache Kafka's controller does not fence a broker that a busy machine lets stand still."""
+"""With this, Apache Kafka's controller does not fence a broker that a busy machine has stalled."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,10 +59,10 @@ TEMPORARY = pytest.StashKey[str]()
 
 
 def use_own_temporary_directory(config: pytest.Config) -> None:
-    """Put the temporary files of all processes into one directory, which goes with this run.
+    """Put the temporary files of all processes into one directory, which is deleted after the run.
 
-    A process that is killed leaves its files. pytest keeps its own directories where they were, with what a
-    failed test leaves. The processes of xdist use the directory of the first process.
+    A process that is killed leaves its files behind. pytest's own directories stay where they were, so that
+    the files of failed tests are kept. All processes of xdist use the directory of the first one.
     """
     if hasattr(config, "workerinput"):
         return
@@ -82,7 +82,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     use_own_temporary_directory(config)
     config.pluginmanager.register(tiers_plugin.Tiers())
-    from support.spark.worker_python import spark_python  # here, where its asserts have been registered
+    from support.spark.worker_python import spark_python  # imported here, so that its asserts are rewritten
 
     # Spark's planner and tasks run in Python workers, which must be this interpreter.
     os.environ["PYSPARK_PYTHON"] = spark_python()
@@ -99,10 +99,10 @@ LONG_ONES = ("spark", "sim", "pipeline", "dev", "cli", "kill", "interop", "bench
 
 
 class OneOfEach(LoadFileScheduling):
-    """Scheduling that gives a file to one process, all files with a Spark session to the same, and all files
-    that request the shared Apache Kafka to the same.
+    """A scheduler that gives each file to one process.
 
-    A second session or server costs more than it gives, and two at a time starve each other on few cores.
+    All files with a Spark session go to a single process, and so do all that request the shared Apache Kafka.
+    A second session or server costs more than it gives, and on few cores two at a time starve each other.
     """
 
     def _split_scope(self, nodeid: str) -> str:

@@ -97,12 +97,15 @@ def test_a_killed_node_is_started_again_and_ports_stay(directory: Path) -> None:
 def test_killed_nodes_are_all_launched_before_one_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three of four: one of them and the living one are no majority, without which no node serves."""
+    """Three of four nodes are killed.
+
+    One restarted node and the living one are no majority, so none gets ready.
+    """
     steps: list[str] = []
 
     class Node:
         def __init__(self, name: int, *_: object, **__: object) -> None:
-            self.pid = os.getpid()  # whose command line does not name the configuration
+            self.pid = os.getpid()  # this process's command line does not name the configuration file
 
         def launch(self) -> None:
             steps.append("launch")

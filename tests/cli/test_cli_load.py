@@ -68,7 +68,7 @@ def test_a_record_that_is_too_large_is_named(broker: Broker, topic: str, tmp_pat
     assert values(broker.bootstrap_servers, topic) == [b"a", b"b"]
     larger = "-X", "max.request.size=3000000"
     outcome = load(broker, topic, topic, path, "--batch-records", "2", *larger)
-    assert "MESSAGE_TOO_LARGE" in outcome.err  # from the broker, whose topic accepts a megabyte
+    assert "MESSAGE_TOO_LARGE" in outcome.err  # from the broker: the topic accepts one megabyte
 
 
 @pytest.mark.behaviour("P4")
@@ -103,7 +103,7 @@ def test_what_changed_is_refused(broker: Broker, topic: str, tmp_path: Path) -> 
     os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns + 1))
     other = load(broker, topic, "changed", file, "--key", "k")
     assert (other.code, "has changed" in other.err) == (1, True)
-    file.write_text(text)  # the old content, with a new time of change
+    file.write_text(text)  # the old content, with a new modification time
     assert "is complete" in load(broker, topic, "changed", file, "--key", "k").err
     keyless = load(broker, topic, "changed", file)
     assert (keyless.code, "begun as csv with key k; now it is csv" in keyless.err) == (1, True)
@@ -132,7 +132,7 @@ def test_one_file_by_two_paths_is_refused(broker: Broker, topic: str, tmp_path: 
 
 
 def write_at(path: Path, text: str | bytes) -> Path:
-    """Write a file with the same time of change as all others."""
+    """Write a file with the same modification time as all others."""
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     os.utime(path, ns=(10**18, 10**18))
     return path
@@ -142,7 +142,7 @@ def write_at(path: Path, text: str | bytes) -> Path:
 def test_a_file_that_comes_late_and_sorts_first_is_not_taken_for_the_one_that_was_read(
     broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """Sizes and times of change are equal, as in archives and fixed-width exports."""
+    """Sizes and modification times are equal, as in archives and fixed-width exports."""
     february = write_at(tmp_path / "2026-02.txt", "feb-1\nfeb-2\n")
     assert row(load(broker, topic, "late", february, "-o", "json"))["records"] == 2
     january = write_at(tmp_path / "2026-01.txt", "jan-1\njan-2\n")
@@ -193,7 +193,7 @@ def test_a_compressed_file_of_the_same_size_that_goes_on_is_another_one(
 
 @pytest.mark.behaviour("P4")
 def test_marks_of_earlier_versions_are_understood(broker: Broker, topic: str, tmp_path: Path) -> None:
-    """They have the path as the user wrote it. If it is relative, the content is compared."""
+    """Earlier versions stored the path as the user wrote it. For a relative path, the content is compared."""
     files = [write_at(tmp_path / f"{n}.txt", f"a{n}\nb{n}\n") for n in range(2)]
     servers, tp = broker.bootstrap_servers, checkpoint_partition("old")
     digest = hashlib.sha256(b"a0\nb0\n").hexdigest()
@@ -216,7 +216,8 @@ def test_the_part_that_was_read_is_checked(broker: Broker, topic: str, tmp_path:
     bad = load(broker, topic, "part", file, *options)
     assert (bad.code, "rows.jsonl, in the records from byte 890 on: " in bad.err) == (1, True)
     assert len(values(broker.bootstrap_servers, topic)) == 100
-    file.write_text(good.replace("55", "56") + '{"n":0}\n')  # repaired, but with another change as well
+    # The bad line is repaired, but another line has changed, too.
+    file.write_text(good.replace("55", "56") + '{"n":0}\n')
     refused = load(broker, topic, "part", file, *options)
     assert refused.code == 1
     assert "rows.jsonl changed since it was read" in refused.err
@@ -331,7 +332,7 @@ def test_a_commit_that_apache_kafka_takes_for_a_repeated_abort_tells_of_the_othe
 
 @pytest.mark.behaviour("P4")
 def test_another_open_transaction_hides_no_mark(broker: Broker, topic: str, tmp_path: Path) -> None:
-    """A load's checkpoints behind the open transaction of another one are waited for."""
+    """A load waits for its own checkpoints that lie behind another producer's open transaction."""
     servers = broker.bootstrap_servers
     file = write_csv(tmp_path / "a.csv", 0, ROWS)
     loaded = Load([file], topic, "hidden", Options(key="k"), max_records=100)

@@ -14,9 +14,9 @@ from oncelog.testing.proxy import Proxy
 
 _numbers = itertools.count()
 SOON = {"group.consumer.min.heartbeat.interval.ms": 300, "group.consumer.heartbeat.interval.ms": 300}
-"""So that members of the consumer protocol learn of changes soon, as those of Apache Kafka in these tests."""
+"""With these, members of the consumer protocol learn of changes as soon as on Apache Kafka in these tests."""
 FEW = {"offsets.topic.num.partitions": 4, "transaction.state.log.num.partitions": 4}
-"""Each partition is synced when the broker stops."""
+"""When a broker stops, it syncs each of these partitions."""
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def test_topics_settings_and_directories(admin: Admin) -> None:
     resource = ConfigResource("topic", "apache-a")
     assert admin.describe_configs([resource])[resource].entries["retention.ms"].source == "topic"
     admin.alter_configs({resource: {"retention.ms": None, "segment.bytes": 2_000_000}})
-    # The broker hears of it from the controller a moment later.
+    # The broker learns of the change from the controller a moment later.
     wait_until(lambda: admin.describe_configs([resource])[resource].entries["retention.ms"].is_default)
     entries = admin.describe_configs([resource])[resource].entries
     assert entries["segment.bytes"].value == "2000000"

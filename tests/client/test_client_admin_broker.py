@@ -156,11 +156,12 @@ def test_producers_are_known_until_their_topic_is_deleted_and_made_again(
     append(broker.bootstrap_servers, T0, *numbered)
     (producer,) = admin.describe_producers([T0])[T0].producers
     assert (producer.producer_id, producer.producer_epoch, producer.last_sequence) == (77, 0, 2)
-    assert append(broker.bootstrap_servers, T0, numbered[1]) == [2]  # still recognised
+    assert append(broker.bootstrap_servers, T0, numbered[1]) == [2]  # a retry, still recognised
     admin.delete_topics(["t"])
     admin.create_topics([NewTopic("t", 1)])
     assert admin.describe_producers([T0])[T0].producers == ()
-    assert append(broker.bootstrap_servers, T0, numbered[0]) == [0]  # stored: nothing is remembered
+    # Stored, because the batches of the deleted topic are forgotten.
+    assert append(broker.bootstrap_servers, T0, numbered[0]) == [0]
     assert admin.list_offsets({T0: "latest"})[T0].offset == 2
 
 
@@ -172,7 +173,7 @@ def test_a_broker_that_does_not_exist_raises_at_once(admin: Admin) -> None:
 
 
 def test_settings_of_a_broker_that_is_away_take_no_result_from_the_others(admin: Admin) -> None:
-    """The topic's setting was changed, but its result had the error of another broker."""
+    """Regression: the topic's setting was changed, but its result had the error of another broker."""
     admin.create_topics([NewTopic("t", 1)])
     away = ConfigResource("broker", "9")
     changed = admin.alter_configs(

@@ -227,7 +227,10 @@ def test_both_forms_find_the_first_unusual_row(values: list[Any], keys: list[Any
 
 
 def test_no_destructor_runs_within_an_append() -> None:
-    """A destructor could free the buffer. There is no old callback unless something else has put it there."""
+    """An append must not replace an existing callback, because its destructor could free the buffer.
+
+    Only other code can have put a callback there.
+    """
     player = Player("C")
     player.play("begin", 0)
     result, buffer = player.batches[0]

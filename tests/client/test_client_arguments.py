@@ -1,4 +1,4 @@
-"""Calls that take several items: a single one counts as one, what is neither is refused."""
+"""Calls that take several items also accept a single one, and refuse anything else."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NOT_ITEMS = {"alter_client_quotas"}
 
 
 def _calls_with_several(face: type) -> list[tuple[str, str]]:
-    """Each public method of a face with the name of a parameter that takes several items."""
+    """Return each public method of a client class, with each parameter that takes several items."""
     found = []
     for name, function in inspect.getmembers(face, inspect.isfunction):
         if name.startswith("_") or name in NOT_ITEMS:

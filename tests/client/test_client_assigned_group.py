@@ -286,7 +286,7 @@ def test_partitions_that_are_assigned_no_more_are_committed_before_a_subscriptio
 def test_a_successor_waits_for_offsets_of_an_open_transaction_whatever_it_reads(
     servers: str, group: str, topic: str, isolation: str, is_subscribed: bool
 ) -> None:
-    """Otherwise it processes again what the transaction then commits: each record is in the output twice."""
+    """Otherwise the successor processes again what the transaction commits, and the output has it twice."""
     tp = TopicPartition(topic, 0)
     with Producer({"bootstrap.servers": servers, "transactional.id": group}) as producer:
         producer.init_transactions()

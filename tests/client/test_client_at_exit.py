@@ -103,7 +103,7 @@ def test_a_broker_of_before_a_fork_has_a_directory_in_each_process() -> None:
     if child == 0:
         code = 1
         try:
-            os.read(read_end, 1)  # until the parent's broker runs
+            os.read(read_end, 1)  # waits until the parent's broker runs
             broker.start()
             name = str(broker.data_dir)
             broker.stop()

@@ -81,7 +81,7 @@ def test_an_interrupt_amid_a_callback_reaches_an_asyncio_program_once_all_was_to
 
 
 def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> None:
-    """A child process that was forked at that moment can wait for futures, too."""
+    """So a child process that is forked at that moment can wait for futures, too."""
     result, other = BatchResult(TopicPartition("t", 0)), BatchResult(TopicPartition("t", 0))
     other.complete(7, None, None)
     amid, go_on = threading.Event(), threading.Event()
@@ -113,7 +113,7 @@ def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> 
 
 @pytest.mark.parametrize("part_count", range(1, 6))
 def test_a_future_whose_state_is_half_made_loses_no_waiter(part_count: int) -> None:
-    """One thread is suspended after it has made some of the attributes, and another one waits (R330)."""
+    """One thread is suspended after it has made some of the future's attributes, and another waits (R330)."""
     first, last = BatchResult(TopicPartition("t", 0)), BatchResult(TopicPartition("t", 0))
     future, pending = RecordFuture(first, 0), RecordFuture(last, 0)
     amid, go_on = threading.Event(), threading.Event()
@@ -138,7 +138,7 @@ def test_a_future_whose_state_is_half_made_loses_no_waiter(part_count: int) -> N
     maker, waiter = threading.Thread(target=make), threading.Thread(target=wait)
     maker.start()
     assert amid.wait(WAIT_S)
-    first.complete(5, None, None)  # and its listeners were not called yet
+    first.complete(5, None, None)  # the listeners have not been called yet
     waiter.start()
     wait_until(lambda: pending.__dict__.get("_waiters"))
     last.complete(6, None, None)
@@ -150,7 +150,7 @@ def test_a_future_whose_state_is_half_made_loses_no_waiter(part_count: int) -> N
 
 
 def test_a_future_is_completed_even_when_the_thread_that_reached_for_it_was_interrupted() -> None:
-    """A signal handler raises after each step of making a future's attributes."""
+    """A signal handler raises while the thread makes the future's attributes."""
 
     class Interrupted(RecordFuture):
         def _make_state(self) -> None:
@@ -170,7 +170,7 @@ def test_a_future_is_completed_even_when_the_thread_that_reached_for_it_was_inte
 
 
 def test_whoever_listens_to_a_settled_outcome_calls_no_listener_of_others() -> None:
-    """An interrupt between removing another thread's listener and calling it left that thread waiting."""
+    """Regression: an interrupt after another thread's listener was removed left that thread waiting."""
     result = BatchResult(TopicPartition("t", 0))
     called: list[str] = []
     result.add_listener(lambda: called.append("another thread"))

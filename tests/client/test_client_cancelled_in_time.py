@@ -45,7 +45,7 @@ def test_a_send_that_is_cancelled_as_room_comes_takes_no_record() -> None:
 
 
 def test_a_member_that_leaves_as_it_hurries_sends_no_further_heartbeat() -> None:
-    """Otherwise a member that unsubscribes joins its group again, and keeps partitions that nobody reads."""
+    """Otherwise a member that unsubscribes would join again, and keep partitions that nobody reads."""
 
     async def work() -> None:
         coordinator = Coordinator()

@@ -555,7 +555,7 @@ def test_a_topic_may_be_waited_for_longer_than_the_short_patience(monkeypatch: p
 
 
 def test_requests_that_wait_for_reauthentication_survive_the_connection() -> None:
-    """A connection lost during re-authentication is reopened at once for the requests that wait."""
+    """A connection lost during re-authentication is reopened at once for the waiting requests."""
 
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         await cluster.start()

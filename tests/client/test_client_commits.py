@@ -114,7 +114,7 @@ def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_given_ba
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_lost(protocol: str) -> None:
-    """The same, after the member has joined again."""
+    """The member has joined again before the commit is repeated."""
 
     async def work() -> None:
         coordinator, member, commit = await commit_to_be_repeated(protocol, at(5))
@@ -133,7 +133,7 @@ def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_lost(pro
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("call", ["commit", "rebalance", "close", "unsubscribe in another task"])
 def test_what_is_waited_for_does_not_wait_behind_an_automatic_commit(protocol: str, call: str) -> None:
-    """The response to a commit by time is lost. Its time-out is 30 s, and a close has 5 s."""
+    """The response to an automatic commit is lost. Its time-out is 30 s, but a close has only 5 s."""
 
     async def work() -> None:
         coordinator = Commits()
@@ -166,7 +166,7 @@ def test_what_is_waited_for_does_not_wait_behind_an_automatic_commit(protocol: s
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("code", [0, CoordinatorLoadInProgress.code])
 def test_a_commit_that_is_cancelled_at_any_await_holds_no_other_up(protocol: str, code: int) -> None:
-    """It is not sent again behind a later one either."""
+    """A cancelled commit is not repeated after a later one either."""
 
     async def work() -> None:
         before = asyncio.all_tasks()

@@ -142,7 +142,7 @@ def test_a_response_to_no_request_is_a_peer_error() -> None:
 
 
 def test_responses_before_a_malformed_one_are_abandoned() -> None:
-    """Both came in one read. The future of the first must not wait without end."""
+    """Both responses arrive in one read. The future of the first one must not wait forever."""
     core = negotiated()
     tokens = [object(), object(), object()]
     for token in tokens:

@@ -152,7 +152,7 @@ def test_iteration_ends_after_its_timeout(broker: Broker) -> None:
 
 
 def test_iteration_without_a_timeout_ends_at_no_time(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ended after one hour without a record (R1111)."""
+    """Regression (R1111): iteration ended after one hour without a record."""
     monkeypatch.setattr(aio, "_LONG_WAIT_SECONDS", 0.01)
     with consumer_of(broker) as consumer:
         consumer.assign([T0])
@@ -409,7 +409,7 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
 
 
 def test_a_segment_that_ends_with_changed_offsets(changed: tuple[str, Broker]) -> None:
-    """Regression: a range was read without end, or ended there without an error."""
+    """Regression: the range was read endlessly, or ended at the change without an error."""
     change, broker = changed
     with consumer_of(broker) as consumer:
         pieces = islice(consumer.fetch_range(T0, 0, 200), 20)

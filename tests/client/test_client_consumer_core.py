@@ -161,7 +161,10 @@ def test_out_of_range_without_a_policy_is_an_error_that_names_the_place() -> Non
 
 @pytest.mark.parametrize("how", ["seek", "seek to the beginning", "give up"])
 def test_an_error_of_a_position_that_was_left_is_forgotten(how: str) -> None:
-    """Both partitions are out of range. The application seeks when it gets the first error."""
+    """Both partitions are out of range.
+
+    At the first error, the application leaves the other position, too.
+    """
     consumer = core(**{"auto.offset.reset": "none"})
     consumer.assign([T0, T1])
     consumer.seek(T0, 5)
@@ -229,7 +232,7 @@ def test_a_damaged_batch_is_an_error_and_is_fetched_again() -> None:
 
 
 def test_batches_in_wrong_order_are_fetched_once() -> None:
-    """A fetch behind the last one of them would bring both again, without end."""
+    """A fetch from behind the last of these batches would return both again, forever."""
     consumer, call = started()
     both = batch(2, b"c", b"d") + batch(0, b"a", b"b")
     consumer.on_response(call, answer((T0, both)), 1.0, 0)
@@ -239,8 +242,9 @@ def test_batches_in_wrong_order_are_fetched_once() -> None:
 
 @pytest.mark.parametrize("ends_at", [1, 2, 3, 4])
 def test_a_piece_beyond_its_high_watermark_is_given_once(ends_at: int) -> None:
-    """Finding R810: Apache Kafka reads the high watermark before the data. Later records were delivered
-    twice.
+    """Regression (R810): records above the reported high watermark were delivered twice.
+
+    Apache Kafka reads the high watermark before the data, so a response may have such records.
     """
     consumer, call = started()
     log = [batch(offset, b"%d" % offset) for offset in range(4)]

@@ -56,7 +56,7 @@ def commits(coordinator: Coordinator) -> list[OffsetCommitRequest]:
 def test_polls_cancelled_at_any_moment_tell_each_change_once(
     protocol: str, patience: list[int], slowness: int
 ) -> None:
-    """Revoked partitions are committed before the one notification, whenever polls are cancelled."""
+    """However polls are cancelled, revoked partitions are committed before their only notification."""
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -93,9 +93,9 @@ def test_polls_cancelled_at_any_moment_tell_each_change_once(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_silent_coordinator_holds_polls_no_longer_than_their_deadline(protocol: str) -> None:
-    """Polls do not wait for a commit by time.
+    """A poll does not wait for an automatic commit.
 
-    They wait in parts for the one before partitions are given back.
+    For the commit before a revocation, each poll waits until its own deadline.
     """
 
     async def work() -> None:
@@ -149,8 +149,9 @@ def test_what_a_commit_before_a_revocation_finds_lost_is_told_as_lost(protocol: 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_commit_that_is_late_does_not_go_over_the_next_owner(protocol: str) -> None:
-    """The coordinator was silent during a rebalance: the commit is dropped, not sent in the next
-    generation.
+    """The coordinator is silent during a rebalance, so the commit is dropped.
+
+    In the next generation, it would overwrite the commit of the next owner.
     """
 
     async def work() -> None:
@@ -296,7 +297,7 @@ def test_what_a_commit_of_an_earlier_generation_is_answered_costs_no_membership(
 
 @pytest.mark.parametrize("how", ["commit", "close"])
 def test_a_commit_beside_a_join_is_stored_in_the_generation_that_follows(how: str) -> None:
-    """The group was already in its next generation, which the member, still reading, did not know yet."""
+    """The group is already in its next generation, but the member, still reading, does not know that yet."""
 
     async def work() -> None:
         coordinator, is_heard = Coordinator(), asyncio.Event()
@@ -330,7 +331,7 @@ def test_a_commit_beside_a_join_is_stored_in_the_generation_that_follows(how: st
 
 
 def test_a_share_of_a_generation_that_is_over_is_not_taken() -> None:
-    """It is lost after the notification of the revoked partitions, before the rest is taken."""
+    """The generation is lost after partitions were revoked, and before the rest is adopted."""
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -354,7 +355,7 @@ def test_a_share_of_a_generation_that_is_over_is_not_taken() -> None:
 
 @pytest.mark.parametrize("is_changed", [True, False])
 def test_nothing_is_taken_that_a_heartbeat_under_way_leaves_out(is_changed: bool) -> None:
-    """The coordinator assigns unreported partitions to others, so the member waits for the response."""
+    """The coordinator assigns unreported partitions to others, so the member first waits for the response."""
 
     async def work() -> None:
         coordinator, answers = Coordinator(), asyncio.Event()
@@ -559,7 +560,7 @@ def test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated(t
 
 
 def test_a_heartbeat_that_is_answered_after_its_membership_is_no_news_of_the_next() -> None:
-    """Regression: the member adopted its epoch, got no assignment again, and waited for one without end."""
+    """Regression: the member adopted the epoch of the late response, and waited forever for an assignment."""
 
     async def work() -> None:
         coordinator, may_answer = Coordinator(), asyncio.Event()

@@ -26,7 +26,7 @@ def test_a_first_send_does_not_wait_for_a_send_to_a_missing_topic() -> None:
                 missing = asyncio.create_task(producer.send("missing", b"x"))
                 for topic in topics:
                     count = len(requests(proxy, "Metadata"))
-                    # Each starts while another one is running.
+                    # Start each send while a look-up of the missing topic is running.
                     await until(lambda count=count: len(requests(proxy, "Metadata")) > count)
                     await asyncio.wait_for(producer.send(topic, b"x"), 60)
                 assert not missing.done()
@@ -76,7 +76,7 @@ def test_a_first_send_that_is_cancelled_does_not_end_another_one() -> None:
             start, begun, may_go = driver.cluster.start, asyncio.Semaphore(0), asyncio.Event()
 
             async def slow_start() -> None:
-                """Both have found the topic by now."""
+                """Start when the test says so; by then, both sends have found the topic."""
                 begun.release()
                 await may_go.wait()
                 await start()

@@ -55,7 +55,7 @@ def member(servers: str, group: str, protocol: str = "classic", **settings: Any)
 def test_the_second_of_two_with_one_name_stays_and_the_first_is_told(
     servers: str, group: str, strategy: str
 ) -> None:
-    """There is no endless rebalance: the fenced one loses its partitions once, and raises at every poll."""
+    """Rebalances end: the fenced member loses its partitions once, and raises at every poll."""
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 4, 2)
     events: list[str] = []
@@ -82,7 +82,7 @@ def test_the_second_of_two_with_one_name_stays_and_the_first_is_told(
         assert second.events == [("assigned", 2)], "the fenced one did not come back"
         second.stop()
         first.unsubscribe()
-        first.subscribe(topic)  # the application decides to subscribe again: the id is free
+        first.subscribe(topic)  # the application subscribes again, and the id is free
         wait_for(lambda: first.poll(0.1) == [] and len(first.assignment()) == 2)
 
 
@@ -224,7 +224,7 @@ def test_an_asyncio_member_is_alive_while_its_poll_waits_and_no_longer(
 def test_polls_return_and_hand_out_while_the_coordinator_hangs(
     tmp_path: Path, group: str, protocol: str, clock: JumpingClock
 ) -> None:
-    """A commit without response delays no poll(), and close() only for a limited time."""
+    """A commit without a response delays no poll(), and close() only for a limited time."""
     # The session outlives the pause: a broker that continues may look at its clock before its sockets.
     settings = QUICK | {"group.consumer.session.timeout.ms": LONG_SESSION_MS}
     session = {"session_timeout_ms": LONG_SESSION_MS} if protocol == "classic" else {}
@@ -265,7 +265,7 @@ def test_polls_return_and_hand_out_while_the_coordinator_hangs(
 def test_the_next_owner_begins_behind_what_was_handed_out_one_by_one(
     servers: str, group: str, protocol: str
 ) -> None:
-    """A loop is left within a batch: the commit before the revocation covers only delivered records."""
+    """The loop stops within a batch, so the commit before the revocation covers only delivered records."""
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 40, 2)
     settings: dict[str, Any] = {"auto_commit_interval_ms": 3_600_000}

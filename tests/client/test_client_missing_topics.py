@@ -47,7 +47,7 @@ def create(servers: str, topic: str) -> None:
 def test_a_topic_that_is_created_after_subscribing_is_read_soon(
     careful: str, group: str, protocol: str, beside: bool
 ) -> None:
-    """It does not take until a refresh by age: after an hour here, after five minutes by default."""
+    """The member does not wait until its metadata expire: here an hour, by default five minutes."""
     late = f"late-{group}"
     topics = [late, new_topic(careful)] if beside else [late]
     with member(careful, group, group_protocol=protocol, metadata_max_age_ms=HOUR_MS) as consumer:

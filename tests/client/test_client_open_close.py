@@ -87,16 +87,15 @@ ASYNCIO = (asyncio_transactional_producer, asyncio_plain_producer, asyncio_consu
 
 
 def held() -> Counter[str]:
-    """Objects by type as far as clients make them, threads and descriptors of this process."""
+    """Count the objects that clients make, by type, and the threads and descriptors of this process."""
     gc.collect()
     counts: Counter[str] = Counter()
     for thing in gc.get_objects():
         kind = type(thing)
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name.startswith(("oncelog.", "_asyncio.", "asyncio.", "uvloop.", "socket.", "ssl.")):
-            # The loop drops timers that were cancelled when they are half of all, and a broker that another
-            # test left running in this process has timers in a loop of its own. What a timer would call is
-            # counted.
+            # Timers are not counted, but what they would call is. The loop keeps cancelled timers until they
+            # are half of all its timers. A broker of another test in this process has timers, too.
             if not name.endswith(("TimerHandle", ".UVTimer")):
                 counts[name] += 1
         elif kind in (memoryview, threading.Thread):
@@ -107,9 +106,9 @@ def held() -> Counter[str]:
 
 
 def leaked(before: Counter[str]) -> Counter[str]:
-    """Return what is held more than `before`, at least once per round.
+    """Return the counts that have grown by at least one per round.
 
-    A single object more may belong to another test's broker, which does background work in this process.
+    A smaller growth may belong to a broker of another test, which does background work in this process.
     """
     return Counter({name: count for name, count in (held() - before).items() if count >= ROUNDS})
 
@@ -132,7 +131,7 @@ def test_asyncio_clients_leave_nothing_behind_in_a_loop_that_goes_on(
         before = held()
         for number in range(ROUNDS):
             await use(servers, number)
-        await until(lambda: not leaked(before), what=lambda: leaked(before))  # transports end by and by
+        await until(lambda: not leaked(before), what=lambda: leaked(before))  # transports close with a delay
 
     asyncio.run(run())
 

@@ -249,7 +249,7 @@ def test_an_unclear_commit_is_committed_again_until_its_outcome_is_known(
 
 
 def start_patiently(processor: Processor) -> None:
-    """Give the start of the producer the usual time: only commits are to run out of it."""
+    """Start the producer with the usual time-out, so that only commits time out."""
     io = processor._io
 
     async def open_producer() -> None:
@@ -321,7 +321,7 @@ def test_a_transaction_that_took_too_long_is_processed_again_with_a_new_producer
         return job.output(record)
 
     processor = job.processor(slow, commit_interval_ms=30_000, max_records=4)
-    # The broker's clock has moved, and the loop's has not.
+    # Only the broker's clock moves here, so the loop gets a transaction timeout that is over at once.
     processor._loop._plan = dataclasses.replace(processor._loop._plan, transaction_timeout_ms=0)
     job.stop = None
     runner = Runner(processor)

@@ -168,7 +168,7 @@ class SimulatedCluster:
         for batch in call.batches:
             numbers = (batch.identity, batch.base_sequence)
             if batch.may_be_stored:
-                # A child batch has none yet when it is sent for the first time.
+                # A child batch has no sequence until it is first sent.
                 assert self.numbers.get(batch, numbers) == numbers
             self.numbers[batch] = numbers
         for part in self.core._partitions.values():
@@ -419,9 +419,7 @@ def test_what_waits_for_a_leader_is_not_due_by_itself() -> None:
 
 
 def test_a_topic_that_was_forgotten_continues_its_sequences() -> None:
-    """If it began at 0 again under the same epoch, its first batch would be refused or taken for a
-    duplicate.
-    """
+    """If its sequences began at 0 again, its first batch would be refused or taken for a duplicate."""
     cluster = SimulatedCluster(0)
     cluster.trouble = False
     for number in range(10):

@@ -81,7 +81,7 @@ def each_place(call: Callable[[int], Any], handler: Callable[[], Any] = _raise) 
 def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
     ours: str, linger_ms: int, buffer_memory: int, transactional_id: str | None, error: type[_Interrupt]
 ) -> None:
-    """The call left a lock held, sent an empty batch (which ended the producer), or forgot a batch."""
+    """Regression: the call left a lock held, forgot a batch, or ended the producer with an empty batch."""
     topic = new_topic(ours)
     reported: list[tuple[int, RecordMetadata | None]] = []
     with producer_of(
@@ -126,7 +126,7 @@ def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
 
 @pytest.mark.parametrize("name", ["flush", "result", "exception", "metrics", "idempotence"])
 def test_an_interrupt_at_any_call_of_what_waits_stops_nobody(ours: str, name: str) -> None:
-    """The producer's thread waited without end for a lock that was left held."""
+    """Regression: the producer's thread waited forever for a lock that was left held."""
     topic = new_topic(ours)
     with producer_of(ours, linger_ms=1) as producer:
 
@@ -186,7 +186,10 @@ def test_an_interrupt_at_any_call_of_a_transaction_leaves_it_as_it_was_or_ended(
 def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interrupted(
     ours: str, name: str, is_caught: bool
 ) -> None:
-    """The handler waited without end for a lock that the interrupted call held; now it gets MisuseError."""
+    """Regression: the handler waited forever for a lock that the interrupted call held.
+
+    Now it gets MisuseError.
+    """
     topic, place, is_interrupted = new_topic(ours), 1, True
     refused, taken = 0, 0
     settings: dict[str, Any] = {"batch_size": 150, "linger_ms": 60_000}
@@ -204,7 +207,7 @@ def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interr
 
     def send() -> None:
         nonlocal taken
-        with suppress(MisuseError):  # of the handler, or closed by it
+        with suppress(MisuseError):  # raised by the handler, or because the producer is closed
             for _ in range(3):
                 producer.send(topic, b"sent", b"key")
                 taken += 1

@@ -44,7 +44,7 @@ def run_in_threads(bodies: list[threading.Thread]) -> None:
     for body in bodies:
         body.start()
     for body in bodies:
-        # In slices, of which a clock that jumps (a machine restored from a snapshot) costs one.
+        # Wait in slices. If a restored snapshot of the machine lets the clock jump, only one slice is lost.
         for _ in range(WAIT_S):
             body.join(1)
             if not body.is_alive():

@@ -39,7 +39,7 @@ def test_send_waits_for_a_broker_for_max_block_ms_and_not_for_request_timeout_ms
 def test_a_first_send_outlives_a_broker_that_goes_away_after_it_told_of_the_topic(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The producer knows the topic, and then it cannot reach the cluster for a while (R331)."""
+    """The producer has found the topic, and then cannot reach the cluster for a while (R331)."""
     world = World(1)
     broker = BrokerHost(world, {})
     sender = Sender(world, "sender", "t", 1, bursts=1)
@@ -80,7 +80,7 @@ def test_two_calls_that_start_a_connection_leave_nothing_behind_after_close() ->
 
 
 def test_a_close_while_a_connection_starts_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cluster has responded before the close. The periodic refresh was started after it."""
+    """Regression: the cluster responded before the close, and the periodic refresh was started after it."""
     world = World(1)
     BrokerHost(world, {}).start()
     left: list[str] = []

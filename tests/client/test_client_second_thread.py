@@ -213,13 +213,13 @@ def test_a_call_that_comes_after_the_loop_has_ended_is_refused(
 ) -> None:
     thread = LoopThread()
     thread.stop()
-    monkeypatch.setattr(thread, "_stopped", False)  # as another thread may have read it before
+    monkeypatch.setattr(thread, "_stopped", False)  # another thread may have read the flag before the stop
     with pytest.raises(MisuseError):
         thread.run(asyncio.sleep(0)) if act == "run" else thread.call_soon(print)
 
 
 def test_a_call_that_the_loop_never_came_to_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was submitted between the loop's last turn and its end."""
+    """The call is submitted between the loop's last turn and its end."""
     thread = LoopThread()
     thread.stop()
     monkeypatch.setattr(thread, "_stopped", False)

@@ -54,14 +54,14 @@ def late_commit(servers: str, topic: str, name: str) -> str:
 
 @pytest.mark.behaviour("T13")
 def test_a_late_commit_is_refused(servers: str) -> None:
-    """KAFKA-17754: the late commit names the epoch of its own transaction."""
+    """KAFKA-17754: the late commit has the epoch of its own transaction, which is over."""
     topic = new_topic(servers)
     assert late_commit(servers, topic, f"late-{os.getpid()}") == "NONE"
     assert values(servers, topic) == [b"first"]
 
 
 def test_a_late_commit_ends_the_open_transaction_where_epochs_stay(classic: str) -> None:
-    """It ends the transaction that is open; see docs/guides/transactions.md."""
+    """The late commit ends the transaction that is open then; see docs/guides/transactions.md."""
     topic = new_topic(classic)
     assert late_commit(classic, topic, "late") == "INVALID_TXN_STATE"
     assert values(classic, topic) == [b"first", b"second"]
@@ -105,8 +105,9 @@ def test_an_abort_does_not_move_the_consumers_position_back(servers: str, goes_b
 @pytest.mark.behaviour("T3", "T13")
 @pytest.mark.parametrize("lost", ["request", "response"])
 def test_after_a_commit_without_a_response_a_new_instance_completes_it(servers: str, lost: str) -> None:
-    """It completes a decided transaction and aborts an undecided one; the old one may only repeat its
-    commit.
+    """The new instance completes a decided transaction and aborts an undecided one.
+
+    The old instance may only repeat its commit.
     """
     topic, name = new_topic(servers), f"unanswered-{os.getpid()}-{lost}"
     with (

@@ -36,7 +36,7 @@ from oncelog.wire.messages import AddPartitionsToTxnRequest, EndTxnRequest, Init
 _names = (f"early-{number}" for number in itertools.count())
 GROUP = "readers"
 PROMPT = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
-"""At this interval a coordinator writes markers again that failed; by default it is ten seconds."""
+"""The interval at which a coordinator retries failed markers. The default is ten seconds."""
 
 
 @pytest.fixture(scope="module", params=[2, 0], ids=["epoch per transaction", "classic"])
@@ -59,7 +59,7 @@ class Markers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.are_held = self.is_older = False
-        """With `is_older`, the broker refuses an end meanwhile as brokers before 0.5.1 did."""
+        """With `is_older`, the broker refuses an end while markers are missing, as before 0.5.1."""
         write: Callable[..., Any] = MarkerWriter.write
 
         def write_unless_held(*arguments: Any) -> Any:
@@ -246,7 +246,7 @@ def test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written(
 def test_an_end_beside_the_markers_of_the_transaction_before_is_to_be_tried_again(
     servers: str, markers: Markers, version: int, then: int
 ) -> None:
-    """As on Apache Kafka: Java's producer retries this error, while PRODUCER_FENCED would end it."""
+    """Apache Kafka does the same. Java's producer retries this error, but PRODUCER_FENCED would be fatal."""
     topic, name = new_topic(servers), next(_names)
     with RawClient(servers) as client:
 

@@ -58,7 +58,7 @@ def test_an_abort_without_its_new_epoch_can_be_called_again(servers: str, proxy:
 def test_what_ran_out_of_time_is_to_be_aborted_and_not_to_be_committed_again(
     servers: str, proxy: Proxy, api: str, clock: JumpingClock
 ) -> None:
-    """TimedOut would tell the caller to repeat commit_transaction() without end."""
+    """TimedOut would tell the caller to repeat commit_transaction() forever."""
     topic, name = new_topic(servers), f"out-of-time-{api}"
     with producer_of(proxy.bootstrap_servers, transactional_id=name, max_block_ms=60_000) as producer:
         producer.init_transactions()

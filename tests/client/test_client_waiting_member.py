@@ -25,7 +25,7 @@ def polling(is_so: Callable[[], bool], *consumers: Consumer) -> Callable[[], boo
 
 
 def test_a_member_that_waits_for_its_positions_stays_in_its_group(ours: str, group: str) -> None:
-    """Regression: it sent no heartbeat meanwhile, so the group removed it, again and again."""
+    """Regression: the waiting member sent no heartbeat, so the group removed it again and again."""
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 20, 2)
     with (
@@ -44,7 +44,7 @@ def test_a_member_that_waits_for_its_positions_stays_in_its_group(ours: str, gro
         waiting.subscribe(topic)
         wait_for(polling(lambda: count("Heartbeat") >= 2, waiting))
         assert not waiting.assignment()
-        # It also takes part in the next rebalance at once.
+        # It also joins the next rebalance at once.
         joined = count("JoinGroup")
         other.subscribe(topic)
         wait_for(polling(lambda: count("JoinGroup") > joined, waiting, other))
@@ -68,7 +68,7 @@ def test_assigned_partitions_wait_for_an_open_transaction(ours: str, group: str)
             ) -> dict[TopicPartition, OffsetAndMetadata]:
                 nonlocal count
                 count += 1
-                if count <= 3:  # as `committed` does at its time-out
+                if count <= 3:  # `committed` does the same when it times out
                     raise TimedOut("no answer in time") from UnstableOffsetCommit()
                 return await committed(partitions)
 
