@@ -85,7 +85,7 @@ def test_a_large_snapshot_is_written_while_appends_go_on() -> None:
         steps += 1
         assert Snapshots(disk, str(TP)).offsets() in ([], [base])
         assert steps < 25, "a second roll"
-    # Two passes over the table, a part of at most eight a step.
+    # The snapshot makes two passes over the table, with at most eight entries a step.
     assert steps > 2 * base / 8
     newest = Snapshots(disk, str(TP)).load_newest(10**9, NOW_MS)
     assert newest is not None
@@ -118,7 +118,7 @@ def _lone_snapshots(disk: MemoryDisk) -> list[str]:
 
 @pytest.mark.behaviour("I17")
 def test_a_power_loss_between_the_names_of_a_snapshot_forgets_no_batch() -> None:
-    """R1110: the name of the `.snapshot` file could be durable before that of the `.producers` file."""
+    """Return the `.snapshot` files without a `.producers` file, which look like files of Apache Kafka."""
     _, _, _, total = _crash_in_snapshot(None)
     for step in range(total - 30, total):
         crashed = _crash_in_snapshot(step)[1]
@@ -219,7 +219,7 @@ def test_a_failed_snapshot_stops_nothing() -> None:
     disk.errors = {}
     assert partition.delete_records(40, NOW_MS) == 40
     partition.abandon()
-    # The one at the log end stands above what an unclean start replays from.
+    # The snapshot at the log end is above the point from which an unclean start replays.
     _remembers(open_partition(disk.after_kill(), SMALL, log_start_offset=40), stored)
 
 

@@ -399,7 +399,7 @@ def test_readers_see_the_same_state_before_and_after(seed: int) -> None:
 def test_readers_see_the_same_however_few_keys_fit_the_map(
     seed: int, max_keys: int, keys: int, segment_bytes: int
 ) -> None:
-    """A round may end anywhere in a segment, even between an aborted record and its marker."""
+    """A round of compaction may end within a segment, even between an aborted record and its marker."""
     limits = Limits(max_compaction_keys=max_keys)
     log_config = config(
         limits=limits, **{**SETTINGS, "segment_bytes": segment_bytes}, delete_retention_ms=1_000
@@ -524,7 +524,7 @@ def test_a_compaction_survives_a_crash_at_every_step() -> None:
     total = disk.steps
     assert newest(partition) == expected
     replaced = 0
-    # Of the steps that only write bytes, some; of the renames, removals and syncs near the end of each, all.
+    # Crash at some of the steps that write bytes, and at all the renames, removals and syncs near the end.
     for step in [*range(start, total, 11), *range(total - 40, total)]:
         disk, partition = prepared()
         point, segments = partition.recovery_point, partition.segment_count
@@ -620,7 +620,7 @@ def test_a_damaged_commit_gets_no_index_entry() -> None:
 
 
 def test_a_damage_in_what_is_swapped_in_leaves_nothing_of_the_old_segments() -> None:
-    """The start took a damaged length for the end of the log, and kept some of the replaced segments."""
+    """Regression: the start took a damaged length for the end of the log, and kept some replaced segments."""
     disk = MemoryDisk()
     partition = open_partition(disk, config(segment_bytes=200))
     for number in range(12):

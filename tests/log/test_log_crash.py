@@ -21,7 +21,7 @@ CONFIG = config(segment_bytes=400, index_interval_bytes=100)
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_no_power_loss_takes_the_first_segment_alone(is_killed: bool) -> None:
-    """A power loss kept only the second segment's name: the log began there, inside a transaction."""
+    """Regression: a power loss kept only the second segment's name, so the log began inside a transaction."""
     for seed in range(60):
         disk = MemoryDisk()
         partition = _open_with_chores_pending(disk)
@@ -39,7 +39,7 @@ def test_no_power_loss_takes_the_first_segment_alone(is_killed: bool) -> None:
 
 
 def test_no_power_loss_takes_the_first_segment_that_retention_leaves() -> None:
-    """A power loss kept only the third segment's name after the first was deleted: the log began there."""
+    """Regression: after the first segment was deleted, a power loss kept only the third segment's name."""
     for crash_after in range(12):
         for seed in range(30):
             disk = MemoryDisk()
@@ -63,7 +63,7 @@ def test_no_power_loss_takes_the_first_segment_that_retention_leaves() -> None:
 
 
 def _open_with_chores_pending(disk: MemoryDisk) -> Partition:
-    """The snapshot of a roll syncs the directory, but not before the broker has time for it."""
+    """Open a partition whose background tasks do not run, so that a roll's snapshot syncs no directory."""
     background = BackgroundQueue()
     background.on_added = lambda: None
     return open_partition(disk, CONFIG, background=background)
@@ -179,7 +179,7 @@ def assert_survived(steps: Iterable[int]) -> None:
         stored = _stored(partition)
         count = len(story.acknowledged)
         assert stored[:count] == story.acknowledged, f"step {step}"
-        # At most the batch in flight is there as well, whole.
+        # Besides these, only the batch in flight may be there, and only as a whole.
         assert [d[12:] for _, d in stored[count:]] in ([], [_as_stored(story.at_crash)]), f"step {step}"
         _retries_are_known(partition, stored)
         assert partition.last_stable_offset == _expected_stable(stored, partition)

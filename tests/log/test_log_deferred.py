@@ -377,7 +377,7 @@ def test_a_swap_that_waits_for_its_thread_leaves_a_topic_of_the_same_name_alone(
 
 
 def test_a_flush_that_waits_for_its_thread_tells_a_new_topic_nothing(stepped: SteppedLog) -> None:
-    """The flush wrote the old topic's aborted transactions, which hid committed records of the new topic."""
+    """Regression: the flush wrote the old topic's aborted transactions, which hid new records."""
     put(stepped.partition, batch(0, pid=9, value=b"old", is_transactional=True))
     put_marker(stepped.partition, marker(9, commit=False))
     flush = stepped.partition.flush

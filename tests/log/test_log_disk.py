@@ -132,7 +132,7 @@ def test_real_files_close_while_another_thread_syncs(tmp_path: Path) -> None:
 
 
 def test_closing_a_file_does_not_wait_for_its_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop closes files of deleted topics while a thread may sync gigabytes of them."""
+    """The event loop closes files of deleted topics, while a thread may be syncing gigabytes of them."""
     has_begun, may_end, was_valid = threading.Event(), threading.Event(), []
 
     def slow_sync(fd: int) -> None:

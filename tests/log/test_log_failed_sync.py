@@ -111,7 +111,7 @@ def test_the_real_disk_writes_again_what_is_there(tmp_path: Path) -> None:
 
 
 def test_records_without_a_timestamp_are_kept_as_long_as_their_file_is_young() -> None:
-    """Return the time of the newest record, as Kafka's LogSegment.largestTimestamp does."""
+    """Their age is that of the file, as in Kafka's LogSegment.largestTimestamp."""
     disk, now = MemoryDisk(), [NOW_MS]
     disk.now_ms = lambda: now[0]
     partition = open_partition(disk, config(segment_bytes=500, retention_ms=7 * 86_400_000))

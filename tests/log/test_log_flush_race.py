@@ -18,7 +18,7 @@ from oncelog.testing.memory_disk import MemoryDisk
 def test_a_flush_beside_an_abort_vouches_for_no_marker_without_its_index_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After a power loss, readers would see the aborted records, because nothing would index them again."""
+    """Recovery would not add the entry, so readers would see the aborted records after a power loss."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0, pid=7, is_transactional=True))
@@ -26,7 +26,7 @@ def test_a_flush_beside_an_abort_vouches_for_no_marker_without_its_index_entry(
     original = ProducerTable.put
 
     def put_entry(self: ProducerTable, producer_id: int, entry: ProducerEntry) -> None:
-        partition.flush()  # its thread got its turn behind the marker's write
+        partition.flush()  # the flush runs after the marker is written
         original(self, producer_id, entry)
 
     monkeypatch.setattr(ProducerTable, "put", put_entry)

@@ -148,11 +148,11 @@ def test_indexes_have_kafkas_bytes() -> None:
     _aged_partition(disk)
     size = len(batch(0, 2))
     read = lambda suffix: disk.read(f"{TP}/{0:020d}{suffix}")  # noqa: E731
-    # Every second batch: more than 100 bytes were written since the last entry, itself not counted.
+    # There is an entry for every second batch, once more than 100 bytes follow the previous entry's batch.
     offsets = list(struct.iter_unpack(">II", read(".index")))
     assert offsets == [(5, 2 * size), (9, 4 * size), (12, 6 * size)]
     times = list(struct.iter_unpack(">qI", read(".timeindex")))
-    # The largest so far and its batch's last offset.
+    # Each entry has the largest timestamp so far, and the last offset of its batch.
     assert times == [(NOW_MS + 10, 3), (NOW_MS + 31, 7)]
     assert read(".txnindex") == struct.pack(">hqqqq", 0, 9, 12, 13, 14)
     assert len(read(".log")) == 6 * size + len(batch(0)) + 78

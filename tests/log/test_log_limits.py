@@ -1,6 +1,6 @@
-"""The machine of support.log.state_machine: one partition, every limit drawn small, through everything.
+"""Run the state machine of support.log.state_machine: one partition with very small limits.
 
-Faults that were put back to see it fail: docs/internals/limits.md.
+docs/internals/limits.md lists the faults that were put back to see this test fail.
 """
 
 from __future__ import annotations

@@ -86,9 +86,10 @@ def test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one(is_kill
 
 
 def test_a_lost_end_lowers_the_recovery_point_on_disk() -> None:
-    """A disk that lied about a sync, a kill, then a power loss: what a flush vouched for stays.
+    """A flushed record survives a disk that lied about a sync, a kill and a power loss.
 
-    The start after the kill took new records below the old recovery point for synced, and synced them never.
+    Regression: the start after the kill kept the old recovery point. It took new records below that point for
+    synced, so they were never synced.
     """
     disk, log_config = MemoryDisk(), config(segment_bytes=300, index_interval_bytes=50)
     manager = _open(disk)
@@ -620,7 +621,7 @@ def test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round(
 
 
 def test_a_swap_that_cannot_begin_leaves_nothing_to_swap_in() -> None:
-    """The next start replaced the newer content of these segments by it."""
+    """Regression: the next start replaced newer content of the segments by the left-over one."""
     disk, compacted = MemoryDisk(), config(cleanup_policy="compact", segment_bytes=300)
     manager = _open(disk)
     partition = manager.open_partition(TP, compacted, TOPIC_ID, NOW_MS)
@@ -635,7 +636,7 @@ def test_a_swap_that_cannot_begin_leaves_nothing_to_swap_in() -> None:
 
 @pytest.mark.parametrize("then", ["kill", "stop"])
 def test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments(then: str) -> None:
-    """The next round merged two segments, and a start put the leftover of one beside the result."""
+    """Regression: the next round merged two segments, and a start put the left-over one beside them."""
     disk = MemoryDisk()
     settings = {"cleanup_policy": "compact", "index_interval_bytes": 50, "min_cleanable_dirty_ratio": 0.01}
     small, large = (config(segment_bytes=size_bytes, **settings) for size_bytes in (300, 3000))
@@ -644,7 +645,7 @@ def test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments(then: 
     for number in range(12):
         put(partition, batch(number, key=b"k%d" % number))
     partition.flush()
-    # The disk fails for a moment: one swap cannot begin, and what was made for it cannot be taken back.
+    # The disk fails for a moment: one swap cannot begin, and its new segment cannot be removed.
     begin_swap = SegmentSwapper.begin
 
     def fail(self: SegmentSwapper, segments: list[Segment]) -> None:

@@ -90,7 +90,7 @@ def test_an_old_epoch_changes_nothing() -> None:
             put(partition, batch(sequence, epoch=0))
     assert partition.describe_producers() == state
     assert partition.log_end_offset == 2
-    # The cache of the old epoch is gone: its numbers may come again under the new one.
+    # The old epoch's batches are forgotten, so the new epoch may use their sequences.
     assert put(partition, batch(1, epoch=1)).base_offset == 2
 
 
@@ -114,7 +114,7 @@ def test_an_unknown_producer_may_start_anywhere() -> None:
 
 @pytest.mark.behaviour("I16")
 def test_another_producer_id_or_partition_is_no_duplicate() -> None:
-    """Neither another session (producer id), nor another partition."""
+    """A batch of another producer id, or in another partition, may have the same sequence."""
     one, other = open_partition(), open_partition()
     put(one, batch(0, pid=1))
     assert not put(one, batch(0, pid=2)).is_duplicate
@@ -122,7 +122,7 @@ def test_another_producer_id_or_partition_is_no_duplicate() -> None:
 
 
 def _changed(position: int, layout: str, value: int) -> memoryview:
-    """A numbered batch with a header field changed, and a checksum that fits."""
+    """Return an idempotent batch with a changed header field and the right checksum."""
     data = batch(0)
     struct.pack_into(layout, data, position, value)
     if position >= 21:

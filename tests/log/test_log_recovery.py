@@ -59,7 +59,7 @@ def _corrupt(disk: MemoryDisk, name: str, position: int = -1) -> None:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_a_retry_after_a_restart_is_a_duplicate(clean: bool) -> None:
-    """All five batches are remembered; Kafka's snapshot alone would have only the newest."""
+    """All five batches are remembered, whereas Kafka's snapshot alone has only the newest."""
     disk = MemoryDisk()
     partition = _filled(disk)
     before = (partition.describe_producers(), read_all(partition))
@@ -132,7 +132,7 @@ def test_a_last_batch_torn_at_any_byte_is_cut_off() -> None:
         assert partition.log_end_offset == 5
         assert len(partition.recovery_warnings) == (missing < size)
         assert torn.open(f"{TP}/{name}").size() == total - size
-        # The lost batch was never acknowledged, or its retry comes: it is stored where it would have been.
+        # The producer got no acknowledgement and retries, so the batch is stored at the same offset.
         assert put(partition, batch(4, pid=1)).is_duplicate
         assert put(partition, batch(5, pid=1)).base_offset == 5
 
@@ -160,7 +160,7 @@ def test_recovery_reads_from_the_recovery_point_on() -> None:
     point = partition.recovery_point
     assert point == 12
     put(partition, batch(12, pid=1))
-    # Damage below the recovery point is not looked for: that was synced.
+    # Recovery does not look for damage below the recovery point, because that part was synced.
     _corrupt(disk, _names(disk, ".log")[0])
     partition = open_partition(disk.after_kill(), SMALL, recovery_point=point)
     assert (partition.log_end_offset, partition.recovery_warnings) == (13, [])
@@ -232,16 +232,17 @@ def test_a_flipped_bit_below_the_recovery_point_does_not_prevent_startup(
             file.pwrite(bytes([file.pread(1, at)[0] ^ 1 << byte * 5 % 8]), at)
             again = open_partition(disk, how, recovery_point=len(places), clean_shutdown=clean)
             text = f"byte {byte} of batch {number}"
-            # No checksum guards a base offset, and a damaged length may claim the next batch.
+            # No checksum covers a base offset. A damaged length may include the next batch.
             assert byte < 8 or again.log_end_offset == len(places), text
             if byte >= 12 and not 43 <= byte < 57:
-                # Headers outside of transactions are believed, as by Kafka: what they say of a producer, too.
+                # Outside of transactions, headers are believed as in Kafka, including what they say of a
+                # producer.
                 for sequence, kept in ((1, 5), (2, 6), (3, 7)):
                     assert kept == number or put(again, batch(sequence, pid=1)).is_duplicate, text
 
 
 def test_replay_goes_on_behind_a_length_that_claims_too_much() -> None:
-    """The simulator's seed 101 of the workload `atomic`."""
+    """Found by the simulator's seed 101 of the workload `atomic`."""
     disk, how = MemoryDisk(), config(index_interval_bytes=100)
     files, places = _closed_without_snapshots(how)
     disk.mkdir(str(TP))
@@ -333,7 +334,7 @@ def test_a_lost_index_of_aborted_transactions_is_made_again(clean: bool) -> None
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "unreadable"])
 def test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_entry(is_lost: bool) -> None:
-    """The next start would take a partial or empty file for complete."""
+    """Otherwise the next start would take a partial or empty file for complete."""
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
     for number in range(5):
@@ -344,7 +345,7 @@ def test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_e
     how = {"recovery_point": end_offset, "indexed_from": partition.indexed_from}
     names, step = _names(disk, ".txnindex"), 0
     assert len(names) == 2
-    for name in names:  # of a closed and of the active segment
+    for name in names:  # for the closed segment and for the active one
         damaged = disk.after_kill()
         if is_lost:
             damaged.remove(f"{TP}/{name}")
@@ -401,7 +402,7 @@ def test_open_transactions_survive_a_restart(clean: bool) -> None:
 
 @pytest.mark.behaviour("I19")
 def test_idle_producers_expire_by_the_time_of_their_append() -> None:
-    """Loading old records keeps de-duplication; in Kafka the next expiration would end it."""
+    """Producers of old records stay known after a load. In Kafka, the next expiration would remove them."""
     partition = open_partition(log_config=config(expiration_ms=DAY_MS))
     put(partition, batch(0, pid=1, timestamp_ms=1000))
     put(partition, batch(0, pid=2, is_transactional=True))
@@ -523,7 +524,7 @@ def test_a_long_segment_is_snapshotted_between_rolls() -> None:
         put(partition, batch(number))
         partition.checkpoint_producers()
         partition.flush()
-    # Within a segment two at a time: the newest that is synced up to, and a newer one.
+    # A segment keeps two snapshots: the newest one below the recovery point, and a newer one.
     assert _names(disk, ".snapshot") == [f"{8:020d}.snapshot", f"{16:020d}.snapshot"]
     partition = open_partition(disk.after_kill(), recovery_point=16)
     assert put(partition, batch(15)).is_duplicate
@@ -569,7 +570,7 @@ def test_a_transaction_index_made_again_outlives_a_kill_right_after_the_start() 
 
 @pytest.mark.parametrize("position", [16, 23, 25], ids=["format", "last offset below", "last offset"])
 def test_what_follows_a_damage_can_be_read(position: int) -> None:
-    """Found by the simulator: a reader that continued after the damaged batch met it again."""
+    """Found by the simulator: a reader that continued after the damaged batch got the damaged batch again."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     size = len(batch(0, pid=1))
@@ -647,7 +648,7 @@ def test_a_damaged_header_tells_nothing_of_producers(others: dict[str, object]) 
 
 
 def _compacted(disk: MemoryDisk) -> Partition:
-    """Return a log of three keys in small segments, of which compaction left the newest records and gaps."""
+    """Return a log of three keys in small segments. Compaction kept the newest records and left gaps."""
     partition = open_partition(disk, SMALL_TABLE)
     for number in range(24):
         put(partition, batch(key=b"%d" % (number % 3), value=bytes(90)))
@@ -679,7 +680,7 @@ def test_what_compaction_left_is_kept_whatever_the_recovery_point_is(
 def test_a_gap_within_a_segment_tells_that_the_one_behind_it_is_no_loss() -> None:
     disk = MemoryDisk()
     partition = open_partition(disk, config(cleanup_policy="compact", segment_bytes=700))
-    for key in (0, 1, 2, 3, 1, 3, 5, 6, 7):  # of the first four, the second and the last go
+    for key in (0, 1, 2, 3, 1, 3, 5, 6, 7):  # compaction removes the second and the fourth record
         put(partition, batch(key=b"%d" % key, value=bytes(90)))
     partition.flush()
     dirty = partition.cleaner.dirty_range(NOW_MS)
@@ -693,7 +694,7 @@ def test_a_gap_within_a_segment_tells_that_the_one_behind_it_is_no_loss() -> Non
 
 @pytest.mark.parametrize("name", ["notes.log.cleaned", "notes.log.swap", "notes.log", "0.old.log"])
 def test_a_file_of_another_name_stops_no_start(name: str) -> None:
-    """Not even an index that a crash during a swap left."""
+    """This includes an index that a crash during a swap left behind."""
     disk = MemoryDisk()
     put(open_partition(disk), batch(0))
     segment = f"{TP}/{0:020d}.log"
@@ -717,7 +718,8 @@ def test_what_recovery_removed_stays_removed_after_a_power_loss() -> None:
     first.truncate(first.size() - len(batch(value=b"old")))
     first.sync()
     disk, background = disk.after_kill(), BackgroundQueue()
-    background.on_added = lambda: None  # the snapshot of a roll syncs the directory, a little later
+    # No background task runs, so the snapshot of a roll syncs no directory yet.
+    background.on_added = lambda: None
     partition = open_partition(disk, SMALL, background=background)
     assert partition.segment_count == 1
     kept = partition.log_end_offset
@@ -732,9 +734,10 @@ def test_what_recovery_removed_stays_removed_after_a_power_loss() -> None:
 
 @pytest.mark.behaviour("I17")
 def test_a_compacted_log_ends_where_its_last_batch_does() -> None:
-    """A power loss took the end of a segment and left the empty one behind it: that is no gap of compaction.
+    """A power loss can cut a segment and leave an empty one behind it.
 
-    A coordinator that replays such a log would meet offsets at which nothing is stored, and give it up.
+    That is no gap of compaction. A coordinator that replayed such a log would find no batches at some
+    offsets, and give the log up.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL_TABLE)
@@ -813,7 +816,7 @@ def _delete_all(partition: Partition) -> None:
 def test_a_write_that_could_not_be_undone_ends_no_log(
     roll: Callable[[Partition], None], is_clean: bool
 ) -> None:
-    """The next segment began after a partial batch: a start cut the log there, with all that followed."""
+    """Regression: the next segment began after a partial batch, so a start cut off all that followed it."""
     disk = MemoryDisk()
     partition = _filled(disk, 4)
     file = Path(partition.file_at(partition.log_end_offset)).name
@@ -852,10 +855,11 @@ def test_a_stop_undoes_a_failed_write() -> None:
 
 
 def test_a_snapshot_behind_a_gap_tells_of_no_lost_marker() -> None:
-    """A power loss took a segment with a commit out of a compacted log and left what followed.
+    """Regression: a snapshot knew of a commit that a power loss had taken out of a compacted log.
 
-    The transaction was open again, and its coordinator aborted it. The next start took a snapshot from before
-    the power loss, which knew the commit: read_committed readers were shown what was aborted.
+    The power loss took the segment with the commit and left later ones. So the transaction was open again,
+    and its coordinator aborted it. The next start believed the snapshot, and read_committed readers got
+    aborted records.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL_TABLE)

@@ -228,7 +228,7 @@ def test_a_power_loss_after_deleting_segments_leaves_their_producers_known() -> 
 def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known(
     checkpoint: int | None,
 ) -> None:
-    """A snapshot inside a segment covers the deleted segments; a power loss takes that of the next roll."""
+    """A snapshot inside a segment covers the deleted segments. A power loss takes that of the next roll."""
     disk, small, partition = _second_segment_without_snapshot()
     partition.delete_records(3, NOW_MS)  # takes a snapshot within the second segment
     assert partition.segment_count == 1
@@ -303,7 +303,7 @@ def test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover() -> None:
 
 
 def free_full_disk(partition: Partition, disk: MemoryDisk) -> None:
-    """Delete all records, as often as operations.md says, with the checkpoint rounds in between."""
+    """Delete all records as often as operations.md says, with the broker's checkpoints in between."""
     for _ in range(3):
         with suppress(KafkaStorageError):
             partition.delete_records(None, NOW_MS)

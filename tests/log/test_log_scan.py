@@ -108,7 +108,7 @@ def test_a_batch_larger_than_a_chunk_is_read_whole(
     headers = b"".join(block.headers for block in blocks)
     assert headers == b"".join(data[position : position + HEADER_BYTES] for position, _ in iter_batches(data))
     assert (blocks[0].position, blocks[-1].end) == (0, len(data))
-    # A length beyond the end of the file is not read, and a file that is shorter than was said ends the scan.
+    # A batch that ends beyond the file is not read, and a file that is shorter than expected ends the scan.
     assert not list(scan_whole(MemoryFile(data[:65]), 0, 65, Limits(scan_chunk_bytes=61)))
     assert not list(scan_whole(MemoryFile(data[:65]), 0, len(data), Limits(scan_chunk_bytes=chunk_bytes)))
 

@@ -59,7 +59,7 @@ class PartitionMachine(RuleBasedStateMachine):
         return open_partition(self.disk, self.log_config, background=self.background, **how)
 
     def drive(self) -> None:
-        """Step nothing: background tasks run at once."""
+        """Do nothing, because background tasks run at once here."""
 
     def _of(self, pid: int) -> list[Stored]:
         return [item for item in self.stored if item.pid == pid]

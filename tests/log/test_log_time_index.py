@@ -95,7 +95,7 @@ def test_times_are_right_after_a_crash_at_any_step(seed: int, part: float, loss:
 
 
 def test_retention_by_time_keeps_what_is_young_after_a_kill() -> None:
-    """A recovered segment that lacks its last time entry looked older than it is."""
+    """Regression: a recovered segment lacked its last time entry, and so looked older than it was."""
     settings_60 = config(segment_ms=60 * HOUR_MS, retention_ms=20 * HOUR_MS)
     disk = MemoryDisk()
     partition = open_partition(disk, settings_60)
@@ -118,7 +118,10 @@ _KEPT_20_HOURS = config(segment_bytes=3000, index_interval_bytes=1000, retention
 
 
 def _with_a_young_record(disk: MemoryDisk) -> Partition:
-    """Return a closed partition of three segments, in which offset 39 of the first one is young."""
+    """Return a closed partition of three segments.
+
+    In the first one, only the record at offset 39 is young.
+    """
     partition = open_partition(disk, _KEPT_20_HOURS)
     while partition.segment_count < 3:
         count = partition.log_end_offset
@@ -150,7 +153,7 @@ def test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1(lost: 
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["index lost", "index damaged"])
 def test_retention_sees_the_times_behind_a_damage(is_lost: bool) -> None:
-    """The walk ended at a damaged length, and the young records after it counted as old."""
+    """Regression: the scan ended at a damaged length, so the young records after it counted as old."""
     disk, old = MemoryDisk(), _KEPT_20_HOURS
     partition = _with_a_young_record(disk)
     stem, size = f"{partition.directory}/{0:020d}", len(batch(timestamp_ms=NOW_MS))
@@ -159,7 +162,7 @@ def test_retention_sees_the_times_behind_a_damage(is_lost: bool) -> None:
     disk.open(f"{stem}.log").pwrite(b"\x7f", 38 * size + 8)
     partition = open_partition(disk, old, clean_shutdown=True)
     if not is_lost:
-        disk.replace(f"{stem}.index", b"damaged!")  # read when it is first needed
+        disk.replace(f"{stem}.index", b"damaged!")  # the index is read when it is first needed
         partition.offset_for_timestamp(START_MS + 5)
     for _ in partition.confirm_times(NOW_MS):
         pass
