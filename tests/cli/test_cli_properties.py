@@ -98,7 +98,7 @@ def test_java_reads_the_same(tmp_path: Path) -> None:
     command = ["java", str(tmp_path / "Print.java"), *map(str, paths)]
     told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
     for path, line in zip(paths, told.splitlines(), strict=True):
-        # We refuse an empty key, which Java accepts. We skip a lone backslash: to Java, an empty pair.
+        # We refuse an empty key, which Java accepts. We skip a lone backslash; Java makes an empty pair.
         found = None
         with contextlib.suppress(ConfigError):
             found = read_properties(path)

@@ -48,7 +48,7 @@ def play(seed: int) -> StoryRun:
 
 
 def sent_by_client(event: WireEvent) -> list[Key]:
-    """Yield the batches of each request once, however many fates it had."""
+    """Return the batches of each request once, even if the proxy did several things with the request."""
     is_copy = event.detail == "a copy"
     if event.direction is not Direction.REQUEST or event.fate not in SENT_BY_CLIENT or is_copy:
         return []

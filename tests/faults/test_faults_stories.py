@@ -151,8 +151,8 @@ def _states(run: StoryRun) -> list[str]:
 
 
 def _once(steps: list[str]) -> list[str]:
-    """Leave out what follows its like: a record of the same state for one partition more, a request again.
+    """Drop each step that repeats the one before.
 
-    How many partitions come at once is chance, and so is whether a coordinator still loads its partition.
+    A run may add partitions together or one by one, and may repeat a request while a coordinator loads.
     """
     return [step for step, _ in groupby(steps)]

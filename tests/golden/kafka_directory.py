@@ -71,7 +71,7 @@ def fill(kafka: ApacheKafka) -> None:
 
 
 def new_producer_id(client: RawClient) -> int:
-    """The first one of a block takes Apache Kafka a moment."""
+    """Return a new producer id. Apache Kafka takes a moment to allocate the first one of a block."""
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
     response = client.ask(request, 4)
     while response.error_code:

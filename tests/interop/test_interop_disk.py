@@ -79,7 +79,7 @@ def test_kafka_dump_log_decodes_our_coordinators_logs(apache_kafka: ApacheKafka,
 
     states = dump("__transaction_state-*/*.log", "--transaction-log-decoder")
     seen = re.findall(r'"transactionStatus":(\d)', states)
-    # Empty; twice Ongoing, prepared, complete: for the commit 2 and 4, for the abort 3 and 5.
+    # Empty first. Then Ongoing twice, prepared and complete: 2 and 4 for a commit, 3 and 5 for an abort.
     assert "".join(seen) == "0" + "1124" + "1135"
     assert '"transactionalId":"dumped"' in states and f'"topic":"{topic}","partitionIds":[0]' in states
     offsets_dump = dump("__consumer_offsets-*/*.log", "--offsets-decoder")

@@ -1,7 +1,7 @@
-"""KafkaJS against our broker: idempotent producer and admin, and through faults.
+"""KafkaJS against our broker: its idempotent producer and its admin client, also through faults.
 
-Its consumer joins a group, which this broker does not serve yet; what it sent is read by others. The other
-client for Node, @confluentinc/kafka-javascript, is librdkafka, which is tested through confluent-kafka.
+Other clients read what it sent. The other client for Node, @confluentinc/kafka-javascript, is librdkafka,
+which is tested through confluent-kafka.
 """
 
 from __future__ import annotations

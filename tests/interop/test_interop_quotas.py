@@ -116,7 +116,7 @@ def test_our_admin_obeys_apache_kafkas_controller_quota(apache_kafka: ApacheKafk
         admin.alter_client_quotas({of_client: {"controller_mutation_rate": 2.0}})
         wait_until(lambda: of_client in admin.describe_client_quotas())
         try:
-            for number in range(3):  # at once 22 partitions, then 2 a second
+            for number in range(3):  # 22 partitions at once, then 2 a second
                 admin.create_topics([NewTopic(f"quota-{number}", 13)])
         finally:
             admin.alter_client_quotas({of_client: {"controller_mutation_rate": None}})

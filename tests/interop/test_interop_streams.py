@@ -91,9 +91,9 @@ def passed(servers: str) -> list[int]:
 
 @pytest.mark.behaviour("T6", "T7")
 def test_counts_and_copies_are_exact_over_kills(streams: Command, tmp_path: Path) -> None:
-    """One instance is killed and started again; a second joins, the first is killed for good, the broker too.
+    """Kill and restart one instance, add a second, kill the first for good, and kill the broker.
 
-    State is restored from its changelog, and tasks move to who is left.
+    State is restored from its changelog, and tasks move to the remaining instance.
     """
     chance = random.Random(5)
     logs = {name: tmp_path / f"{name}.log" for name in ("first", "second")}
@@ -138,7 +138,10 @@ def counts(servers: str) -> dict[bytes | None, list[int]]:
 
 
 def is_finished(servers: str, count: int) -> bool:
-    """The counts come by another topic, and so later or earlier than the copies."""
+    """Return True if all copies and counts have arrived.
+
+    Counts have their own topic, so either may be last.
+    """
     return len(passed(servers)) >= count <= sum(each[-1] for each in counts(servers).values())
 
 

@@ -19,7 +19,7 @@ SOON = {
     "group_consumer_heartbeat_interval_ms": 200,
     "group_consumer_min_heartbeat_interval_ms": 200,
 }
-"""So that the group forgets a killed member of the consumer protocol soon: its name is not free before."""
+"""With these, the group soon forgets a killed member of the consumer protocol and frees its name."""
 _SOAK = pytest.mark.soak
 
 

@@ -17,7 +17,10 @@ from support.wait import pause
 from oncelog.testing.proxy.rules import Action, Rule
 
 CLASSIC, EPOCHS = 0, 2
-"""Versions of transactions: partitions announced first; the epoch raised by every end (KIP-890)."""
+"""Transaction versions.
+
+CLASSIC announces partitions first; EPOCHS raises the epoch at every end (KIP-890).
+"""
 STEPS = {
     EPOCHS: (*STARTING, "Produce", "TxnOffsetCommit", "EndTxn"),
     CLASSIC: (

@@ -56,7 +56,7 @@ def test_a_task_reads_the_checkpoints_only_if_its_file_was_tried_before(
 ) -> None:
     """Otherwise each task would read the checkpoints of all files.
 
-    One older than an attempt is not trusted.
+    A task does not trust a checkpoint that is older than an attempt to read its file.
     """
     pytest.importorskip("pyspark", reason="pip install 'oncelog[spark]'")
     files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(3)]

@@ -115,7 +115,7 @@ def initialized(client: RawClient) -> tuple[int, int]:
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one(tmp_path: Path, is_open: bool) -> None:
-    """This needs oncelog.fence.transactions: otherwise the new instances reach the epoch of the old one."""
+    """Without oncelog.fence.transactions, the new instances would reach the epoch of the old one."""
     config: dict[str, object] = {"transaction.state.log.num.partitions": 1}
     producer = None
     with Broker(tmp_path / "data", config=config) as broker:

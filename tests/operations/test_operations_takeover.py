@@ -533,7 +533,7 @@ def test_a_topic_that_kafka_put_aside_and_made_again_stops_the_start(plain: Path
         running = broker._running
         assert running is not None and (ours := running.node.topics.get("ours")) is not None
         assert ours.topic_id == topic_id
-    with Broker(plain, config=CONFIG):  # it is asked once
+    with Broker(plain, config=CONFIG):  # a later start needs no consent
         pass
 
 

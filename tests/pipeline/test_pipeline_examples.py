@@ -24,18 +24,18 @@ def run_through_kills(it: Supervised) -> None:
     it.kill(is_jvm=True)
     it.wait_for_rest()
     assert "Spark's JVM has died" in it.log
-    if it.case.name == "windows":  # a batch without rows writes what the last record closes
+    if it.case.name == "windows":  # a later batch without rows writes the windows that the last record closes
         it.wait_for(lambda now: len(it.result()) >= len(it.case.expected()))
     assert it.stop() == 0, it.log[-4000:]
     assert it.result() == it.case.expected()
 
 
 def stop_midway(it: Supervised) -> int:
-    """Stop it by SIGTERM; return the id of the batch that was finished, the last one that had begun."""
+    """Stop the query by SIGTERM. Return the id of the batch that it finished last."""
     assert it.stop() == 0, it.log[-4000:]
     ended = int(it.status["batch"]["batch_id"])
     assert it.status["state"] == "stopped" and ended in it.entries("commits")
-    assert it.entries("offsets")[-1] <= ended + 1  # at most one more had been planned since
+    assert it.entries("offsets")[-1] <= ended + 1  # at most one more batch had been planned
     return ended
 
 

@@ -84,7 +84,7 @@ def test_unknown_fields_are_left_out() -> None:
 def test_metrics_are_lines_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert SinkMetrics.of("q-1", 4, REPORTS) == METRICS
     path = tmp_path / "metrics"
-    publish(METRICS)  # without a place to write to
+    publish(METRICS)  # does nothing, as there is no file to write to
     monkeypatch.setenv(FILE_VARIABLE, str(path))
     publish(METRICS)
     publish(METRICS)
@@ -96,7 +96,7 @@ def test_metrics_that_nobody_takes_hold_nothing_up(tmp_path: Path, monkeypatch: 
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     monkeypatch.setenv(FILE_VARIABLE, str(pipe))
-    publish(METRICS)  # nobody reads
+    publish(METRICS)  # returns although nobody reads the pipe
     reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     for _ in range(1000):  # more than the pipe holds
         publish(METRICS)

@@ -201,7 +201,7 @@ def draw(random: Random) -> Sequence:
 
 
 def _is_kafkas_cut(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """A batch cut at the limit took the room of the partitions behind it."""
+    """Return True if Kafka sent a part of a batch at the limit, and so had no room for later partitions."""
     is_limited = step.api == "Fetch" and step.body.get("max_bytes", WHOLE) < WHOLE
     return is_limited and path.endswith(".records") and theirs == [] and bool(ours)
 
