@@ -26,7 +26,7 @@ CASES = [
     ("range", [A, B, C], {"t": 2}, {"a": "t0", "b": "t1", "c": ""}),
     ("range", [A, B], {}, {"a": "", "b": ""}),
     (
-        "range",  # each topic by itself: the first member gets more of every one
+        "range",  # each topic is assigned by itself, so the first member gets more of each
         [member("a", "t u"), member("b", "t u")],
         {"t": 3, "u": 3},
         {"a": "t0 t1 u0 u1", "b": "t2 u2"},
@@ -41,7 +41,7 @@ CASES = [
         {"a": "t0 t2 u1", "b": "t1 u0 u2"},
     ),
     (
-        "roundrobin",  # of the class's own documentation: those that do not want a topic are passed over
+        "roundrobin",  # from Java's documentation: members that do not subscribe to a topic are skipped
         [member("a", "t"), member("b", "t u"), member("c", "t u v")],
         {"t": 1, "u": 2, "v": 3},
         {"a": "t0", "b": "u0", "c": "u1 v0 v1 v2"},

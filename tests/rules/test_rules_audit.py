@@ -220,7 +220,7 @@ def stored_by_the_append_rule(sends: list[tuple[int, str, int]], start: int) -> 
 
 
 def audited(log: list[StoredBatch]) -> list[Finding]:
-    # As in a log without its beginning: the first sequence of a producer may be any.
+    # The log start is above 0, so the first sequence of a producer may be any.
     audit = PartitionAudit(log_start_offset=1)
     for batch in log:
         audit.see(batch)

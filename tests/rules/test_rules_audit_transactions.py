@@ -20,7 +20,7 @@ ACTIONS = ["data", "data", "data", "commit", "abort", "fence", "again"]
 ONE_MORE = [(2, "data", 2), (2, "commit", 1), (2, "data", 1)]
 """A transaction in which a fault can be planted."""
 LOG_START = 1
-"""Above 0, as in a log without its beginning: the first sequence of a producer may be any."""
+"""It is above 0, so the first sequence of a producer may be any."""
 STEPS = st.lists(
     st.tuples(st.integers(1, 4), st.sampled_from(ACTIONS), st.integers(1, 5)), min_size=5, max_size=60
 )
@@ -28,8 +28,11 @@ STEPS = st.lists(
 
 @dataclass
 class Writer:
-    """A producer id and its coordinator. Kind "old": one epoch for all transactions, "new": each ends with a
-    raised one (transaction.version 2), "plain": no transactions."""
+    """A producer id and its coordinator.
+
+    `kind`: "old" has one epoch for all transactions, "new" raises it at every end (transaction.version 2),
+    and "plain" has no transactions.
+    """
 
     producer_id: int
     kind: str
@@ -177,7 +180,7 @@ def test_a_second_outcome_is_found(steps: list[tuple[int, str, int]], data: st.D
     log = history([*steps, *ONE_MORE], 0)
     transactions = [one for one in ended(log) if is_raised(log, one)]
     marker = data.draw(st.sampled_from(transactions)).marker
-    # Before any other batch of its producer. Later, the second outcome would belong to another transaction.
+    # Insert it right behind the first outcome. Later, it could be the outcome of another transaction.
     second = log[marker]._replace(is_commit=not log[marker].is_commit)
     assert violations(placed([*log[: marker + 1], second, *log[marker + 1 :]])) == [
         (FindingKind.TWO_OUTCOMES, log[marker].base_offset + 1)

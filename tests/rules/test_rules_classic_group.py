@@ -149,7 +149,7 @@ def test_a_member_that_waits_for_its_share_keeps_its_session() -> None:
     waiting = sync(group, "follower")
     group.heartbeat("leader", None, 2, 9_000)
     group.tick(SESSION_MS)
-    # The time-out of a member that waits is no reason for another tick at the same time.
+    # The session of the waiting follower does not cause another tick.
     assert group.next_deadline_ms() == 19_000
     group.heartbeat("leader", None, 2, 15_000)
     sync(group, "leader", {"follower": b"all"}, 15_000)
@@ -165,7 +165,7 @@ def test_the_next_deadline_is_the_first_of_all_sessions() -> None:
     group = stable("m", "n")
     group.heartbeat("m", None, 2, 5_000)
     group.heartbeat("n", None, 2, 7_000)
-    assert group.next_deadline_ms() == SESSION_MS  # no later than the first: `tick` makes it exact
+    assert group.next_deadline_ms() == SESSION_MS  # may be too early; `tick` makes it exact
     group.tick(SESSION_MS)
     assert group.next_deadline_ms() == 15_000
     group.tick(15_000)
@@ -351,7 +351,7 @@ def test_who_joins_a_stable_group_again_as_before_changes_nothing_unless_it_lead
     (answer,) = join(group, "", request(member_id="follower"), 5_000)
     assert answer == JoinResult(0, "follower", 2, "consumer", "a", "leader")
     assert group.state is GroupState.STABLE
-    group.tick(SESSION_MS)  # the leader's session is over, the follower's began again
+    group.tick(SESSION_MS)  # the leader's session ends; the follower's began again with the join
     assert list(group.members) == ["follower"]
 
     group = stable("leader", "follower")
@@ -410,7 +410,7 @@ def test_a_rebalance_without_time_waits_a_second_for_static_members() -> None:
     group.leave([("m", None)], 0)
     group.tick(0)
     assert (group.state, group.next_deadline_ms()) == (GroupState.PREPARING_REBALANCE, 1_000)
-    assert not join(group, "late", request(rebalance_ms=2_000), 500)  # the static one may still come
+    assert not join(group, "late", request(rebalance_ms=2_000), 500)  # the static member may still come
     group.tick(1_000)
     assert (group.state, group.generation_id, group.members.leader_id) == (
         GroupState.COMPLETING_REBALANCE,
@@ -665,7 +665,7 @@ EMPTY, PREPARING, COMPLETING, STABLE = (
 @pytest.mark.parametrize(
     ("state", "member_id", "instance", "generation_id", "outside", "within"),
     [
-        # of an empty group; and of one with members; outside of a transaction, and within one
+        # Errors outside of a transaction and within one, for an empty group and for one with members.
         (EMPTY, "", None, -1, None, None),
         (EMPTY, "m", "i", -1, None, None),
         (EMPTY, "", None, 0, UnknownMemberId, UnknownMemberId),

@@ -34,7 +34,7 @@ SPANS = [Span(0, 10, 100, 1_000), Span(10, 20, 200, 2_000), Span(20, 30, 300, 3_
         ({"min_lag_ms": 5_000, "now_ms": 5_999}, None),
         ({"min_lag_ms": 5_000, "now_ms": 8_000}, DirtyRange(0, 30, 0, 600, 1_000)),
         ({"min_lag_ms": 1, "now_ms": 3_000}, DirtyRange(0, 20, 0, 300, 1_000)),
-        # In the middle of a segment, where an earlier round ended because of too many keys.
+        # An earlier round ended in the middle of a segment, because of too many keys.
         ({"cleaned_to": 15}, DirtyRange(15, 30, 100, 500, 2_000)),
     ],
 )

@@ -144,7 +144,7 @@ def test_time_takes_out_the_silent_and_those_that_do_not_give_up() -> None:
 
     first = beat("a", 0, 0)
     beat("b", 0, 10)
-    assert beat("a", first, 20) == first  # and is to give up two
+    assert beat("a", first, 20) == first  # it must also give up two partitions
     assert group.next_deadline_ms() == 320
     group.tick(319)
     assert list(group.members) == ["a", "b"]
@@ -181,7 +181,7 @@ def test_many_joins_share_few_assignments(monkeypatch: pytest.MonkeyPatch) -> No
 
     for number in range(100):
         beat(f"m{number:02}", number)
-    # 2,000 at once and 20 a millisecond, where each takes at least 1,000.
+    # The budget is 2,000 at first and grows by 20 a millisecond. An assignment costs at least 1,000.
     assert 2 <= made <= 5
     assert group.state is ConsumerGroupState.ASSIGNING
     for now_ms in range(5_000, 25_000, 5_000):
@@ -203,7 +203,7 @@ def test_what_a_member_no_longer_wants_goes_before_there_is_a_new_assignment() -
 
     both = beat(0, "tu", NO_PARTITIONS, 0).assigned
     assert both is not None and len(both) == 7
-    left = beat(2, "t", both, 0)  # in the same millisecond, in which no second target is made
+    left = beat(2, "t", both, 0)  # one millisecond allows only one new target
     assert (left.epoch, left.assigned) == (2, places("0123"))
     assert group.state is ConsumerGroupState.ASSIGNING
     given_up = beat(2, None, places("0123"), 0)

@@ -28,7 +28,8 @@ def known(state: str, epoch: int = 5, at: TopicPartition = AT) -> KnownTransacti
         (None, "no coordinator knows producer id 7 among the transactional ids that you may DESCRIBE"),
         (known("Ongoing"), None),
         (known("PrepareCommit"), None),
-        (known("PrepareAbort", epoch=6), None),  # the end has raised it, and its marker is under way
+        # The end has raised the epoch, and its marker is not written yet.
+        (known("PrepareAbort", epoch=6), None),
         (known("Ongoing", epoch=6), "'x' is at epoch 6"),
         (known("Empty"), "'x' is in state Empty"),
         (known("CompleteCommit"), "'x' is in state CompleteCommit"),

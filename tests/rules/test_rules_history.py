@@ -132,7 +132,7 @@ class Model:
         txn = f"{process}{self.number[process]}"
         if txn not in self.open:
             self.open[txn] = set()
-            # One that reads, reads first and all there is, so that one at a time each sees the newest.
+            # A transaction begins with a read. One that runs alone reads all records, also the newest.
             self.poll(process, txn, 1_000 if self.one_at_a_time else 2)
         elif self.chance.random() < 0.6:
             self.send(process, txn)

@@ -49,15 +49,15 @@ PART_OF_B = checkpoint("b", position=40, done=False)
         ([checkpoint("a")], [A, B], Resume(1, None)),
         ([checkpoint("a"), PART_OF_B], [A, B, C], Resume(1, PART_OF_B)),
         ([checkpoint("a"), checkpoint("b")], [A, B], Complete()),
-        # Changed, but of the same size: the digest must tell.
+        # The file changed but kept its size, so the digests must be compared.
         ([checkpoint("a", time=9), checkpoint("b")], [A, B], Complete((0,))),
         ([checkpoint("a", time=9), PART_OF_B], [A, B], Resume(1, PART_OF_B, (0,))),
         ([checkpoint("a", time=9)], [A, B], Resume(1, None, (0,))),
         # The part that was read of an unfinished file is always checked, so it needs no recheck.
         ([PART_OF_B._replace(modified_ns=9)], [B], Resume(0, PART_OF_B._replace(modified_ns=9))),
-        # A cluster without topic ids, now or then.
+        # The topic had no id when the checkpoint was stored.
         ([checkpoint("a")._replace(topic_id=None)], [A], Complete()),
-        # Under another name it may be another file, whatever its size and time: the digest must tell.
+        # Under another name it may be another file, so the digests must be compared.
         ([checkpoint("a")], [A._replace(name="moved/a")], Complete((0,))),
         ([checkpoint("b")], [A, B], Resume(1, None, (0,))),
         ([checkpoint("a"), checkpoint("b")], [B, A], Complete((0, 1))),
@@ -127,9 +127,10 @@ def test_a_load_with_other_files_or_options_is_refused(
     [
         (PART_OF_B._replace(how=HOW + DELIMITED_BY + "commas"), True),
         (PART_OF_B._replace(how=HOW + DELIMITED_BY + "tabs"), False),
-        (PART_OF_B, False),  # by a version that stored none
+        (PART_OF_B, False),  # an older version stored no delimiter
         (PART_OF_B._replace(how=HOW + DELIMITED_BY + "commas", position=0, records=0), False),
-        (checkpoint("b")._replace(how=HOW + DELIMITED_BY + "commas"), False),  # it is not read again
+        # A complete file is not read again.
+        (checkpoint("b")._replace(how=HOW + DELIMITED_BY + "commas"), False),
         (PART_OF_B._replace(how="csv" + DELIMITED_BY + "tabs"), True),
     ],
 )
@@ -148,13 +149,13 @@ BEGUN = checkpoint("c", position=0, done=False)
     [
         ([], [A, B], Assignment((0, 1), (0, 1))),
         ([checkpoint("a"), PART_OF_B, BEGUN], [A, B, C], Assignment((), (1, 2))),
-        # In parallel: a later file may be done before an earlier one.
+        # Files are read in parallel, so a later one may be done first.
         ([PART_OF_B, checkpoint("a"), BEGUN], [B, A, C], Assignment((), (0, 2))),
         ([checkpoint("a"), PART_OF_B], [A, B, C], Assignment((2,), (1, 2))),
         ([checkpoint("a"), checkpoint("b")], [A, B], Assignment((), ())),
         ([checkpoint("a", time=9), checkpoint("b")], [A, B], Assignment((), (), (0,))),
         ([checkpoint("a", time=9), PART_OF_B], [A, B, C], Assignment((2,), (1, 2), (0,))),
-        # Partly read, and perhaps another file now: the one that was read may be the new one.
+        # The file was read in part. It may have been replaced, and the file that was read may be the new one.
         ([PART_OF_B], [A, B], Assignment((1,), (0, 1), (0,))),
         ([PART_OF_B], [B._replace(modified_ns=9), C], Assignment((1,), (0, 1), (0,))),
         ([checkpoint("b")], [A, B], Assignment((1,), (1,), (0,))),

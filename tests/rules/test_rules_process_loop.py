@@ -56,7 +56,10 @@ def test_the_table_has_every_step_and_reaction() -> None:
 
 
 def test_an_unclear_commit_is_never_followed_by_an_abort() -> None:
-    """Whatever the error is, only STOP may end it: then a new start finishes what was decided."""
+    """Whatever the error is, the reaction is to repeat the commit or to stop.
+
+    After a stop, the next start finishes what was decided.
+    """
     for error in every_error():
         reaction = reaction_to(Step.COMMIT, error, State.COMMITTING)
         assert reaction in (Reaction.REPEAT, Reaction.STOP), error

@@ -209,7 +209,7 @@ def test_the_parts_of_a_split_batch_count_toward_the_five() -> None:
     assert len(sent(sequences, 1)) == 1
     for part in parts[1:]:
         sequences.on_stored(part)
-    # `later` is the first in flight, with one more and the sixth; two may follow.
+    # In flight are `later`, another batch and the sixth, so two may follow.
     assert sequences.in_flight[0] is later
     assert len(sent(sequences, 2)) == 2
     assert not sequences.may_assign_sequence(FIRST)

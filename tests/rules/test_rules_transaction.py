@@ -218,7 +218,7 @@ CLASSIC = {
     S.PREPARE_ABORT: (ConcurrentTransactions, ConcurrentTransactions),
     S.EMPTY: (InvalidTxnState, InvalidTxnState),
 }
-"""Coordinator state -> results of COMMIT and ABORT."""
+"""Coordinator state -> result of COMMIT, result of ABORT."""
 
 WITH_EPOCH = {
     S.ONGOING: (ProducerFenced, S.PREPARE_COMMIT, ProducerFenced, S.PREPARE_ABORT),
@@ -238,9 +238,9 @@ WITH_EPOCH = {
     ),
     S.EMPTY: (ProducerFenced, InvalidTxnState, ProducerFenced, S.PREPARE_ABORT),
 }
-"""State -> results of a repeated COMMIT, COMMIT, a repeated ABORT and ABORT.
+"""Coordinator state -> results of a repeated COMMIT, COMMIT, a repeated ABORT and ABORT.
 
-A repeated request has the epoch before.
+A repeated request has the previous epoch.
 """
 
 

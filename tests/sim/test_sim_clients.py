@@ -190,7 +190,7 @@ def test_processing_loops_copy_every_record_once(seeds: Collection[int]) -> None
 
 
 async def _stay(self: RecordedIO, firsts: object) -> None:
-    """Go back to nowhere, as an application does that forgets it."""
+    """Return without seeking, like an application that forgets to go back."""
 
 
 def test_a_loop_that_does_not_go_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +284,7 @@ def test_a_broken_client_is_noticed(name: str) -> None:
 
 
 def test_a_copier_that_commits_automatically_is_convicted_and_one_that_does_not_acquitted() -> None:
-    """For this reason `group_metadata()` refuses a consumer that commits automatically."""
+    """This is why `group_metadata()` refuses a consumer that commits automatically."""
     (mutant,) = [each for each in CLIENT_MUTANTS if each.name == "a copier commits automatically"]
     found = search(mutant, [*NOTED[mutant.name], *range(400)])
     assert found is not None and found[1].startswith("copied")

@@ -51,7 +51,7 @@ def test_names_of_a_directory_are_durable_one_by_one() -> None:
 
 
 def test_files_keep_the_times_of_their_writes_over_a_power_loss() -> None:
-    """Seed 40035: a power loss changed the time of a file, so retention deleted a young record."""
+    """Regression (seed 40035): a power loss changed a file's time, so retention deleted a young record."""
     disk = MemoryDisk()
     disk.now_ms = lambda: 1_000
     disk.open("log", create=True).sync()

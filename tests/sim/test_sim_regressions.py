@@ -14,9 +14,7 @@ from oncelog.types import TopicPartition
 
 
 def test_a_lost_connection_does_not_turn_the_protocol_of_transactions_back() -> None:
-    """A transaction that began without a connection used the classic protocol, and all later ones had one
-    epoch.
-    """
+    """Regression: a transaction that began without a connection switched to the classic protocol for good."""
     world = World(1)
     broker = BrokerHost(world, {"num.partitions": 1, "transaction.state.log.num.partitions": 1})
     broker.start()
@@ -41,8 +39,9 @@ def test_a_lost_connection_does_not_turn_the_protocol_of_transactions_back() -> 
 
 
 def test_a_stop_waits_for_the_flushes_under_way() -> None:
-    """The flushes continued after the files were closed, and failed, and so did the requests that waited for
-    them.
+    """Regression: the flushes continued after the files were closed.
+
+    They failed, and so did the requests that waited for them.
     """
     world = World(3)
     broker = BrokerHost(world, {"num.partitions": 2, "log.flush.interval.messages": 1})
@@ -98,7 +97,7 @@ def test_a_generation_is_not_stable_because_the_one_before_was_stored() -> None:
 
 
 def test_a_marker_that_waited_for_another_partition_is_durable_before_the_transaction_is_complete() -> None:
-    """After one failed write the repeated attempt did not wait for the markers of the other partitions."""
+    """Regression: after a failed write, the retry did not wait for the markers of other partitions."""
     world = World(1)
     broker = BrokerHost(world, {"num.partitions": 1, "log.flush.interval.messages": 1})
     broker.start()
@@ -126,7 +125,7 @@ def test_a_marker_that_waited_for_another_partition_is_durable_before_the_transa
 
 
 def test_a_second_stop_meanwhile_changes_nothing() -> None:
-    """A bug of the simulator: it stopped a broker twice, and the second stop met closed files."""
+    """Regression in the simulator: it stopped a broker twice, and the second stop met closed files."""
     world = World(1)
     broker = BrokerHost(world, {})
     broker.start()

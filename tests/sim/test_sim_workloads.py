@@ -58,7 +58,7 @@ def test_a_workload_that_is_asked_for_leaves_the_rest_of_a_seed_as_it_is() -> No
 
 
 def test_offsets_are_kept_where_deletions_of_offsets_are_checked() -> None:
-    """Seed 40591: an idle query of `lanes` made the offsets of `deletions` expire after two minutes."""
+    """Regression (seed 40591): a setting for the workload `lanes` let the offsets of `deletions` expire."""
     scenario = scenario_for(40591)
     assert {"lanes", "deletions"} <= set(scenario.workloads)
     assert "offsets.retention.minutes" not in scenario.broker
