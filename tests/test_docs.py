@@ -85,7 +85,7 @@ def test_findings_have_ids_of_their_own() -> None:
 
 
 def test_rows_of_findings_have_the_columns_of_their_table() -> None:
-    """Markdown drops a cell too many, which would be the guard."""
+    """Markdown drops a superfluous cell at the end of a row, and the guard is in the last one."""
     columns, wrong = None, []
     for line in FINDINGS.read_text().splitlines():
         if not line.startswith("|"):
@@ -118,7 +118,7 @@ def test_tests_that_documents_name_exist(path: Path) -> None:
 
 
 def test_tests_that_comments_of_the_source_name_exist() -> None:
-    """A comment that explains odd code names the test that guards it: here a renamed test is noticed."""
+    """A comment that explains odd code names the test that guards it, so a rename must not break the name."""
     tests = [path for folder in ("tests", "packages") for path in (ROOT / folder).rglob("*.py")]
     known = {path.stem for path in tests}
     known |= {name for path in tests for name in re.findall(r"def (test_\w+)", path.read_text())}
@@ -171,14 +171,14 @@ def _commands_of(path: Path) -> set[str]:
 
 
 def _check_command(text: str) -> None:
-    """Find the command and parse its options. Raises click's errors; values are not looked at."""
+    """Find the command and parse its options, without their values. Raises click's errors."""
     words = shlex.split(re.split(r" [|&>]|;", text)[0])
     command: click.Command = cli
     context = click.Context(cli, info_name="oncelog")
     while isinstance(command, click.Group) and words:
         name = words.pop(0).rstrip(",")
         if name.isupper():
-            return  # stands for any of them
+            return  # a placeholder for any command
         found = command.get_command(context, name)
         if found is None:
             raise click.UsageError(f"no command {name!r}")
@@ -195,7 +195,7 @@ def test_documents_have_commands_to_check() -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_commands_in_documents_exist_with_their_options(path: Path) -> None:
     if path.name == "CHANGELOG.md":
-        return  # tells of versions that had other commands
+        return  # describes versions that had other commands
     wrong = []
     for text in sorted(_commands_of(path)):
         try:
@@ -208,7 +208,7 @@ def test_commands_in_documents_exist_with_their_options(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_python_in_documents_compiles_and_imports_what_is_there(path: Path) -> None:
     for block in _fenced(path, "python"):
-        # "...start()" leaves a chain of calls out.
+        # "...start()" stands for a chain of calls.
         for node in ast.walk(ast.parse(re.sub(r"\.{3,4}(?=\w)", ".", block))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("oncelog"):
                 module = importlib.import_module(str(node.module))

@@ -67,7 +67,7 @@ def test_the_tests_and_scenarios_of_a_claim_exist(claim: dict[str, Any]) -> None
 @pytest.mark.behaviour("I30")
 @each_claim
 def test_the_command_of_a_claim_can_be_given(claim: dict[str, Any]) -> None:
-    """Stories are played by tests of their own, so here it is enough that they exist."""
+    """Other tests play the stories, so here it is enough that they exist."""
     words = claim["command"].split()
     assert words[0] == "oncelog"
     _check_command(" ".join(words[1:]))

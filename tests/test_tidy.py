@@ -235,7 +235,7 @@ def test_functions_are_short(path: Path) -> None:
     ids=lambda path: str(path.relative_to(TESTS)),
 )
 def test_no_test_sleeps_or_reads_a_clock(path: Path) -> None:
-    """It waits for a condition with what support/wait.py has, so that a busy machine changes nothing."""
+    """A test waits for a condition with support/wait.py, so that a busy machine changes nothing."""
     assert clock_uses(ast.parse(path.read_text())) == [], "use tests/support/wait.py"
 
 

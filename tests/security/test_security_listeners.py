@@ -103,7 +103,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def broker(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates, others: Certificates
 ) -> Iterator[Broker]:
-    """PLAINTEXT inside; SASL_SSL outside; CERTIFIED with certificates of another authority."""
+    """Run a broker with three listeners, one of which has certificates of another authority."""
     data_dir = tmp_path_factory.mktemp("data")
     add_users(data_dir, "alice")
     config = {

@@ -249,9 +249,9 @@ def test_bytes_that_are_no_batch_are_found_at_their_first_offset(
 
 @pytest.mark.parametrize("offsets_per_task", [1, 4, 5_000_000])
 def test_batches_in_the_wrong_order_are_found(spark: Any, tmp_path: Path, offsets_per_task: int) -> None:
-    """Batches that look sound in offset order are read in file order.
+    """In offset order these batches would look sound, so the audit reads them in file order.
 
-    A batch counts for the range in which it is stored, also if two tasks read one batch each.
+    A batch counts for the range in which it is stored, even if two tasks each read one of the batches.
     """
     with oncelog.Broker(tmp_path) as broker:
         create_topic(broker.bootstrap_servers, "moved")

@@ -61,7 +61,7 @@ def test_offset_gaps_left_by_compaction_are_no_loss(
     stream = Collected()
     options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 30}
     stream.run(read_stream(spark, bootstrap, **options), checkpoint)
-    # The cleaner may still run, so the result lies between those of two other reads.
+    # The cleaner may still run, so the stream's offsets lie between those of the reads before and after it.
     after = committed_offsets(bootstrap, topic)
     assert set(after) <= {row.offset for row in whole} <= set(before)
     assert set(after) <= set(stream.offsets()) <= set(before)

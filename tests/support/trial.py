@@ -16,9 +16,10 @@ from oncelog.trial.spark_checkpoint import read_checkpoint
 
 
 class StandInDriver:
-    """Copies SOURCE to TARGET in micro-batches. A subclass chooses how.
+    """Copies SOURCE to TARGET in micro-batches, as a subclass decides.
 
-    `remembers`: a micro-batch that was written before is not written again. `ends_with`: it ends so instead.
+    `remembers`: a micro-batch that was written before is not written again. `ends_with`: the driver ends with
+    this instead of copying.
     """
 
     remembers = True

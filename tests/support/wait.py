@@ -49,9 +49,9 @@ async def until(
 def attempts(
     what: Callable[[], object] | None = None, seconds: float = LIMIT_S, step_s: float = 0.0
 ) -> Iterator[int]:
-    """Count the rounds of a loop that is left once it has what it waits for, with a pause after each.
+    """Yield the number of each attempt, and pause after it. The caller ends the loop when it succeeds.
 
-    Fail the test at the limit, with what `what` returns.
+    Fail the test at the limit, with the result of `what`.
     """
     deadline, count = time.monotonic() + seconds, 0
     while True:
@@ -93,13 +93,13 @@ def set_wall_clock(clock: Clock, by_ms: int) -> None:
     """Set the wall clock of a broker in this process forward or back."""
     wall_ns = clock._wall_ns
     clock._wall_ns = lambda: wall_ns() + by_ms * 1_000_000
-    clock.now_ms()  # it follows at once
+    clock.now_ms()  # lets the broker's clock follow at once
 
 
 def pass_time(broker: Broker, ms: int) -> None:
-    """Set the clock of a broker in this process forward, and let the broker do what is due then.
+    """Move the clock of a broker in this process forward, and let the broker do what is due then.
 
-    Deadlines of the node pass, and those of connections. Time that a client measures does not pass.
+    Deadlines of the node and of its connections pass. Time that a client measures does not pass.
     """
     running, thread = broker._running, broker._thread
     assert running is not None and thread is not None
@@ -110,7 +110,7 @@ def pass_time(broker: Broker, ms: int) -> None:
         running.server._sweep()
 
     async def go_on() -> None:
-        sweep()  # activity of connections until now is recorded with the new time
+        sweep()  # records the activity of connections so far, before the time changes
         monotonic_ns = running.clock._monotonic_ns
         running.clock._monotonic_ns = lambda: monotonic_ns() + ms * 1_000_000
         set_wall_clock(running.clock, ms)
@@ -121,9 +121,9 @@ def pass_time(broker: Broker, ms: int) -> None:
 
 
 class JumpingClock:
-    """The clock of the clients and brokers that this process makes from now on. It can jump forward.
+    """A clock that can jump forward, for the clients and brokers that this process makes from now on.
 
-    Their timers jump with it. Call `jump` when nothing is under way that would then have run out of time.
+    Their timers jump with it. Call `jump` only when it would not let another operation time out.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ class HeldTimers:
         return handle
 
     def fire(self) -> None:
-        """Run those that were not cancelled, in their event loops."""
+        """Run the timers that were not cancelled, each in its event loop."""
         held, self._held = self._held, []
         for loop, handle, call in held:
             if not handle.cancelled():

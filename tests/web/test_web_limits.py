@@ -237,7 +237,7 @@ def test_a_topic_of_many_partitions_can_be_reset(client: TestClient, ours: str) 
 
 
 def test_a_sample_is_summed_by_topic_once() -> None:
-    """A page shows the sum for each of its topics: with 10,000 topics it took 40,000,000 steps."""
+    """Regression: each topic on a page summed the whole sample, so 10,000 topics took 40,000,000 steps."""
 
     class Ends(dict[TopicPartition, PartitionEnds]):
         passes = 0

@@ -1,4 +1,7 @@
-"""Fetched batches read in C (wire/_fetched_records.c) give what Python gives, which decides all doubts."""
+"""The C code for fetched batches (wire/_fetched_records.c) gives what the Python code gives.
+
+It leaves unusual data to the Python code.
+"""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_a_buffer_is_used_again_only_when_no_view_of_its_frame_is_left() -> None
 def test_a_larger_buffer_that_is_used_again_ends_with_its_frame(
     sizes: list[int], read_bytes: list[int], keeps_views: bool
 ) -> None:
-    """As a client does: large frames are received in place, and others are copied."""
+    """The test reads as a client does: large frames are received in place, and others are copied."""
     reader = FrameReader(10**6, keeps_size=True)
     frames = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
     stream = io.BytesIO(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))

@@ -1,4 +1,4 @@
-"""The row loops in C (wire/_records.c) give what records.py gives, and leave every doubt to it."""
+"""The row loops in C (wire/_records.c) give what records.py gives, and leave unusual data to it."""
 
 from __future__ import annotations
 
