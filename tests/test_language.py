@@ -116,7 +116,7 @@ def files_under(name: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("name", CLEAN)
-def test_what_was_read_stays_plain(name: str) -> None:
+def test_files_that_were_read_stay_plain(name: str) -> None:
     assert not [
         f"{file.relative_to(ROOT)}:{v.line}: {v.rule}: {v.text}"
         for file in files_under(name)

@@ -57,7 +57,7 @@ def test_nothing_is_remembered_past_a_change_of_the_acls() -> None:
     assert not access.may(READ, TOPIC, "t1")
 
 
-def test_a_right_on_any_topic_is_looked_for_once_until_an_acl_changes(
+def test_a_right_on_any_topic_is_looked_up_once_until_an_acl_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Regression: any client may send InitProducerId, and each such request examined all ACLs."""

@@ -37,7 +37,7 @@ def wait_for_join(client: RawClient, first: str) -> str:
 
 
 @pytest.mark.parametrize("cut", [0, 1], ids=["whole", "cut off"])
-def test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client(cut: int) -> None:
+def test_a_leave_behind_a_join_is_handled_after_its_client_disconnects(cut: int) -> None:
     """Regression: the group kept a member until its session timed out.
 
     librdkafka and kafka-python leave like this. With `cut`, the LeaveGroup is incomplete. It must not keep

@@ -194,7 +194,7 @@ def test_a_batch_is_handed_out_part_by_part_and_resumed_anywhere(monkeypatch: py
             assert offsets == list(range(start, 20)) and position == 20
 
 
-def test_what_stands_before_a_damaged_record_is_handed_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_before_a_damaged_one_are_delivered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completed_fetch, "SLICE_RECORDS", 4)
     monkeypatch.setattr(iter_rows, "__defaults__", (4,))
     good = _RECORD * 10
@@ -308,7 +308,7 @@ def test_a_look_up_by_time_survives_a_deletion_between_its_steps(behind: Partiti
     assert _found(search) == 3_001
 
 
-def test_a_look_up_by_time_goes_on_when_its_segment_goes_during_a_job() -> None:
+def test_a_look_up_by_time_continues_if_its_segment_is_deleted_during_a_job() -> None:
     """The segment's file may be closed before the look-up continues."""
     limits = Limits(scan_first_chunk_bytes=61, scan_chunk_bytes=61)
     partition = open_partition(log_config=config(segment_bytes=1_000, limits=limits))
@@ -327,7 +327,7 @@ def test_a_look_up_by_time_goes_on_when_its_segment_goes_during_a_job() -> None:
     assert _found(search) == newest
 
 
-def test_a_look_up_of_the_largest_time_goes_on_when_its_segment_goes_during_a_job() -> None:
+def test_a_look_up_of_the_largest_time_continues_if_its_segment_is_deleted_during_a_job() -> None:
     """Regression: the look-up found no record, as if the partition were empty."""
     partition = open_partition(log_config=config(segment_bytes=1_000))
     rows = [NewRecord(NOW_MS + 1_000, b"k", b"v"), NewRecord(NOW_MS, b"k", b"v")]

@@ -204,7 +204,7 @@ def test_the_log_of_transactions_is_as_long_as_its_ids(coordinators: Coordinator
 
 
 @pytest.mark.behaviour("T2")
-def test_what_is_prepared_is_finished_from_a_compacted_log(coordinators: Coordinators) -> None:
+def test_a_prepared_transaction_is_finished_from_a_compacted_log(coordinators: Coordinators) -> None:
     made = coordinators
     made.node.topics.create("t", 1, {}, NOW_MS)
     entry = made.node.transactions.init("left", None, 60_000, NOW_MS).entry

@@ -97,7 +97,7 @@ def test_a_request_cut_off_by_the_end_of_its_connection_does_nothing(
     assert is_served(broker)
 
 
-def test_requests_without_an_answer_are_carried_out_after_the_end(
+def test_requests_without_a_response_are_handled_after_a_disconnect(
     broker: Broker, client: RawClient, topic: str
 ) -> None:
     """A producer with acks=0 may disconnect early, and the broker handles only 64 requests in a round."""
@@ -156,7 +156,7 @@ def test_a_closed_connection_is_freed_without_the_garbage_collector(
         gc.enable()
 
 
-def test_a_request_that_waits_ends_what_a_client_that_is_gone_has_left(
+def test_a_waiting_request_drops_the_requests_behind_it_when_the_client_is_gone(
     broker: Broker, client: RawClient, topic: str
 ) -> None:
     wait = encode_request(fetch_request([(topic, 0, 0)], max_wait_ms=2**31 - 1, min_bytes=1), 12, 1, "x")
@@ -167,7 +167,7 @@ def test_a_request_that_waits_ends_what_a_client_that_is_gone_has_left(
     assert client.offset(topic) == 0
 
 
-def test_an_answer_ends_what_a_client_that_is_gone_has_left(
+def test_a_failed_response_drops_the_requests_behind_it_when_the_client_is_gone(
     broker: Broker, client: RawClient, topic: str
 ) -> None:
     """Regression: all fetches of a disconnected client were carried out, 64 in one step."""
@@ -216,7 +216,7 @@ def test_requests_behind_a_waiting_fetch_are_bounded_and_all_answered() -> None:
         assert client.values("queue")[:2] == [b"first", b"0"]
 
 
-def test_a_slow_reader_is_not_read_from_and_not_lost() -> None:
+def test_a_client_that_does_not_read_is_paused_and_not_disconnected() -> None:
     """The client requests 60 MB without reading.
 
     The broker buffers a bounded part and serves other clients.
@@ -322,7 +322,9 @@ def test_a_large_request_is_begun_while_many_small_ones_are_answered_in_steps(
         assert len(response.topics[0].partitions) == len(rows)
 
 
-def test_what_is_stored_in_a_later_step_is_synced_and_seen_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_stored_in_a_later_step_are_synced_and_answered_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No timer and no other request may be needed to make the broker send the response."""
     monkeypatch.setattr(server, "next_wakeup_ms", lambda state: 1 << 50)
     partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)

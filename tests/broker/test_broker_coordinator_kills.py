@@ -202,7 +202,7 @@ def flush(node: BrokerState) -> None:
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["power loss", "full disk"])
-def test_a_static_member_gets_its_new_id_once_that_is_stored(is_full: bool) -> None:
+def test_a_static_member_gets_its_new_id_only_after_it_is_stored(is_full: bool) -> None:
     """Otherwise the next start would answer FENCED_INSTANCE_ID, a fatal error for the client."""
     disk = MemoryDisk()
     node = open_node(disk)

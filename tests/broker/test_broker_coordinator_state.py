@@ -428,7 +428,7 @@ def test_a_topic_whose_files_could_not_be_removed_does_not_come_back(
 
 
 @pytest.mark.parametrize("is_started", [True, False])
-def test_a_topic_that_could_not_be_made_or_removed_stops_no_start(
+def test_a_topic_that_could_not_be_made_or_removed_does_not_prevent_a_start(
     directory: Path, is_started: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> None:
@@ -452,7 +452,7 @@ def test_a_topic_that_could_not_be_made_or_removed_stops_no_start(
 
 
 @pytest.mark.parametrize("last", [0, 1])
-def test_a_partition_that_could_not_be_opened_or_removed_stops_no_start(
+def test_a_partition_that_could_not_be_opened_or_removed_does_not_prevent_a_start(
     directory: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
     """Regression: the left-over directory has the topic's id, and a second start after a kill refused it."""
@@ -486,7 +486,7 @@ def test_a_partition_that_could_not_be_opened_or_removed_stops_no_start(
 
 
 @pytest.mark.behaviour("T15")
-def test_a_full_disk_in_the_midst_of_a_deletion_keeps_no_offsets(
+def test_a_disk_that_fills_up_during_a_deletion_keeps_no_offsets(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = 0
@@ -554,7 +554,7 @@ def test_a_deletion_is_forgotten_once_its_tombstones_are_on_the_disk(directory: 
 
 
 @pytest.mark.parametrize("is_log_full", [False, True])
-def test_offsets_of_a_topic_made_before_a_restart_finished_a_deletion_go_with_it(
+def test_offsets_of_a_recreated_topic_are_deleted_with_it(
     directory: Path, monkeypatch: pytest.MonkeyPatch, is_log_full: bool
 ) -> None:
     """Otherwise readers of the next topic of this name would start at the old offsets and skip records."""
@@ -626,7 +626,7 @@ def begin(client: RawClient, name: str, group: str, topic: str) -> EndTxnRequest
 
 @pytest.mark.behaviour("T15", "T6")
 @pytest.mark.parametrize("deleted", ["topic", "offset", "group", "group with pending offsets only"])
-def test_what_is_deleted_within_a_transaction_does_not_come_back_with_its_commit(
+def test_an_offset_deleted_during_a_transaction_does_not_come_back_with_its_commit(
     deleted: str, tmp_path: Path
 ) -> None:
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:

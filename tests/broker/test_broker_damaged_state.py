@@ -196,7 +196,7 @@ def _open_transactions(client: RawClient) -> dict[int, int]:
 
 @pytest.mark.behaviour("I27")
 @pytest.mark.parametrize("cut", [None, 0])
-def test_a_record_that_means_nothing_is_named_with_its_offset(
+def test_a_record_of_an_unknown_version_is_named_with_its_offset(
     data: Path, caplog: pytest.LogCaptureFixture, cut: int | None
 ) -> None:
     """The batch is valid, but the value of its record has an unknown version."""

@@ -145,7 +145,7 @@ def test_a_full_disk_is_a_storage_error_and_nothing_is_corrupted(
 
 
 @pytest.mark.parametrize("failing", [0, 2], ids=["the first", "the last"])
-def test_a_topic_that_cannot_be_made_whole_is_not_made(
+def test_a_topic_that_cannot_be_created_whole_is_not_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     """Nothing is left behind that prevents the next attempt, before or after a restart."""

@@ -146,7 +146,7 @@ def test_a_waiting_fetch_dies_with_its_connection(broker: Broker, topic: str) ->
         assert other.produce(topic, batch(b"x")).error_code == 0
 
 
-def test_a_session_tells_only_news(client: RawClient) -> None:
+def test_a_fetch_session_returns_only_changes(client: RawClient) -> None:
     client.create_topic("news", 2)
     full = client.ask(fetch_request([("news", 0, 0), ("news", 1, 0)], session_epoch=0), 12)
     assert full.session_id > 0

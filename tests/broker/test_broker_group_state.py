@@ -149,7 +149,7 @@ def play(players: Players, steps: list[tuple[str, int, int, int]]) -> None:
 @pytest.mark.behaviour("T15")
 @settings(deadline=None)
 @given(Steps)
-def test_what_a_coordinator_remembers_is_what_its_log_says(steps: list[tuple[str, int, int, int]]) -> None:
+def test_a_coordinators_memory_equals_its_log(steps: list[tuple[str, int, int, int]]) -> None:
     players = Players()
     play(players, steps)
     before, changing = players.node.state(), players.node.between_generations

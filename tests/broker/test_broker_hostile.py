@@ -69,7 +69,7 @@ def test_a_request_that_drips_in_is_cut_off() -> None:
         assert quick.offset("t") > 0 and b"slow" not in quick.values("t")
 
 
-def test_requests_that_never_pause_are_not_taken_for_a_slow_one() -> None:
+def test_a_steady_stream_of_requests_is_not_taken_for_a_slow_one() -> None:
     """Each read ends within a request, and together they take longer than the deadline of one request."""
     with (
         Broker(config={"oncelog.request.read.timeout.ms": 60_000}) as broker,
@@ -98,7 +98,7 @@ def test_a_handshake_that_drips_in_is_cut_off(tmp_path: Path) -> None:
         assert broker.metrics()["connections"] == 0
 
 
-def test_strangers_count_amid_the_handshake(tmp_path: Path) -> None:
+def test_connections_count_during_the_handshake(tmp_path: Path) -> None:
     config = {"max.connections.per.ip": 3}
     with (
         secured_broker(tmp_path / "data", make_certificates(tmp_path), sasl=False, **config) as broker,
@@ -125,7 +125,7 @@ def test_a_client_that_never_says_who_it_is_is_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not hasattr(socket, "TCP_KEEPIDLE"), reason="needs TCP_REPAIR")
-def test_a_peer_that_is_gone_without_a_word_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_vanishes_silently_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer waits in a fetch of one day, so only TCP keep-alive can notice that it is gone."""
     probes = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1}
     monkeypatch.setattr(listener, "KEEP_ALIVE", probes)
@@ -184,7 +184,7 @@ def _rss_kb(pid: int) -> int:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux only")
-def test_running_out_of_descriptors_is_survived(tmp_path: Path) -> None:
+def test_the_broker_survives_running_out_of_descriptors(tmp_path: Path) -> None:
     """Open connections until only the descriptors reserved for the log are free, and then until none is."""
     with BrokerProcess(tmp_path / "data") as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
@@ -262,7 +262,7 @@ def test_answers_that_nobody_takes_are_bounded_together() -> None:
         assert len(split_batches(quick.fetch("t", 0, partition_max_bytes=12 * MB).records)) > 3
 
 
-def test_thousands_of_requests_without_reading() -> None:
+def test_unread_responses_to_thousands_of_requests_are_bounded() -> None:
     """The responses are much larger than the requests. New requests start only while the client reads."""
     with Broker() as broker, RawClient(broker.bootstrap_servers) as quick:
         for number in range(5):

@@ -29,7 +29,7 @@ def _counts(client: RawClient, version: int, name: str | None = "big", **fields:
 
 
 @pytest.mark.parametrize("version", [0, 1, 5, 8, 9, 12, 13])
-def test_asked_again_it_says_the_same(client: RawClient, version: int) -> None:
+def test_a_repeated_request_gets_the_same_metadata(client: RawClient, version: int) -> None:
     client.create_topic("big", COUNT)
     request = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="big")])
     first, again = client.ask(request, version), client.ask(request, version)
@@ -57,7 +57,7 @@ def test_every_change_is_seen(client: RawClient) -> None:
         assert _counts(client, 9, None) == {"other": 2}
 
 
-def test_a_question_that_may_create_is_another_question(tmp_path: Path) -> None:
+def test_a_cached_answer_does_not_keep_a_request_from_creating_the_topic(tmp_path: Path) -> None:
     settings = {"num.partitions": COUNT, "auto.create.topics.enable": True}
     with Broker(tmp_path, config=settings) as broker, RawClient(broker.bootstrap_servers) as client:
         assert _counts(client, 9, allow_auto_topic_creation=False) == {}

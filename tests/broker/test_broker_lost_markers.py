@@ -201,7 +201,7 @@ def test_a_start_writes_the_marker_of_the_last_epoch_of_a_producer_id(
 @pytest.mark.behaviour("T6")
 @pytest.mark.parametrize("when", ["before the start", "after it"])
 @pytest.mark.parametrize("way", ["classic", "undecided"])
-def test_what_a_producer_id_left_open_is_ended_when_another_one_takes_over(
+def test_an_open_transaction_is_ended_when_another_producer_id_takes_over(
     tmp_path: Path, way: str, when: str
 ) -> None:
     """Regression: readers waited, because the older id never begins another transaction."""
@@ -296,7 +296,7 @@ def test_offsets_whose_marker_is_lost_are_committed_or_dropped_at_the_start(
 
 
 @pytest.mark.behaviour("T6")
-def test_what_nobody_decided_is_aborted_before_the_producer_begins_there_again(producer: Producer) -> None:
+def test_an_undecided_transaction_is_aborted_before_its_producer_begins_another(producer: Producer) -> None:
     before = producer.size(STATE)
     producer.send(T0, "undecided")
     producer.lose_power(state=before)

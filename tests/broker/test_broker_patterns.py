@@ -61,7 +61,7 @@ def by_pattern(text: str) -> ListTransactionsRequest:
 
 
 @pytest.mark.parametrize("regex", HOSTILE)
-def test_a_backtracking_pattern_holds_nobody_up(client: RawClient, regex: str) -> None:
+def test_a_backtracking_pattern_does_not_block_other_clients(client: RawClient, regex: str) -> None:
     """With a backtracking engine 200 letters take longer than the test run."""
     name = "a" * (200 + HOSTILE.index(regex))
     client.create_topic(name)
@@ -143,7 +143,7 @@ def test_a_topic_is_matched_once_however_many_heartbeats_come(client: RawClient,
     assert matched == [*first, "once-2"]
 
 
-def test_what_is_too_much_for_one_heartbeat_goes_on_in_the_background(matched: list[str]) -> None:
+def test_matching_too_costly_for_one_heartbeat_continues_in_the_background(matched: list[str]) -> None:
     background = BackgroundQueue()
     background.on_added = lambda: None
     found = TopicPatterns(background)

@@ -69,7 +69,7 @@ def too_long_length() -> bytearray:
         (batch(b"x", is_control=True), errors.InvalidRecord),
     ],
 )
-def test_what_is_not_one_good_batch_is_refused(
+def test_records_other_than_one_valid_batch_are_refused(
     client: RawClient, topic: str, records: bytearray | None, error: type[errors.BrokerError]
 ) -> None:
     result = client.produce(topic, records)

@@ -191,7 +191,7 @@ def test_within_a_transaction_the_answer_is_what_the_general_way_gives(
     assert (node.metrics.duplicates_acknowledged, node.metrics.out_of_order_refused) == (1, 1)
 
 
-def test_what_the_coordinator_must_be_asked_for_is_left_to_the_general_way(node: BrokerState) -> None:
+def test_a_request_that_needs_the_coordinator_is_left_to_the_general_way(node: BrokerState) -> None:
     who = begun(node)
     fenced, other = who.producer_epoch - 1, who.producer_id + 1
     for left in (
@@ -249,7 +249,7 @@ def test_every_length_of_the_batch_is_read(node: BrokerState, size: int) -> None
     ],
     ids=lambda data: "",
 )
-def test_what_is_not_plain_is_left_untouched(node: BrokerState, data: memoryview) -> None:
+def test_a_request_that_is_not_plain_is_left_untouched(node: BrokerState, data: memoryview) -> None:
     assert answer(node, data, NOW_MS) is None
     assert end_offset(node) == 0
     assert node.metrics == Metrics()

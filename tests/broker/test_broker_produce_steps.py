@@ -102,7 +102,7 @@ def test_batches_that_are_refused_when_they_are_opened_count_as_others() -> None
     assert finish(node, deferred) == (MANY // 2, [InvalidRecord.code] * MANY)
 
 
-def test_what_a_step_leaves_is_no_view_of_the_receive_buffer() -> None:
+def test_batches_left_for_later_steps_do_not_refer_to_the_receive_buffer() -> None:
     node = driven(COMPACTED)
     buffer = bytearray(records())
     message = request(*((i, memoryview(buffer)) for i in range(MANY)))  # type: ignore[misc]
@@ -187,7 +187,7 @@ def test_a_request_goes_with_its_client_unless_it_expects_no_answer() -> None:
     assert handle(node, request(*((i, records()) for i in range(MANY)), acks=0), 9).outlives_client
 
 
-def test_requests_of_several_steps_without_an_answer_are_carried_out_after_the_end(
+def test_requests_of_several_steps_without_a_response_are_handled_after_a_disconnect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Java's producer with acks=0 closes as soon as the system has accepted the last request."""

@@ -114,7 +114,7 @@ def test_a_file_with_no_possible_id_stops_the_start(tmp_path: Path, stored: str)
 
 
 @pytest.mark.behaviour("I4")
-def test_where_no_id_is_left_clients_get_an_error_and_keep_their_connection(tmp_path: Path) -> None:
+def test_clients_keep_their_connection_when_no_producer_id_is_left(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text(f'{{"version": 1, "next_producer_id": {2**63 - 1}}}')
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         request = m.InitProducerIdRequest(

@@ -79,7 +79,7 @@ def test_produce_is_with_throttle_time(limited: Broker, admin: Admin, raw: RawCl
     assert limited.metrics()["throttled.producer_byte_rate"] == 1
 
 
-def test_its_next_request_is_handled_after_that(
+def test_the_next_request_of_a_throttled_client_is_handled_after_the_pause(
     monkeypatch: pytest.MonkeyPatch, admin: Admin, raw: RawClient
 ) -> None:
     raw.create_topic("t")
@@ -93,7 +93,7 @@ def test_its_next_request_is_handled_after_that(
     assert raw.read_frame() is not None
 
 
-def test_another_client_is_heard_meanwhile(limited: Broker, admin: Admin, raw: RawClient) -> None:
+def test_another_client_is_served_while_one_is_muted(limited: Broker, admin: Admin, raw: RawClient) -> None:
     raw.create_topic("t")
     admin.alter_client_quotas({RAW: {"producer_byte_rate": 1}})
     assert produce(raw, "t", 100_000) > 90_000
@@ -103,7 +103,7 @@ def test_another_client_is_heard_meanwhile(limited: Broker, admin: Admin, raw: R
     assert_unanswered(raw)
 
 
-def test_acks_0_is_not_heard_either(admin: Admin, raw: RawClient) -> None:
+def test_a_throttled_client_with_acks_0_is_muted_too(admin: Admin, raw: RawClient) -> None:
     raw.create_topic("t")
     admin.alter_client_quotas({RAW: {"producer_byte_rate": 1}})
     produce(raw, "t", 100_000, acks=0)
@@ -111,7 +111,7 @@ def test_acks_0_is_not_heard_either(admin: Admin, raw: RawClient) -> None:
     assert_unanswered(raw)
 
 
-def test_what_a_client_over_its_quota_sent_before_its_end_is_carried_out(
+def test_requests_of_a_throttled_client_are_handled_after_it_disconnects(
     limited: Broker, admin: Admin, raw: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A producer with acks=0 may disconnect early, and the broker handles only 64 requests in a round."""
@@ -179,7 +179,9 @@ def test_a_client_over_its_request_percentage_is_throttled(admin: Admin, raw: Ra
     assert raw.ask(m.ApiVersionsRequest(), 2).throttle_time_ms == 1_000
 
 
-def test_topics_are_refused_to_who_knows_that_error(limited: Broker, admin: Admin, raw: RawClient) -> None:
+def test_only_clients_that_know_the_throttling_error_are_refused_topics(
+    limited: Broker, admin: Admin, raw: RawClient
+) -> None:
     stop_clock(limited)
     admin.alter_client_quotas({RAW: {"controller_mutation_rate": 2}})
     C, D = m.CreateTopicsRequest, m.DeleteTopicsRequest
@@ -289,7 +291,7 @@ def test_memory_is_bounded_whatever_clients_call_themselves(tmp_path: Path) -> N
     assert held.wait_ms("producer_byte_rate", debtor, 300_000) > 0
 
 
-def test_what_cannot_be_written_is_refused(
+def test_a_quota_that_cannot_be_stored_is_refused(
     limited: Broker, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:

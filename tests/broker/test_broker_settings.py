@@ -117,7 +117,7 @@ def test_a_broker_setting_holds_at_once_and_after_a_restart(tmp_path: Path) -> N
         assert client.produce("t", batch(b"v" * 200_000)).error_code == 0
 
 
-def test_what_cannot_be_stored_has_not_changed(tmp_path: Path) -> None:
+def test_a_setting_that_cannot_be_stored_is_not_changed(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         (tmp_path / CONFIGS_FILE).mkdir()  # so that no file can take its place
         assert alter(client, BROKER_TYPE, "1", message_max_bytes="1000") == KafkaStorageError.code

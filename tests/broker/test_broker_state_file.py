@@ -69,7 +69,7 @@ def test_a_setting_that_is_unknown_names_the_file() -> None:
         open_node(disk)
 
 
-def test_what_is_said_of_an_unreadable_file_does_not_repeat_it() -> None:
+def test_the_error_of_an_unreadable_file_does_not_contain_it() -> None:
     """Regression: the error for a byte that is not UTF-8 contained the whole file."""
     disk, name = used_disk(), "oncelog-topics.json"
     disk.replace(name, bytes([0xFF]) + bytes(50_000))

@@ -238,7 +238,7 @@ def test_named_topics_of_many_partitions_are_described_in_steps() -> None:
     assert steps > len(names)
 
 
-def test_what_is_done_in_later_steps_is_charged() -> None:
+def test_the_work_of_later_steps_is_charged() -> None:
     for message in large_requests():
         node = with_topic(driven(MemoryDisk()))
         answer = handle(node, message)

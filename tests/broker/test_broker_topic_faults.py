@@ -252,7 +252,7 @@ def test_a_topic_survives_two_faults_in_a_row(scenario: str, seed: int) -> None:
     assert met_count
 
 
-def test_a_deletion_that_the_disk_stops_goes_on_without_a_start() -> None:
+def test_a_deletion_that_a_failing_disk_stops_continues_without_a_restart() -> None:
     """Regression: a deletion ran out of descriptors, and the name stayed taken until a restart."""
     manager = prepared("delete")
     manager.disk.disk.errors["rename", f"{NAME}-1"] = EMFILE
@@ -290,7 +290,7 @@ def fails_to_sync(manager: TopicManager, request: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_what_another_topic_left_stops_no_start(is_killed: bool) -> None:
+def test_a_directory_that_another_topic_left_does_not_prevent_a_start(is_killed: bool) -> None:
     """A failed growth left a directory. The topic was deleted, and recreated with more partitions."""
     manager = prepared("delete")
     manager.disk.mkdir(f"{NAME}-2")

@@ -297,7 +297,7 @@ def test_a_start_ends_a_deletion(is_killed: bool) -> None:
 
 
 @pytest.mark.parametrize("is_by_id", [False, True])
-def test_one_of_two_deletions_that_are_checked_together_is_told_of_no_topic(is_by_id: bool) -> None:
+def test_one_of_two_deletions_at_a_time_finds_no_topic(is_by_id: bool) -> None:
     broker = Broker(MemoryDisk(), count(1))
     for number in range(5):
         broker.make(f"t{number}", 1)
@@ -313,7 +313,7 @@ def test_one_of_two_deletions_that_are_checked_together_is_told_of_no_topic(is_b
     assert not len(broker.node.topics)
 
 
-def test_a_topic_that_is_made_while_files_of_another_are_removed_is_unknown_for_the_moment() -> None:
+def test_a_topic_created_while_files_of_another_are_removed_is_unknown_for_a_moment() -> None:
     """A Metadata request creates two topics. Files of a deleted topic delay one; the other gets no error."""
     broker = with_topic()
     broker.disk.errors["rename", "t-2"] = 24

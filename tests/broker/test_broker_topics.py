@@ -87,7 +87,7 @@ def test_creation_tells_id_and_settings(client: RawClient) -> None:
         (plain("cfg", retention_ms=None), errors.InvalidConfig),
     ],
 )
-def test_what_may_not_be_created(
+def test_invalid_topics_are_not_created(
     client: RawClient, topic: CreateTopicsRequest.CreatableTopic, error: type[errors.BrokerError]
 ) -> None:
     assert create(client, topic) == [error.code]

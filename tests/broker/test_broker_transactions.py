@@ -432,7 +432,7 @@ def flush_all(node: BrokerState) -> None:
 @pytest.mark.parametrize(
     ("key", "expected"), [("my-tx", 11), ("test", 48), ("", 0), ("polygenelubricants", 0), ("größe", 7)]
 )
-def test_where_an_id_is_kept(key: str, expected: int) -> None:
+def test_a_key_is_kept_in_the_partition_that_kafka_chooses(key: str, expected: int) -> None:
     """The partition follows from Java's String.hashCode.
 
     The smallest integer's absolute value counts as 0.
@@ -490,7 +490,7 @@ def test_a_time_out_at_the_last_epoch_fences_and_gives_another_producer_id(place
     assert (again.producer_id != who.producer_id, again.producer_epoch) == (True, 0)
 
 
-def test_a_time_out_that_finds_no_producer_id_comes_again(
+def test_a_time_out_that_finds_no_producer_id_is_tried_again(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = place.node
@@ -537,7 +537,7 @@ def identity(entry: TransactionEntry) -> ProducerIdAndEpoch:
     return ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
 
 
-def test_what_is_durable_of_an_id_does_not_wait_for_the_records_of_another() -> None:
+def test_a_durable_record_of_one_id_does_not_wait_for_those_of_another() -> None:
     place = GroupNode(log_flush_interval_messages=1)
     node, now_ms = place.node, place.now_ms
     place.ask(create("t"), 5)

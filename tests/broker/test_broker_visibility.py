@@ -219,7 +219,7 @@ def test_a_read_committed_fetch_keeps_waiting_while_nothing_is_committed() -> No
     assert [_values(answer)[0] for answer in answers] == [b"A"]
 
 
-def test_what_an_append_during_a_sync_stored_is_shown_by_the_next_one() -> None:
+def test_a_record_stored_during_a_sync_is_visible_after_the_next_one() -> None:
     place = _Place()
     place.produce(b"A")
     (partition,) = place.node.flush_queue.take_due()
@@ -267,7 +267,7 @@ def test_a_sync_that_could_not_begin_is_asked_for_again() -> None:
     assert place.values() == [b"A"]
 
 
-def test_what_readers_saw_before_a_kill_they_see_after_it() -> None:
+def test_readers_see_after_a_kill_what_they_saw_before_it() -> None:
     place = _Place()
     place.produce(b"A")
     place.flush()

@@ -207,7 +207,7 @@ def test_nothing_is_tried_on_a_broker_that_has_gone(suite: Suite, oncelog_broker
     assert {(outcome.result, outcome.reason) for outcome in others} == {("skipped", NO_MORE_ANSWERS)}
 
 
-def test_what_the_time_does_not_suffice_for_is_skipped_and_the_exit_code_is_4(
+def test_scenarios_without_enough_time_are_skipped_with_exit_code_4(
     ours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Suite, "prepare", lambda suite: setattr(suite, "_end", Deadline(0)))

@@ -72,7 +72,7 @@ def test_a_record_that_is_too_large_is_named(broker: Broker, topic: str, tmp_pat
 
 
 @pytest.mark.behaviour("P4")
-def test_once_however_often(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_a_repeated_load_stores_each_record_once(broker: Broker, topic: str, tmp_path: Path) -> None:
     servers = broker.bootstrap_servers
     first, second = write_csv(tmp_path / "1.csv", 0, ROWS), write_csv(tmp_path / "2.csv", ROWS, ROWS)
     options = ("--key", "k", "--batch-records", "200", "-o", "json")
@@ -90,7 +90,7 @@ def test_once_however_often(broker: Broker, topic: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.behaviour("P4")
-def test_what_changed_is_refused(broker: Broker, topic: str, tmp_path: Path) -> None:
+def test_a_changed_file_is_refused(broker: Broker, topic: str, tmp_path: Path) -> None:
     file = write_csv(tmp_path / "rows.csv", 0, ROWS)
     was = file.stat()
     assert load(broker, topic, "changed", file, "--key", "k").code == 0
@@ -270,7 +270,7 @@ def test_a_bad_id_and_no_such_topic(broker: Broker, topic: str, tmp_path: Path) 
     assert row(load(broker, topic, "nowhere", file, "-o", "json"))["records"] == 5
 
 
-def test_a_file_that_was_read_in_part_is_not_read_on_with_another_delimiter(
+def test_a_partly_read_file_is_not_resumed_with_another_delimiter(
     broker: Broker, topic: str, tmp_path: Path
 ) -> None:
     """A quoted line end is inside a record with one delimiter, and ends a record with the other."""
@@ -291,7 +291,7 @@ def test_a_file_that_was_read_in_part_is_not_read_on_with_another_delimiter(
     assert len(values(broker.bootstrap_servers, topic)) == 30
 
 
-def test_a_topic_made_anew(broker: Broker, tmp_path: Path) -> None:
+def test_a_load_into_a_recreated_topic_is_refused(broker: Broker, tmp_path: Path) -> None:
     file = write_csv(tmp_path / "a.csv", 0, 5)
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
         admin.create_topics([NewTopic("anew", 1)])
@@ -302,7 +302,7 @@ def test_a_topic_made_anew(broker: Broker, tmp_path: Path) -> None:
     assert (refused.code, "was deleted and created again" in refused.err) == (1, True)
 
 
-def test_a_topic_made_again_during_the_load(broker: Broker, tmp_path: Path) -> None:
+def test_a_topic_recreated_during_the_load_ends_it(broker: Broker, tmp_path: Path) -> None:
     """The load ends, and none of its records is in the new topic, which another load may fill."""
     config = {"bootstrap.servers": broker.bootstrap_servers}
     loaded = Load([write_csv(tmp_path / "a.csv", 0, ROWS)], "again", "again", max_records=100)

@@ -41,7 +41,7 @@ def test_a_duration_is_parsed(text: str, duration_ms: int) -> None:
     "text",
     ["", "1", "h", "1 h", "-1h", "1y", "P", "PT", "P1H", "PT1D", "1h ", "١h", "1h\n", "9" * 5000 + "s"],
 )
-def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+def test_an_invalid_duration_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="is not a duration such as 90s"):
         parse_duration(text)
 
@@ -67,7 +67,7 @@ def test_a_time_is_parsed(text: str, time_ms: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "yesterday", "-1", "1.5", "2026-13-01", "10:00", "9" * 5000, "NaN", "\0"]
 )
-def test_what_is_no_time_is_refused_with_examples(text: str) -> None:
+def test_an_invalid_time_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="is not a time such as 1h"):
         parse_time(text, NOW_MS)
 
@@ -209,7 +209,7 @@ def test_partitions_are_parsed(text: str, parsed: tuple[str, list[int] | None]) 
 @pytest.mark.parametrize(
     "text", ["", ":0", "t:", "t:x", "t:-1", "t:0,", "t:2147483648", "t:" + "9" * 5000, "t:²"]
 )
-def test_what_are_no_partitions_is_refused(text: str) -> None:
+def test_a_text_that_names_no_partitions_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected TOPIC"):
         parse_partitions(text)
 

@@ -58,7 +58,7 @@ def test_a_command_is_repeated_until_ctrl_c(
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e9", "my-group"])
-def test_what_are_no_seconds_is_a_usage_error(seconds: str, ours: str) -> None:
+def test_an_invalid_number_of_seconds_is_a_usage_error(seconds: str, ours: str) -> None:
     got = oncelog("groups", "describe", "--watch", seconds, "-b", ours)
     assert got.code == 2 and seconds in got.err
     if seconds == "my-group":

@@ -172,7 +172,7 @@ def test_a_broker_that_does_not_exist_raises_at_once(admin: Admin) -> None:
         admin.describe_log_dirs([1, 9])
 
 
-def test_settings_of_a_broker_that_is_away_take_no_result_from_the_others(admin: Admin) -> None:
+def test_an_absent_broker_does_not_affect_the_results_of_other_resources(admin: Admin) -> None:
     """Regression: the topic's setting was changed, but its result had the error of another broker."""
     admin.create_topics([NewTopic("t", 1)])
     away = ConfigResource("broker", "9")

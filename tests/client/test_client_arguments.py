@@ -118,7 +118,7 @@ BAD_NOTES = [
 @pytest.mark.parametrize(
     ("offset", "what"), [*((offset, "offset of x1-0") for offset in BAD_OFFSETS), *BAD_NOTES], ids=repr
 )
-def test_what_is_no_offset_is_refused_before_it_is_sent(broker: Broker, offset: Any, what: str) -> None:
+def test_an_invalid_offset_is_refused_before_it_is_sent(broker: Broker, offset: Any, what: str) -> None:
     at = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "arguments"}
     with Consumer(at) as consumer, pytest.raises(MisuseError, match=what):
         consumer.commit({T0: offset})

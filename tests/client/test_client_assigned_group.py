@@ -128,7 +128,7 @@ def test_positions_of_assigned_partitions_are_committed_by_time(servers: str, gr
         wait_for(is_committed)
 
 
-def test_what_is_assigned_no_more_is_committed_without_the_record_in_work(
+def test_partitions_no_longer_assigned_are_committed_without_the_record_in_work(
     servers: str, group: str, topic: str
 ) -> None:
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -228,9 +228,7 @@ def test_the_asyncio_consumer_does_the_same(servers: str, group: str, topic: str
 
 
 @pytest.mark.parametrize("then", ["close", "assign", "commit", "commit of both"])
-def test_partitions_that_are_assigned_no_more_are_committed_before_a_close(
-    ours: str, group: str, then: str
-) -> None:
+def test_partitions_no_longer_assigned_are_committed_before_a_close(ours: str, group: str, then: str) -> None:
     """Regression: the next call cancelled the commit before it was sent, so the records were read twice."""
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 20, 2)
@@ -257,7 +255,7 @@ def test_partitions_that_are_assigned_no_more_are_committed_before_a_close(
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_partitions_that_are_assigned_no_more_are_committed_before_a_subscription(
+def test_partitions_no_longer_assigned_are_committed_before_a_subscription(
     servers: str, group: str, topic: str, protocol: str
 ) -> None:
     """Regression: the commit was refused as that of a consumer that is no member, and records were read
@@ -283,7 +281,7 @@ def test_partitions_that_are_assigned_no_more_are_committed_before_a_subscriptio
 
 @pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
 @pytest.mark.parametrize("is_subscribed", [True, False])
-def test_a_successor_waits_for_offsets_of_an_open_transaction_whatever_it_reads(
+def test_a_successor_waits_for_offsets_of_an_open_transaction_at_any_isolation_level(
     servers: str, group: str, topic: str, isolation: str, is_subscribed: bool
 ) -> None:
     """Otherwise the successor processes again what the transaction commits, and the output has it twice."""

@@ -95,7 +95,7 @@ def test_a_forked_child_leaves_the_broker_of_its_parent_alone() -> None:
     assert not broker.data_dir.exists()
 
 
-def test_a_broker_of_before_a_fork_has_a_directory_in_each_process() -> None:
+def test_a_broker_made_before_a_fork_gets_a_directory_in_each_process() -> None:
     """Regression: the second start failed, and removed the directory of the running broker."""
     broker = Broker()
     read_end, write_end = os.pipe()

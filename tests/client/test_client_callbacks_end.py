@@ -61,7 +61,7 @@ def test_such_a_callback_does_not_end_an_asyncio_producer(ours: str, error: type
     assert values(ours, topic) == [b"first", b"second"]
 
 
-def test_an_interrupt_amid_a_callback_reaches_an_asyncio_program_once_all_was_told(ours: str) -> None:
+def test_an_interrupt_during_a_callback_reaches_an_asyncio_program_after_the_others(ours: str) -> None:
     topic = new_topic(ours)
     called: list[object] = []
 
@@ -80,8 +80,8 @@ def test_an_interrupt_amid_a_callback_reaches_an_asyncio_program_once_all_was_to
     assert called == ["second"]
 
 
-def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> None:
-    """So a child process that is forked at that moment can wait for futures, too."""
+def test_a_thread_suspended_while_it_makes_a_future_blocks_no_other() -> None:
+    """Otherwise a child process that was forked at that moment could not wait for futures."""
     result, other = BatchResult(TopicPartition("t", 0)), BatchResult(TopicPartition("t", 0))
     other.complete(7, None, None)
     amid, go_on = threading.Event(), threading.Event()
@@ -112,7 +112,7 @@ def test_a_thread_that_is_put_off_making_a_futures_state_holds_up_no_other() -> 
 
 
 @pytest.mark.parametrize("part_count", range(1, 6))
-def test_a_future_whose_state_is_half_made_loses_no_waiter(part_count: int) -> None:
+def test_a_half_initialized_future_loses_no_waiter(part_count: int) -> None:
     """One thread is suspended after it has made some of the future's attributes, and another waits (R330)."""
     first, last = BatchResult(TopicPartition("t", 0)), BatchResult(TopicPartition("t", 0))
     future, pending = RecordFuture(first, 0), RecordFuture(last, 0)
@@ -149,7 +149,7 @@ def test_a_future_whose_state_is_half_made_loses_no_waiter(part_count: int) -> N
     assert unfinished == []
 
 
-def test_a_future_is_completed_even_when_the_thread_that_reached_for_it_was_interrupted() -> None:
+def test_a_future_is_completed_even_if_a_thread_was_interrupted_while_making_it() -> None:
     """A signal handler raises while the thread makes the future's attributes."""
 
     class Interrupted(RecordFuture):
@@ -169,7 +169,7 @@ def test_a_future_is_completed_even_when_the_thread_that_reached_for_it_was_inte
     assert done == {future} and future.result(0).offset == 9
 
 
-def test_whoever_listens_to_a_settled_outcome_calls_no_listener_of_others() -> None:
+def test_listening_to_a_settled_outcome_calls_no_other_listener() -> None:
     """Regression: an interrupt after another thread's listener was removed left that thread waiting."""
     result = BatchResult(TopicPartition("t", 0))
     called: list[str] = []

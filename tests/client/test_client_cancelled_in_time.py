@@ -44,7 +44,7 @@ def test_a_send_that_is_cancelled_as_room_comes_takes_no_record() -> None:
     asyncio.run(work())
 
 
-def test_a_member_that_leaves_as_it_hurries_sends_no_further_heartbeat() -> None:
+def test_a_member_that_leaves_sends_no_heartbeat_that_was_brought_forward() -> None:
     """Otherwise a member that unsubscribes would join again, and keep partitions that nobody reads."""
 
     async def work() -> None:
@@ -63,7 +63,7 @@ def test_a_member_that_leaves_as_it_hurries_sends_no_further_heartbeat() -> None
     asyncio.run(work())
 
 
-def test_a_poll_that_is_cancelled_as_news_comes_ends() -> None:
+def test_a_poll_that_is_cancelled_as_a_notification_comes_ends() -> None:
     async def work() -> None:
         coordinator = Coordinator()
         member = Member(coordinator, "consumer")

@@ -132,7 +132,7 @@ def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_lost(pro
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("call", ["commit", "rebalance", "close", "unsubscribe in another task"])
-def test_what_is_waited_for_does_not_wait_behind_an_automatic_commit(protocol: str, call: str) -> None:
+def test_an_explicit_commit_does_not_wait_behind_an_automatic_one(protocol: str, call: str) -> None:
     """The response to an automatic commit is lost. Its time-out is 30 s, but a close has only 5 s."""
 
     async def work() -> None:
@@ -165,7 +165,7 @@ def test_what_is_waited_for_does_not_wait_behind_an_automatic_commit(protocol: s
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("code", [0, CoordinatorLoadInProgress.code])
-def test_a_commit_that_is_cancelled_at_any_await_holds_no_other_up(protocol: str, code: int) -> None:
+def test_a_commit_that_is_cancelled_at_any_await_delays_no_later_one(protocol: str, code: int) -> None:
     """A cancelled commit is not repeated after a later one either."""
 
     async def work() -> None:

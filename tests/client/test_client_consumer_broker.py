@@ -151,7 +151,7 @@ def test_iteration_ends_after_its_timeout(broker: Broker) -> None:
         assert [record.value for record in consumer] == numbered(0, 5)
 
 
-def test_iteration_without_a_timeout_ends_at_no_time(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_iteration_without_a_timeout_never_ends(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression (R1111): iteration ended after one hour without a record."""
     monkeypatch.setattr(aio, "_LONG_WAIT_SECONDS", 0.01)
     with consumer_of(broker) as consumer:
@@ -408,7 +408,7 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
         yield request.param, broker
 
 
-def test_a_segment_that_ends_with_changed_offsets(changed: tuple[str, Broker]) -> None:
+def test_a_range_ends_although_a_segment_ends_with_changed_offsets(changed: tuple[str, Broker]) -> None:
     """Regression: the range was read endlessly, or ended at the change without an error."""
     change, broker = changed
     with consumer_of(broker) as consumer:

@@ -160,7 +160,7 @@ def test_out_of_range_without_a_policy_is_an_error_that_names_the_place() -> Non
 
 
 @pytest.mark.parametrize("how", ["seek", "seek to the beginning", "give up"])
-def test_an_error_of_a_position_that_was_left_is_forgotten(how: str) -> None:
+def test_an_error_is_forgotten_once_its_position_is_left(how: str) -> None:
     """Both partitions are out of range.
 
     At the first error, the application leaves the other position, too.
@@ -241,7 +241,7 @@ def test_batches_in_wrong_order_are_fetched_once() -> None:
 
 
 @pytest.mark.parametrize("ends_at", [1, 2, 3, 4])
-def test_a_piece_beyond_its_high_watermark_is_given_once(ends_at: int) -> None:
+def test_records_above_the_reported_high_watermark_are_delivered_once(ends_at: int) -> None:
     """Regression (R810): records above the reported high watermark were delivered twice.
 
     Apache Kafka reads the high watermark before the data, so a response may have such records.

@@ -310,7 +310,7 @@ def test_positions_that_cannot_be_looked_up_are_an_error_then_tried_again() -> N
     play(log, story)
 
 
-def test_a_missing_topic_keeps_no_other_leader_from_being_found() -> None:
+def test_a_missing_topic_does_not_keep_other_leaders_from_being_found() -> None:
     missing = [TopicPartition("missing", index) for index in range(3)]
 
     async def story(broker: ScriptedBroker, consumer: Consumer) -> None:

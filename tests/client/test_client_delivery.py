@@ -155,7 +155,7 @@ def test_positions_of_paused_partitions_are_looked_up() -> None:
     assert [reset.tp for reset in consumer.resets()] == [T0]
 
 
-def test_a_fetch_or_look_up_that_ends_in_any_way_is_made_again() -> None:
+def test_a_fetch_or_look_up_is_repeated_however_it_ends() -> None:
     consumer, call = started()
     consumer.end_fetch(call)
     again = only_call(consumer)

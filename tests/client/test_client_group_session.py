@@ -53,7 +53,7 @@ def commits(coordinator: Coordinator) -> list[OffsetCommitRequest]:
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @settings(max_examples=40)
 @given(patience=st.lists(st.integers(0, 12), min_size=1, max_size=30), slowness=st.integers(0, 8))
-def test_polls_cancelled_at_any_moment_tell_each_change_once(
+def test_polls_cancelled_at_any_moment_report_each_change_once(
     protocol: str, patience: list[int], slowness: int
 ) -> None:
     """However polls are cancelled, revoked partitions are committed before their only notification."""
@@ -126,7 +126,7 @@ def test_a_silent_coordinator_holds_polls_no_longer_than_their_deadline(protocol
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_what_a_commit_before_a_revocation_finds_lost_is_told_as_lost(protocol: str) -> None:
+def test_partitions_that_a_commit_before_a_revocation_finds_lost_are_reported_as_lost(protocol: str) -> None:
     async def work() -> None:
         coordinator = Coordinator()
 
@@ -148,7 +148,7 @@ def test_what_a_commit_before_a_revocation_finds_lost_is_told_as_lost(protocol: 
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_commit_that_is_late_does_not_go_over_the_next_owner(protocol: str) -> None:
+def test_a_late_commit_does_not_overwrite_that_of_the_next_owner(protocol: str) -> None:
     """The coordinator is silent during a rebalance, so the commit is dropped.
 
     In the next generation, it would overwrite the commit of the next owner.
@@ -233,7 +233,7 @@ def test_a_commit_that_is_fenced_ends_the_member(protocol: str) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["range", "cooperative-sticky"])
-def test_a_commit_amid_a_rebalance_is_raised_and_the_member_takes_part(protocol: str) -> None:
+def test_a_commit_during_a_rebalance_is_raised_and_the_member_takes_part(protocol: str) -> None:
     async def work() -> None:
         coordinator = Coordinator()
 
@@ -261,7 +261,7 @@ def test_a_commit_amid_a_rebalance_is_raised_and_the_member_takes_part(protocol:
 
 @pytest.mark.parametrize("code", [22, 25, 82])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_what_a_commit_of_an_earlier_generation_is_answered_costs_no_membership(
+def test_the_response_to_a_commit_of_an_earlier_generation_does_not_end_the_membership(
     protocol: str, code: int
 ) -> None:
     async def work() -> None:
@@ -296,7 +296,7 @@ def test_what_a_commit_of_an_earlier_generation_is_answered_costs_no_membership(
 
 
 @pytest.mark.parametrize("how", ["commit", "close"])
-def test_a_commit_beside_a_join_is_stored_in_the_generation_that_follows(how: str) -> None:
+def test_a_commit_during_a_join_is_stored_in_the_next_generation(how: str) -> None:
     """The group is already in its next generation, but the member, still reading, does not know that yet."""
 
     async def work() -> None:
@@ -330,7 +330,7 @@ def test_a_commit_beside_a_join_is_stored_in_the_generation_that_follows(how: st
     asyncio.run(work())
 
 
-def test_a_share_of_a_generation_that_is_over_is_not_taken() -> None:
+def test_an_assignment_of_a_lost_generation_is_not_adopted() -> None:
     """The generation is lost after partitions were revoked, and before the rest is adopted."""
 
     async def work() -> None:
@@ -354,7 +354,7 @@ def test_a_share_of_a_generation_that_is_over_is_not_taken() -> None:
 
 
 @pytest.mark.parametrize("is_changed", [True, False])
-def test_nothing_is_taken_that_a_heartbeat_under_way_leaves_out(is_changed: bool) -> None:
+def test_partitions_that_a_heartbeat_in_flight_leaves_out_are_not_adopted(is_changed: bool) -> None:
     """The coordinator assigns unreported partitions to others, so the member first waits for the response."""
 
     async def work() -> None:
@@ -559,7 +559,7 @@ def test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated(t
     asyncio.run(asyncio.wait_for(work(), 120))
 
 
-def test_a_heartbeat_that_is_answered_after_its_membership_is_no_news_of_the_next() -> None:
+def test_a_late_heartbeat_response_does_not_affect_the_next_membership() -> None:
     """Regression: the member adopted the epoch of the late response, and waited forever for an assignment."""
 
     async def work() -> None:
@@ -632,7 +632,7 @@ def test_a_member_joins_again_when_the_application_knows_what_it_has_lost() -> N
 
 
 @pytest.mark.parametrize("protocol", ["range", "consumer"])
-def test_what_an_older_pattern_matched_does_not_replace_a_subscription(protocol: str) -> None:
+def test_matches_of_an_older_pattern_do_not_replace_a_subscription(protocol: str) -> None:
     """Regression: topics that were subscribed to during the look-up were forgotten."""
 
     async def work() -> None:

@@ -56,7 +56,7 @@ def test_only_what_moves_is_given_back(servers: str, group: str) -> None:
     assert sorted(value for reader in readers for value in reader.values) == list(range(180))
 
 
-def test_what_stays_is_read_while_the_group_rebalances(servers: str, group: str) -> None:
+def test_kept_partitions_are_read_while_the_group_rebalances(servers: str, group: str) -> None:
     """A member that does not join delays the rebalance, and the other one continues to read."""
     topic = new_topic(servers, 2)
     slow = member(servers, group, max_poll_interval_ms=600_000, **COOPERATIVE)

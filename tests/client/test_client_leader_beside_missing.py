@@ -36,7 +36,7 @@ def test_a_first_send_does_not_wait_for_a_send_to_a_missing_topic() -> None:
         asyncio.run(run(broker.bootstrap_servers, [new_topic(broker.bootstrap_servers) for _ in range(5)]))
 
 
-def test_a_partition_without_a_leader_keeps_no_other_from_being_written() -> None:
+def test_a_partition_without_a_leader_does_not_keep_others_from_being_written() -> None:
     """In a cluster of several brokers the first partition's only replica may be down."""
 
     async def run() -> None:
@@ -95,7 +95,7 @@ def test_a_first_send_that_is_cancelled_does_not_end_another_one() -> None:
         asyncio.run(run(broker.bootstrap_servers, new_topic(broker.bootstrap_servers)))
 
 
-def test_a_missing_topic_keeps_no_other_from_being_read() -> None:
+def test_a_missing_topic_does_not_keep_others_from_being_read() -> None:
     """Regression: positions were looked up together, after the wait for each partition of the
     missing topic.
     """

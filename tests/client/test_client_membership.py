@@ -52,7 +52,7 @@ def member(servers: str, group: str, protocol: str = "classic", **settings: Any)
 
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
-def test_the_second_of_two_with_one_name_stays_and_the_first_is_told(
+def test_the_second_of_two_members_with_one_instance_id_stays(
     servers: str, group: str, strategy: str
 ) -> None:
     """Rebalances end: the fenced member loses its partitions once, and raises at every poll."""
@@ -86,7 +86,7 @@ def test_the_second_of_two_with_one_name_stays_and_the_first_is_told(
         wait_for(lambda: first.poll(0.1) == [] and len(first.assignment()) == 2)
 
 
-def test_a_name_in_use_is_raised_until_it_is_free(ours: str, group: str) -> None:
+def test_an_instance_id_in_use_raises_until_it_is_free(ours: str, group: str) -> None:
     """With group.protocol=consumer, the coordinator refuses a second member with the same
     group.instance.id.
     """
@@ -221,7 +221,7 @@ def test_an_asyncio_member_is_alive_while_its_poll_waits_and_no_longer(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_polls_return_and_hand_out_while_the_coordinator_hangs(
+def test_polls_return_records_while_the_coordinator_hangs(
     tmp_path: Path, group: str, protocol: str, clock: JumpingClock
 ) -> None:
     """A commit without a response delays no poll(), and close() only for a limited time."""
@@ -262,7 +262,7 @@ def test_polls_return_and_hand_out_while_the_coordinator_hangs(
 
 
 @pytest.mark.parametrize("protocol", ["range", "cooperative-sticky", "consumer"])
-def test_the_next_owner_begins_behind_what_was_handed_out_one_by_one(
+def test_the_next_owner_begins_after_the_last_delivered_record(
     servers: str, group: str, protocol: str
 ) -> None:
     """The loop stops within a batch, so the commit before the revocation covers only delivered records."""

@@ -405,7 +405,7 @@ def test_an_error_of_restore_ends_the_loop() -> None:
 
 
 @pytest.mark.behaviour("T16")
-def test_what_was_read_of_a_partition_is_committed_before_it_is_given_away() -> None:
+def test_a_partitions_records_are_committed_before_it_is_revoked() -> None:
     io = MemoryIO({ONE: 2, TWO: 2}, copy)
     committed: dict[TopicPartition, int] = {}
 

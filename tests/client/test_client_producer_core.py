@@ -407,7 +407,7 @@ def test_the_fast_path_of_send_leaves_the_same_batches_as_append(partitioner: st
     assert batches_of(fast, has_fast_path=True) == batches_of(plain, has_fast_path=False)
 
 
-def test_what_waits_for_a_leader_is_not_due_by_itself() -> None:
+def test_a_batch_that_waits_for_a_leader_is_not_due_by_itself() -> None:
     """Otherwise the producer's loop would run without a pause until there is a leader."""
     core = ProducerCore(resolve(PRODUCER.parse({"linger.ms": 5})), ClusterMetadata(), random.Random(0))
     core.set_identity(PRODUCER_ID, 0)

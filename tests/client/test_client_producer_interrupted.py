@@ -125,7 +125,7 @@ def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
 
 
 @pytest.mark.parametrize("name", ["flush", "result", "exception", "metrics", "idempotence"])
-def test_an_interrupt_at_any_call_of_what_waits_stops_nobody(ours: str, name: str) -> None:
+def test_an_interrupt_at_any_call_of_a_waiting_method_blocks_nobody(ours: str, name: str) -> None:
     """Regression: the producer's thread waited forever for a lock that was left held."""
     topic = new_topic(ours)
     with producer_of(ours, linger_ms=1) as producer:

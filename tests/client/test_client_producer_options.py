@@ -97,7 +97,9 @@ def test_a_transactional_id_implies_idempotence() -> None:
         ({"max_in_flight_requests_per_connection": 6}, "max.in.flight.requests.per.connection=6"),
     ],
 )
-def test_what_contradicts_a_transactional_id_is_refused(conflict: dict[str, object], named: str) -> None:
+def test_settings_that_contradict_a_transactional_id_are_refused(
+    conflict: dict[str, object], named: str
+) -> None:
     with pytest.raises(ConfigError, match=named) as raised:
         options(transactional_id="tx", **conflict)
     assert "transactional.id='tx'" in str(raised.value)

@@ -36,7 +36,7 @@ def test_send_waits_for_a_broker_for_max_block_ms_and_not_for_request_timeout_ms
     assert world.violations == []
 
 
-def test_a_first_send_outlives_a_broker_that_goes_away_after_it_told_of_the_topic(
+def test_a_first_send_survives_an_outage_after_its_topic_was_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The producer has found the topic, and then cannot reach the cluster for a while (R331)."""

@@ -218,7 +218,7 @@ def test_a_call_that_comes_after_the_loop_has_ended_is_refused(
         thread.run(asyncio.sleep(0)) if act == "run" else thread.call_soon(print)
 
 
-def test_a_call_that_the_loop_never_came_to_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_an_ending_loop_never_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The call is submitted between the loop's last turn and its end."""
     thread = LoopThread()
     thread.stop()

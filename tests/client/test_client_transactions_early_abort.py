@@ -243,7 +243,7 @@ def test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written(
 @pytest.mark.parametrize(
     ("version", "then"), [(5, 0), (4, InvalidTxnState.code)], ids=["epoch per transaction", "classic"]
 )
-def test_an_end_beside_the_markers_of_the_transaction_before_is_to_be_tried_again(
+def test_an_end_during_the_markers_of_the_transaction_before_is_retriable(
     servers: str, markers: Markers, version: int, then: int
 ) -> None:
     """Apache Kafka does the same. Java's producer retries this error, but PRODUCER_FENCED would be fatal."""

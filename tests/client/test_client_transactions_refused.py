@@ -142,7 +142,7 @@ def test_a_group_that_may_not_be_read_leaves_a_transaction_that_can_be_aborted(t
         assert values(servers, topic) == [b"next"]
 
 
-def test_closing_waits_no_longer_for_a_coordinator_that_nobody_names(servers: str) -> None:
+def test_close_returns_in_time_without_a_coordinator(servers: str) -> None:
     topic = new_topic(servers)
     with Proxy(servers) as proxy:
         producer = producer_of(

@@ -55,7 +55,7 @@ def test_an_abort_without_its_new_epoch_can_be_called_again(servers: str, proxy:
 
 @pytest.mark.behaviour("T13")
 @pytest.mark.parametrize("api", ["AddPartitionsToTxn", "Produce"])
-def test_what_ran_out_of_time_is_to_be_aborted_and_not_to_be_committed_again(
+def test_a_transaction_whose_requests_timed_out_must_be_aborted(
     servers: str, proxy: Proxy, api: str, clock: JumpingClock
 ) -> None:
     """TimedOut would tell the caller to repeat commit_transaction() forever."""

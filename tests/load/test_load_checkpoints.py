@@ -87,7 +87,7 @@ def _write(servers: str, tp: TopicPartition, *records: tuple[bytes, bytes | None
             producer.send(tp.topic, value, key=key, partition=tp.partition).result(timeout=30)
 
 
-def test_foreign_records_beside_checkpoints_stop_no_load(tmp_path: Path) -> None:
+def test_foreign_records_beside_checkpoints_do_not_stop_a_load(tmp_path: Path) -> None:
     """R1062: a key that is not UTF-8 ended each load of that partition with UnicodeDecodeError."""
     files = [write_csv(tmp_path / "0.csv", 0, ROWS)]
     with Broker() as broker:

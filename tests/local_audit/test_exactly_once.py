@@ -40,7 +40,7 @@ def test_a_repeated_key_and_a_lost_one_fail_with_their_offsets(oncelog_broker: o
         assert_exactly_once("orders", oncelog_broker, against="all-orders")
 
 
-def test_what_nothing_vouches_for_does_not_pass(oncelog_broker: oncelog.Broker) -> None:
+def test_unproven_records_do_not_pass(oncelog_broker: oncelog.Broker) -> None:
     create_topic(oncelog_broker.bootstrap_servers, "plain")
     fill(oncelog_broker.bootstrap_servers, "plain", 0, 3)
     with pytest.raises(AssertionError, match="unproven: 3 records were written without idempotence"):

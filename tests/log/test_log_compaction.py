@@ -619,7 +619,7 @@ def test_a_damaged_commit_gets_no_index_entry() -> None:
     assert again.aborted_transactions(0, end) == []
 
 
-def test_a_damage_in_what_is_swapped_in_leaves_nothing_of_the_old_segments() -> None:
+def test_a_damaged_swap_file_still_replaces_all_old_segments() -> None:
     """Regression: the start took a damaged length for the end of the log, and kept some replaced segments."""
     disk = MemoryDisk()
     partition = open_partition(disk, config(segment_bytes=200))

@@ -376,7 +376,7 @@ def test_a_swap_that_waits_for_its_thread_leaves_a_topic_of_the_same_name_alone(
     assert keys_after_restart(stepped) == expected
 
 
-def test_a_flush_that_waits_for_its_thread_tells_a_new_topic_nothing(stepped: SteppedLog) -> None:
+def test_a_flush_that_waits_for_its_thread_writes_nothing_to_a_recreated_topic(stepped: SteppedLog) -> None:
     """Regression: the flush wrote the old topic's aborted transactions, which hid new records."""
     put(stepped.partition, batch(0, pid=9, value=b"old", is_transactional=True))
     put_marker(stepped.partition, marker(9, commit=False))
@@ -485,7 +485,7 @@ def test_a_kill_during_the_deletion_of_many_segments_brings_none_back() -> None:
         stepped.stop()
 
 
-def test_what_compaction_replaced_is_closed_in_the_thread() -> None:
+def test_replaced_segments_are_closed_in_the_thread() -> None:
     """The files have no names any more, so a close frees their blocks, which takes 0.3 s for a gigabyte."""
     stepped = SteppedLog(MemoryDisk())
     for number in range(12):

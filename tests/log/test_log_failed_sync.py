@@ -54,7 +54,7 @@ def test_a_retry_after_a_failed_sync_and_a_restart_is_durable_once_acknowledged(
 
 @settings(deadline=None, max_examples=100)
 @given(seed=st.integers(0, 10**9))
-def test_what_a_flush_vouched_for_survives_failed_syncs_restarts_and_power_losses(seed: int) -> None:
+def test_flushed_records_survive_failed_syncs_restarts_and_power_losses(seed: int) -> None:
     draw, disk = Random(seed), MemoryDisk()
     partition, sequence, point, sure = open_partition(disk, SMALL), 0, 0, b""
     aborted: list[tuple[int, ...]] = []

@@ -15,7 +15,7 @@ from oncelog.rules.idempotence.producer_state import ProducerTable
 from oncelog.testing.memory_disk import MemoryDisk
 
 
-def test_a_flush_beside_an_abort_vouches_for_no_marker_without_its_index_entry(
+def test_a_flush_during_an_abort_makes_no_marker_durable_without_its_index_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Recovery would not add the entry, so readers would see the aborted records after a power loss."""

@@ -362,7 +362,7 @@ def test_a_stop_and_a_start_wait_for_few_deletions(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("is_started", [True, False])
-def test_a_directory_that_cannot_be_removed_keeps_no_other(is_started: bool) -> None:
+def test_a_directory_that_cannot_be_removed_does_not_keep_others(is_started: bool) -> None:
     disk = MemoryDisk()
     manager = _open(disk)
     doomed = [TopicPartition("t", index) for index in range(3)]
@@ -526,7 +526,7 @@ def test_a_lost_index_of_aborted_transactions_shows_nothing_to_readers(is_stoppe
     assert len(expected) == 1 and again.aborted_transactions(0, 9) == expected
 
 
-def test_a_partition_that_cannot_be_compacted_keeps_no_other() -> None:
+def test_a_partition_that_cannot_be_compacted_does_not_stop_others() -> None:
     """Any error, even a bug, ended the round for all later partitions."""
     log_config = config(cleanup_policy="compact", segment_bytes=300, min_cleanable_dirty_ratio="0.1")
     manager = _open(MemoryDisk())
@@ -635,7 +635,7 @@ def test_a_swap_that_cannot_begin_leaves_nothing_to_swap_in() -> None:
 
 
 @pytest.mark.parametrize("then", ["kill", "stop"])
-def test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments(then: str) -> None:
+def test_a_segment_of_a_failed_swap_does_not_come_back_beside_newer_ones(then: str) -> None:
     """Regression: the next round merged two segments, and a start put the left-over one beside them."""
     disk = MemoryDisk()
     settings = {"cleanup_policy": "compact", "index_interval_bytes": 50, "min_cleanable_dirty_ratio": 0.01}

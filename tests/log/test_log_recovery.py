@@ -569,7 +569,7 @@ def test_a_transaction_index_made_again_outlives_a_kill_right_after_the_start() 
 
 
 @pytest.mark.parametrize("position", [16, 23, 25], ids=["format", "last offset below", "last offset"])
-def test_what_follows_a_damage_can_be_read(position: int) -> None:
+def test_batches_behind_damage_can_be_read(position: int) -> None:
     """Found by the simulator: a reader that continued after the damaged batch got the damaged batch again."""
     disk = MemoryDisk()
     partition = open_partition(disk)
@@ -623,7 +623,7 @@ def test_a_lost_directory_gives_no_offset_again(clean: bool, is_empty: bool) -> 
 
 @pytest.mark.behaviour("I20")
 @pytest.mark.parametrize("others", [{}, {"pid": 2, "is_transactional": True}], ids=["plain", "mixed"])
-def test_a_damaged_header_tells_nothing_of_producers(others: dict[str, object]) -> None:
+def test_a_damaged_header_gives_no_state_of_producers(others: dict[str, object]) -> None:
     """Without snapshots, the log below the recovery point is read again."""
     disk = MemoryDisk()
     partition = open_partition(disk)
@@ -663,9 +663,7 @@ def _compacted(disk: MemoryDisk) -> Partition:
 @pytest.mark.parametrize(
     ("now_compacted", "cleaned_to"), [(True, 0), (False, 24)], ids=["policy", "checkpoint of the cleaner"]
 )
-def test_what_compaction_left_is_kept_whatever_the_recovery_point_is(
-    now_compacted: bool, cleaned_to: int
-) -> None:
+def test_a_compacted_log_is_kept_whatever_the_recovery_point_is(now_compacted: bool, cleaned_to: int) -> None:
     """Apache Kafka compacts above the recovery point in its checkpoint, and the checkpoint may be lost."""
     disk = MemoryDisk()
     stored = read_all(_compacted(disk))
@@ -677,7 +675,7 @@ def test_what_compaction_left_is_kept_whatever_the_recovery_point_is(
     assert again.recovery_warnings == []
 
 
-def test_a_gap_within_a_segment_tells_that_the_one_behind_it_is_no_loss() -> None:
+def test_a_gap_behind_a_segment_with_gaps_is_no_loss() -> None:
     disk = MemoryDisk()
     partition = open_partition(disk, config(cleanup_policy="compact", segment_bytes=700))
     for key in (0, 1, 2, 3, 1, 3, 5, 6, 7):  # compaction removes the second and the fourth record
@@ -693,7 +691,7 @@ def test_a_gap_within_a_segment_tells_that_the_one_behind_it_is_no_loss() -> Non
 
 
 @pytest.mark.parametrize("name", ["notes.log.cleaned", "notes.log.swap", "notes.log", "0.old.log"])
-def test_a_file_of_another_name_stops_no_start(name: str) -> None:
+def test_a_file_of_another_name_does_not_prevent_a_start(name: str) -> None:
     """This includes an index that a crash during a swap left behind."""
     disk = MemoryDisk()
     put(open_partition(disk), batch(0))
@@ -706,7 +704,7 @@ def test_a_file_of_another_name_stops_no_start(name: str) -> None:
 
 
 @pytest.mark.behaviour("I17")
-def test_what_recovery_removed_stays_removed_after_a_power_loss() -> None:
+def test_segments_that_recovery_removed_stay_removed_after_a_power_loss() -> None:
     """The end of a segment was lost, so the next one is removed. It must not come back after newer
     records."""
     disk = MemoryDisk()
@@ -813,7 +811,7 @@ def _delete_all(partition: Partition) -> None:
 
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "kill"])
 @pytest.mark.parametrize("roll", [_large_batch, _delete_all])
-def test_a_write_that_could_not_be_undone_ends_no_log(
+def test_a_write_that_could_not_be_undone_does_not_end_the_log(
     roll: Callable[[Partition], None], is_clean: bool
 ) -> None:
     """Regression: the next segment began after a partial batch, so a start cut off all that followed it."""
@@ -854,7 +852,7 @@ def test_a_stop_undoes_a_failed_write() -> None:
     assert open_partition(disk, SMALL, clean_shutdown=True).recovery_warnings == []
 
 
-def test_a_snapshot_behind_a_gap_tells_of_no_lost_marker() -> None:
+def test_a_snapshot_behind_a_gap_does_not_restore_a_lost_marker() -> None:
     """Regression: a snapshot knew of a commit that a power loss had taken out of a compacted log.
 
     The power loss took the segment with the commit and left later ones. So the transaction was open again,

@@ -40,7 +40,9 @@ def _filled(count: int = 9, disk: MemoryDisk | None = None, **settings: object) 
 @pytest.mark.parametrize("later", [0, 5])
 @pytest.mark.parametrize("has_indexes", [True, False])
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_what_a_failed_roll_left_hides_no_records(is_clean: bool, has_indexes: bool, later: int) -> None:
+def test_a_file_that_a_failed_roll_left_hides_no_records(
+    is_clean: bool, has_indexes: bool, later: int
+) -> None:
     """Up to 0.5.0 a failed roll left an empty log file, and the previous segment got the next records."""
     disk, small = MemoryDisk(), config(segment_bytes=7 * SIZE, index_interval_bytes=2 * SIZE)
     partition = open_partition(disk, small)
@@ -392,7 +394,7 @@ def test_settings_change_while_open() -> None:
 
 
 @pytest.mark.parametrize("policy", ["delete", "compact,delete"])
-def test_a_segment_that_compaction_emptied_keeps_no_later_one(policy: str) -> None:
+def test_a_segment_that_compaction_emptied_does_not_keep_later_ones(policy: str) -> None:
     partition = open_partition(log_config=config(segment_bytes=3 * SIZE, cleanup_policy="compact"))
     for key in (0, 1, 2, 0, 1, 2, 3, 4, 5, 6):
         put(partition, batch(key=b"%d" % key))
@@ -409,7 +411,7 @@ def test_a_segment_that_compaction_emptied_keeps_no_later_one(policy: str) -> No
 
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "kill"])
 @pytest.mark.parametrize("suffix", ["index", "timeindex", "txnindex", "log"])
-def test_a_segment_that_could_not_be_made_ends_no_log(suffix: str, is_clean: bool) -> None:
+def test_a_segment_that_could_not_be_made_does_not_end_the_log(suffix: str, is_clean: bool) -> None:
     """Its empty log file hid the records that the previous segment got afterwards from the next start."""
     disk, small = MemoryDisk(), config(segment_bytes=4 * SIZE)
     partition = open_partition(disk, small)

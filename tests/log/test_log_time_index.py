@@ -205,7 +205,7 @@ def test_a_position_is_read_from_the_file_as_from_memory(
         assert index.OffsetIndex.read_position(disk, "i", wanted) == built.position_for(wanted)
 
 
-def test_a_look_up_by_time_does_not_pass_over_a_damage() -> None:
+def test_a_look_up_by_time_does_not_skip_damage() -> None:
     """The record may be in the damaged bytes; a later record as the answer would hide it."""
     disk = MemoryDisk()
     partition = open_partition(disk)
@@ -220,7 +220,7 @@ def test_a_look_up_by_time_does_not_pass_over_a_damage() -> None:
             partition.offset_for_timestamp(START_MS + hours * HOUR_MS)
 
 
-def test_a_look_up_by_time_takes_no_notice_of_a_damage_below_the_log_start() -> None:
+def test_a_look_up_by_time_ignores_damage_below_the_log_start() -> None:
     """DeleteRecords past the damage is the way to get rid of it."""
     disk = MemoryDisk()
     partition = open_partition(disk)

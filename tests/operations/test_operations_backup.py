@@ -53,7 +53,7 @@ def _is_same(path: Path, copy: Path) -> bool:
 
 @pytest.mark.behaviour("I17", "T6")
 @pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
-def test_a_copy_whose_last_pass_was_frozen(tmp_path: Path, rounds: int) -> None:
+def test_a_copy_whose_last_pass_was_frozen_has_all_that_was_acknowledged(tmp_path: Path, rounds: int) -> None:
     """The copy has all records acknowledged before it and whole transactions; the load is not disturbed."""
     target = tmp_path / "copy"
     with (
@@ -114,7 +114,7 @@ def initialized(client: RawClient) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one(tmp_path: Path, is_open: bool) -> None:
+def test_a_producer_from_after_a_backup_is_not_taken_for_a_new_one(tmp_path: Path, is_open: bool) -> None:
     """Without oncelog.fence.transactions, the new instances would reach the epoch of the old one."""
     config: dict[str, object] = {"transaction.state.log.num.partitions": 1}
     producer = None

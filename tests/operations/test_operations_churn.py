@@ -227,7 +227,7 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         yield running
 
 
-def test_what_comes_and_goes_leaves_nothing_behind(broker: Broker) -> None:
+def test_short_lived_clients_and_topics_leave_nothing_behind(broker: Broker) -> None:
     churn, census = Churn(broker.bootstrap_servers), Census(broker)
 
     def forget() -> None:

@@ -84,7 +84,7 @@ def refusal(data: Path, **more: object) -> str:
 
 
 @pytest.mark.behaviour("I27")
-def test_what_kafkas_settings_keep_is_kept_and_the_rest_is_deleted(plain: Path) -> None:
+def test_records_that_kafkas_settings_keep_are_kept_and_the_rest_deleted(plain: Path) -> None:
     with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
         wait_until(lambda: client.offset("short", -2) == 5)  # retention has run
         assert {name: len(client.values(name)) for name in KEPT} == KEPT
@@ -255,7 +255,7 @@ def test_damaged_metadata_stops_the_start_with_the_files_name(plain: Path) -> No
 
 
 @pytest.mark.behaviour("I27")
-def test_directories_without_settings_stop_the_start_or_are_kept_for_ever(plain: Path) -> None:
+def test_directories_without_settings_stop_the_start_or_are_kept_forever(plain: Path) -> None:
     """Neither our list of topics is there, nor Kafka's metadata log (metadata.log.dir was elsewhere)."""
     shutil.rmtree(plain / DIRECTORY)
     text = refusal(plain)
@@ -329,7 +329,7 @@ def config_record(name: str, key: str, value: str) -> bytes:
 
 
 @pytest.mark.behaviour("I27")
-def test_when_kafka_has_run_since_its_settings_are_taken_again(plain: Path) -> None:
+def test_settings_are_taken_again_when_kafka_has_run_since(plain: Path) -> None:
     with Broker(plain, config=CONFIG):
         pass
     append_metadata(plain, config_record("table", "retention.ms", "5"))
@@ -342,7 +342,7 @@ def test_when_kafka_has_run_since_its_settings_are_taken_again(plain: Path) -> N
 
 
 @pytest.mark.behaviour("I27")
-def test_when_kafka_has_run_since_its_segments_lack_no_index(plain: Path) -> None:
+def test_segments_written_by_kafka_since_lack_no_index(plain: Path) -> None:
     """Kafka creates a `.txnindex` at the first aborted transaction of a segment, Oncelog with each
     segment."""
     with Broker(plain, config=CONFIG) as broker, admin_of(broker) as admin:
@@ -376,7 +376,7 @@ def test_a_topic_that_kafka_put_aside_stops_the_start(plain: Path) -> None:
     assert "topic ours was set aside by Apache Kafka" in text and "-stray" in text
 
 
-def test_a_snapshot_of_kafkas_stands_for_the_records_before_it(plain: Path) -> None:
+def test_a_metadata_snapshot_of_kafka_replaces_the_records_before_it(plain: Path) -> None:
     """Kafka deletes segments of its metadata that a snapshot covers."""
     disk, directory = RealDisk(plain), plain / DIRECTORY
     before = read_metadata(disk)
@@ -551,7 +551,7 @@ def test_a_topic_with_a_long_name_that_kafka_put_aside_stops_the_start(plain: Pa
 
 
 @pytest.mark.behaviour("I27")
-def test_an_acl_that_kafka_took_back_since_does_not_hold_on(secured: Path) -> None:
+def test_an_acl_that_kafka_has_removed_since_no_longer_applies(secured: Path) -> None:
     with Broker(secured, config=SECURED):
         pass
     ids = list(read_metadata(RealDisk(secured)).acls)
@@ -568,7 +568,7 @@ def test_an_acl_that_kafka_took_back_since_does_not_hold_on(secured: Path) -> No
 
 
 @pytest.mark.behaviour("I27")
-def test_what_changed_here_only_is_kept_when_kafka_has_run_since(secured: Path) -> None:
+def test_changes_made_only_here_are_kept_when_kafka_has_run_since(secured: Path) -> None:
     with (
         Broker(secured, config=SECURED) as broker,
         Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
@@ -649,7 +649,7 @@ def test_a_partition_of_which_only_other_nodes_have_all_stops_the_start(
 
 
 @pytest.mark.behaviour("I27")
-def test_what_was_accepted_is_told_also_without_kafkas_metadata(plain: Path) -> None:
+def test_accepted_risks_are_reported_even_without_kafkas_metadata(plain: Path) -> None:
     (plain / DIRECTORY / f"{0:020}.log").write_bytes(bytes(100_000)[:70] + b"x" * 1000)
     manager = opened(plain)
     notes = take_over(manager, settings_of({**CONFIG, "oncelog.takeover.accept": "metadata,settings"}))

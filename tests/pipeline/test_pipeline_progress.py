@@ -92,7 +92,7 @@ def test_metrics_are_lines_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert json.loads(path.read_text().splitlines()[0]) == asdict(METRICS)
 
 
-def test_metrics_that_nobody_takes_hold_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_that_nobody_reads_delay_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     monkeypatch.setenv(FILE_VARIABLE, str(pipe))

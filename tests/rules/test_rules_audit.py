@@ -230,7 +230,7 @@ def audited(log: list[StoredBatch]) -> list[Finding]:
 @pytest.mark.behaviour("P5", "I7", "I8")
 @settings(deadline=None, max_examples=150)
 @given(sends=_SENDS, start=st.sampled_from([0, 1, SEQUENCE_MAX - 20, SEQUENCE_MAX]))
-def test_what_the_append_rule_stores_is_clean(sends: list[tuple[int, str, int]], start: int) -> None:
+def test_batches_that_the_append_rule_stores_are_clean(sends: list[tuple[int, str, int]], start: int) -> None:
     assert audited(stored_by_the_append_rule(sends, start)) == []
 
 

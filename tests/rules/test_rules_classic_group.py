@@ -317,7 +317,7 @@ def test_the_metadata_of_all_members_counts_together() -> None:
         assert [answer.error_code for answer in answers] == ([error.code] if error else [])
 
 
-def test_a_given_id_that_was_used_holds_up_nobody() -> None:
+def test_an_assigned_member_id_that_was_used_delays_nobody() -> None:
     group = stable("m")
     (given,) = join(group, "given", request(requires_known_member_id=True))
     assert given == JoinResult(MemberIdRequired.code, "given")
@@ -327,7 +327,7 @@ def test_a_given_id_that_was_used_holds_up_nobody() -> None:
     assert [answer.generation_id for answer in waiting] == [2]
 
 
-def test_a_given_id_holds_up_a_rebalance_until_its_session_is_over() -> None:
+def test_an_assigned_member_id_delays_a_rebalance_until_its_session_ends() -> None:
     group = stable("m")
     join(group, "given", request(requires_known_member_id=True, session_ms=6_000))
     waiting = join(group, "", request(member_id="m"))
@@ -339,14 +339,14 @@ def test_a_given_id_holds_up_a_rebalance_until_its_session_is_over() -> None:
     assert join(group, "", request(member_id="given"), 6_000)[0].error_code == UnknownMemberId.code
 
 
-def test_a_given_id_that_left_is_unknown() -> None:
+def test_an_assigned_member_id_that_left_is_unknown() -> None:
     group = stable("m")
     join(group, "given", request(requires_known_member_id=True))
     assert group.leave([("given", None)], 0) == [0]
     assert join(group, "", request(member_id="given"))[0].error_code == UnknownMemberId.code
 
 
-def test_who_joins_a_stable_group_again_as_before_changes_nothing_unless_it_leads() -> None:
+def test_an_unchanged_rejoin_of_a_stable_group_changes_nothing_unless_the_leader_sends_it() -> None:
     group = stable("leader", "follower")
     (answer,) = join(group, "", request(member_id="follower"), 5_000)
     assert answer == JoinResult(0, "follower", 2, "consumer", "a", "leader")
@@ -363,7 +363,7 @@ def test_who_joins_a_stable_group_again_as_before_changes_nothing_unless_it_lead
     assert group.state is GroupState.PREPARING_REBALANCE
 
 
-def test_who_joins_again_as_before_until_the_shares_are_there_gets_the_same_answer() -> None:
+def test_an_unchanged_rejoin_before_the_assignment_gets_the_same_answer() -> None:
     group = completing("leader", "follower")
     (follower,) = join(group, "", request(member_id="follower"))
     (leader,) = join(group, "", request(member_id="leader"))

@@ -43,7 +43,7 @@ def common_protocols(members: Collection[Member]) -> set[str]:
 
 
 @pytest.mark.parametrize("members", list(product(OFFERS, repeat=3)), ids="-".join)
-def test_supported_is_who_has_something_in_common_with_all(members: tuple[str, ...]) -> None:
+def test_a_join_needs_a_protocol_in_common_with_all_members(members: tuple[str, ...]) -> None:
     group = ClassicGroup("g", 0)
     for index, offered in enumerate(members):
         if group.supports(request(offered)):
@@ -56,7 +56,7 @@ def test_supported_is_who_has_something_in_common_with_all(members: tuple[str, .
 
 
 @pytest.mark.parametrize("offers", list(product(["a", "ab", "abc"], repeat=3)), ids="-".join)
-def test_what_members_offer_together_is_known_without_a_look_at_them(offers: tuple[str, ...]) -> None:
+def test_common_protocols_are_known_without_examining_members(offers: tuple[str, ...]) -> None:
     group = ClassicGroup("g", 0)
 
     def check() -> None:
@@ -98,7 +98,7 @@ def test_empty_protocols_take_memory_too() -> None:
     assert refused.error_code == GroupMaxSizeReached.code
 
 
-def test_places_are_for_those_that_have_joined_anew() -> None:
+def test_places_are_for_members_that_have_joined_the_rebalance() -> None:
     group = ClassicGroup("g", 0, max_size=2)
     assert join(group, "first")[0].error_code == 0
     assert not join(group, "second") and not join(group, "third")  # they wait for the first to join again
@@ -119,7 +119,7 @@ def test_a_group_whose_members_are_all_there_is_full() -> None:
     assert repeated.error_code == 0
 
 
-def test_what_was_stored_before_does_not_end_a_rebalance() -> None:
+def test_a_late_save_of_an_empty_group_does_not_end_a_rebalance() -> None:
     """Found by the simulator (seed 200): a member joined while the group was being stored as empty.
 
     The group then counted as stable, and its only member never got partitions.
@@ -153,7 +153,7 @@ def test_an_id_given_to_a_dynamic_member_takes_no_instance() -> None:
     assert list(group.members) == ["static"]
 
 
-def test_who_joined_and_asks_for_no_share_in_time_is_removed_also_from_a_stable_group() -> None:
+def test_a_member_that_sends_no_sync_in_time_is_removed_even_from_a_stable_group() -> None:
     """Otherwise no member reads its partitions for as long as it sends heartbeats (F76)."""
     group = ClassicGroup("g", 0)
     join(group, "leader")

@@ -122,7 +122,7 @@ def test_a_commit_waits_for_every_call_for_offsets_to_return() -> None:
     session.check(C.COMMIT)
 
 
-def test_what_is_unconfirmed_ends_with_its_transaction() -> None:
+def test_unconfirmed_offsets_end_with_their_transaction() -> None:
     session = Session()
     session.enter(S.IN_TRANSACTION)
     session.begin_offsets(OffsetsCall.of(ConsumerGroupMetadata("g"), {}))
@@ -145,7 +145,7 @@ ENDING = {
 
 
 @pytest.mark.parametrize("state", State)
-def test_what_ends_an_open_transaction_when_its_producer_is_closed(state: State) -> None:
+def test_closing_a_producer_ends_its_transaction_as_the_table_says(state: State) -> None:
     ending = operation_at_close(state)
     assert ending is ENDING[state]
     assert ending is None or (state, ending) in ALLOWED
@@ -223,7 +223,7 @@ def test_some_errors_leave_the_outcome_unknown() -> None:
     assert not undecided & {14, 16, 47, 48, 49, 51, 53, 90, 120}
 
 
-def test_a_call_for_offsets_is_checked_before_it_is_noted() -> None:
+def test_a_call_for_offsets_that_is_refused_leaves_the_session_unchanged() -> None:
     session = Session()
     with pytest.raises(MisuseError):
         session.begin_offsets(OffsetsCall.of(ConsumerGroupMetadata("g"), {}))

@@ -38,7 +38,7 @@ SPANS = [Span(0, 10, 100, 1_000), Span(10, 20, 200, 2_000), Span(20, 30, 300, 3_
         ({"cleaned_to": 15}, DirtyRange(15, 30, 100, 500, 2_000)),
     ],
 )
-def test_what_is_dirty(how: dict[str, Any], expected: DirtyRange | None) -> None:
+def test_the_dirty_range_is_that_of_the_table(how: dict[str, Any], expected: DirtyRange | None) -> None:
     known = {"cleaned_to": 0, "stable_offset": 30, "min_lag_ms": 0, "now_ms": 10_000}
     assert find_dirty(SPANS, **{**known, **how}) == expected
 
@@ -71,7 +71,7 @@ def test_a_record_of_the_future_does_not_put_compaction_off() -> None:
     ("dirty_bytes", "oldest_ms", "is_due"),
     [(49, 0, False), (50, 0, True), (1, -1_000, True), (1, -999, False)],
 )
-def test_when_it_is_due(dirty_bytes: int, oldest_ms: int, is_due: bool) -> None:
+def test_a_dirty_range_is_due_by_its_share_or_age(dirty_bytes: int, oldest_ms: int, is_due: bool) -> None:
     dirty = DirtyRange(0, 1, 100 - dirty_bytes, dirty_bytes, oldest_ms)
     assert dirty.is_due(0.5, 1_000, 0) is is_due
 
@@ -209,7 +209,9 @@ def test_aborts_with_data_and_without_an_index_entry_are_found() -> None:
         (None, facts(98), False),
     ],
 )
-def test_whose_header_stays(last: LastOfProducer | None, batch: BatchFacts, kept: bool) -> None:
+def test_only_a_producers_last_batch_keeps_its_header(
+    last: LastOfProducer | None, batch: BatchFacts, kept: bool
+) -> None:
     assert cleaning(producers={} if last is None else {7: last}).retention(batch).keeps_header is kept
 
 

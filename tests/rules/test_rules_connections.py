@@ -106,9 +106,7 @@ def test_the_slowest_go_first(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 300), st.integers(0, 9_999)), max_size=60),
     st.integers(0, 1_000),
 )
-def test_what_is_held_never_stays_above_the_limit(
-    steps: list[tuple[int, int, int]], limit_bytes: int
-) -> None:
+def test_held_memory_never_stays_above_the_limit(steps: list[tuple[int, int, int]], limit_bytes: int) -> None:
     budget: MemoryBudget[int] = MemoryBudget(limit_bytes)
     naive: dict[int, int] = {}
     for key, held_bytes, now_ms in steps:

@@ -132,7 +132,7 @@ def test_members_come_and_go(chance: random.Random, size: int, burst: int) -> No
         assert set().union(*(member.assigned for member in group.members.values())) == every
 
 
-def test_time_takes_out_the_silent_and_those_that_do_not_give_up() -> None:
+def test_silent_members_and_those_that_keep_revoked_partitions_are_removed() -> None:
     group = ConsumerGroup("g", session_timeout_ms=1000)
 
     def beat(name: str, epoch: int, now_ms: int) -> int:
@@ -192,7 +192,7 @@ def test_many_joins_share_few_assignments(monkeypatch: pytest.MonkeyPatch) -> No
     assert sorted(len(member.assigned) for member in group.members.values()) == [10] * 100
 
 
-def test_what_a_member_no_longer_wants_goes_before_there_is_a_new_assignment() -> None:
+def test_unsubscribed_topics_are_removed_before_a_new_assignment() -> None:
     group = ConsumerGroup("g", session_timeout_ms=45_000, assignment_burst=1)
 
     def beat(

@@ -34,7 +34,7 @@ def test_a_code_from_the_future_fails_its_records_as_possibly_stored() -> None:
     assert not policy.is_metadata_stale
 
 
-def test_what_the_broker_calls_retriable_is_never_fatal() -> None:
+def test_a_retriable_error_is_never_fatal() -> None:
     for code, error in ERROR_BY_CODE.items():
         if error.retriable:
             assert error_policy_for(code, Mode.IDEMPOTENT).error_class.value != "fatal", error.kafka_name

@@ -51,7 +51,7 @@ def test_the_reason_says_why_nobody_will_end_a_transaction(
         (known("Empty"), 5_999, Hanging.PERHAPS, "'x' is in state Empty"),
     ],
 )
-def test_what_looks_like_hanging_is_taken_for_it_from_an_age_on(
+def test_a_transaction_counts_as_hanging_only_from_an_age_on(
     transaction: KnownTransaction, now_ms: int, verdict: Hanging, reason: str
 ) -> None:
     judged = judge(OPENED, transaction, now_ms=now_ms, older_than_ms=5_000)

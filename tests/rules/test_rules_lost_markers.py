@@ -75,7 +75,7 @@ def test_a_marker_is_lost_only_if_newer_records_of_the_id_follow() -> None:
     assert lost_end(THERE, leftover, decision, done) is None, "the transaction was not there"
 
 
-def test_what_is_open_under_a_producer_id_that_nobody_has_any_more_is_aborted() -> None:
+def test_an_open_transaction_of_an_abandoned_producer_id_is_aborted() -> None:
     leftover, abort = ProducerIdAndEpoch(5, EXHAUSTED_EPOCH), abort_of(ProducerIdAndEpoch(5, EXHAUSTED_EPOCH))
     own, other = ongoing(EXHAUSTED_EPOCH, THERE), ongoing(0, HERE)._replace(producer_id=6)
     assert lost_end(HERE, leftover, None, own) is None
@@ -95,7 +95,7 @@ def test_the_end_of_a_transaction_ends_what_is_open_in_its_partitions() -> None:
 
 
 @pytest.mark.parametrize(("epoch", "marker_epoch"), [(0, 1), (7, 8), (MAX_EPOCH, MAX_EPOCH)])
-def test_what_nobody_decided_is_aborted_with_the_next_epoch(epoch: int, marker_epoch: int) -> None:
+def test_an_undecided_transaction_is_aborted_with_the_next_epoch(epoch: int, marker_epoch: int) -> None:
     decision = abort_of(ProducerIdAndEpoch(5, epoch))
     assert (decision.producer_id, decision.producer_epoch) == (5, marker_epoch)
     assert decision.state is S.PREPARE_ABORT

@@ -78,7 +78,9 @@ def test_ips_have_buckets_of_their_own() -> None:
     st.floats(1, 1e9),
     st.lists(st.tuples(st.floats(0, 1e5), st.integers(0, 100_000)), max_size=30),
 )
-def test_who_waits_as_told_keeps_the_rate(rate: float, wanted: list[tuple[float, int]]) -> None:
+def test_a_client_that_waits_for_its_throttle_time_keeps_the_rate(
+    rate: float, wanted: list[tuple[float, int]]
+) -> None:
     """A client uses at most the burst, the rate and its last request, for any requests at any times."""
     bucket, now_ms, used = EMPTY, 0, 0.0
     for amount, pause_ms in wanted:

@@ -23,7 +23,7 @@ def test_wraps_from_the_largest_to_zero() -> None:
 
 
 @pytest.mark.behaviour("I5")
-def test_what_is_next() -> None:
+def test_the_next_sequence_follows_the_last_and_wraps() -> None:
     assert is_next(None, 0)
     assert not is_next(None, 1)
     assert is_next(2147483647, 0)

@@ -90,7 +90,7 @@ def test_a_batch_of_one_transaction_is_decided_as_the_table_says(
     assert told(named) == verdict.replace("UNKNOWN", "NEW_NAME")
 
 
-def test_what_is_left_of_a_lost_marker_is_named() -> None:
+def test_a_refusal_after_a_lost_marker_names_the_last_one() -> None:
     assert decide_task(5, 0, None, BatchCommit(5, 2)) == Refuse(Reason.LOST, "none")
     older = decide_task(5, 0, TaskMarker(4, SUM), BatchCommit(5, 2))
     assert older == Refuse(Reason.LOST, "the last is for batch 4")
@@ -222,7 +222,7 @@ def test_one_attempt_of_a_task_claims(found: WriteLease | None, allowed: bool) -
     assert may_acquire_lease(WriteLease(5, 7, 3), found) is allowed
 
 
-def test_what_groups_keep_reads_back() -> None:
+def test_markers_kept_in_groups_are_read_back() -> None:
     # The texts are those of version 0.5.0: groups keep them for years.
     for kept, text in (
         (TaskMarker(3, RowSum(2, 2**64 - 1)), '{"oncelog": 1, "rows": 2, "hash": "ffffffffffffffff"}'),

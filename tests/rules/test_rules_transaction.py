@@ -92,7 +92,7 @@ def test_a_client_with_a_producer_id_that_nobody_knows_gets_a_new_one() -> None:
         (ProducerIdAndEpoch(8, 5), -1, ProducerFenced),  # Another producer id.
     ],
 )
-def test_at_rest_the_epoch_is_raised(
+def test_without_an_open_transaction_the_epoch_is_raised(
     state: TransactionState, given: ProducerIdAndEpoch | None, last: int, expected: object
 ) -> None:
     verdict = init(entry(state, last_producer_epoch=last, client_version=2), given)
@@ -193,7 +193,7 @@ def test_more_partitions_join_and_the_start_stays() -> None:
         (entry(S.PREPARE_ABORT), ProducerIdAndEpoch(7, 5), ConcurrentTransactions),
     ],
 )
-def test_who_may_not_add_may_not_write_either(
+def test_a_producer_that_may_not_add_a_partition_may_not_write_either(
     known: TransactionEntry | None, who: ProducerIdAndEpoch, error: type[Exception]
 ) -> None:
     assert refused_with(decide_add(known, who, [AT], now_ms=NOW_MS)) is error

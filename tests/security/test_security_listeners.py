@@ -240,7 +240,7 @@ def test_a_listener_that_cannot_be_bound_frees_the_others(tmp_path: Path) -> Non
             assert broker.port == ports[0]
 
 
-def test_a_missing_ipv6_address_prevents_no_other_listener(
+def test_a_missing_ipv6_address_does_not_prevent_other_listeners(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """/etc/hosts names ::1 for localhost also in containers whose IPv6 is off."""

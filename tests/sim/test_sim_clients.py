@@ -283,7 +283,7 @@ def test_a_broken_client_is_noticed(name: str) -> None:
     assert search(mutant, [*NOTED.get(name, []), *range(400)]) is not None
 
 
-def test_a_copier_that_commits_automatically_is_convicted_and_one_that_does_not_acquitted() -> None:
+def test_only_a_copier_that_commits_automatically_breaks_a_rule() -> None:
     """This is why `group_metadata()` refuses a consumer that commits automatically."""
     (mutant,) = [each for each in CLIENT_MUTANTS if each.name == "a copier commits automatically"]
     found = search(mutant, [*NOTED[mutant.name], *range(400)])

@@ -29,13 +29,13 @@ def test_the_page_has_every_broken_rule(tool: ModuleType) -> None:
         assert f"| {mutant.name} |" in page, "run: tools/mutants.py --write with this name"
 
 
-def test_what_is_not_caught_has_a_reason(tool: ModuleType) -> None:
+def test_a_mutant_that_no_seed_catches_has_a_reason(tool: ModuleType) -> None:
     assert {mutant.name for mutant in MUTANTS}.difference(tool.seeds_of(tool.PAGE.read_text())) == {
         *NOT_CAUGHT
     }
 
 
-def test_what_no_seed_notices_has_a_guard_that_exists() -> None:
+def test_a_mutant_that_no_seed_catches_has_a_guard_that_exists() -> None:
     guards = {name: ALL[name].guards for name in NOT_CAUGHT}
     assert [name for name, tests in guards.items() if not tests] == []
     for guard in chain.from_iterable(guards.values()):

@@ -92,7 +92,7 @@ def test_time_jumps_to_what_is_due() -> None:
     assert seen == [5.0, 5.25, 3605.25]
 
 
-def test_what_goes_on_for_ever_at_one_moment_is_an_error() -> None:
+def test_callbacks_that_never_let_time_advance_are_an_error() -> None:
     world = World(1)
 
     def again() -> None:
@@ -121,7 +121,7 @@ def test_a_cut_connection_ends_at_both_sides_after_some_of_the_bytes(two: World2
     assert [type(each) for each in two.noting.ended] == [ConnectionResetError]
 
 
-def test_what_waits_in_a_parted_network_arrives_later(two: World2) -> None:
+def test_data_sent_during_a_partition_of_the_network_arrives_later(two: World2) -> None:
     two.world.network.partition("server", "client")
     two.transport.write(b"late")
     two.until(10.0)
@@ -139,7 +139,7 @@ def test_a_killed_process_does_nothing_any_more_and_its_peer_is_told(two: World2
     assert two.noting.got == b"" and len(two.noting.ended) == 1
 
 
-def test_who_lost_power_says_nothing_until_it_is_back(two: World2) -> None:
+def test_a_host_without_power_sends_nothing_until_it_is_back(two: World2) -> None:
     assert two.server.process is not None
     two.server.process.kill()
     two.world.network.power_lost(two.server.process)

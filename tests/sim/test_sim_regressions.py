@@ -13,7 +13,7 @@ from oncelog.client.producer.aio import AsyncProducer
 from oncelog.types import TopicPartition
 
 
-def test_a_lost_connection_does_not_turn_the_protocol_of_transactions_back() -> None:
+def test_a_lost_connection_does_not_downgrade_the_transaction_protocol() -> None:
     """Regression: a transaction that began without a connection switched to the classic protocol for good."""
     world = World(1)
     broker = BrokerHost(world, {"num.partitions": 1, "transaction.state.log.num.partitions": 1})
@@ -124,7 +124,7 @@ def test_a_marker_that_waited_for_another_partition_is_durable_before_the_transa
     assert unsynced == [0, 0]
 
 
-def test_a_second_stop_meanwhile_changes_nothing() -> None:
+def test_a_second_stop_during_the_first_changes_nothing() -> None:
     """Regression in the simulator: it stopped a broker twice, and the second stop met closed files."""
     world = World(1)
     broker = BrokerHost(world, {})

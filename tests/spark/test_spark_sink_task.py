@@ -702,7 +702,9 @@ def test_wrong_sink_options_are_refused(options: dict[str, str], said: str) -> N
         ({"enableFullRetryOnMismatch": "false", "enableQueryLevelRollbackOnMismatch": "true"}, True),
     ],
 )
-def test_whether_spark_repeats_what_read_other_rows(set_to: dict[str, str], is_safe: bool) -> None:
+def test_sparks_settings_decide_whether_it_repeats_whole_stages(
+    set_to: dict[str, str], is_safe: bool
+) -> None:
     settings = {f"spark.sql.shuffle.orderIndependentChecksum.{name}": each for name, each in set_to.items()}
     assert repeats_whole_stages(settings.get) is is_safe
 

@@ -192,7 +192,7 @@ def test_no_browser_ticks_a_box_of_an_earlier_page(
     expect(page.get_by_role("checkbox")).not_to_be_checked()
 
 
-def test_a_broker_that_is_gone_is_told_with_the_age_of_what_is_shown(
+def test_a_page_says_that_the_broker_is_gone_and_how_old_its_data_are(
     broker: Broker, address: str, page: Page
 ) -> None:
     create(broker, "kept")

@@ -74,7 +74,7 @@ def _stable_end(servers: str, topic: str) -> int:
         return consumer.end_offsets([tp])[tp]
 
 
-def test_a_hanging_one_is_aborted_by_its_button(ours: str) -> None:
+def test_a_hanging_transaction_is_aborted_by_its_button(ours: str) -> None:
     topic, producer_id = new_topic(ours), 800_000 + next(_numbers)
     lost = batch_of(
         b"lost", producer_id=producer_id, producer_epoch=0, base_sequence=0, is_transactional=True

@@ -119,7 +119,7 @@ def _file_number(key: bytes | None, load_id: str) -> int | None:
     """Return the file number in a record's key, or None if the key is not of a checkpoint of this load.
 
     Any program may write to the topic. A foreign key must not stop the loads whose checkpoints are in the
-    same partition. See test_foreign_records_beside_checkpoints_stop_no_load.
+    same partition. See test_foreign_records_beside_checkpoints_do_not_stop_a_load.
     """
     name, _, number = (key or b"").rpartition(b"/")
     return int(number) if name == load_id.encode() and number.isdigit() and len(number) <= 9 else None

@@ -280,7 +280,7 @@ def commit_steps(
                 send_checkpoints(load, producer, {step.index: step.checkpoint for step in group})
                 # Topic ids are never reused. If the id is the same after the flush, no record of this
                 # transaction is in a later topic with the same name. Guard:
-                # test_a_topic_made_again_during_the_load.
+                # test_a_topic_recreated_during_the_load_ends_it.
                 producer.flush()
                 reason = topic_mismatch(group[-1].checkpoint, load.topic, topic_id_of(load.topic))
                 if reason is not None:

@@ -147,7 +147,7 @@ class LogCleaner:
             if not log.is_closed:
                 # If the data cause the error, another attempt would fail at the same batch, so the partition
                 # is not compacted again until a restart. KafkaStorageError lets `LogManager` continue with
-                # the next partition. See test_a_partition_that_cannot_be_compacted_keeps_no_other.
+                # the next partition. See test_a_partition_that_cannot_be_compacted_does_not_stop_others.
                 self._is_uncleanable = not isinstance(error, OSError | StorageError)
                 raise KafkaStorageError(f"{log.topic_partition}: compaction failed: {error}") from error
         self.cleaned_to = max(self.cleaned_to, compaction.cleaned_to)

@@ -388,7 +388,7 @@ class LocalLog:
         self._check_open()
         end_offset = self.end_offset
         # The appending thread may have written a marker, but not yet noted its transaction index entry. See
-        # test_a_flush_beside_an_abort_vouches_for_no_marker_without_its_index_entry.
+        # test_a_flush_during_an_abort_makes_no_marker_durable_without_its_index_entry.
         if (marker_offset := self.unindexed_marker_offset) is not None:
             end_offset = min(end_offset, marker_offset)
         synced_to = self.recovery_point

@@ -244,7 +244,7 @@ class LogManager:
 
         Returns True if the directory was removed. Such a directory remains if a topic's creation or growth
         failed on a broken disk, and would prevent opening a recreated topic. See
-        test_what_another_topic_left_stops_no_start.
+        test_a_directory_that_another_topic_left_does_not_prevent_a_start.
         """
         try:
             if read_partition_metadata(self.disk, str(tp)) in (None, topic_id):
@@ -296,7 +296,7 @@ class LogManager:
 
         Kafka creates such a file only when it writes the first entry. Recovery would treat missing files as
         lost and read the segments, which takes 4 to 18 seconds per gigabyte. See
-        test_when_kafka_has_run_since_its_segments_lack_no_index. Raises StorageError.
+        test_segments_written_by_kafka_since_lack_no_index. Raises StorageError.
         """
         self._index_starts.clear()
         try:
@@ -420,7 +420,7 @@ class LogManager:
                 pass
             except OSError as error:
                 # Continue with the other directories. See
-                # test_a_directory_that_cannot_be_removed_keeps_no_other.
+                # test_a_directory_that_cannot_be_removed_does_not_keep_others.
                 failure = failure or error
                 self._left_deletions.append(directory)
             yield None  # thousands of directories must not delay other tasks

@@ -103,7 +103,7 @@ def find_cursor(segments: SegmentList, offset: int) -> ReadCursor | None:
     """Return the position of the batch that contains `offset`, or of the next batch; None at the log end.
 
     Raises CorruptMessage if `offset` is in damaged bytes: returning the batch after the damage would lose
-    records silently. See test_what_follows_a_damage_can_be_read.
+    records silently. See test_batches_behind_damage_can_be_read.
     """
     for segment in segments.from_offset(offset):
         if segment.end_offset <= offset:
@@ -259,7 +259,7 @@ def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int
                 is_next_step = True
             if is_next_step and not any(other is segment for other in segments):
                 # The segment was compacted or deleted during the step. Continue in the segment that has these
-                # offsets now. See test_a_look_up_by_time_goes_on_when_its_segment_goes_during_a_job.
+                # offsets now. See test_a_look_up_by_time_continues_if_its_segment_is_deleted_during_a_job.
                 break
         else:
             start_offset = max(start_offset, segment.end_offset)
@@ -270,8 +270,8 @@ def _scan_for(segment: Segment, position: int, start_offset: int) -> Iterator[Sc
     """Yield the batches from `position` on that a search for records at or after `start_offset` needs.
 
     Raises CorruptMessage if damaged bytes may contain such a record. Other damage is skipped. See
-    test_a_look_up_by_time_does_not_pass_over_a_damage and
-    test_a_look_up_by_time_takes_no_notice_of_a_damage_below_the_log_start.
+    test_a_look_up_by_time_does_not_skip_damage and
+    test_a_look_up_by_time_ignores_damage_below_the_log_start.
     """
     for batch in scan(segment.file, position, segment.size_bytes, limits=segment.limits):
         if isinstance(batch, BadBatch):
@@ -313,4 +313,4 @@ def search_max_timestamp(segments: SegmentList, start_offset: int, cost: StepCos
             return record
         # The segment was compacted or deleted during a step, and its record with it. Another record may have
         # the largest timestamp now. See
-        # test_a_look_up_of_the_largest_time_goes_on_when_its_segment_goes_during_a_job.
+        # test_a_look_up_of_the_largest_time_continues_if_its_segment_is_deleted_during_a_job.

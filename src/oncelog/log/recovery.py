@@ -215,8 +215,8 @@ def _drop_failed_rolls(
 
     If creating a segment failed, Oncelog up to 0.5.0 left an empty log file, and appended further records to
     the previous segment. The empty segment would hide those records. Recovery from a crash would also delete
-    all later segments. See test_what_a_failed_roll_left_hides_no_records. To recognise such a file, only the
-    batches after one index entry of the previous segment are read.
+    all later segments. See test_a_file_that_a_failed_roll_left_hides_no_records. To recognise such a file,
+    only the batches after one index entry of the previous segment are read.
     """
     kept: list[int] = []
     for base in bases if len(bases) > 1 else ():
@@ -294,7 +294,7 @@ def _open_segments(
         if bad is not None or is_lost:
             _remove_later(disk, directory, bases[number + 1 :], options.now_ms)
             # Without this sync, a power loss could restore a removed segment after new records were appended.
-            # See test_what_recovery_removed_stays_removed_after_a_power_loss.
+            # See test_segments_that_recovery_removed_stay_removed_after_a_power_loss.
             disk.sync_directory(directory)
             break
         if next_base is not None:
@@ -328,7 +328,7 @@ def _may_be_compacted(segment: Segment, options: OpenOptions) -> bool:
 
     Apache Kafka also compacts above the checkpointed recovery point, and the checkpoint may be lost. If
     recovery treated such a gap as lost records, it would delete all later segments. See
-    test_what_compaction_left_is_kept_whatever_the_recovery_point_is.
+    test_a_compacted_log_is_kept_whatever_the_recovery_point_is.
     """
     return options.config.is_compacted or segment.base_offset < options.cleaned_to or segment.has_gaps
 
@@ -378,8 +378,8 @@ def _offset_of_gap(segments: SegmentList, options: OpenOptions) -> int | None:
 
     Snapshots after such a gap are not used, because they may cover lost batches and markers. If a COMMIT
     marker is lost, its transaction may have been aborted since, but such a snapshot still says that it was
-    committed. See test_a_snapshot_behind_a_gap_tells_of_no_lost_marker. If `_may_be_compacted` is true, the
-    segments after the gap stay.
+    committed. See test_a_snapshot_behind_a_gap_does_not_restore_a_lost_marker. If `_may_be_compacted`
+    is true, the segments after the gap stay.
     """
     if options.is_clean:
         return None
@@ -436,7 +436,7 @@ def _is_whole(segment: Segment, row: np.void, end: int) -> bool:
     """Return True if the checksum of the batch that ends at position `end` is valid; else note the damage.
 
     If a damaged header were used, the broker could reject a producer's next batch or treat it as a duplicate.
-    See test_a_damaged_header_tells_nothing_of_producers. Batches that `rebuild` has verified are not read
+    See test_a_damaged_header_gives_no_state_of_producers. Batches that `rebuild` has verified are not read
     again.
     """
     if segment.transactions_from is not None and row["base_offset"] >= segment.transactions_from:

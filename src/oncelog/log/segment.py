@@ -118,7 +118,7 @@ class Segment:
             disk.open(f"{stem}{suffix}{ending}", create=True).close()
         # The log file is created last, because recovery assumes that the previous segment ends at its base
         # offset. If its creation fails, the previous segment may still grow beyond that offset. See
-        # test_a_segment_that_could_not_be_made_ends_no_log.
+        # test_a_segment_that_could_not_be_made_does_not_end_the_log.
         file = disk.open(f"{stem}{LOG_SUFFIX}{ending}", create=True)
         try:
             if file.size():
@@ -622,7 +622,8 @@ class Segment:
         """Cut off the bytes that a failed write left after the last whole batch. Raises OSError.
 
         The next segment must not be created before this succeeds. Otherwise recovery would cut the log at
-        these bytes and delete the later segments. See test_a_write_that_could_not_be_undone_ends_no_log.
+        these bytes and delete the later segments. See
+        test_a_write_that_could_not_be_undone_does_not_end_the_log.
         """
         if self._needs_cut:
             self.file.truncate(self.size_bytes)

@@ -104,7 +104,7 @@ def discard_leftovers(disk: Disk, directory: str) -> None:
     """Delete the files that a failed compaction could not delete. May run in another thread. Raises OSError.
 
     Otherwise, recovery would swap them in beside the result of a later compaction, and their records would
-    exist twice. See test_what_a_failed_swap_left_does_not_come_back_beside_newer_segments.
+    exist twice. See test_a_segment_of_a_failed_swap_does_not_come_back_beside_newer_ones.
     """
     stems = {name.partition(".")[0] for name in disk.list(directory) if name.endswith((CLEANED, SWAP))}
     for stem in stems:

@@ -216,7 +216,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         # A producer with acks=0 may close the connection as soon as the operating system has accepted its
         # last request. Like Kafka, carry out what was received. See
-        # test_requests_without_an_answer_are_carried_out_after_the_end.
+        # test_requests_without_a_response_are_handled_after_a_disconnect.
         self._responses.discard(but_last=self._responses.outlives_client)
         self._responses.transport = None
         self._is_write_paused = False
@@ -228,10 +228,10 @@ class Connection(asyncio.BufferedProtocol):
 
         After the client is gone, its requests are carried out until a response cannot be sent. Otherwise the
         broker would read the data of any number of pipelined fetches in vain. Kafka, too, closes a channel on
-        which it cannot send. See test_an_answer_ends_what_a_client_that_is_gone_has_left.
+        which it cannot send. See test_a_failed_response_drops_the_requests_behind_it_when_the_client_is_gone.
 
         As on Kafka, the requests of a muted client are carried out when the connection is unmuted, even if
-        the client is gone by then. See test_what_a_client_over_its_quota_sent_before_its_end_is_carried_out.
+        the client is gone by then. See test_requests_of_a_throttled_client_are_handled_after_it_disconnects.
         """
         if self._responses.outlives_client:
             return False
@@ -383,7 +383,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.reader.backlog and not self._is_processing_backlog:
             # Continue in a later turn of the event loop: the caller may be changing state that the next
             # request reads. For example, it may be answering the members of the same group. See
-            # test_a_member_that_leaves_right_behind_its_sync.
+            # test_a_member_may_leave_right_behind_its_sync.
             self._schedule_turn()
         self._end_round(self._clock.now_ms())
 

@@ -297,7 +297,7 @@ class Broker:
             raise MisuseError("the broker is running; stop it before starting it again")
         if self._process_id != os.getpid():
             # This object was copied by a fork, and the other process may use the directory. A start that
-            # fails would remove it. See test_a_broker_of_before_a_fork_has_a_directory_in_each_process.
+            # fails would remove it. See test_a_broker_made_before_a_fork_gets_a_directory_in_each_process.
             self._process_id = os.getpid()
             self.data_dir = _temporary_name() if self._is_temporary else self.data_dir
         try:

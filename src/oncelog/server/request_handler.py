@@ -80,7 +80,7 @@ class RequestHandler:
         """
         # `frame` is a view of the receive buffer, and so are the records that are decoded from it. A handler
         # must copy everything that it keeps after this call. See
-        # test_what_a_step_leaves_is_no_view_of_the_receive_buffer.
+        # test_batches_left_for_later_steps_do_not_refer_to_the_receive_buffer.
         if not self._auth.allows_any_request:
             reason = self._auth.check(int.from_bytes(frame[:2]), now_ms)
             if reason is not None:

@@ -112,7 +112,7 @@ class ResponseQueue:
         self.transport.writelines([payload] if isinstance(payload, bytes) else payload)
         # After a failed write, the transport discards further responses without pausing the writer until it
         # calls connection_lost. Without this check, the broker would read the data of the round's remaining
-        # fetches in vain. See test_an_answer_ends_what_a_client_that_is_gone_has_left.
+        # fetches in vain. See test_a_failed_response_drops_the_requests_behind_it_when_the_client_is_gone.
         self.has_dropped = self.transport.is_closing()
         self.on_large()
 

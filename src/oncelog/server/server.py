@@ -204,7 +204,7 @@ class Server:
         """Complete fetches, start flushes and set the timer after background work.
 
         The appends of background work complete fetches and wait for flushes, as the appends of requests do.
-        See test_what_is_stored_in_a_later_step_is_synced_and_seen_at_once.
+        See test_offsets_stored_in_a_later_step_are_synced_and_answered_at_once.
         """
         if not self._is_stopping:
             self.after_round(self.clock.now_ms())

@@ -217,7 +217,7 @@ class FrameReader:
 
     A frame that is complete in the input is returned as a view of the input. The caller must not change these
     bytes while the frame is in use, and must copy what it keeps after the request. See
-    test_what_a_step_leaves_is_no_view_of_the_receive_buffer.
+    test_batches_left_for_later_steps_do_not_refer_to_the_receive_buffer.
 
     A frame that arrives in parts is collected in a separate buffer. The buffer grows with the bytes that have
     arrived, never by the claimed size. `room` returns the free part of this buffer, so that the bytes of a

@@ -319,7 +319,7 @@ class Offsets:
         left |= set() if self._append_tombstones(doomed, now_ms) else before.keys()
         # If a new topic with the same name has offsets, keep the entry of the name in `_indexes`: a deletion
         # of the new topic needs the entry.
-        # See test_offsets_of_a_topic_made_before_a_restart_finished_a_deletion_go_with_it.
+        # See test_offsets_of_a_recreated_topic_are_deleted_with_it.
         for topic in before.keys() - left - with_newer:
             self._indexes.pop(topic, None)
         return left

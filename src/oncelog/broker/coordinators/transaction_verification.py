@@ -252,7 +252,7 @@ def _transactional_batches(
     """Yield each partition with a transactional batch, with the batch's producer and base sequence.
 
     Topics that the client may not write to are left out. The request is refused for them, so they must not
-    join the transaction. See test_who_may_not_add_may_not_write_either.
+    join the transaction. See test_a_producer_that_may_not_add_a_partition_may_not_write_either.
     """
     message: ProduceRequest = request.message
     for topic in message.topic_data:

@@ -417,7 +417,7 @@ class TransactionCoordinator:
 
         Without the fencing, after the restore of a backup, new instances would get epochs that other
         producers already got after the backup was taken. See
-        test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one.
+        test_a_producer_from_after_a_backup_is_not_taken_for_a_new_one.
         """
         fenced: dict[Partition, None] = {}
         for entry in list(self._entries.values()):
@@ -618,7 +618,7 @@ class TransactionCoordinator:
         If that record is unknown, return the newest record of its partition. The id's own record is better:
         with flush.messages=1 other ids may append a newer one during each sync, and waiting for the
         partition's newest record could take forever. See
-        test_what_is_durable_of_an_id_does_not_wait_for_the_records_of_another.
+        test_a_durable_record_of_one_id_does_not_wait_for_those_of_another.
         """
         newest = self.topic.last_append(self.topic.partition_of(transactional_id))
         return newest._replace(last_offset=self._last_offsets.get(transactional_id, newest.last_offset))

@@ -50,7 +50,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         return _response(JoinResult(error.code, message.member_id), version)
     # Handle the member's next request even if the client disconnects first: a member that closes during a
     # rebalance sends LeaveGroup right after this request. See
-    # test_a_leave_behind_a_join_is_carried_out_after_the_end_of_its_client.
+    # test_a_leave_behind_a_join_is_handled_after_its_client_disconnects.
     pending = PendingResponse(blocks_pipeline=True, runs_next_request=True)
 
     def respond(answer: JoinResult) -> None:

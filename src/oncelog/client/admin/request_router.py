@@ -164,7 +164,7 @@ class RequestRouter:
         """Call `request_owner` for the resources of each owner, and return all results.
 
         If an owner is unreachable, only the results for its resources have an error. Guard:
-        test_settings_of_a_broker_that_is_away_take_no_result_from_the_others.
+        test_an_absent_broker_does_not_affect_the_results_of_other_resources.
         """
         results: dict[ConfigResource, R] = {}
         for owned in _by_owner(resources):

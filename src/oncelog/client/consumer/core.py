@@ -452,7 +452,7 @@ class ConsumerCore:
         Errors that concern a position are dropped if that position has changed. Source: Kafka's
         FetchCollector.
         """
-        # Guard: test_an_error_of_a_position_that_was_left_is_forgotten.
+        # Guard: test_an_error_is_forgotten_once_its_position_is_left.
         while self._errors and self._is_stale(self._errors[0]):
             self._errors.popleft()
         return bool(self._errors)

@@ -177,7 +177,7 @@ def end_offset(batches: list[FetchedBatch], fetch_offset: int, high_watermark: i
     last_offsets = [batch.header.last_offset for batch in batches]
     # Do not stop at the high watermark: Apache Kafka reads it before the data, so batches may be beyond it. A
     # fetch from the high watermark would deliver the records of these batches twice. Guard:
-    # test_a_piece_beyond_its_high_watermark_is_given_once.
+    # test_records_above_the_reported_high_watermark_are_delivered_once.
     highest = last_offsets[-1]
     # In a damaged log with batches in the wrong order, the last batch need not have the highest offset. A
     # fetch after the last batch could return the same data again and again. Only in such a log, batches at or

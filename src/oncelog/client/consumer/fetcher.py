@@ -234,7 +234,7 @@ class Fetcher:
         have no leader.
         """
         # Missing partitions must not delay reads of the other partitions. Guard:
-        # test_a_missing_topic_keeps_no_other_from_being_read.
+        # test_a_missing_topic_does_not_keep_others_from_being_read.
         if leaderless := self._without_leader(calls):
             with suppress(OncelogError):
                 topics = sorted({call.tp.topic for call in leaderless})

@@ -163,7 +163,7 @@ class RangeFetcher:
         No checksum covers a batch's base offset. A wrong base offset would end the range early, and the
         remaining records would be missing without an error.
         """
-        # Guard: test_a_segment_that_ends_with_changed_offsets.
+        # Guard: test_a_range_ends_although_a_segment_ends_with_changed_offsets.
         claimed = max(batch.header.last_offset for batch in batches)
         if claimed < fetched.high_watermark:
             return

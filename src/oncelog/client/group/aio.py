@@ -298,7 +298,7 @@ class GroupSession:
 
         The group may already have formed the next generation.
         """
-        # Guard: test_a_commit_beside_a_join_is_stored_in_the_generation_that_follows.
+        # Guard: test_a_commit_during_a_join_is_stored_in_the_next_generation.
         membership = self._membership
         is_in = self._topics.is_subscribed and membership.is_in_generation and not membership.is_lost
         return is_in and offsets.keys() <= set(membership.owned)

@@ -60,7 +60,7 @@ class GroupCoordinatorClient:
             return {}
         # Request stable offsets under every isolation.level: an open transaction may still commit offsets. A
         # consumer that did not wait for these offsets would process records twice. Java's consumer waits too.
-        # Guard: test_a_successor_waits_for_offsets_of_an_open_transaction_whatever_it_reads.
+        # Guard: test_a_successor_waits_for_offsets_of_an_open_transaction_at_any_isolation_level.
         request = committed_request(self.group_id, partitions, is_stable=True)
 
         async def attempt() -> dict[TopicPartition, OffsetAndMetadata]:

@@ -82,7 +82,7 @@ class BatchResult:
 
         This method calls no listeners of other threads: if a signal handler raised here, those listeners
         would be lost, and their threads would wait without end. Guard:
-        test_an_interrupt_at_any_call_of_what_waits_stops_nobody.
+        test_an_interrupt_at_any_call_of_a_waiting_method_blocks_nobody.
         """
         self._listeners.append(listener)
         if self.is_done:

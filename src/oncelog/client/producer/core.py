@@ -550,7 +550,7 @@ class ProducerCore:
         """Return the time at which `drain` must run next if nothing else happens; None for never.
 
         A batch that is due, but waits for a leader or a response, does not count. Otherwise the loop would
-        drain without pause. Guard: test_what_waits_for_a_leader_is_not_due_by_itself.
+        drain without pause. Guard: test_a_batch_that_waits_for_a_leader_is_not_due_by_itself.
         """
         times = [self._schedule.next_due_ms()]
         if self._incomplete:

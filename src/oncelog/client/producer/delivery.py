@@ -25,7 +25,7 @@ def _wait(result: BatchResult, timeout: float | None) -> None:
     if sys.is_finalizing():
         raise MisuseError("the interpreter is exiting: records without a result get none")
     # Do not use an Event: an interrupt can leave the Event's lock held, and `set` would then block the
-    # producer's thread. Guard: test_an_interrupt_at_any_call_of_what_waits_stops_nobody.
+    # producer's thread. Guard: test_an_interrupt_at_any_call_of_a_waiting_method_blocks_nobody.
     done = threading.Lock()
     done.acquire()
     result.add_listener(done.release)
@@ -76,7 +76,7 @@ class RecordFuture(Future[RecordMetadata]):
         # Set the condition last, so that a thread that sees the condition sees all attributes. Otherwise that
         # thread's `wait` would count this record as pending. Then its access to `_waiters` would complete the
         # record, and `wait` would never wake up. Guard:
-        # test_a_future_whose_state_is_half_made_loses_no_waiter.
+        # test_a_half_initialized_future_loses_no_waiter.
         for name, value in sorted(made.items(), key=_is_condition):
             attributes.setdefault(name, value)
 

@@ -483,7 +483,7 @@ class ProducerDriver:
     async def _start_cluster(self) -> None:
         """Start the cluster's connections. Repeat while no broker can be reached; the caller limits the time.
 
-        Guard: test_a_first_send_outlives_a_broker_that_goes_away_after_it_told_of_the_topic.
+        Guard: test_a_first_send_survives_an_outage_after_its_topic_was_found.
         """
         attempt = 0
         while True:

@@ -244,7 +244,7 @@ class TransactionManager:
 
         Raises the error of the first failed record. After TimedOut, call it again. A transaction that can
         only be aborted raises TransactionAbortable and never TimedOut. See
-        test_what_ran_out_of_time_is_to_be_aborted_and_not_to_be_committed_again.
+        test_a_transaction_whose_requests_timed_out_must_be_aborted.
         """
         deadline_ms = self._deadline_ms(timeout_s)
         await self._flush_records(deadline_ms)

@@ -335,7 +335,7 @@ class _Loads:
 
         Return None if that would not balance their loads. The search must not examine all members or topics:
         many members may join a small group at once, and each partition may belong to a different topic. See
-        test_many_members_come_to_a_few_in_little_work.
+        test_many_members_join_a_few_in_little_work.
         """
         passed: dict[int, tuple[int, int]] = {}
         move = None

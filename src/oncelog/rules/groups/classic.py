@@ -475,7 +475,7 @@ class ClassicGroup:
             return
         # The request waits until the new id is stored. Otherwise a broker that restarts could have only the
         # old id in its log, and would fence this client forever. See
-        # test_a_static_member_gets_its_new_id_once_that_is_stored.
+        # test_a_static_member_gets_its_new_id_only_after_it_is_stored.
         self._replacement_count += 1
         self._replacements[new_member_id] = _Replacement(
             self._replacement_count, request.supports_skip_assignment, old_leader_id
@@ -632,7 +632,7 @@ class ClassicGroup:
         """Answer the requests that wait until this version is stored. If storing failed, they get `error`.
 
         A record proves only the version that was encoded. Requests that changed the group later wait for a
-        later record. See test_what_was_stored_before_does_not_end_a_rebalance.
+        later record. See test_a_late_save_of_an_empty_group_does_not_end_a_rebalance.
         """
         if isinstance(error, NotCoordinator) and self.state in (GroupState.EMPTY, GroupState.STABLE):
             # Store the group again. Otherwise a restart would bring back members that have left.
@@ -741,7 +741,7 @@ class ClassicGroup:
             # Remove members that have not sent SyncGroup, even from a stable group. A member that only sends
             # heartbeats, and never SyncGroup, does not read the partitions that are assigned to it. Source:
             # kafka GroupMetadataManager.expirePendingSync. See
-            # test_who_joined_and_asks_for_no_share_in_time_is_removed_also_from_a_stable_group.
+            # test_a_member_that_sends_no_sync_in_time_is_removed_even_from_a_stable_group.
             self._deadline_ms = None
             late = [member for member in self.members.values() if not member.has_synced]
             for member in late:

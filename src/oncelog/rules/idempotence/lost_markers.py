@@ -88,7 +88,7 @@ def lost_end(
     record of the transactional id. If `newest` is the decision, return None, because the coordinator writes
     its markers anyway. If `newest` has another producer id, return an abort, because no later transaction of
     the old producer id will end the leftover. See
-    test_what_a_producer_id_left_open_is_ended_when_another_one_takes_over.
+    test_an_open_transaction_is_ended_when_another_producer_id_takes_over.
     """
     if decision is not None and tp in decision.partitions and newest != decision:
         return decision

@@ -274,7 +274,7 @@ def decide_end(
 
     A producer may begin its next transaction while the previous one is in Prepare*. An end of the next
     transaction then gets BUSY, because any other error would be fatal for the producer. See
-    test_an_end_beside_the_markers_of_the_transaction_before_is_to_be_tried_again.
+    test_an_end_during_the_markers_of_the_transaction_before_is_retriable.
     """
     if client_version >= EPOCH_PER_TRANSACTION:
         return _decide_end_with_epoch(entry, producer, is_commit, client_version, new_producer_id, now_ms)

@@ -334,7 +334,7 @@ CLIENT_MUTANTS = [
         findings=("R331",),
         guards=(
             "client/test_client_producer_unreachable.py::"
-            "test_a_first_send_outlives_a_broker_that_goes_away_after_it_told_of_the_topic",
+            "test_a_first_send_survives_an_outage_after_its_topic_was_found",
         ),
         needs_faults=True,
     ),
@@ -376,9 +376,7 @@ CLIENT_MUTANTS = [
         ("producer",),
         ((delivery.RecordFuture, "_make_state", _make_condition_first),),
         findings=("R330",),
-        guards=(
-            "client/test_client_callbacks_end.py::test_a_future_whose_state_is_half_made_loses_no_waiter",
-        ),
+        guards=("client/test_client_callbacks_end.py::test_a_half_initialized_future_loses_no_waiter",),
     ),
 ]
 NOT_CAUGHT: dict[str, str] = {

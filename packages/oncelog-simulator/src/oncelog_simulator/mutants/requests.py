@@ -239,7 +239,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         findings=("R260",),
         guards=(
             "operations/test_operations_backup.py::"
-            "test_no_producer_of_the_time_after_a_backup_is_taken_for_a_new_one",
+            "test_a_producer_from_after_a_backup_is_not_taken_for_a_new_one",
         ),
     ),
     Mutant(
@@ -263,7 +263,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         findings=("R270",),
         guards=(
             f"{_CANCELLED}::test_a_send_that_is_cancelled_as_room_comes_takes_no_record",
-            f"{_CANCELLED}::test_a_poll_that_is_cancelled_as_news_comes_ends",
+            f"{_CANCELLED}::test_a_poll_that_is_cancelled_as_a_notification_comes_ends",
         ),
     ),
     ClientMutant(
@@ -274,14 +274,14 @@ MUTANTS: list[Mutant | ClientMutant] = [
         findings=("R271",),
         guards=(
             "client/test_client_callbacks_end.py::"
-            "test_whoever_listens_to_a_settled_outcome_calls_no_listener_of_others",
+            "test_listening_to_a_settled_outcome_calls_no_other_listener",
         ),
     ),
     Mutant(
         "any number is accepted as an offset",
         ((arguments, "_checked_int", _any_number),),
         findings=("R272",),
-        guards=("client/test_client_arguments.py::test_what_is_no_offset_is_refused_before_it_is_sent",),
+        guards=("client/test_client_arguments.py::test_an_invalid_offset_is_refused_before_it_is_sent",),
     ),
     ClientMutant(
         "an error of an abandoned position is raised",
@@ -289,9 +289,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         (),
         ((ConsumerCore, "_is_stale", false),),
         findings=("R341",),
-        guards=(
-            "client/test_client_consumer_core.py::test_an_error_of_a_position_that_was_left_is_forgotten",
-        ),
+        guards=("client/test_client_consumer_core.py::test_an_error_is_forgotten_once_its_position_is_left",),
     ),
     Mutant(
         "groups and transactions are listed in one step",
@@ -375,8 +373,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         "deletions",
         findings=("R420",),
         guards=(
-            "broker/test_broker_coordinator_state.py::"
-            "test_offsets_of_a_topic_made_before_a_restart_finished_a_deletion_go_with_it",
+            "broker/test_broker_coordinator_state.py::test_offsets_of_a_recreated_topic_are_deleted_with_it",
         ),
     ),
     ClientMutant(

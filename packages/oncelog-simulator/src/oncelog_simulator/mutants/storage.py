@@ -197,7 +197,9 @@ MUTANTS = [
         ((Partition, "_retained_from", _retained_from),),
         "timed",
         findings=("R107",),
-        guards=("log/test_log_retention.py::test_a_segment_that_compaction_emptied_keeps_no_later_one",),
+        guards=(
+            "log/test_log_retention.py::test_a_segment_that_compaction_emptied_does_not_keep_later_ones",
+        ),
     ),
     Mutant(
         "damage below the recovery point fails a start that replays the log",
@@ -215,7 +217,9 @@ MUTANTS = [
         None,
         POWER_LOSSES,
         findings=("R230",),
-        guards=("log/test_log_recovery.py::test_what_recovery_removed_stays_removed_after_a_power_loss",),
+        guards=(
+            "log/test_log_recovery.py::test_segments_that_recovery_removed_stay_removed_after_a_power_loss",
+        ),
     ),
     Mutant(
         "an empty segment after a loss is kept",
@@ -232,7 +236,7 @@ MUTANTS = [
         (*PREEMPTED, *POWER_LOSSES),
         findings=("R32",),
         guards=(
-            "log/test_log_flush_race.py::test_a_flush_beside_an_abort_vouches_for_no_marker_without_its_index_entry",
+            "log/test_log_flush_race.py::test_a_flush_during_an_abort_makes_no_marker_durable_without_its_index_entry",
         ),
     ),
     Mutant(
