@@ -408,7 +408,7 @@ def test_compaction_opens_a_batch_of_many_records_in_a_thread(count: int, jobs: 
 
 
 @pytest.mark.parametrize("codec", Compression, ids=lambda codec: codec.name.lower())
-def test_compaction_opens_what_may_become_large_in_a_thread(
+def test_compaction_decompresses_in_a_thread_what_may_become_large(
     codec: Compression, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch of 10 KB with a single record can decompress to 256 MB."""

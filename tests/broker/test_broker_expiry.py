@@ -65,7 +65,7 @@ def node() -> SteppedNode:
 
 
 def rounds_of(node: SteppedNode, size: Any) -> list[int]:
-    """Do the round under way to its end; return how much each step took away."""
+    """Run the current round to its end, and return how many items each step removed."""
     took = []
     goes_on = True
     while goes_on:

@@ -21,7 +21,7 @@ def node() -> GroupNode:
 
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The groups whose deadlines were looked at, in order."""
+    """The groups whose deadlines were examined, in order."""
     seen: list[str] = []
     for kind in (ClassicGroup, ConsumerGroup):
 

@@ -34,7 +34,7 @@ SETTINGS = {"offsets.topic.num.partitions": 1, "transaction.state.log.num.partit
 
 
 class StoppedClock(Clock):
-    """The time at which each broker starts."""
+    """A clock that stands still, so that each broker starts at NOW_MS."""
 
     def now_ms(self) -> int:
         return NOW_MS
@@ -145,7 +145,7 @@ class Producer:
         self.node = self._open()
 
     def log(self, tp: TopicPartition) -> list[str]:
-        """Values and markers of a partition."""
+        """Return the values and markers of a partition."""
         _, partition = self.node.topics.partition(tp)
         return values_and_markers(partition)
 

@@ -33,7 +33,7 @@ ROUNDS = 40
 
 
 class Member:
-    """A member as a client keeps it."""
+    """The state of a member, as its client keeps it."""
 
     def __init__(self, group: str, name: str) -> None:
         self.group, self.name = group, name

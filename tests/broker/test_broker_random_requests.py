@@ -79,7 +79,7 @@ PLACES = (
 )
 """A call fails if its path ends with one of these. The empty one matches every path."""
 EXPECTED = (OSError, BrokerError, StorageError)
-"""Errors with which periodic work ends on a disk that fails."""
+"""On a failing disk, periodic work may end with these errors."""
 
 
 QUICK_SEEDS = range(20)
@@ -520,7 +520,7 @@ class Run:
         assert not found, found
 
     def check_transactions(self) -> None:
-        """Each open transaction has a coordinator that ends it."""
+        """Check that each open transaction has a coordinator that ends it."""
         known = {
             entry.producer_id: KnownTransaction(
                 entry.transactional_id,

@@ -26,10 +26,10 @@ def used_disk() -> MemoryDisk:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("name", FILES)
 def test_no_flipped_bit_changes_what_a_file_says(name: str) -> None:
-    """Without a checksum one bit made retention.ms 20000, or stopped the start and named no file."""
+    """Regression: without a checksum, one flipped bit could change retention.ms, or stop the start."""
     disk = used_disk()
     whole = disk.read(name)
-    end = whole.index(b'"crc32c"')  # a flipped bit behind it does not change the content
+    end = whole.index(b'"crc32c"')  # a bit that flips from here on does not change the content
     for place in range(end * 8):
         damaged = disk.after_kill()
         data = bytearray(whole)

@@ -429,7 +429,7 @@ def test_a_group_of_many_offsets_is_deleted_in_steps_in_which_nobody_may_use_it(
     assert commit_error(node, request) == 0
 
 
-def test_a_group_that_time_ends_while_it_is_deleted_in_steps_is_deleted() -> None:
+def test_a_group_that_expires_while_it_is_deleted_in_steps_is_deleted() -> None:
     """The group's only member id was assigned but never used, and it expires during the deletion."""
     node = with_topic(driven(MemoryDisk()))
     commit(node, "g", range(MANY_OFFSETS))
@@ -606,7 +606,8 @@ def test_places_for_large_answers_are_given_in_the_order_in_which_they_are_asked
     queue.release()
     assert called == ["first"]
     newcomer = list[None]()
-    assert not queue.try_acquire(lambda: newcomer.append(None))  # the slot is reserved for the first one
+    # The free slot is reserved for the first one that waits
+    assert not queue.try_acquire(lambda: newcomer.append(None))
     assert queue.try_acquire(calls[0])
     queue.remove_waiter(calls[1])
     queue.release()
@@ -789,7 +790,7 @@ class HashedPlace(TopicPartition):
 
 
 def test_an_offset_is_fetched_without_a_look_at_all_pending() -> None:
-    """With 500,000 pending offsets each request for one took 16 ms of the broker's only thread."""
+    """Regression: with 500,000 pending offsets, each fetch of one offset took 16 ms of the only thread."""
     node = open_node(MemoryDisk())
     node.topics.create("t", 100, {}, NOW_MS)
     offsets = node.groups.offsets
@@ -819,7 +820,7 @@ def test_an_offset_is_fetched_without_a_look_at_all_pending() -> None:
 
 
 def test_pending_offsets_are_deleted_without_a_look_at_other_transactions() -> None:
-    """With 10,000 open transactions that have an offset each, to delete 1,000 took 7 s in one step."""
+    """Regression: with 10,000 open transactions of one offset each, one step deleted 1,000 of them in 7 s."""
     node = open_node(MemoryDisk())
     node.topics.create("t", 100, {}, NOW_MS)
     offsets = node.groups.offsets
@@ -845,7 +846,7 @@ def test_pending_offsets_are_deleted_without_a_look_at_other_transactions() -> N
 
 
 def test_offsets_are_deleted_without_a_look_at_each_open_transaction() -> None:
-    """With 10,000 open transactions, to delete 1,000 offsets of their group took 5 s in one step."""
+    """Regression: with 10,000 open transactions, one step deleted 1,000 offsets of their group in 5 s."""
     node = open_node(MemoryDisk())
     node.topics.create("t", 100, {}, NOW_MS)
     offsets = node.groups.offsets

@@ -402,7 +402,7 @@ class Play:
                     assert topic.partitions[index].log_end_offset >= end_offset
 
     def end(self) -> None:
-        """Without faults every topic can be deleted, leaves nothing, and can be recreated after a kill."""
+        """Check that without faults, each topic can be deleted without a trace and recreated after a kill."""
         self.broker.disk.fail_in = None
         self.broker.finish()
         self.broker.retry_deletions()

@@ -84,7 +84,7 @@ class Place:
         return entry.state
 
     def begin(self, transactional_id: str = "x") -> ProducerIdAndEpoch:
-        """A transaction with a record in every partition and an offset of group g."""
+        """Begin a transaction with a record in every partition and an offset of group g."""
         node = self.node
         if node.topics.get("t") is None:
             node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
@@ -107,7 +107,7 @@ class Place:
         return who
 
     def log(self, at: TopicPartition) -> list[str]:
-        """Values and markers of a partition."""
+        """Return the values and markers of a partition."""
         _, partition = self.node.topics.partition(at)
         return values_and_markers(partition)
 
@@ -512,7 +512,10 @@ def test_a_time_out_that_finds_no_producer_id_is_tried_again(
 
 @pytest.mark.behaviour("T6")
 def test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator(place: Place) -> None:
-    """An operator may write one. The next transaction was complete, but stayed open in that partition."""
+    """An operator may write such a marker.
+
+    Regression: the next transaction was completed, but stayed open in that partition.
+    """
     who = place.begin()
     forged = Marker(who.producer_id, who.producer_epoch, 7, False)
     place.node.markers.write(PARTITIONS[0], forged, NOW_MS)

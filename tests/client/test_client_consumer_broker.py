@@ -382,8 +382,9 @@ SWAPPED, FAR = "the last two batches in wrong order", "the last batch with far o
 
 
 def change_first_segment(directory: Path, change: str) -> None:
-    """Change the end of the first of two segments, with batches of 10 records, so that no
-    checksum shows it.
+    """Change the last batch of the first of two segments, so that no checksum shows it.
+
+    Each batch has 10 records.
     """
     segment = min(directory.glob("*.log"))
     data = segment.read_bytes()

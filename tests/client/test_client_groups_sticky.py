@@ -131,7 +131,7 @@ class Foreign:
 
 @pytest.mark.parametrize("leader", ["ours", "librdkafka"])
 def test_a_cooperative_group_with_librdkafka(servers: str, group: str, leader: str) -> None:
-    """Either one leads, and each gives back only what moves."""
+    """Either member may lead, and each gives back only the partitions that move."""
     topic = new_topic(servers, 6)
     if leader == "ours":
         ours = Reader(member(servers, group, **COOPERATIVE), topic)

@@ -34,7 +34,10 @@ def stored(consumer: Consumer, tp: TopicPartition) -> int | None:
 
 
 def test_a_record_at_which_a_loop_ended_is_not_committed_by_close(servers: str, group: str) -> None:
-    """Its processing may have failed, so a successor gets it again. An explicit commit includes it."""
+    """The record's processing may have failed, so a successor gets it again.
+
+    An explicit commit includes it.
+    """
     topic = new_topic(servers)
     tp = TopicPartition(topic, 0)
     fill(servers, topic, 0, 10, 1)
@@ -263,7 +266,7 @@ def test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves() ->
 
 @pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 def test_a_member_that_closes_while_it_joins_leaves_at_once(servers: str, group: str, assignor: str) -> None:
-    """Regression: its LeaveGroup waited behind its own JoinGroup, which others held up, and was dropped."""
+    """Regression: a pending JoinGroup delayed the LeaveGroup behind it, which was dropped."""
     topic = new_topic(servers, 2)
 
     def one() -> Consumer:

@@ -204,8 +204,9 @@ def test_records_go_to_new_partitions_after_a_metadata_refresh(ours: str) -> Non
 
 
 def test_a_partition_that_was_added_takes_records_at_once(ours: str) -> None:
-    """The partition was refused until metadata.max.age.ms (5 min); the Java client looks the topic up
-    again.
+    """Regression: the partition was refused for up to metadata.max.age.ms.
+
+    Java's client looks the topic up.
     """
     topic = new_topic(ours)
     batch = pa.table({"value": [b"table"]})

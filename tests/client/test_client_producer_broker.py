@@ -330,7 +330,7 @@ def test_metrics_have_kafkas_names_and_change(servers: str, proxy: Proxy) -> Non
 def test_a_batch_above_the_topics_limit_is_sent_in_few_requests(
     servers: str, proxy: Proxy, settings: dict[str, object]
 ) -> None:
-    """Each of its records was sent alone: one batch took thousands of round trips."""
+    """Regression: each of the batch's records was sent alone, so one batch took thousands of round trips."""
     topic, reported = new_topic(servers, max_message_bytes=2_000), list[tuple[bytes, int]]()
     sent = [b"%04d" % number for number in range(500)]
     with producer_of(proxy.bootstrap_servers, linger_ms=60_000, **settings) as producer:
@@ -369,7 +369,7 @@ def test_a_topic_that_refuses_large_batches_gets_smaller_ones(servers: str, prox
 def test_records_that_wait_for_a_connection_are_reported_as_not_stored(
     clock: JumpingClock, settings: dict[str, object], request_timeout_ms: int
 ) -> None:
-    """After an outage of delivery.timeout.ms, records that had never left were reported as perhaps stored."""
+    """Regression: after an outage of delivery.timeout.ms, unsent records were reported as perhaps stored."""
     with Broker() as broker:
         topic = new_topic(broker.bootstrap_servers, 3)
         producer = producer_of(

@@ -111,7 +111,7 @@ class FakeBroker:
 
 
 class SimulatedCluster:
-    """One run: a core, a broker, and a network whose faults a seed decides."""
+    """One run of a core and a broker, over a network whose faults a seed decides."""
 
     def __init__(self, seed: int, **settings: object) -> None:
         self.random = random.Random(seed)
@@ -309,7 +309,7 @@ def test_record_retry_total_counts_each_record_of_each_batch_that_is_sent_again(
 
 @pytest.mark.behaviour("I11", "I12")
 def test_a_batch_that_is_too_large_after_a_lost_attempt_is_split_and_nothing_is_doubled() -> None:
-    """The unsplit batch, which may be stored, was given up, and the outcome of all its records is unknown."""
+    """Regression: the unsplit batch, which may be stored, was dropped with an unknown outcome."""
     assert sum(check_producer_of_too_large_batches(seed, 1 + seed % 8) for seed in range(100)) == 0
     for seed in range(100):
         check_producer_of_too_large_batches(seed, 1, 3, 8, RECORDS)

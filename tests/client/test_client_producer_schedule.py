@@ -163,7 +163,7 @@ def test_a_send_examines_no_partition_that_has_nothing_to_send() -> None:
 
 
 def test_a_batch_behind_sealed_ones_neither_moves_its_partition_nor_wakes_the_loop() -> None:
-    """It changes nothing in the schedule, so it costs no more than making the batch."""
+    """The batch changes nothing in the schedule, so it costs no more than making it."""
     core = core_of(1, **{"linger.ms": 0, "batch.size": 100})
     wakes = [core.append("t", 0, (0, None, b"x", ()), 60, 1.0)[2] for _ in range(50)]
     assert wakes == [True, True] + [False] * 48

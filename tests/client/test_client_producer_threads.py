@@ -207,7 +207,7 @@ def test_close_refuses_records_of_other_threads_and_waits_for_those_taken(ours: 
 
 
 def test_futures_are_done_when_an_asyncio_flush_returns(ours: str) -> None:
-    """A flush that found every record complete returned before the futures were set."""
+    """Regression: a flush that found all records complete returned before the futures were set."""
     topic = new_topic(ours, 1)
     seen: list[bool] = []
 

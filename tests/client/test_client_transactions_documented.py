@@ -128,7 +128,7 @@ def test_a_group_id_whose_consumer_here_commits_automatically_is_refused(
 
 @pytest.mark.behaviour("T7")
 def test_records_kept_over_a_rebalance_are_processed_twice(ours: str, group: str) -> None:
-    """Group metadata has the generation at the time of the call, not the one in which records were polled."""
+    """Group metadata has the generation of the call, not that in which the records were polled."""
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 4, 2)
     dropped: list[TopicPartition] = []

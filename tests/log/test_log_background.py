@@ -175,7 +175,7 @@ def test_a_second_roll_waits_and_a_third_takes_its_place() -> None:
     partition = open_partition(disk, SMALL, background=driven.background)
     bases: list[int] = []
     stored: list[tuple[int, int]] = []
-    while len(bases) < 3:  # few enough steps that the first is still being written
+    while len(bases) < 3:  # few enough steps that the first snapshot is still being written
         segments = partition.segment_count
         stored += _fill(partition, range(len(stored), len(stored) + 1))
         if partition.segment_count > segments:
@@ -183,7 +183,7 @@ def test_a_second_roll_waits_and_a_third_takes_its_place() -> None:
             driven.step()
     driven.finish()
     assert Snapshots(disk, str(TP)).offsets() == [bases[0], bases[2]]
-    # The newer snapshot also covers what the missing one would have allowed, so nothing waits.
+    # The newer snapshot also covers what the missing one would have covered, so the deletion need not wait.
     assert partition.delete_records(bases[1], NOW_MS) == bases[1]
     assert partition.segment_count == 2
     driven.finish()
@@ -385,7 +385,7 @@ def test_a_log_start_within_a_segment_survives_a_kill() -> None:
 
 @pytest.mark.behaviour("I17")
 def test_checkpoints_written_aside_never_bring_back_a_deleted_partition() -> None:
-    """The new partition of that name would inherit a log start above its end."""
+    """Otherwise a new partition of the same name would inherit a log start above its end."""
     disk = MemoryDisk()
     manager = _manager(disk)
     partition = _open(manager, 1)[0]

@@ -159,8 +159,7 @@ def test_a_compacted_log_survives_a_restart(clean: bool) -> None:
 
 
 def test_producers_are_rebuilt_from_what_stayed() -> None:
-    """It works without a snapshot, because the header of an active producer's last batch stays, even if
-    empty."""
+    """No snapshot is needed: the header of an active producer's last batch is always kept."""
     disk = MemoryDisk()
     partition = opened(disk)
     write(partition, b"k", b"of seven", sequence=0, pid=7, epoch=3)
@@ -252,7 +251,7 @@ def test_markers_of_expired_producers_are_removed_completely() -> None:
 
 @pytest.mark.parametrize("retention_ms", [INT64_MAX, INT64_MAX - NOW_MS + 1, INT64_MAX - NOW_MS])
 def test_tombstones_kept_without_limit_survive_rounds_and_restarts(retention_ms: int) -> None:
-    """Their delete horizon did not fit the format, and every round of compaction failed."""
+    """Regression: their delete horizon did not fit the format, so every round of compaction failed."""
     disk, kept = MemoryDisk(), config(**SETTINGS, delete_retention_ms=retention_ms)
     partition = open_partition(disk, kept)
     write(partition, b"gone", b"old")
@@ -281,8 +280,7 @@ def test_an_open_transaction_holds_compaction_back() -> None:
 
 @pytest.mark.parametrize("transactions", [1, 300])
 def test_a_commit_that_is_not_synced_holds_compaction_back(transactions: int) -> None:
-    """A power loss took the commit and the transaction was aborted; the superseded records were gone for
-    good."""
+    """Regression: a power loss took the commit, but compaction had already removed the superseded records."""
     partition = opened()
     write(partition, b"k0", b"synced")
     for pid in range(transactions):
@@ -308,7 +306,7 @@ def test_a_commit_that_is_not_synced_holds_compaction_back(transactions: int) ->
 
 
 def test_compaction_does_not_wait_for_a_marker_without_end() -> None:
-    """The marker was in the active segment, no record followed it, and no flush was due."""
+    """The marker is in the active segment, no record follows it, and no flush is due."""
     partition = opened()
     write(partition, b"k0", b"replaced", sequence=0, pid=7, is_transactional=True)
     for number in range(9):
@@ -710,7 +708,7 @@ def test_the_compaction_lag_counts_from_the_oldest_first_batch(
 
 
 def test_compaction_reads_aborted_transactions_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 300,000 aborted transactions, one step made 300,000 objects, and so did a later step."""
+    """Regression: for 300,000 aborted transactions, each of two steps made 300,000 objects."""
     made = 0
     make = AbortedTransaction._make.__func__  # type: ignore[attr-defined]
 

@@ -46,7 +46,7 @@ def test_no_power_loss_takes_the_first_segment_that_retention_leaves() -> None:
             partition = _open_with_chores_pending(disk)
             end_offset = 0
             while partition.segment_count == 1:
-                # This suffices for the deletion below, and comes before the second segment.
+                # The deletion below needs this snapshot, which must come before the second segment.
                 partition.log.snapshot()
                 partition.log._background.finish()
                 end_offset = partition.log_end_offset

@@ -278,7 +278,7 @@ TestDeferredMachine.settings = settings(max_examples=100, stateful_step_count=40
 
 
 class RealDeferredMachine(DeferredMachine):
-    """The real disk opens files when they are first used."""
+    """The same machine on the real disk, which opens files when they are first used."""
 
     def new_disk(self) -> Disk:
         self.temporary = tempfile.TemporaryDirectory()
@@ -332,7 +332,7 @@ def test_queued_deletions_leave_a_topic_of_the_same_name_alone(stepped: SteppedL
 
 @pytest.mark.parametrize("in_steps", [False, True])
 def test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_disk(in_steps: bool) -> None:
-    """It had the deleted partition's point, so its records were compacted above the point to recover from."""
+    """Regression: the partition had the deleted one's recovery point, so unsynced records were compacted."""
     stepped = SteppedLog(MemoryDisk(), Limits(partitions_per_step=1))
     stepped.manager.open_partition(OTHER, config(**SETTINGS), topic_id(1), NOW_MS)
     fill(stepped.partition, 60)

@@ -213,7 +213,7 @@ def test_a_full_disk_refuses_and_recovers_at_any_point() -> None:
 
 
 def test_the_bytes_of_a_failed_write_are_not_accepted_again() -> None:
-    """They hold the base offset that the broker stamped, so the request must be answered, not retried."""
+    """The bytes hold the base offset that the broker stamped, so a retry must not write them again."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0))

@@ -68,7 +68,7 @@ def test_the_cluster_id_and_the_directory_id_are_kept() -> None:
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one(is_killed: bool) -> None:
-    """The checkpoints of a deleted topic must not give a new topic of that name its first offset."""
+    """The checkpoints of a deleted topic must not decide the first offset of a new topic of the same name."""
     disk = MemoryDisk()
     _open(disk).close(NOW_MS)
     kept = TopicPartition("__cluster_metadata", 0)
@@ -141,7 +141,7 @@ def test_a_deleted_partition_that_is_a_symbolic_link_stops_no_start(tmp_path: Pa
 
 
 def test_a_link_to_a_volume_that_is_not_mounted_refuses_the_start_and_stays(tmp_path: Path) -> None:
-    """The start removed the link, and the next start created an empty log."""
+    """Regression: the start removed the link, and the next start created an empty log."""
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     manager = _open(RealDisk(data))
     put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
@@ -164,7 +164,7 @@ def test_a_link_to_a_volume_that_is_not_mounted_refuses_the_start_and_stays(tmp_
 def test_a_directory_that_cannot_be_looked_at_for_a_moment_keeps_its_records(
     tmp_path: Path, error: int
 ) -> None:
-    """The start took the directory for missing, failed to create it, and removed it with its records."""
+    """Regression: the start took the directory for missing, failed to create it, and then removed it."""
     manager = _open(RealDisk(tmp_path))
     put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
     manager.close(NOW_MS)
@@ -338,7 +338,7 @@ def test_another_topic_of_the_same_name_is_noticed() -> None:
 
 
 def test_a_stop_and_a_start_wait_for_few_deletions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """17,000 directories took minutes: systemd killed the broker, and the next start served just as late."""
+    """Regression: 17,000 deletions took minutes at a stop, which systemd ended, and again at the start."""
     monkeypatch.setattr("oncelog.log.manager.MAX_PROMPT_DELETIONS", 3)
     disk = MemoryDisk()
     manager = _open(disk)
@@ -527,7 +527,7 @@ def test_a_lost_index_of_aborted_transactions_shows_nothing_to_readers(is_stoppe
 
 
 def test_a_partition_that_cannot_be_compacted_does_not_stop_others() -> None:
-    """Any error, even a bug, ended the round for all later partitions."""
+    """Regression: any error, even a bug, ended the round for all later partitions."""
     log_config = config(cleanup_policy="compact", segment_bytes=300, min_cleanable_dirty_ratio="0.1")
     manager = _open(MemoryDisk())
     names = (TP, TopicPartition(TP.topic, 1))
@@ -551,7 +551,7 @@ def test_a_partition_that_cannot_be_compacted_does_not_stop_others() -> None:
 
 
 def test_partitions_that_cannot_be_compacted_keep_none_of_what_they_read() -> None:
-    """The round kept each error, and with it a decompressed batch of up to 256 MB per partition."""
+    """Regression: the round kept each error, and so a decompressed batch of up to 256 MB per partition."""
     opened_bytes = 8 << 20
     unreadable = bytearray(batch(count=2, value=bytes(opened_bytes), compression=Compression.ZSTD))
     unreadable[HEADER_BYTES:] = compress(Compression.ZSTD, bytes(opened_bytes))
@@ -585,7 +585,7 @@ _FIRST_LOG = f"{0:020d}.log"
 def test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round(
     call: tuple[str, str], then: str
 ) -> None:
-    """With too many open files, for example, the partition was offline until a restart."""
+    """Regression: after a failure such as too many open files, the partition was offline until a restart."""
     disk = MemoryDisk()
     settings = {"segment_bytes": 300, "index_interval_bytes": 50, "min_cleanable_dirty_ratio": "0.1"}
     compacted = config(cleanup_policy="compact", **settings)
@@ -673,7 +673,7 @@ def test_a_segment_of_a_failed_swap_does_not_come_back_beside_newer_ones(then: s
 
 
 def test_a_partition_is_closed_though_an_unfinished_snapshot_cannot_be_removed() -> None:
-    """A stop did not close the other partitions, and a deletion left the files open."""
+    """Regression: a stop did not close the other partitions, and a deletion left the files open."""
     disk, other = MemoryDisk(), TopicPartition("other", 0)
     manager = _open(disk)
     manager.background.on_added = lambda: None

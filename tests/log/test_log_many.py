@@ -112,7 +112,7 @@ def test_idle_partitions_take_no_descriptors(tmp_path: Path) -> None:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("left", [b"", b"version: 0\ntopic_", bytes(43)])
 def test_a_torn_topic_id_is_written_again(left: bytes) -> None:
-    """It is not synced when a partition is created, because the list of topics has it."""
+    """A new partition's topic id is not synced, because the list of topics has it."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0))
@@ -212,7 +212,7 @@ class Looked(OrderedDict[int, int]):
 
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_ending_one_of_many_open_transactions_examines_few_others(is_reversed: bool) -> None:
-    """Each abort examined all open transactions: 80,000 in one partition took half a minute."""
+    """Regression: each abort examined all open transactions, so 80,000 of them took half a minute."""
     Looked.count = 0
     partition = open_partition()
     partition._producers.open_transactions = Looked()
@@ -229,7 +229,7 @@ def test_ending_one_of_many_open_transactions_examines_few_others(is_reversed: b
 
 
 def test_indexes_of_closed_segments_are_not_kept_in_memory() -> None:
-    """They took 20 bytes for each indexed batch that was written since the start, or read."""
+    """Regression: 20 bytes stayed in memory for each indexed batch written or read since the start."""
     disk = MemoryDisk()
     settings = config(segment_bytes=2000, index_interval_bytes=1)
     partition = open_partition(disk, settings)
@@ -261,8 +261,9 @@ def test_indexes_of_closed_segments_are_not_kept_in_memory() -> None:
 
 @pytest.mark.parametrize("index", [OffsetIndex, TimeIndex])
 def test_loading_an_index_takes_no_step_for_each_entry(index: type[OffsetIndex | TimeIndex]) -> None:
-    """A closed segment's indexes are loaded in one step when they are first needed. A million entries, 10 MB,
-    took half a second, in which no client was served.
+    """Regression: loading a million entries (10 MB) took half a second, in which no client was served.
+
+    The indexes of a closed segment are loaded in one step, when they are first needed.
     """
 
     def call_count(entries: int) -> int:

@@ -1,6 +1,6 @@
-"""Each two features that touch one topic, on one topic: both happen, in any order, with kills between.
+"""Each pair of features that touch one topic, on one topic: both happen, in any order, with kills between.
 
-`LogMachine` holds what is seen and remembered against its model. The table of the pairs is in
+`LogMachine` compares what readers see, and what is remembered, with its model. The table of the pairs is in
 docs/internals/limits.md, and a test keeps it.
 """
 
@@ -99,7 +99,7 @@ FEATURES: dict[str, Callable[[LogMachine, Random], bool]] = {
     "transactions": end_transactions,
     "takeover": take_over,
 }
-"""Each returns whether it had an effect."""
+"""Each function returns True if it had an effect."""
 PAIRS = list(combinations(FEATURES, 2))
 
 

@@ -485,10 +485,10 @@ def test_a_log_start_beyond_the_log_becomes_the_start_of_an_empty_log() -> None:
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers(times: int) -> None:
-    """DeleteRecords went past the synced end, and a power loss took the end of the log.
+    """Regression: read_committed readers waited forever, and a producer's next batch was refused.
 
-    Only an older snapshot had the producers' state. A transaction whose commit was synced was open again, and
-    nothing ended it: read_committed readers waited forever, and its producer's next batch was refused.
+    DeleteRecords went past the synced end, and a power loss took the end of the log. Only an older snapshot
+    had the producers' state. So a transaction whose commit was synced was open again, and nothing ended it.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
@@ -837,7 +837,7 @@ def test_a_write_that_could_not_be_undone_does_not_end_the_log(
 
 
 def test_a_stop_undoes_a_failed_write() -> None:
-    """A partial batch stayed at the end of a partition that was otherwise unchanged."""
+    """Regression: a partial batch stayed at the end of a partition that was otherwise unchanged."""
     disk = MemoryDisk()
     partition = _filled(disk, 4)
     partition.close(NOW_MS)

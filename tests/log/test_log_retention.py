@@ -43,7 +43,7 @@ def _filled(count: int = 9, disk: MemoryDisk | None = None, **settings: object) 
 def test_a_file_that_a_failed_roll_left_hides_no_records(
     is_clean: bool, has_indexes: bool, later: int
 ) -> None:
-    """Up to 0.5.0 a failed roll left an empty log file, and the previous segment got the next records."""
+    """Regression: a failed roll left an empty log file, and the previous segment got the next records."""
     disk, small = MemoryDisk(), config(segment_bytes=7 * SIZE, index_interval_bytes=2 * SIZE)
     partition = open_partition(disk, small)
     for _ in range(6 + later):
@@ -412,7 +412,7 @@ def test_a_segment_that_compaction_emptied_does_not_keep_later_ones(policy: str)
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "kill"])
 @pytest.mark.parametrize("suffix", ["index", "timeindex", "txnindex", "log"])
 def test_a_segment_that_could_not_be_made_does_not_end_the_log(suffix: str, is_clean: bool) -> None:
-    """Its empty log file hid the records that the previous segment got afterwards from the next start."""
+    """Regression: after a restart, the empty log file hid records of the previous segment."""
     disk, small = MemoryDisk(), config(segment_bytes=4 * SIZE)
     partition = open_partition(disk, small)
     for _ in range(3):

@@ -78,7 +78,7 @@ def test_times_are_right_after_a_crash_at_any_step(seed: int, part: float, loss:
     for survivor in (disk.after_kill(), disk.after_power_loss(draw)):
         probe = survivor.after_kill()
         check(reopened(probe, point))
-        # The start crashes as well, anywhere.
+        # The start may crash as well, at any step.
         survivor.crash_after = int(again * probe.steps)
         try:
             reopened(survivor, point)
@@ -132,7 +132,7 @@ def _with_a_young_record(disk: MemoryDisk) -> Partition:
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1(lost: int) -> None:
-    """Its recovery did not append the last time entry, and later starts trusted the index."""
+    """The recovery of 0.4.1 did not append the last time entry, and later starts trusted the index."""
     disk, old = MemoryDisk(), _KEPT_20_HOURS
     partition = _with_a_young_record(disk)
     path = f"{partition.directory}/{0:020d}.timeindex"

@@ -96,7 +96,7 @@ def test_a_read_only_disk_at_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("denied", [".", "t-0/{}.log"])
 def test_files_without_permissions_stop_the_start_with_the_remedy(tmp_path: Path, denied: str) -> None:
-    """The broker was started as root once, for example, and as another user from then on."""
+    """This happens, for example, if the broker was once started as root."""
     data_dir = tmp_path / "data"
     with Broker(data_dir) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")

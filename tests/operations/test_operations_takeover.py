@@ -256,7 +256,7 @@ def test_damaged_metadata_stops_the_start_with_the_files_name(plain: Path) -> No
 
 @pytest.mark.behaviour("I27")
 def test_directories_without_settings_stop_the_start_or_are_kept_forever(plain: Path) -> None:
-    """Neither our list of topics is there, nor Kafka's metadata log (metadata.log.dir was elsewhere)."""
+    """Our list of topics is missing, and so is Kafka's metadata log (metadata.log.dir was elsewhere)."""
     shutil.rmtree(plain / DIRECTORY)
     text = refusal(plain)
     assert "topic table: its directory exists, but its settings do not" in text
@@ -605,7 +605,7 @@ def test_partitions_beyond_the_list_of_topics_stop_the_start(tmp_path: Path) -> 
 
 
 def test_a_copy_of_a_partition_whose_name_ends_in_a_date_stops_the_start(tmp_path: Path) -> None:
-    """The start made a list of 20 million missing partitions: 2.7 GB, and an error text of 191 MB."""
+    """Regression: the start listed 20 million missing partitions: 2.7 GB, and an error of 191 MB."""
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
         assert client.produce("t", batch(b"v")).error_code == 0

@@ -319,7 +319,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         ((groups.GroupCoordinator, "delete", _delete_as_it_was),),
         "deletions",
         findings=("R322",),
-        guards=(f"{_STEPS}::test_a_group_that_time_ends_while_it_is_deleted_in_steps_is_deleted",),
+        guards=(f"{_STEPS}::test_a_group_that_expires_while_it_is_deleted_in_steps_is_deleted",),
     ),
     Mutant(
         "a topic's id is looked up once for all steps of a commit",
