@@ -158,7 +158,7 @@ def kafka_class_path() -> str:
 
 @pytest.fixture(scope="session")
 def apache_kafka(kafka_class_path: str) -> Iterator[ApacheKafka]:
-    """One Apache Kafka node for the whole run, started by the first test that asks."""
+    """One Apache Kafka node for the whole run, started by the first test that requests it."""
     with ApacheKafka(properties=QUICK_SCANS | PROMPT | STEADY) as kafka:
         _create_internal_topics(kafka.bootstrap_servers)
         yield kafka
@@ -200,7 +200,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 def _create_internal_topics(servers: str) -> None:
-    """Ask all coordinators once: their topics take a busy machine longer than a test's client waits.
+    """Look up all coordinators once, because a busy machine creates their topics more slowly than tests wait.
 
     Each of the 50 partitions of both topics has a coordinator to load; the names below fall into all of them.
     """

@@ -156,7 +156,7 @@ def _text(header: RequestHeader) -> bytes:
 
 
 def _drops(header: RequestHeader) -> bytes:
-    """Offer everything, and answer all else with a frame that never ends."""
+    """Answer ApiVersions with all APIs, and any other request with a frame that never ends."""
     return offers_all(header) or b"\0\0\xff\xff" + bytes(100)
 
 

@@ -1,4 +1,4 @@
-"""`--watch`: commands that list or describe, repeated until Ctrl-C. No test waits."""
+"""`--watch` repeats commands that list or describe until Ctrl-C. No test waits."""
 
 from __future__ import annotations
 

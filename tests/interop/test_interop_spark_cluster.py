@@ -62,7 +62,7 @@ def is_whole(admin: Admin) -> bool:
 
 
 class Run:
-    """One run of the example, which is started again after a failure, and the kills during it."""
+    """A run of the example, restarted after each failure, and the kills during it."""
 
     def __init__(self, kafka: ApacheKafka, spark: SparkCluster, directory: Path, *told: str) -> None:
         self.kafka, self.spark, self.directory = kafka, spark, directory

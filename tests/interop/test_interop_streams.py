@@ -85,7 +85,7 @@ def wait_for(holds: Callable[[], bool], logs: dict[str, Path]) -> None:
 
 
 def passed(servers: str) -> list[int]:
-    """The numbers in the topic `passed` that are committed, in no order."""
+    """Return the committed numbers of the topic `passed`, in no particular order."""
     return [int(record.value or b"") for record in read(servers, "passed")]
 
 

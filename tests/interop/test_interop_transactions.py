@@ -27,7 +27,7 @@ def topic(broker: Broker) -> str:
 
 
 def read(broker: Broker, topic: str, isolation: str) -> list[bytes]:
-    """Everything librdkafka sees, partition after partition."""
+    """Return all that librdkafka reads, partition after partition."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": broker.bootstrap_servers,
@@ -94,7 +94,7 @@ def test_librdkafka_commits_aborts_and_is_fenced(broker: Broker, topic: str) -> 
 
 @pytest.mark.behaviour("T7")
 def test_librdkafka_consumes_transforms_and_produces(broker: Broker, topic: str) -> None:
-    """Offsets of a subscribed group, with its generation: they move with the transaction only."""
+    """The group's offsets, committed with its generation, move only with the transaction."""
     plain = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers})
     plain.produce(topic, b"in", partition=0)
     plain.flush(SECONDS)

@@ -54,9 +54,7 @@ class Copier:
         self.start()
 
     def is_done(self) -> bool:
-        """Start the process again if it ended before everything was copied, after a fatal error of its
-        producer.
-        """
+        """Return True if everything is copied. Start the process again if its producer had a fatal error."""
         code = self.process.poll()
         if code:
             self.start()

@@ -23,7 +23,7 @@ def judge(load: Load, history: list[Operation]) -> None:
     """Check that the history has no anomaly, and enough operations to be meaningful."""
     found = check(history, dependencies=["wr"] if load.shared else ["wr", "ww"])
     assert not found, "\n".join(map(str, found[:20]))
-    # On a quiet machine there are hundreds. A slow machine must not fail.
+    # On a quiet machine hundreds of records are copied, but a slow machine must not fail.
     assert copied_once(load, history) > 0
     assert has_enough_outcomes(history)
 

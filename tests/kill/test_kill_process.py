@@ -51,7 +51,7 @@ def test_a_loop_killed_at_every_step_processes_every_record_once(
 @pytest.mark.behaviour("T16")
 @pytest.mark.parametrize(("protocol", "side"), [("classic", "response"), ("consumer", "request")])
 def test_a_loop_outlives_the_kills_of_its_broker(tmp_path: Path, protocol: str, side: str) -> None:
-    """It repeats what was under way, and its process does not end."""
+    """The loop repeats the interrupted requests, and its process does not end."""
     with CopyUnderKills(tmp_path, ("loop", protocol), **SOON) as run:
         run.feed()
         run.wait_copied()

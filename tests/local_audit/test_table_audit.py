@@ -218,7 +218,10 @@ def at_opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]]
 def test_rows_and_records_that_are_added_meanwhile_are_no_finding(
     broker: oncelog.Broker, topic: str, tmp_path: Path, at_opening: Callable[[Callable[[], None]], None]
 ) -> None:
-    """A record between the two look-ups needs no row, and may have one; the transaction was open before."""
+    """A record that is added between the two look-ups may have a row or none.
+
+    Its transaction was open before.
+    """
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 5)
     (producer,) = write_transactions(broker.bootstrap_servers, topic, "o")

@@ -178,7 +178,7 @@ def test_super_users_are_parsed() -> None:
 
 
 def test_thousands_of_denied_names_are_searched_once_for_each_allowed_name() -> None:
-    """With 2,000 names that are both allowed and denied, each InitProducerId took 1.6 s."""
+    """Regression: with 2,000 names both allowed and denied, each InitProducerId took 1.6 s."""
 
     def call_count(names: int) -> int:
         acls = parse(";".join(f"{kind} WRITE a * t{n}" for n in range(names) for kind in ("allow", "deny")))

@@ -337,7 +337,7 @@ def test_a_request_that_is_not_stored_leaves_the_subscriptions_of_the_group() ->
     kept = broker.group
     broker.group = kept.draft()
     broker.beat("b", 0, "u")
-    broker.group.draft()  # a second copy, of the first one
+    broker.group.draft()  # a copy of the first copy
 
     def noted(names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
         asked.append(names)
@@ -377,7 +377,7 @@ UNREVOKED = ConsumerMember(
         (ConsumerMember("m", epoch=5), None, 1000),
         (UNREVOKED, None, 300),
         (UNREVOKED, Heartbeat("m", 4, owned=places("01")), 300),
-        (UNREVOKED, Heartbeat("m", 4, owned=places("0")), 1100),  # gave it up in time
+        (UNREVOKED, Heartbeat("m", 4, owned=places("0")), 1100),  # the member gave up the partition in time
         (UNREVOKED, Heartbeat("m", -2, "i"), 1000),  # may come back until its session ends
     ],
 )

@@ -185,7 +185,10 @@ def test_cancelled_calls_lose_and_hang_nothing(seeds: Collection[int]) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", in_tiers(LOOPS, 100))
 def test_processing_loops_copy_every_record_once(seeds: Collection[int]) -> None:
-    """Loops are stopped, cancelled and killed, their transforms raise, and faults are as above."""
+    """Loops are stopped, cancelled and killed, and transforms raise.
+
+    Other faults are those of the tests above.
+    """
     assert violations_of(run_process_loops, seeds) == {}
 
 

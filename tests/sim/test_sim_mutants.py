@@ -44,8 +44,10 @@ def test_a_mutant_that_no_seed_catches_has_a_guard_that_exists() -> None:
 
 
 def test_every_patch_replaces_something_and_takes_its_arguments() -> None:
-    """A patch of a name that is gone raises AttributeError. One with too few parameters raises TypeError,
-    which any seed "catches". Two patches were of the first kind, three of the second.
+    """A patch of a missing name raises AttributeError.
+
+    One with too few parameters raises TypeError, which any seed "catches". There were two patches of the
+    first kind and three of the second.
     """
     bad = []
     for mutant in MUTANTS:

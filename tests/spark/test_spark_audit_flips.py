@@ -80,7 +80,7 @@ def is_clean(batches: list[bytearray]) -> bool:
 
 
 def missed(field: str) -> set[tuple[int, int]]:
-    """Batches and bits (of the field, from its lowest) whose flip the audit does not find."""
+    """Return the batches and bits (from the field's lowest) whose flip the audit does not find."""
     start, size = FIELDS[field]
     found = set()
     for number in range(len(sound_log())):

@@ -123,7 +123,7 @@ def test_a_topic_recreated_between_planning_and_reading_is_an_error(
 def test_rows_of_two_topics_are_never_one_range(
     shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With failOnDataLoss=false, rows of the new topic were read, and read again by the next micro-batch."""
+    """Regression: with failOnDataLoss=false, two micro-batches read rows of the new topic."""
     monkeypatch.setattr(source_reader, "SMALL_BATCH_BYTES", 1)
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)

@@ -144,7 +144,7 @@ class Load:
         seen = Counter((each.partition, number_of(each.value)) for each in read_now(self.pairs))
         assert set(seen.values()) <= {1}, "a record of a transaction twice"
         numbers = {number for _, number in seen}
-        if not self._stopped.is_set():  # the newest one may not have all its markers yet
+        if not self._stopped.is_set():  # the newest transaction may not have all its markers yet
             numbers = {number for number in numbers if number <= max(committed, default=-1)}
             seen = Counter({each: count for each, count in seen.items() if each[1] in numbers})
         assert len(seen) == PARTITIONS * len(numbers), "a transaction in some partitions only"

@@ -390,7 +390,7 @@ def test_records_with_other_offset_deltas_keep_them_when_they_are_rewritten() ->
 
 @pytest.mark.parametrize(("base_ms", "delta_ms"), [(NOW_MS, 2**63 - 1), (-3, 0), (-(2**63), -1)])
 def test_a_batch_whose_timestamps_overflow_can_be_rewritten(base_ms: int, delta_ms: int) -> None:
-    """Such a record stopped the compaction of its partition. Java's arithmetic has 64 bits."""
+    """Regression: such a record stopped the compaction of its partition. Java's arithmetic has 64 bits."""
     batch = seal([_record(), _record(encode_varint(delta_ms), offset_delta=1)], 2, base_ms, base_ms)
     horizon_ms = 2**63 - 1
     kept = rewrite_batch(read_header(batch), decode_records(batch)[1:], horizon_ms)

@@ -82,7 +82,7 @@ class Admin:
         return rows + rows[:1] if self._often(0.05) else rows
 
     def create(self) -> None:
-        """CreateTopics with counts or with an assignment."""
+        """Draw CreateTopics with counts or with an assignment."""
         random, rows = self._random, []
         for topic in self._topics():
             row: Body = {"name": topic, "num_partitions": 1, "replication_factor": 1}
@@ -103,7 +103,7 @@ class Admin:
         self.identify()
 
     def identify(self) -> None:
-        """Metadata of all three topics, which returns their ids."""
+        """Draw Metadata of all three topics, which returns their ids."""
         rows = [{"name": name(each)} for each in NAMES]
         binds = {f"{each}.id": f"topics.{index}.topic_id" for index, each in enumerate(NAMES)}
         body = {"topics": rows, "allow_auto_topic_creation": False}
@@ -128,7 +128,7 @@ class Admin:
         return rows
 
     def grow(self) -> None:
-        """CreatePartitions."""
+        """Draw CreatePartitions."""
         rows = []
         for topic in self._topics():
             row: Body = {
@@ -151,7 +151,7 @@ class Admin:
         self._add("CreatePartitions", (0, 3), body)
 
     def delete(self) -> None:
-        """DeleteTopics by name, and from version 6 on also by id."""
+        """Draw DeleteTopics by name, and from version 6 on also by id."""
         version = self._random.randint(1, 6)
         some = self._topics()
         body: Body = {"timeout_ms": 30_000, "topic_names": some}
@@ -178,7 +178,7 @@ class Admin:
         return self._random.choice(choices) if self._often(0.12) else (TOPIC, self._topic())
 
     def change(self) -> None:
-        """IncrementalAlterConfigs."""
+        """Draw IncrementalAlterConfigs."""
         random, rows = self._random, []
         for _ in range(random.choice([1, 1, 1, 2])):
             kind, resource = self._resource()
@@ -200,7 +200,7 @@ class Admin:
         self._add("IncrementalAlterConfigs", (0, 1), {"resources": rows, "validate_only": self._often(0.15)})
 
     def replace(self) -> None:
-        """AlterConfigs of one topic."""
+        """Draw AlterConfigs of one topic."""
         row = {"resource_type": TOPIC, "resource_name": self._topic(), "configs": self._settings()}
         self._add("AlterConfigs", (0, 2), {"resources": [row], "validate_only": self._often(0.15)})
 
@@ -218,7 +218,7 @@ class Admin:
         self._add("DescribeConfigs", (1, 4), body)
 
     def metadata(self) -> None:
-        """Metadata by names, or from version 12 on by ids.
+        """Draw Metadata by names, or from version 12 on by ids.
 
         Versions below 4 would create missing topics.
         """
@@ -234,7 +234,7 @@ class Admin:
         self.steps.append(Step("Metadata", version, body))
 
     def describe_partitions(self) -> None:
-        """DescribeTopicPartitions with several pages."""
+        """Draw DescribeTopicPartitions with several pages."""
         cursor = {
             "topic_name": name(self._random.choice(NAMES)),
             "partition_index": self._random.choice([0, 1, 5, -1]),

@@ -92,7 +92,7 @@ class Members:
         }
 
     def join(self, member: str) -> None:
-        """JoinGroup. From version 4 on, a new member sends it twice, the second time with its member id."""
+        """Draw JoinGroup. From version 4 on, a new member sends it again with its member id."""
         random, is_new = self._random, member not in self._joined
         self._joined.add(member)
         session_ms = random.choice([0, -1, 5_999, 1_800_001, 2**31 - 1]) if self._often(0.03) else 60_000
@@ -121,7 +121,7 @@ class Members:
             self.steps.append(Step("JoinGroup", version, again, member, binds=binds, parks=True))
 
     def sync(self, member: str) -> None:
-        """SyncGroup with assignments for all members. Only those of the leader count."""
+        """Draw SyncGroup with assignments for all members. Only those of the leader count."""
         random = self._random
         assignments = [
             {"member_id": ref(f"{other}.member", "unknown"), "assignment": text(f"to {other}")}
@@ -143,7 +143,7 @@ class Members:
         self._add("Heartbeat", (0, 4), self._identity(member), member)
 
     def leave(self, member: str) -> None:
-        """LeaveGroup of one or several members, some of which may not exist."""
+        """Draw LeaveGroup of one or several members, some of which may not exist."""
         chance = self._random.choice([0, 0, 0.5, 1])
         some = [member, *(other for other in self._names if other != member and self._often(chance))]
         rows = [
@@ -161,7 +161,7 @@ class Members:
         self._add("LeaveGroup", (0, 5), body, member)
 
     def commit(self, member: str) -> None:
-        """OffsetCommit of the member, or of a client without a generation."""
+        """Draw OffsetCommit of the member, or of a client without a generation."""
         is_anonymous = self._often(0.2)
         partition = {"partition_index": 0, "committed_offset": self._random.randrange(100)}
         body: Body = {
@@ -178,7 +178,7 @@ class Members:
         self._add("DescribeGroups", (0, 6), {"groups": groups})
 
     def show(self) -> None:
-        """ListGroups, filtered by states and types."""
+        """Draw ListGroups, filtered by states and types."""
         filters = {
             "states_filter": self._random.choice(STATE_FILTERS),
             "types_filter": self._random.choice(TYPE_FILTERS),

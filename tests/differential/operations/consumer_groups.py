@@ -143,7 +143,7 @@ class Members:
         self._beat(member, self._random.choice([-1, -1, -2]))
 
     def commit(self, member: str) -> None:
-        """OffsetCommit at the member's epoch."""
+        """Draw OffsetCommit at the member's epoch."""
         epoch = f"{member}.epoch"
         where = self._random.choice(["T0", "T1"])
         body: Body = {
@@ -164,7 +164,7 @@ class Members:
         self.steps.append(Step("OffsetCommit", self._random.randint(7, 10), body, member))
 
     def fetch(self, member: str) -> None:
-        """OffsetFetch of the member."""
+        """Draw OffsetFetch of the member."""
         epoch = f"{member}.epoch"
         group: Body = {
             "group_id": GROUP,

@@ -11,7 +11,7 @@ WHOLE = 1 << 20
 
 
 def fetch_body(positions: list[tuple[str, int, Any]], *, isolation: int = 0, **fields: Any) -> dict[str, Any]:
-    """Fetch from (topic, partition, offset) without waiting."""
+    """Return a Fetch from (topic, partition, offset) that does not wait."""
     topics = [
         {
             "topic": topic(text),
@@ -24,7 +24,7 @@ def fetch_body(positions: list[tuple[str, int, Any]], *, isolation: int = 0, **f
 
 
 def list_offsets_body(topics: Mapping[str, Any], timestamp: int, isolation: int = 0) -> dict[str, Any]:
-    """ListOffsets of all partitions."""
+    """Return a ListOffsets request of all partitions."""
     rows = [
         {
             "name": topic(text),

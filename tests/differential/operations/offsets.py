@@ -102,7 +102,7 @@ class Offsets:
         return {"partitions": [self._partition(index) for index in indexes]}
 
     def commit(self) -> None:
-        """OffsetCommit without a member, by a member of the group, or by a member of another group."""
+        """Draw OffsetCommit without a member, by a member of the group, or by a member of another group."""
         random = self._random
         generation, member = random.choices(
             [
@@ -127,7 +127,7 @@ class Offsets:
         self._add("OffsetCommit", (2, 10), body)
 
     def fetch(self) -> None:
-        """OffsetFetch of one group, or from version 8 on of several."""
+        """Draw OffsetFetch of one group, or from version 8 on of several."""
         random = self._random
         groups = []
         for group in self._groups():
@@ -224,7 +224,7 @@ class Offsets:
         self._add("AddOffsetsToTxn", (0, 3), {**self._producer(), "group_id": group or self._group()})
 
     def commit_in_transaction(self, group: Any = None) -> None:
-        """TxnOffsetCommit without a member, or by a member of the group."""
+        """Draw TxnOffsetCommit without a member, or by a member of the group."""
         random = self._random
         body: Body = {**self._producer(), "group_id": group or self._group()}
         body |= {"topics": self._rows(self._partitions)}

@@ -77,7 +77,7 @@ class Quotas:
         self.steps.append(Step("AlterClientQuotas", self._random.randint(0, 1), body))
 
     def describe(self) -> None:
-        """DescribeClientQuotas with a filter. Entries of other sequences are not compared."""
+        """Draw DescribeClientQuotas with a filter. Entries of other sequences are not compared."""
         random = self._random
         parts: list[Body] = []
         for kind in random.choice(
@@ -105,7 +105,7 @@ class Quotas:
         }
 
     def alter_users(self) -> None:
-        """AlterUserScramCredentials: users are created, changed and deleted; sometimes one appears twice."""
+        """Draw AlterUserScramCredentials, which may name a user twice."""
         random = self._random
         deletions = [self._credential() for _ in range(random.choice([0, 0, 1, 2]))]
         upsertions = [

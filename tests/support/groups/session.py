@@ -152,7 +152,7 @@ class Coordinator:
 class Member:
     """A session that is driven as the consumer drives it.
 
-    `told`: each rebalance notification, with the number of commits before it.
+    `notifications`: each rebalance notification, with the number of commits before it.
     """
 
     def __init__(self, coordinator: Coordinator, protocol: str, **settings: Any) -> None:

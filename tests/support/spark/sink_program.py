@@ -44,7 +44,7 @@ class Faults:
         return fault
 
     def tell(self, name: str, text: str = "") -> bool:
-        """Create a file. Return False if it exists."""
+        """Create a file that reports an event. Return False if it exists."""
         try:
             with open(Path(self.options["faults"]) / name, "x") as file:
                 file.write(text)
