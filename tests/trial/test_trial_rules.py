@@ -21,6 +21,7 @@ WORDS = {
     "planned": {"is_planned": True},
     "consumed": {"is_consumed": True},
     "struck": {"has_struck": True},
+    "counted": {"has_counted": True},
     "writes": {"writes": 1},
     "reads": {"reads_lost": 1},
     "commits": {"commits_lost": 1},

@@ -8,7 +8,7 @@ import os
 import signal
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -19,7 +19,8 @@ import pytest
 from support import ROOT
 
 from oncelog.errors import MissingDependency
-from oncelog.trial.fault_point import ARMED, STRUCK, WRITTEN, TaskFault, pass_rows
+from oncelog.trial import fault_point
+from oncelog.trial.fault_point import Strikes, TaskFault, pass_rows
 from oncelog.trial.plan import Strike, TargetKind
 from oncelog.trial.targets import target_of
 
@@ -100,40 +101,90 @@ def batches(count: int) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"id": [number]})
 
 
-def passed(control: Path, count: int) -> list[int]:
-    """Return the ids that a task passes on before it fails or ends."""
-    ids = []
-    try:
-        for batch in pass_rows(batches(count), control=str(control), strike=Strike.RAISE.value):
-            ids += batch.column("id").to_pylist()
-    except TaskFault:
-        ids.append(-1)
-    return ids
+class Control:
+    """A control directory, and tasks of a stage that pass rows on."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory, self.strikes = directory, Strikes(directory)
+        self.task = (0, 0)
+        monkeypatch.setattr(fault_point, "_task", lambda: self.task)
+        # The trial looks while a task waits.
+        monkeypatch.setattr(fault_point, "_wait_while", lambda condition: self.strikes.look(1))
+
+    def passed(
+        self, count: int, *, stage: int = 0, attempt: int = 0, strike: Strike = Strike.RAISE
+    ) -> list[int]:
+        """Return the ids that a task passes on before it fails (-1) or ends."""
+        ids, self.task = [], (stage, attempt)
+        rows = pass_rows(batches(count), control=str(self.directory), strike=strike.value, driver="d")
+        try:
+            for batch in rows:
+                ids += batch.column("id").to_pylist()
+        except TaskFault:
+            ids.append(-1)
+        return ids
 
 
-def test_a_task_fails_once_in_the_middle_of_its_rows(tmp_path: Path) -> None:
-    assert passed(tmp_path, 4) == [0, 1, 2, 3]
-    (tmp_path / ARMED).touch()
-    (tmp_path / WRITTEN).touch()
-    assert passed(tmp_path, 0) == []
-    assert passed(tmp_path, 4) == [0, 1, -1]
-    assert (tmp_path / STRUCK).exists()
-    assert passed(tmp_path, 4) == [0, 1, 2, 3]
+@pytest.fixture
+def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Control:
+    return Control(tmp_path, monkeypatch)
 
 
-def test_a_task_with_few_rows_fails_behind_them(tmp_path: Path) -> None:
-    (tmp_path / ARMED).touch()
-    (tmp_path / WRITTEN).touch()
-    assert passed(tmp_path, 1) == [0, -1]
+def test_a_task_fails_once_in_the_middle_of_its_rows(control: Control) -> None:
+    assert control.passed(4) == [0, 1, 2, 3]
+    control.strikes.arm()
+    assert control.passed(0) == []
+    assert control.passed(4) == [0, 1, -1]
+    assert control.strikes.has_begun
+    assert control.passed(4) == [0, 1, 2, 3]
 
 
-def test_a_worker_is_killed_with_sigkill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_with_few_rows_fails_behind_them(control: Control) -> None:
+    control.strikes.arm()
+    assert control.passed(1) == [0, -1]
+
+
+def test_a_job_that_only_looks_at_a_micro_batch_does_not_use_up_the_fault(control: Control) -> None:
+    control.strikes.arm()
+    assert control.passed(4, stage=1) == [0, 1, -1]
+    # Spark does not repeat a task that `isEmpty()` no longer needs.
+    assert not control.strikes.has_counted
+    assert control.passed(4, stage=2) == [0, 1, -1]
+    assert control.passed(4, stage=2, attempt=1) == [0, 1, 2, 3]
+    assert control.strikes.has_counted
+
+
+def test_a_task_waits_for_a_write_of_its_own_stage(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+    writes = iter((0, 3, 3, 4))
+    seen = []
+
+    def wait(condition: Callable[[], bool]) -> None:
+        for _ in range(2):
+            control.strikes.look(next(writes))
+            seen.append(condition())
+
+    monkeypatch.setattr(fault_point, "_wait_while", wait)
+    control.strikes.arm()
+    control.passed(4, stage=1)
+    control.passed(4, stage=2)
+    assert seen == [True, False, True, False]
+
+
+def test_a_query_that_fails_with_its_task_is_not_struck_again(control: Control) -> None:
+    control.strikes.arm()
+    control.strikes.query_failed()
+    assert not control.strikes.has_counted
+    assert control.passed(4, stage=1) == [0, 1, -1]
+    control.strikes.query_failed()
+    assert control.strikes.has_counted
+    assert control.passed(4, stage=2) == [0, 1, 2, 3]
+
+
+def test_a_worker_is_killed_with_sigkill(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "kill", lambda *arguments: killed.append(arguments))
-    (tmp_path / ARMED).touch()
-    (tmp_path / WRITTEN).touch()
-    with pytest.raises(TaskFault):
-        list(pass_rows(batches(3), control=str(tmp_path), strike=Strike.KILL_WORKER.value))
+    control.strikes.arm()
+    assert control.passed(3, strike=Strike.KILL_WORKER) == [0, 1, -1]
     assert killed == [(os.getpid(), signal.SIGKILL)]
 
 

@@ -3,14 +3,21 @@
 A step between the source and the user's plan runs in Spark's Python workers. The functions of foreachBatch
 run in the driver. The trial and these processes speak through files in a control directory:
 
-    armed     the trial: the next task that reads rows strikes, or the next micro-batch is held
-    struck    a task: it strikes now, and no other will
-    written   the trial: a write has reached the target, so the fault comes after it
+    armed           the trial: tasks that read rows strike, or the next micro-batch is held
+    struck-STAGE    a task: it strikes now, and no other task of its stage will
+    written-STAGE   the trial: a write has reached the target, so the fault of that stage comes after it
+    raised-STAGE    a task: it fails now
+    repeated        a task: Spark repeats a task that has failed so, so its failure counted
+
+Each stage is struck once, because a pipeline may look at a micro-batch before it writes it, for example with
+`isEmpty()` or `count()`. A failure in such a job says nothing about the sink. Spark even ignores the failure
+of a task that `isEmpty()` no longer needs.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +30,7 @@ from oncelog.trial.plan import Strike
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ARMED, STRUCK, WRITTEN = "armed", "struck", "written"
+ARMED, STRUCK, WRITTEN, RAISED, REPEATED = "armed", "struck", "written", "raised", "repeated"
 _BATCHES_BEFORE = 2
 """Arrow batches of a task that pass before the fault."""
 _WAIT_TIMEOUT_S = 10.0
@@ -64,38 +71,106 @@ def _follow_sources(control: Path, strike: Strike) -> None:
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
     load = DataStreamReader.load
+    driver = secrets.token_hex(4)
 
     def load_with_fault(reader: Any, *arguments: Any, **options: Any) -> Any:
         frame = load(reader, *arguments, **options)
-        fault_point = partial(pass_rows, control=str(control), strike=strike.value)
+        fault_point = partial(pass_rows, control=str(control), strike=strike.value, driver=driver)
         return frame.mapInArrow(fault_point, frame.schema)
 
     DataStreamReader.load = load_with_fault
 
 
-def pass_rows(batches: Iterable[pa.RecordBatch], *, control: str, strike: str) -> Iterator[pa.RecordBatch]:
-    """Pass the rows of a task on, and strike once if that is armed: after some of them, or after all."""
+def pass_rows(
+    batches: Iterable[pa.RecordBatch], *, control: str, strike: str, driver: str
+) -> Iterator[pa.RecordBatch]:
+    """Pass the rows of a task on, and strike if no task of its stage has: after some of them, or after all.
+
+    `driver` distinguishes the stages of a driver from those of the drivers before it.
+    """
+    directory = Path(control)
+    stage, attempt = _task()
+    stage_name = f"{driver}.{stage}"
+    if attempt > 0 and (directory / f"{RAISED}-{stage_name}").exists():
+        (directory / REPEATED).touch()
     passed = 0
     for batch in batches:
         if passed == _BATCHES_BEFORE:
-            _strike_if_armed(Path(control), strike)
+            _strike_if_armed(directory, strike, stage_name)
         yield batch
         passed += batch.num_rows > 0
     if 0 < passed <= _BATCHES_BEFORE:
-        _strike_if_armed(Path(control), strike)
+        _strike_if_armed(directory, strike, stage_name)
 
 
-def _strike_if_armed(control: Path, strike: str) -> None:
+def _task() -> tuple[int, int]:
+    """Return the stage of the running task, and the number of attempts at the task before this one."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    return (0, 0) if task is None else (task.stageId(), task.attemptNumber())
+
+
+def _strike_if_armed(control: Path, strike: str, stage_name: str) -> None:
     if not (control / ARMED).exists():
         return
     try:
-        (control / STRUCK).touch(exist_ok=False)
+        (control / f"{STRUCK}-{stage_name}").touch(exist_ok=False)
     except FileExistsError:
         return
-    _wait_while(lambda: not (control / WRITTEN).exists())
+    _wait_while(lambda: not (control / f"{WRITTEN}-{stage_name}").exists())
+    (control / f"{RAISED}-{stage_name}").touch()
     if strike == Strike.KILL_WORKER:
         os.kill(os.getpid(), signal.SIGKILL)
     raise TaskFault("oncelog trial: this task fails once")
+
+
+class Strikes:
+    """The tasks that strike, as the trial sees them in the control directory."""
+
+    def __init__(self, control: Path) -> None:
+        self._control = control
+        self._writes_before: dict[str, int] = {}
+        """The writes before a task struck, by the name of its stage."""
+        self._writes = 0
+        self._has_failed_query = False
+
+    def arm(self) -> None:
+        """Let tasks strike, or hold micro-batches. Forget earlier strikes, which did not count."""
+        for file in (*self._control.glob(f"{STRUCK}-*"), *self._control.glob(f"{RAISED}-*")):
+            file.unlink()
+        self._writes_before.clear()
+        (self._control / ARMED).touch()
+
+    def disarm(self) -> None:
+        (self._control / ARMED).unlink(missing_ok=True)
+
+    def look(self, writes: int) -> None:
+        """Tell each task that waits for it that a write has reached the target since it struck.
+
+        `writes` is their number since the fault was prepared. The first task need not wait for another one.
+        """
+        for file in self._control.glob(f"{STRUCK}-*"):
+            stage_name = file.name.removeprefix(f"{STRUCK}-")
+            before = self._writes if self._writes_before else 0
+            if writes > self._writes_before.setdefault(stage_name, before):
+                (self._control / f"{WRITTEN}-{stage_name}").touch()
+        self._writes = writes
+
+    def query_failed(self) -> None:
+        """Note that the query has failed by itself. After a strike, that counts, and is enough."""
+        if any(self._control.glob(f"{RAISED}-*")):
+            self._has_failed_query = True
+            self.disarm()
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._writes_before)
+
+    @property
+    def has_counted(self) -> bool:
+        """True if Spark has repeated a task that failed, or the query has failed with it."""
+        return self._has_failed_query or (self._control / REPEATED).exists()
 
 
 def _wait_while(condition: Callable[[], bool]) -> None:

@@ -152,7 +152,8 @@ class Evidence:
 
     `is_planned`: Spark's offset log has a micro-batch that its commit log lacks. `is_consumed`: every row
     sent so far is in a committed micro-batch. `writes`: responses that report stored rows, or new files or
-    rows in the target. The other numbers count lost responses.
+    rows in the target. The other numbers count lost responses. `has_struck`: a task began to fail.
+    `has_counted`: Spark repeated that task, or the query failed with it.
     """
 
     is_planned: bool = False
@@ -162,6 +163,7 @@ class Evidence:
     commits_lost: int = 0
     cuts: int = 0
     has_struck: bool = False
+    has_counted: bool = False
 
 
 def has_come(moment: Moment, evidence: Evidence) -> bool:
@@ -186,7 +188,11 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
     happened before it took effect.
     """
     if cell.strike in (Strike.RAISE, Strike.KILL_WORKER):
-        return None if evidence.has_struck else "no task read rows of a source made by spark.readStream"
+        if evidence.has_counted:
+            return None
+        if evidence.has_struck:
+            return "Spark did not need the task that failed, so it did not repeat it"
+        return "no task read rows of a source made by spark.readStream"
     match cell.kill_at:
         case Moment.PLANNED if evidence.reads_lost == 0:
             return "no task read the source before the micro-batch was finished"

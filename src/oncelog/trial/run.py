@@ -18,8 +18,8 @@ from oncelog.pipeline.restart_policy import ExitKind
 from oncelog.testing.proxy.events import Direction, Fate, WireEvent
 from oncelog.testing.proxy.proxy import Proxy
 from oncelog.testing.proxy.rules import Action, Rule
-from oncelog.trial import fault_point
 from oncelog.trial.driver import Driver
+from oncelog.trial.fault_point import Strikes
 from oncelog.trial.judgement import Counts, Verdict, count, foreign_text, judge, row_id
 from oncelog.trial.plan import Cell, Evidence, Network, TargetKind, has_come, spread, why_not
 from oncelog.trial.spark_checkpoint import CheckpointState, read_checkpoint, remove_last_commit
@@ -188,6 +188,7 @@ class _CellRun:
         self._ends: Counter[int] = Counter()
         self._marks: list[Mark] = []
         self._watch, self._writes_before = _Watch(), 0
+        self._strikes = Strikes(self._control)
         self._state = CheckpointState()
         self._has_happened, self._detail = cell.is_calm, ""
         self._starts = self._failures = 0
@@ -292,11 +293,11 @@ class _CellRun:
         for rule in self._watch.rules(self._cell.network):
             self._proxy.add(rule)
         if self._cell.strike is not None:
-            (self._control / fault_point.ARMED).touch()
+            self._strikes.arm()
 
     def _clear(self) -> None:
         self._proxy.clear()
-        (self._control / fault_point.ARMED).unlink(missing_ok=True)
+        self._strikes.disarm()
 
     def _disarm(self) -> None:
         """Judge if the fault happened, unless a kill has been judged already."""
@@ -356,9 +357,7 @@ class _CellRun:
         self._state = state
         watch = self._watch
         writes = watch.writes + max(0, self._target.count_writes() - self._writes_before)
-        has_struck = (self._control / fault_point.STRUCK).exists()
-        if has_struck and writes:
-            (self._control / fault_point.WRITTEN).touch()
+        self._strikes.look(writes)
         return Evidence(
             is_planned=state.is_planned,
             is_consumed=state.covers(self._ends),
@@ -366,7 +365,8 @@ class _CellRun:
             reads_lost=watch.reads_lost,
             commits_lost=watch.commits_lost,
             cuts=watch.cuts.total(),
-            has_struck=has_struck,
+            has_struck=self._strikes.has_begun,
+            has_counted=self._strikes.has_counted,
         )
 
     def _wait(self, condition: Callable[[Evidence], bool]) -> Evidence:
@@ -394,6 +394,8 @@ class _CellRun:
         assert ended is not None
         text = ended.error or f"the query is {ended.kind.value}"
         self._driver.kill()
+        if ended.kind is not ExitKind.DONE:
+            self._strikes.query_failed()
         self._mark(MarkKind.END, text)
         # On a busy machine, Python may be too slow to tell Spark of this project's source.
         is_mistake = ended.kind is ExitKind.SETUP and not (_NOT_FOUND in text and "oncelog" in text)
