@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from oncelog.errors import ConfigError
 from oncelog.trial.judgement import Counts, Verdict, count, exit_code, foreign_text, judge, row_id
 from oncelog.trial.plan import CELLS, Evidence, Moment, TargetKind, choose_cells, has_come, spread, why_not
 from oncelog.trial.run import placeholders_filled
-from oncelog.trial.spark_checkpoint import CheckpointState, newest_entry, positions_of
+from oncelog.trial.spark_checkpoint import CheckpointState, newest_entry, positions_of, read_checkpoint
 from oncelog.trial.targets import files_in_log
 
 FAULTS = list(rows("trial_faults.txt"))
@@ -20,6 +21,7 @@ VERDICTS = list(rows("trial_verdicts.txt"))
 WORDS = {
     "planned": {"is_planned": True},
     "consumed": {"is_consumed": True},
+    "rows": {"has_rows": True},
     "struck": {"has_struck": True},
     "counted": {"has_counted": True},
     "writes": {"writes": 1},
@@ -166,6 +168,26 @@ def test_everything_is_consumed_when_committed_batches_cover_all_partitions() ->
     assert not CheckpointState().covers({0: 1})
     assert not state.is_planned
     assert CheckpointState(planned=0).is_planned and CheckpointState(planned=4, committed=3).is_planned
+
+
+def test_a_commit_entry_that_is_lost_without_rows_is_no_fault(tmp_path: Path) -> None:
+    """A stateful query plans a micro-batch without rows after each one with rows."""
+    (cell,) = choose_cells(["commit-lost"], TargetKind.TOPIC)
+    for log in ("offsets", "commits"):
+        (tmp_path / log).mkdir()
+
+    def lose(batch: int, end: int, log: str) -> str | None:
+        text = f'v1\n{{"t": {{"0": {end}, "1": 4}}}}' if log == "offsets" else "v1"
+        (tmp_path / log / str(batch)).write_text(text)
+        state = read_checkpoint(tmp_path, "t")
+        return why_not(cell, Evidence(state.is_planned, state.covers({0: 8}), state.has_rows))
+
+    lose(0, 8, "offsets")
+    assert lose(0, 8, "commits") is None
+    assert lose(1, 8, "offsets") == "the next micro-batch was planned before the driver was dead"
+    assert lose(1, 8, "commits") == "a micro-batch without rows was committed before the driver was dead"
+    lose(2, 9, "offsets")
+    assert lose(2, 9, "commits") is None
 
 
 def test_temporary_files_are_no_entries_of_a_log() -> None:

@@ -151,13 +151,15 @@ class Evidence:
     """The facts since the cell's fault was prepared.
 
     `is_planned`: Spark's offset log has a micro-batch that its commit log lacks. `is_consumed`: every row
-    sent so far is in a committed micro-batch. `writes`: responses that report stored rows, or new files or
-    rows in the target. The other numbers count lost responses. `has_struck`: a task began to fail.
-    `has_counted`: Spark repeated that task, or the query failed with it.
+    sent so far is in a committed micro-batch. `has_rows`: the last committed one has rows. `writes`:
+    responses that report stored rows, or new files or rows in the target. The other numbers count lost
+    responses. `has_struck`: a task began to fail. `has_counted`: Spark repeated that task, or the query
+    failed with it.
     """
 
     is_planned: bool = False
     is_consumed: bool = False
+    has_rows: bool = False
     writes: int = 0
     reads_lost: int = 0
     commits_lost: int = 0
@@ -206,6 +208,11 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
             return "the micro-batch was committed before the driver was dead"
         case Moment.COMMITTED if not evidence.is_consumed:
             return "the micro-batch was not committed"
+        # Spark repeats the newest planned micro-batch. Without rows, its repetition doubles nothing.
+        case Moment.COMMITTED if cell.removes_commit and evidence.is_planned:
+            return "the next micro-batch was planned before the driver was dead"
+        case Moment.COMMITTED if cell.removes_commit and not evidence.has_rows:
+            return "a micro-batch without rows was committed before the driver was dead"
     if cell.network is Network.CUT_ANSWERS and evidence.cuts == 0:
         return "the pipeline sent nothing whose response could be cut"
     return None

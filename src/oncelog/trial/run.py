@@ -361,6 +361,7 @@ class _CellRun:
         return Evidence(
             is_planned=state.is_planned,
             is_consumed=state.covers(self._ends),
+            has_rows=state.has_rows,
             writes=writes,
             reads_lost=watch.reads_lost,
             commits_lost=watch.commits_lost,

@@ -20,11 +20,13 @@ class CheckpointState:
     """The newest micro-batches in the two logs, and the next offset of each partition of one topic.
 
     None: there is no micro-batch yet. `positions` are those behind the last committed micro-batch.
+    `has_rows`: that micro-batch read rows of the topic.
     """
 
     planned: int | None = None
     committed: int | None = None
     positions: Mapping[int, int] | None = None
+    has_rows: bool = False
 
     @property
     def is_planned(self) -> bool:
@@ -41,14 +43,21 @@ def read_checkpoint(directory: Path, topic: str) -> CheckpointState:
     """Read the logs of a checkpoint, which need not exist yet."""
     committed = newest_entry(_names(directory / "commits"))
     planned = newest_entry(_names(directory / "offsets"))
-    positions = None
+    positions, has_rows = None, False
     if committed is not None:
-        try:
-            positions = positions_of((directory / "offsets" / str(committed)).read_text(), topic)
-        except FileNotFoundError:
-            # Spark removes old entries, but never the last committed one.
-            pass
-    return CheckpointState(planned, committed, positions)
+        # Spark removes old entries, but never the last committed one.
+        positions = _positions_behind(directory, committed, topic)
+        before = _positions_behind(directory, committed - 1, topic) or {}
+        has_rows = any(end > before.get(partition, 0) for partition, end in (positions or {}).items())
+    return CheckpointState(planned, committed, positions, has_rows)
+
+
+def _positions_behind(directory: Path, batch: int, topic: str) -> dict[int, int] | None:
+    """Return the next offset of each partition behind a micro-batch; None if it is unknown."""
+    try:
+        return positions_of((directory / "offsets" / str(batch)).read_text(), topic)
+    except FileNotFoundError:
+        return None
 
 
 def _names(directory: Path) -> list[str]:
