@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
@@ -63,6 +64,22 @@ def test_files_are_read_as_readers_see_them(
 def test_an_empty_directory_has_no_rows(tmp_path: Path) -> None:
     for kind in (TargetKind.PARQUET, TargetKind.PARQUET_COMMITTED):
         assert list(target_of(kind, "unused", tmp_path, "unused", "id").read()) == []
+
+
+def test_a_folder_that_vanishes_while_writes_are_counted_is_passed_over(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark's commit protocol removes `_temporary` while the trial polls."""
+    scandir = os.scandir
+
+    def vanished(path: str) -> Any:
+        if Path(path).name in ("_temporary", "day=1"):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanished)
+    target = target_of(TargetKind.PARQUET, "unused", directory, "unused", "id")
+    assert target.count_writes() == 2
 
 
 def test_a_delta_table_is_read_whole(tmp_path: Path) -> None:

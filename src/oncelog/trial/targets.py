@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from oncelog.trial.plan import TargetKind
 _STABLE_TIMEOUT_S = 60.0
 _LOCK_TIMEOUT_S = 10.0
 _POLL_S = 0.1
+_HIDING = ("_", ".")
+"""The beginnings of names that Spark and other readers pass over."""
 
 Row = Mapping[str, Any]
 
@@ -188,12 +191,18 @@ class SqliteTarget:
 
 
 def data_files(directory: Path, suffix: str) -> list[Path]:
-    """Return the files below a directory whose names, and whose folders' names, do not hide them."""
-    return sorted(
-        path
-        for path in directory.rglob(f"*{suffix}")
-        if not any(part.startswith(("_", ".")) for part in path.relative_to(directory).parts)
-    )
+    """Return the files below a directory whose names, and whose folders' names, do not hide them.
+
+    Folders may vanish meanwhile, as Spark's `_temporary` does. So hidden folders are not entered, and
+    `os.walk` passes over a folder that is gone, unlike `Path.rglob`.
+    """
+    files = []
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(_HIDING)]
+        files += [
+            Path(folder, name) for name in names if name.endswith(suffix) and not name.startswith(_HIDING)
+        ]
+    return sorted(files)
 
 
 def files_in_log(texts: Mapping[str, str]) -> set[str]:
