@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import sys
@@ -22,6 +23,7 @@ from support import ROOT
 from oncelog.errors import MissingDependency
 from oncelog.trial import fault_point
 from oncelog.trial.fault_point import Strikes, TaskFault, pass_rows
+from oncelog.trial.judgement import row_id
 from oncelog.trial.plan import Strike, TargetKind
 from oncelog.trial.targets import target_of
 
@@ -105,6 +107,33 @@ def test_the_rows_of_a_sqlite_database_are_those_with_an_id(tmp_path: Path) -> N
         database.execute("BEGIN EXCLUSIVE")
         assert target.count_writes() == 2
         database.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        ("ID INTEGER, value TEXT, more AS (ID + 1)", ["0", "1"]),
+        ("key TEXT, value TEXT", ["0", "1"]),
+        ("number INTEGER, text TEXT", [None, None, None]),
+    ],
+)
+def test_rows_of_sqlite_are_not_lost_because_their_id_has_another_place(
+    columns: str, found: list[str | None], tmp_path: Path
+) -> None:
+    target = target_of(TargetKind.SQLITE, "unused", tmp_path, "unused", "id")
+    with closing(sqlite3.connect(target.address)) as database, database:
+        database.execute(f"CREATE TABLE orders ({columns})")
+        database.execute("CREATE TABLE batches (batch INTEGER)")
+        database.execute("INSERT INTO batches VALUES (7)")
+        database.executemany("INSERT INTO orders VALUES (?, ?)", [("0", "a"), ("1", "b")])
+    assert [row_id(row, "id") for row in target.read()] == found
+
+
+def test_without_a_log_of_spark_every_file_is_committed(directory: Path) -> None:
+    """Only Spark's file sink writes one, not `foreachBatch`."""
+    shutil.rmtree(directory / "_spark_metadata")
+    target = target_of(TargetKind.PARQUET_COMMITTED, "unused", directory, "unused", "id")
+    assert sorted(row["id"] for row in target.read()) == ["0", "1", "1"]
 
 
 def test_a_delta_target_without_its_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

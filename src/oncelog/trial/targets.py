@@ -118,9 +118,10 @@ class ParquetTarget:
         files, broken = self._files(), 0
         if self._only_committed:
             log = self._directory / "_spark_metadata"
-            entries = log.glob("[0-9]*") if log.is_dir() else ()
-            named = files_in_log({path.name: path.read_text() for path in entries})
-            files = [path for path in files if path.name in named]
+            # Only Spark's file sink writes the log. Without it, Spark reads every file.
+            if log.is_dir():
+                named = files_in_log({path.name: path.read_text() for path in log.glob("[0-9]*")})
+                files = [path for path in files if path.name in named]
         for path in files:
             try:
                 rows = pyarrow.parquet.read_table(path).to_pylist()
@@ -158,7 +159,7 @@ class DeltaTarget:
 
 
 class SqliteTarget:
-    """A SQLite database. Its rows are those of all tables that have a column with the row's id."""
+    """A SQLite database. `tables_with_rows` chooses its tables."""
 
     def __init__(self, file: Path, id_name: str) -> None:
         self.address, self._file, self._id_name = str(file), file, id_name
@@ -181,13 +182,31 @@ class SqliteTarget:
             return
         address = f"{self._file.as_uri()}?mode=ro"
         with closing(sqlite3.connect(address, timeout=timeout_s, uri=True)) as database:
-            database.row_factory = sqlite3.Row
             names = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-            for (name,) in names:
-                quoted = name.replace('"', '""')
-                for row in map(dict, database.execute(f'SELECT * FROM "{quoted}"')):
-                    if self._id_name in row:
-                        yield row
+            select = {name: f'SELECT * FROM "{name.replace(chr(34), chr(34) * 2)}"' for (name,) in names}
+            tables = {
+                name: [self._own_name(column) for column, *_ in database.execute(text).description]
+                for name, text in select.items()
+            }
+            for table in tables_with_rows(tables, self._id_name):
+                for values in database.execute(select[table]):
+                    yield dict(zip(tables[table], values, strict=True))
+
+    def _own_name(self, column: str) -> str:
+        # SQLite's names are the same in upper and lower case.
+        return self._id_name if column.lower() == self._id_name.lower() else column
+
+
+def tables_with_rows(tables: Mapping[str, Sequence[str]], id_name: str) -> list[str]:
+    """Return the tables of a database that have the pipeline's rows, by the names of their columns.
+
+    They are those with the column of the id, or else those with a key or value that may contain it. Without
+    any, they are all: their rows have no id, so the trial says that it cannot recognise them.
+    """
+    for columns in ({id_name}, {"key", "value"}):
+        if found := [table for table, names in tables.items() if columns & set(names)]:
+            return found
+    return list(tables)
 
 
 def data_files(directory: Path, suffix: str) -> list[Path]:
