@@ -48,6 +48,12 @@ def test_a_clean_trial_exits_with_0(
     assert "<svg" in report.read_text()
 
 
+def test_a_report_without_a_directory_is_refused_before_the_runs(file: str, tmp_path: Path) -> None:
+    outcome = oncelog("trial", file, "--report", str(tmp_path / "missing" / "report.html"))
+    assert outcome.code == 2 and "there is no directory" in outcome.err
+    assert "calm" not in outcome.err
+
+
 def test_a_doubled_row_gives_exit_code_3_and_keeps_the_directory(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from oncelog.trial import run
 from oncelog.trial.judgement import Verdict
 from oncelog.trial.plan import TargetKind, choose_cells
 from oncelog.trial.run import MAX_FAILURES, MarkKind, Outcome, Trial, run_cell
+from oncelog.trial.targets import TopicTarget
 
 
 @pytest.fixture
@@ -84,6 +86,18 @@ def test_cut_answers_are_named(trial: Trial, monkeypatch: pytest.MonkeyPatch) ->
     outcome = outcome_of("answers-cut", trial, monkeypatch)
     assert outcome.verdict is Verdict.CLEAN, outcome
     assert outcome.detail == "cut: Fetch 1, Produce 1"
+
+
+def test_a_target_that_cannot_be_read_does_not_end_the_trial(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(self: object) -> Iterator[Any]:
+        raise OverflowError("date value out of range")
+
+    monkeypatch.setattr(TopicTarget, "read", read)
+    outcome = outcome_of("calm", trial, monkeypatch)
+    assert outcome.verdict is Verdict.FAILED and outcome.error is not None
+    assert outcome.error.endswith("cannot be read: OverflowError: date value out of range")
 
 
 def test_a_run_that_takes_too_long_names_the_log_of_the_driver(

@@ -63,6 +63,23 @@ def test_files_are_read_as_readers_see_them(
     assert (target.remark, target.count_writes(), target.address) == (remark, 3, str(directory))
 
 
+@pytest.mark.parametrize("kind", [TargetKind.PARQUET, TargetKind.DELTA])
+def test_only_columns_that_may_contain_the_id_are_read(kind: TargetKind, tmp_path: Path) -> None:
+    """Python has no date after the year 9999."""
+    rows = pa.table({"id": ["0", "1"], "until": pa.array([2**62] * 2, pa.timestamp("us"))})
+    if kind is TargetKind.DELTA:
+        pytest.importorskip("deltalake").write_deltalake(tmp_path, rows)
+    else:
+        pyarrow.parquet.write_table(rows, tmp_path / "a.parquet")
+    assert list(target_of(kind, "unused", tmp_path, "unused", "id").read()) == [{"id": "0"}, {"id": "1"}]
+
+
+def test_rows_without_any_column_for_an_id_are_not_lost(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pa.table({"number": [0, 1]}), tmp_path / "a.parquet")
+    rows = target_of(TargetKind.PARQUET, "unused", tmp_path, "unused", "id").read()
+    assert [row_id(row, "id") for row in rows] == [None, None]
+
+
 def test_an_empty_directory_has_no_rows(tmp_path: Path) -> None:
     for kind in (TargetKind.PARQUET, TargetKind.PARQUET_COMMITTED):
         assert list(target_of(kind, "unused", tmp_path, "unused", "id").read()) == []

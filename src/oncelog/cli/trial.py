@@ -142,6 +142,9 @@ def command(
     chosen = choose_cells([name.strip() for name in cells.split(",")] if cells else [], TargetKind(kind))
     if not options["master"].startswith("local"):
         raise click.UsageError("--master: a trial kills processes of this machine, so use a local master")
+    if report is not None and not report.absolute().parent.is_dir():
+        # Now, and not after the runs, which take minutes.
+        raise ConfigError(f"--report {report}: there is no directory {report.parent}")
     options["row"] = options["row"] or DEFAULT_ROW
     check_spark()
     name = f"trial-{token_hex(4)}"

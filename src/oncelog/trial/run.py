@@ -198,8 +198,7 @@ class _CellRun:
         counts, error = None, None
         try:
             self._run()
-            found = (row_id(row, self._trial.id_name) for row in self._target.read())
-            counts = count(range(self._trial.rows), found)
+            counts = self._count()
             error = foreign_text(counts, self._trial.id_name)
         except ConfigError:
             raise
@@ -219,6 +218,19 @@ class _CellRun:
             self._marks,
             self._log_file,
         )
+
+    def _count(self) -> Counts:
+        """Read the target and count its rows. Raises OncelogError if that is not possible."""
+        try:
+            found = (row_id(row, self._trial.id_name) for row in self._target.read())
+            return count(range(self._trial.rows), found)
+        except OncelogError:
+            raise
+        except Exception as failure:
+            # The pipeline chose what it wrote, and each library has exceptions of its own for that. The other
+            # cells have results that must not be lost.
+            text = f"the target {self._target.address} cannot be read: {type(failure).__name__}: {failure}"
+            raise OncelogError(text) from failure
 
     def _mark(self, kind: MarkKind, text: str) -> None:
         self._marks.append(Mark(time.monotonic() - self._began, kind, text))

@@ -51,11 +51,19 @@ def target_of(kind: TargetKind, name: str, directory: Path, servers: str, id_nam
         case TargetKind.TOPIC:
             return TopicTarget(servers, name)
         case TargetKind.DELTA:
-            return DeltaTarget(directory)
+            return DeltaTarget(directory, id_name)
         case TargetKind.SQLITE:
             return SqliteTarget(directory / "target.db", id_name)
         case _:
-            return ParquetTarget(directory, only_committed=kind is TargetKind.PARQUET_COMMITTED)
+            return ParquetTarget(directory, id_name, only_committed=kind is TargetKind.PARQUET_COMMITTED)
+
+
+def columns_of_ids(names: Sequence[str], id_name: str) -> list[str] | None:
+    """Return the columns that may contain a row's id; None, for all of them, if there is none.
+
+    Other columns may have values that Python has no type for, such as a date after the year 9999.
+    """
+    return [name for name in names if name in (id_name, "key", "value")] or None
 
 
 class TopicTarget:
@@ -104,8 +112,9 @@ class ParquetTarget:
     Spark does.
     """
 
-    def __init__(self, directory: Path, *, only_committed: bool) -> None:
+    def __init__(self, directory: Path, id_name: str, *, only_committed: bool) -> None:
         self.address, self._directory, self._only_committed = str(directory), directory, only_committed
+        self._id_name = id_name
         self.remark = ""
 
     def count_writes(self) -> int:
@@ -124,24 +133,27 @@ class ParquetTarget:
                 files = [path for path in files if path.name in named]
         for path in files:
             try:
-                rows = pyarrow.parquet.read_table(path).to_pylist()
+                file = pyarrow.parquet.ParquetFile(path)
             except pa.ArrowInvalid:
                 # The driver or the task was killed before it had written the footer.
                 broken += 1
                 continue
-            yield from rows
+            with file:
+                columns = columns_of_ids(file.schema_arrow.names, self._id_name)
+                for batch in file.iter_batches(columns=columns):
+                    yield from batch.to_pylist()
         self.remark = f"{broken} unreadable file{'s' * (broken != 1)}" if broken else ""
 
 
 class DeltaTarget:
     """A Delta Lake table, read with the package deltalake."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, id_name: str) -> None:
         try:
             import deltalake  # noqa: F401
         except ImportError:
             raise MissingDependency("--target delta needs deltalake: pip install 'oncelog[delta]'") from None
-        self.address, self._directory = str(directory), directory
+        self.address, self._directory, self._id_name = str(directory), directory, id_name
         self.remark = ""
 
     def count_writes(self) -> int:
@@ -155,7 +167,8 @@ class DeltaTarget:
             table = DeltaTable(self.address)
         except TableNotFoundError:
             return
-        yield from table.to_pyarrow_table().to_pylist()
+        columns = columns_of_ids([field.name for field in table.schema().fields], self._id_name)
+        yield from table.to_pyarrow_table(columns=columns).to_pylist()
 
 
 class SqliteTarget:
