@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,25 @@ def test_a_report_without_a_directory_is_refused_before_the_runs(file: str, tmp_
     outcome = oncelog("trial", file, "--report", str(tmp_path / "missing" / "report.html"))
     assert outcome.code == 2 and "there is no directory" in outcome.err
     assert "calm" not in outcome.err
+
+
+def test_a_trial_that_is_terminated_leaves_no_topic(
+    file: str, broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def terminate(self: StandInDriver) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(run, "Driver", type("Driver", (StandInDriver,), {"start": terminate}))
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        options = ("-b", broker.bootstrap_servers, "--work-dir", str(tmp_path / "work"), "--timeout", "1")
+        outcome = oncelog("trial", file, *options, "--cells", "calm")
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert outcome.code == 128 + signal.SIGTERM
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        assert [topic.name for topic in admin.list_topics() if topic.name.startswith("trial-")] == []
 
 
 def test_a_doubled_row_gives_exit_code_3_and_keeps_the_directory(

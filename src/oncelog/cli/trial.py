@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -148,7 +149,7 @@ def command(
     options["row"] = options["row"] or DEFAULT_ROW
     check_spark()
     name = f"trial-{token_hex(4)}"
-    with _directory(work_dir) as directory, _cluster(servers, name) as address:
+    with _sigterm_exits(), _directory(work_dir) as directory, _cluster(servers, name) as address:
         from oncelog.trial.run import Trial
         from oncelog.trial.versions import facts_of
 
@@ -189,6 +190,24 @@ def _show(outcomes: Sequence[Outcome], facts: Mapping[str, str], report: Path | 
         report.write_text(render_report(outcomes, facts))
     emit([{**row_of(outcome), "facts": facts} for outcome in outcomes], output, columns=COLUMNS, wide=WIDE)
     say(summary_text(outcomes), err=True)
+
+
+@contextmanager
+def _sigterm_exits() -> Iterator[None]:
+    """Exit in good order after SIGTERM, for example of `timeout` or a CI system, as after Ctrl-C.
+
+    Otherwise the topics on a cluster that is not the trial's own would stay.
+    """
+
+    def exit_once(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, exit_once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
