@@ -466,6 +466,21 @@ def test_records_polled_before_the_loop_went_back_are_not_skipped() -> None:
     finished(io, max_records=2, commit_interval_ms=5_000)
 
 
+# The way back after an abort
+
+
+def test_records_behind_a_committed_offset_that_is_gone_are_processed_after_an_abort() -> None:
+    """R1170: with auto.offset.reset=latest, the seek to such an offset skipped the aborted records.
+
+    The consumer has reset its position from 1 to 4.
+    """
+    io = MemoryIO({ONE: 9}, copy)
+    io.committed, io.positions = {ONE: 1}, {ONE: 4}
+    io.faults["commit"].append(Fault(TransactionAbortable(), State.ABORTABLE_ERROR))
+    run_now(io.loop(max_records=4).run())
+    assert values(io) == expected(io)[4:] and io.committed == {ONE: 9}
+
+
 # Options
 
 

@@ -6,11 +6,11 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from oncelog.client.process.core import ProcessLoop, outputs_of
+from oncelog.client.process.core import ProcessLoop, outputs_of, seeks_to
 from oncelog.client.process.loop_plan import LoopOptions, LoopPlan, Sources
 from oncelog.errors import OncelogError
 from oncelog.rules.transactions.client_session import State
-from oncelog.types import ProducerRecord, Record, TimestampType, TopicPartition
+from oncelog.types import OffsetAndMetadata, ProducerRecord, Record, TimestampType, TopicPartition
 
 MAX_CALLS = 5_000
 """More calls than any test needs: a loop that makes no progress fails the test."""
@@ -155,9 +155,11 @@ class MemoryIO:
 
     async def go_back(self, firsts: Mapping[TopicPartition, int]) -> None:
         self._fail(self._reach("go_back"))
-        for tp in self.assignment:
-            if tp in self.committed or tp in firsts:
-                self.positions[tp] = self.committed.get(tp, firsts.get(tp, 0))
+        committed = {
+            tp: OffsetAndMetadata(self.committed[tp]) if tp in self.committed else None
+            for tp in self.assignment
+        }
+        self.positions |= seeks_to(committed, firsts)
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         """Change the assignment as a rebalance does: added partitions begin at their committed offsets."""

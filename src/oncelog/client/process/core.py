@@ -124,7 +124,7 @@ class LoopIO(Protocol):
     async def abort(self) -> None: ...
 
     async def go_back(self, firsts: Mapping[TopicPartition, int]) -> None:
-        """Seek to the committed offsets. `firsts` has the offsets for partitions without one."""
+        """Seek to the committed offsets, or to the offsets in `firsts`: see `seeks_to`."""
         ...
 
     async def pause(self, seconds: float) -> None: ...
@@ -139,10 +139,17 @@ def seeks_to(
 ) -> dict[TopicPartition, int]:
     """Return the offset to seek to, by partition. See `LoopIO.go_back`.
 
-    A partition without a committed offset from which nothing was read is left where it is.
+    The committed offset is the greater one if a commit without a response has succeeded. It is the smaller
+    one if the records at that offset are gone. With auto.offset.reset=latest the consumer has then skipped to
+    the end, and a seek to the committed offset would skip once more, past the records of the aborted
+    transaction. Guard:
+    test_records_behind_a_committed_offset_that_is_gone_are_processed_after_an_abort.
     """
-    offsets = {tp: offset for tp, offset in firsts.items() if tp in committed}
-    return offsets | {tp: position.offset for tp, position in committed.items() if position is not None}
+    offsets = {tp: first for tp, first in firsts.items() if tp in committed}
+    for tp, first in offsets.items():
+        position = committed[tp]
+        offsets[tp] = first if position is None else max(first, position.offset)
+    return offsets
 
 
 def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
