@@ -481,6 +481,26 @@ def test_records_behind_a_committed_offset_that_is_gone_are_processed_after_an_a
     assert values(io) == expected(io)[4:] and io.committed == {ONE: 9}
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_records_of_a_topic_that_was_created_again_are_processed_after_an_abort(is_open: bool) -> None:
+    """R1171: the loop went back to the last offset that it had committed in the deleted topic.
+
+    With `is_open`, the topic is created again while a transaction has records of the deleted one.
+    """
+    io = MemoryIO({ONE: 6}, copy)
+    io.committed, io.positions = {ONE: 2}, {ONE: 2}
+
+    async def create_again(loop: ProcessLoop) -> None:
+        assert (loop._open is not None) is is_open
+        io.sources, io.positions, io.committed = {ONE: 9}, {ONE: 0}, {}
+        io.visible.clear()
+        io.faults["commit"].append(Fault(TransactionAbortable(), State.ABORTABLE_ERROR))
+
+    io.events.extend([None, create_again])
+    run_now(io.loop(commit_interval_ms=5_000 if is_open else 0, max_records=8).run())
+    assert values(io) == expected(io) and io.committed == {ONE: 9}
+
+
 # Options
 
 

@@ -10,8 +10,8 @@ The methods are coroutines. For asyncio they wait; for the blocking loop `run_no
 the methods of its LoopIO return without waiting.
 
 After an abort the consumer's position must move back to the committed offsets (KAFKA-17582). A partition
-without a committed offset goes back to the first record that the loop got from it: auto.offset.reset=latest
-would skip the aborted records.
+without a committed offset goes back to the first record that the loop got from it since the last commit:
+auto.offset.reset=latest would skip the aborted records.
 
 Source: behaviour T16 (docs/behaviours.md); KIP-447.
 """
@@ -203,8 +203,8 @@ class ProcessLoop:
         # True until `restore` has run for the present assignment and positions.
         self._must_restore = True
         self._failures: dict[Place, Failure] = {}
-        # The offset of each partition to go back to if the group has no committed offset: the first one that
-        # a poll returned, or the last one that the loop has committed.
+        # The first offset of each partition that polls have returned since the last commit. Only these
+        # partitions go back after an abort, because the positions of the others are right.
         self._firsts: dict[TopicPartition, int] = {}
         # Records to process in transactions of their own, to find the one that a broker refuses.
         self._single_records = 0
@@ -284,6 +284,11 @@ class ProcessLoop:
         consumed = transaction.consumed if transaction is not None else 0
         if self._idle_since_ms is None:
             self._idle_since_ms = self._io.now_ms()
+        if transaction is None:
+            # All that earlier polls have returned is committed. An offset that is kept may belong to a topic
+            # that was deleted and created again since. Guard:
+            # test_records_of_a_topic_that_was_created_again_are_processed_after_an_abort.
+            self._firsts.clear()
         records = await self._io.poll(timeout_s, max(limit - consumed, 1))
         if records:
             self._idle_since_ms = None
@@ -293,7 +298,7 @@ class ProcessLoop:
         for record in records:
             tp = TopicPartition(record.topic, record.partition)
             if tp != last:
-                self._firsts.setdefault(tp, record.offset)
+                self._firsts[tp] = min(self._firsts.get(tp, record.offset), record.offset)
                 last = tp
         return records
 
