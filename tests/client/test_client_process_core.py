@@ -18,6 +18,7 @@ from oncelog.errors import (
     ConfigError,
     CorruptMessage,
     IllegalGeneration,
+    InvalidProducerEpoch,
     InvalidTxnState,
     MessageTooLarge,
     MisuseError,
@@ -183,6 +184,22 @@ def test_a_transaction_that_the_coordinator_aborted_for_its_age_needs_a_new_prod
     io.faults["commit"].append(Fault(ProducerFenced("late"), State.FATAL))
     loop = finished(io, commit_interval_ms=70_000)
     assert loop.metrics.to_dict()["producers-replaced-total"] == 1
+
+
+@pytest.mark.parametrize("state", [State.FATAL, State.ABORTABLE_ERROR])
+def test_a_record_that_always_takes_longer_than_a_transaction_may_be_open_is_processed(state: State) -> None:
+    """R1172: the coordinator aborted the transaction ten times, because a quicker record was before it."""
+    io = MemoryIO({ONE: 5}, copy)
+
+    def slow(record: Record) -> ProducerRecord:
+        if record.offset == 2:
+            if io._sent:  # the coordinator knows the transaction
+                io.faults["send_offsets"].append(Fault(InvalidProducerEpoch("late"), state))
+            io.clock_ms += 61_000
+        return copy(record)
+
+    io._transform = slow
+    assert finished(io, max_records=5).metrics.aborts == 1
 
 
 def test_a_slow_transform_commits_within_the_records_of_one_poll() -> None:

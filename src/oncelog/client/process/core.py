@@ -206,7 +206,8 @@ class ProcessLoop:
         # The first offset of each partition that polls have returned since the last commit. Only these
         # partitions go back after an abort, because the positions of the others are right.
         self._firsts: dict[TopicPartition, int] = {}
-        # Records to process in transactions of their own, to find the one that a broker refuses.
+        # Records to process in transactions of their own, to find the one that a broker refuses, or because
+        # their common transaction took too long.
         self._single_records = 0
         # Errors since the last commit or, for errors of polls, since the last poll that succeeded.
         # `_errors_in_a_row` leaves outages out.
@@ -510,6 +511,7 @@ class ProcessLoop:
         if is_refused:
             self._narrow(error)
         else:
+            self._separate_if_overdue(error)
             self._count_error(error)
         _LOG.warning("%s failed (%s): %s", self._step.value, reaction.value, error)
         match reaction:
@@ -540,6 +542,16 @@ class ProcessLoop:
         place = (TopicPartition(record.topic, record.partition), record.offset)
         self._note_failure(place, record, error, is_sent=True)
 
+    def _separate_if_overdue(self, error: OncelogError) -> None:
+        """Process the records of a transaction that took too long again in transactions of their own.
+
+        In one transaction, a record whose transform always takes longer than transaction.timeout.ms would
+        fail again and again, because the transaction begins with the output of the records before it. Guard:
+        test_a_record_that_always_takes_longer_than_a_transaction_may_be_open_is_processed.
+        """
+        if self._open is not None and self._is_overdue and not is_outage(error):
+            self._single_records = max(self._single_records, self._open.consumed)
+
     def _count_error(self, error: OncelogError) -> None:
         """Count an error. Raises _Ended after too many without a commit in between."""
         if is_outage(error):
@@ -549,10 +561,14 @@ class ProcessLoop:
             error.add_note(f"the loop has stopped after {MAX_ERRORS} errors in a row")
             raise _Ended(error) from error
 
-    def _reaction_to(self, error: OncelogError) -> Reaction:
+    @property
+    def _is_overdue(self) -> bool:
+        """True if the open transaction is open for so long that the coordinator may have aborted it."""
         transaction, limit_ms = self._open, self._plan.transaction_timeout_ms
-        is_overdue = transaction is not None and self._io.now_ms() - transaction.begun_ms >= limit_ms
-        return reaction_to(self._step, error, self._io.state, is_overdue=is_overdue)
+        return transaction is not None and self._io.now_ms() - transaction.begun_ms >= limit_ms
+
+    def _reaction_to(self, error: OncelogError) -> Reaction:
+        return reaction_to(self._step, error, self._io.state, is_overdue=self._is_overdue)
 
     def _explained(self, error: OncelogError) -> OncelogError:
         """Return the error with which the loop ends. A fenced producer's says what to do."""
