@@ -186,6 +186,41 @@ def test_a_transaction_that_the_coordinator_aborted_for_its_age_needs_a_new_prod
     assert loop.metrics.to_dict()["producers-replaced-total"] == 1
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_loop_that_was_stuck_does_not_fence_its_successor(is_known: bool) -> None:
+    """R1173: both loops ended, because the successor had taken the consumer's group.instance.id."""
+    io = MemoryIO({ONE: 3}, copy)
+    io.has_successor = True
+
+    def slow(record: Record) -> ProducerRecord:
+        io.clock_ms += 61_000 if record.offset == 1 else 0
+        return copy(record)
+
+    io._transform = slow
+    io.faults["send_offsets"].append(Fault(ProducerFenced("late"), State.FATAL))
+    if not is_known:
+        io.faults["is_replaced"].append(Fault(TimedOut("DescribeTransactions")))
+        finished(io)
+        return
+    with pytest.raises(ProducerFenced, match="another producer with transactional"):
+        run_now(io.loop().run())
+    assert io.calls.count("open_producer") == 1 and io.visible == []
+
+
+def test_a_transaction_is_not_too_old_before_the_coordinator_knows_it() -> None:
+    """R1173: a fenced loop took a long transform before its first output for a late transaction."""
+    io = MemoryIO({ONE: 1}, copy)
+
+    def slow(record: Record) -> ProducerRecord:
+        io.clock_ms += 61_000
+        return copy(record)
+
+    io._transform = slow
+    io.faults["send_offsets"].append(Fault(ProducerFenced("old epoch"), State.FATAL))
+    with pytest.raises(ProducerFenced, match="another producer with transactional"):
+        run_now(io.loop().run())
+
+
 @pytest.mark.parametrize("state", [State.FATAL, State.ABORTABLE_ERROR])
 def test_a_record_that_always_takes_longer_than_a_transaction_may_be_open_is_processed(state: State) -> None:
     """R1172: the coordinator aborted the transaction ten times, because a quicker record was before it."""

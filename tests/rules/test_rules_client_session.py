@@ -34,6 +34,7 @@ from oncelog.rules.transactions.client_session import (
     State,
     error_action,
     fenced_abort_action,
+    has_successor,
     may_have_succeeded,
     operation_at_close,
 )
@@ -299,3 +300,26 @@ def test_a_fenced_abort_is_judged_by_the_coordinators_entry(
     for entry in entries:
         for before in previous:
             assert fenced_abort_action(entry, OURS, before) is expected, (entry, before)
+
+
+@pytest.mark.parametrize(
+    ("raises", "state", "expected"),
+    [
+        (0, "Ongoing", False),
+        (1, "PrepareAbort", False),
+        (1, "PrepareEpochFence", False),
+        (1, "CompleteAbort", False),
+        (1, "Empty", True),
+        (1, "Ongoing", True),
+        (2, "CompleteAbort", True),
+        (2, "Empty", True),
+    ],
+)
+def test_a_fenced_producer_has_a_successor_if_the_epoch_says_so(
+    raises: int, state: str, expected: bool
+) -> None:
+    producer_id, epoch = OURS
+    entry = CoordinatorEntry(ProducerIdAndEpoch(producer_id, epoch + raises), state)
+    assert has_successor(entry, OURS) is expected
+    assert not has_successor(None, OURS)
+    assert not has_successor(entry, ProducerIdAndEpoch(producer_id + 1, epoch))

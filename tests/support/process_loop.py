@@ -47,7 +47,7 @@ class MemoryIO:
         self.restored: list[dict[TopicPartition, int]] = []
         self.refuses: Callable[[ProducerRecord], OncelogError | None] = lambda output: None
         self.clock_ms = 0.0
-        self.is_closed = False
+        self.is_closed = self.has_successor = False
         self._transform = transform
         self._sent: list[ProducerRecord] = []
         self._offsets: dict[TopicPartition, int] = {}
@@ -152,6 +152,10 @@ class MemoryIO:
 
     def _drop(self) -> None:
         self._sent, self._offsets, self._is_decided = [], {}, False
+
+    async def is_replaced(self) -> bool:
+        self._fail(self._reach("is_replaced"))
+        return self.has_successor
 
     async def go_back(self, firsts: Mapping[TopicPartition, int]) -> None:
         self._fail(self._reach("go_back"))

@@ -211,6 +211,10 @@ class AsyncLoopIO:
             future.add_done_callback(_retrieve)
         self._sent.clear()
 
+    async def is_replaced(self) -> bool:
+        manager = self._writing._transactions
+        return manager is not None and await manager.is_replaced()
+
     async def go_back(self, firsts: Mapping[TopicPartition, int]) -> None:
         consumer = self._reading
         if assignment := consumer.assignment():

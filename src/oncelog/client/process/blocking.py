@@ -218,6 +218,10 @@ class BlockingLoopIO:
     async def abort(self) -> None:
         self._writing.abort_transaction()
 
+    async def is_replaced(self) -> bool:
+        manager = self._writing._transactions
+        return manager is not None and self._writing._thread.run(manager.is_replaced())
+
     async def go_back(self, firsts: Mapping[TopicPartition, int]) -> None:
         consumer = self._reading
         if assignment := consumer.assignment():

@@ -57,6 +57,7 @@ Place = tuple[TopicPartition, int]
 _LOG = logging.getLogger("oncelog.process")
 _POLL_S = 0.2
 """Maximum length of one poll in seconds. After it, the loop looks whether it was stopped."""
+_FENCED = (InvalidProducerEpoch, ProducerFenced)
 _UNDER_WAY = (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.COMMITTING, State.ABORTING, State.FATAL)
 
 
@@ -123,6 +124,10 @@ class LoopIO(Protocol):
 
     async def abort(self) -> None: ...
 
+    async def is_replaced(self) -> bool:
+        """Return True if another producer has certainly started with this transactional id."""
+        ...
+
     async def go_back(self, firsts: Mapping[TopicPartition, int]) -> None:
         """Seek to the committed offsets, or to the offsets in `firsts`: see `seeks_to`."""
         ...
@@ -172,7 +177,10 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True)
 class OpenTransaction:
-    """The transaction that is open: when it began, and what it has consumed and sent."""
+    """The transaction that is open: when it began, and what it has consumed and sent.
+
+    The coordinator may know of it since `sent_ms`, which is None before the first output.
+    """
 
     begun_ms: float
     positions: dict[TopicPartition, int] = field(default_factory=dict)
@@ -180,6 +188,7 @@ class OpenTransaction:
     consumed: int = 0
     produced: int = 0
     dead_letters: int = 0
+    sent_ms: float | None = None
 
 
 class _Ended(Exception):
@@ -358,6 +367,7 @@ class ProcessLoop:
         transaction.last = record
         transaction.consumed += 1
         self.metrics.in_flight = transaction.consumed
+        self._note_sent(transaction)
         try:
             for output in outputs:
                 await self._io.send(output)
@@ -419,6 +429,7 @@ class ProcessLoop:
         transaction = self._open
         assert transaction is not None
         self._step = Step.SEND_OFFSETS
+        self._note_sent(transaction)
         await self._io.send_offsets(transaction.positions)
         self._step = Step.COMMIT
         while True:
@@ -438,6 +449,10 @@ class ProcessLoop:
                 del self._failures[tp, offset]
         self._open, self._errors_in_a_row, self._recoveries = None, 0, 0
         self._single_records = max(self._single_records - transaction.consumed, 0)
+
+    def _note_sent(self, transaction: OpenTransaction) -> None:
+        if transaction.sent_ms is None:
+            transaction.sent_ms = self._io.now_ms()
 
     def _count(self, transaction: OpenTransaction) -> None:
         metrics = self.metrics
@@ -464,7 +479,7 @@ class ProcessLoop:
                         await self._pause(attempt)
                     case Reaction.NEW_PRODUCER:
                         _LOG.warning("an abort failed, so the producer is replaced: %s", error)
-                        return await self._replace_producer()
+                        return await self._replace_producer(error)
                     case _:
                         raise _Ended(self._explained(error)) from error
         self._drop_transaction()
@@ -475,8 +490,13 @@ class ProcessLoop:
             self.metrics.aborts += 1
         self.metrics.in_flight = 0
 
-    async def _replace_producer(self) -> None:
+    async def _replace_producer(self, error: OncelogError) -> None:
         """Make a new producer. Its start aborts what is open, or completes a commit that was decided."""
+        # A loop that was stuck in its transform for too long may have a successor. A new producer would fence
+        # that one, while the successor's consumer has fenced this loop's, so both would end. Guard:
+        # test_a_loop_that_was_stuck_does_not_fence_its_successor.
+        if isinstance(error, _FENCED) and await self._is_replaced():
+            raise _Ended(self._explained(error)) from error
         self._must_go_back = True
         self._drop_transaction()
         self.metrics.replaced_producers += 1
@@ -492,6 +512,13 @@ class ProcessLoop:
                 _LOG.warning("a new producer has not started yet: %s", error)
             attempt += 1
             await self._pause(attempt)
+
+    async def _is_replaced(self) -> bool:
+        try:
+            return await self._io.is_replaced()
+        except OncelogError as error:
+            _LOG.warning("it is unknown if another producer has this transactional id: %s", error)
+            return False
 
     async def _go_back(self) -> None:
         self._step = Step.GO_BACK
@@ -520,7 +547,7 @@ class ProcessLoop:
             case Reaction.ABORT:
                 await self._abort()
             case Reaction.NEW_PRODUCER:
-                await self._replace_producer()
+                await self._replace_producer(error)
             case _:
                 assert_never(reaction)
         if not is_refused:
@@ -564,15 +591,16 @@ class ProcessLoop:
     @property
     def _is_overdue(self) -> bool:
         """True if the open transaction is open for so long that the coordinator may have aborted it."""
-        transaction, limit_ms = self._open, self._plan.transaction_timeout_ms
-        return transaction is not None and self._io.now_ms() - transaction.begun_ms >= limit_ms
+        if self._open is None or self._open.sent_ms is None:
+            return False
+        return self._io.now_ms() - self._open.sent_ms >= self._plan.transaction_timeout_ms
 
     def _reaction_to(self, error: OncelogError) -> Reaction:
         return reaction_to(self._step, error, self._io.state, is_overdue=self._is_overdue)
 
     def _explained(self, error: OncelogError) -> OncelogError:
         """Return the error with which the loop ends. A fenced producer's says what to do."""
-        if not isinstance(error, (InvalidProducerEpoch, ProducerFenced)):
+        if not isinstance(error, _FENCED):
             return error
         name = self._options.transactional_id
         explained = ProducerFenced(

@@ -50,6 +50,7 @@ from oncelog.rules.transactions.client_session import (
     State,
     error_action,
     fenced_abort_action,
+    has_successor,
     may_have_succeeded,
     operation_at_close,
 )
@@ -283,6 +284,16 @@ class TransactionManager:
             identity = await self._new_epoch(self._core.identity, deadline_ms)
         with self._driver.lock:
             self._core.on_transaction_ended(identity)
+
+    async def is_replaced(self) -> bool:
+        """Return True if another producer has certainly started with this producer's transactional id.
+
+        Raises TimedOut after max.block.ms.
+        """
+        identity = self._core.identity
+        if identity is None:
+            return False
+        return has_successor(await self._describe_own_entry(self._deadline_ms(None)), identity)
 
     async def end_open(self, timeout_s: float | None = None) -> None:
         """End the open transaction before the producer closes.

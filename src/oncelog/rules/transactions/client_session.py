@@ -344,6 +344,7 @@ def error_action(kind: RequestKind, error: OncelogError, waited_ms: float = 0) -
 
 
 _PREPARED = ("PrepareCommit", "PrepareAbort")
+_ABORTED = ("PrepareEpochFence", "PrepareAbort", "CompleteAbort")
 
 
 class CoordinatorEntry(NamedTuple):
@@ -390,6 +391,24 @@ def fenced_abort_action(
     if _is_being_completed(entry, ours) or previous is None or _is_being_completed(previous, ours):
         return ErrorAction.RETRY
     return ErrorAction.FAIL_PRODUCER
+
+
+def has_successor(entry: CoordinatorEntry | None, ours: ProducerIdAndEpoch) -> bool:
+    """Return True if another producer certainly got an epoch of the transactional id after `ours`.
+
+    Call it for a fenced producer. The coordinator raises the epoch by one if it aborts a transaction that has
+    been open for too long. InitProducerId raises it by one too, and by two if a transaction was open.
+
+        entry                                     result
+        epoch ours + 2 or above                   True
+        epoch ours + 1, and its state is not      True: InitProducerId, while no transaction was open
+          that of an abort
+        any other, or unknown                     False
+    """
+    if entry is None or entry.identity.producer_id != ours.producer_id:
+        return False
+    raises = entry.identity.producer_epoch - ours.producer_epoch
+    return raises >= 2 or (raises == 1 and entry.state not in _ABORTED)
 
 
 def _is_being_completed(entry: CoordinatorEntry, ours: ProducerIdAndEpoch) -> bool:

@@ -14,6 +14,8 @@ The loop polls, begins a transaction, transforms and sends, sends the offsets, a
     fenced, and the transaction was open for     any of a      NEW_PRODUCER: the coordinator has aborted the
       longer than transaction.timeout.ms         transaction     transaction, and has raised the epoch
     fenced otherwise                             the same      STOP: another producer has the id
+      (unless the coordinator shows that it was                  (STOP)
+      another producer: `has_successor`)
     another fatal error                          the same      NEW_PRODUCER
     another error of an abort                    ABORT         NEW_PRODUCER
     any other                                    the same      ABORT: abort, and go back to the committed
