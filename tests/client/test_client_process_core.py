@@ -19,6 +19,7 @@ from oncelog.errors import (
     CorruptMessage,
     IllegalGeneration,
     InvalidProducerEpoch,
+    InvalidTopicException,
     InvalidTxnState,
     MessageTooLarge,
     MisuseError,
@@ -400,6 +401,22 @@ def test_an_output_that_cannot_be_sent_is_blamed_on_its_record() -> None:
     loop = io.loop(max_attempts=2, dead_letter_topic="dead")
     run_now(loop.run())
     assert values(io, "dead") == [b"0-1"] and values(io) == [b"0-0", b"0-0", b"0-2", b"0-2"]
+
+
+@pytest.mark.parametrize("is_refused_by_broker", [False, True])
+def test_an_output_to_a_topic_that_cannot_exist_is_blamed_on_its_record(is_refused_by_broker: bool) -> None:
+    """R1174: one record with such an output ended the loop after ten errors, and again after each restart."""
+    io = MemoryIO({ONE: 6}, copy)
+    if is_refused_by_broker:  # for example an internal topic
+        io.refuses = lambda output: (
+            InvalidTopicException() if (output.topic, output.value) == ("target", b"0-3") else None
+        )
+    else:
+        io.faults["send"].extend([None] * 3 + [Fault(InvalidTopicException("topic 'a b'"))])
+        io.faults["send"].extend([None] * 3 + [Fault(InvalidTopicException("topic 'a b'"))])
+    run_now(io.loop(max_attempts=2, dead_letter_topic="dead").run())
+    assert values(io, "dead") == [b"0-3"] and io.committed == {ONE: 6}
+    assert values(io) == [value for value in expected(io) if value != b"0-3"]
 
 
 @pytest.mark.parametrize("is_refused_by_broker", [False, True])

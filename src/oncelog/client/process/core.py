@@ -28,6 +28,7 @@ from oncelog.client.process.loop_metrics import LoopMetrics
 from oncelog.client.process.loop_plan import LoopPlan, Sources
 from oncelog.errors import (
     InvalidProducerEpoch,
+    InvalidTopicException,
     MessageTooLarge,
     MisuseError,
     OncelogError,
@@ -58,6 +59,8 @@ _LOG = logging.getLogger("oncelog.process")
 _POLL_S = 0.2
 """Maximum length of one poll in seconds. After it, the loop looks whether it was stopped."""
 _FENCED = (InvalidProducerEpoch, ProducerFenced)
+_BY_OUTPUT = (InvalidTopicException, MessageTooLarge, MisuseError)
+"""Errors of a call of `send` that are about its own record, and not about one before it."""
 _UNDER_WAY = (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.COMMITTING, State.ABORTING, State.FATAL)
 
 
@@ -372,9 +375,7 @@ class ProcessLoop:
             for output in outputs:
                 await self._io.send(output)
         except Exception as error:
-            is_by_output = isinstance(error, (MessageTooLarge, MisuseError)) or not isinstance(
-                error, OncelogError
-            )
+            is_by_output = isinstance(error, _BY_OUTPUT) or not isinstance(error, OncelogError)
             # In another state it is the error of a record before this one.
             if not is_by_output or self._io.state is not State.IN_TRANSACTION:
                 raise

@@ -49,6 +49,7 @@ from oncelog.errors import (
     InvalidProducerEpoch,
     InvalidRecord,
     InvalidTimestamp,
+    InvalidTopicException,
     MessageTooLarge,
     MisuseError,
     OncelogError,
@@ -123,7 +124,13 @@ _MEMBERSHIP = (
     UnreleasedInstanceId,
 )
 """Errors of a group that has moved on without this member; it joins again."""
-_REFUSED_RECORD = (InvalidRecord, InvalidTimestamp, MessageTooLarge, RecordListTooLarge)
+_REFUSED_RECORD = (
+    InvalidRecord,
+    InvalidTimestamp,
+    InvalidTopicException,
+    MessageTooLarge,
+    RecordListTooLarge,
+)
 
 
 def reaction_to(step: Step, error: OncelogError, state: State, *, is_overdue: bool = False) -> Reaction:
