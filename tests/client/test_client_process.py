@@ -24,6 +24,7 @@ from oncelog import (
     TopicPartition,
     aio,
 )
+from oncelog.client.process.aio import AsyncLoopIO
 from oncelog.errors import FencedInstanceId, MisuseError, NotConnectedError, ProducerFenced, TimedOut
 from oncelog.testing.proxy import Proxy, Rule
 
@@ -207,6 +208,35 @@ def test_a_cancelled_asyncio_loop_aborts_and_its_successor_processes_every_recor
     asyncio.run(main())
     assert job.seen == [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]
     job.check()
+
+
+def test_a_second_cancellation_leaves_no_client_open(ours: str, group: str) -> None:
+    """R1175: it ended the close, and left tasks and connections that nobody could close."""
+    job = Job(ours, group, 3)
+
+    async def main() -> None:
+        processor = aio.Processor(job.source, job.output, **job.options())
+        clients, closing, gate = processor._loop._io, asyncio.Event(), asyncio.Event()
+        assert isinstance(clients, AsyncLoopIO)
+        end = clients._close_producer
+
+        async def hold() -> None:
+            closing.set()
+            await gate.wait()
+            await end()
+
+        task = asyncio.create_task(processor.run())
+        await until(lambda: 2 in job.seen)
+        clients._close_producer = hold  # type: ignore[method-assign]
+        task.cancel()
+        await closing.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.set()
+        await until(lambda: len(asyncio.all_tasks()) == 1)
+
+    asyncio.run(main())
 
 
 @pytest.mark.behaviour("T16")

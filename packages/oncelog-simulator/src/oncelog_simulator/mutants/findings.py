@@ -119,6 +119,7 @@ OUT_OF_REACH: dict[str, str] = {
     "the simulation of processing loops does not end, so it cannot name a violated rule": "R1161",
     "simulated loops read topics that are neither deleted nor shortened": "R1170 R1171",
     "simulated loops write to one topic with a valid name": "R1174",
+    "simulated loops are cancelled once": "R1175",
     "simulated transforms take no time": "R1172 R1173",
     "simulated tasks get their rows without Spark's worker program": "R1160",
     "no client forks, and no signal comes between two bytecodes": (
