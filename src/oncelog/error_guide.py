@@ -674,6 +674,18 @@ EXCEPTIONS: dict[str, ErrorGuide] = {
         "The text names the file, the topic or the option that differs.",
         "Restore what differs, then run the same load again: it resumes. A load with another id stores all records again, also those that are committed already.",
     ),
+    "SerializationError": ErrorGuide(
+        "A serializer of the application failed, or returned something else than bytes. The record was not sent.",
+        _PRODUCER,
+        "The text names the topic, and key or value. `__cause__` is the error of the serializer.",
+        "Correct the data or the serializer, then send the record again.",
+    ),
+    "DeserializationError": ErrorGuide(
+        "A deserializer of the application failed. The record counts as not delivered, and the next poll raises the error again.",
+        _CONSUMER,
+        "The text names partition and offset. `record` is the record with its bytes, and `__cause__` the error of the deserializer.",
+        "Seek to `offset + 1` to skip the record. `oncelog.process` has a dead-letter topic for such records.",
+    ),
     "BrokerError": ErrorGuide(
         "The broker returned an error code. Each code has its own subclass.",
         _ANY,

@@ -12,6 +12,8 @@
 | OutcomeUnknown | a record got no acknowledgement and is not sent again; it may be stored |
 | TransactionAborted | a record's transaction was aborted before the record was stored |
 | LoadRefused | the files, the topic or the options of a load have changed |
+| SerializationError | a serializer failed, or returned no bytes; the record was not sent |
+| DeserializationError | a deserializer failed; the text names topic, partition and offset |
 | BrokerError | the broker returned an error code; one class per code |
 """
 
@@ -95,6 +97,35 @@ class LoadRefused(OncelogError):
 
     An open transaction is aborted. Records that the load committed before the error stay.
     """
+
+
+class SerializationError(OncelogError, ValueError):
+    """A serializer failed, or returned something else than bytes. The record was not sent.
+
+    `part` is "key" or "value". `partition` is None if the application named none. `__cause__` is the error of
+    the serializer.
+    """
+
+    def __init__(
+        self, detail: str, *, topic: str | None = None, partition: int | None = None, part: str | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.topic, self.partition, self.part = topic, partition, part
+
+
+class DeserializationError(OncelogError, ValueError):
+    """A deserializer failed. The record counts as not delivered, so the next poll raises the error again.
+
+    To continue behind the record, seek to `offset + 1`. `part` is "key" or "value". `record` is the record
+    with its bytes. `__cause__` is the error of the deserializer.
+    """
+
+    def __init__(self, detail: str, *, part: str | None = None, record: Any = None) -> None:
+        super().__init__(detail)
+        self.part, self.record = part, record
+        self.topic: str | None = record.topic if record is not None else None
+        self.partition: int | None = record.partition if record is not None else None
+        self.offset: int | None = record.offset if record is not None else None
 
 
 MAX_MESSAGE_CHARACTERS = 1_000

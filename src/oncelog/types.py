@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import NamedTuple, NewType
+from typing import Any, NamedTuple, NewType
 
 ProducerId = NewType("ProducerId", int)
 """64-bit producer id, at least 0, unique for the life of a cluster (behaviour I4, docs/behaviours.md)."""
@@ -60,15 +60,18 @@ class Origin(Enum):
 
 
 class Record(NamedTuple):
-    """One record as a reader receives it. `timestamp_ms`: milliseconds since 1970."""
+    """One record as a reader receives it. `timestamp_ms`: milliseconds since 1970.
+
+    `key` and `value` are bytes or None, or what the consumer's deserializers made of the bytes.
+    """
 
     topic: str
     partition: int
     offset: int
     timestamp_ms: int
     timestamp_type: TimestampType
-    key: bytes | None
-    value: bytes | None
+    key: Any
+    value: Any
     headers: tuple[Header, ...]
 
 
@@ -76,11 +79,12 @@ class ProducerRecord(NamedTuple):
     """A record to send, as `oncelog.process` takes it. The fields are the arguments of `Producer.send`.
 
     Without a partition, the partitioner chooses one. Without a time, the record gets the time of its sending.
+    `key` and `value` are bytes or None, or what the serializers take.
     """
 
     topic: str
-    value: bytes | None = None
-    key: bytes | None = None
+    value: Any = None
+    key: Any = None
     headers: Headers = ()
     partition: int | None = None
     timestamp_ms: int | None = None

@@ -26,6 +26,7 @@ from oncelog.client.group.rebalance_callbacks import (
     Subscription,
     subscription_of,
 )
+from oncelog.client.serialization import Deserializer, record_deserializer
 from oncelog.config import CONSUMER, INT32_MAX
 from oncelog.errors import MisuseError, OncelogError, TimedOut
 from oncelog.runtime import system
@@ -56,11 +57,20 @@ class AsyncConsumer:
     """A Kafka consumer for asyncio that reads assigned partitions, or its share of a group's topics.
 
     Settings: a mapping with Kafka's keys, or keyword arguments with underscores instead of dots.
+    `key_deserializer` and `value_deserializer` are those of `oncelog.Consumer`.
 
     The consumer connects at first use, or at the start of `async with`. Only one task at a time may use it.
     """
 
-    def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, object] | None = None,
+        *,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        **settings: object,
+    ) -> None:
+        self.deserializer = record_deserializer(key_deserializer, value_deserializer)
         self._settings = CONSUMER.parse({**(config or {}), **settings})
         parse_bootstrap(self._settings["bootstrap.servers"])
         self._core = ConsumerCore(self._settings)
@@ -452,14 +462,18 @@ class AsyncConsumer:
         records.
 
         Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage or InvalidRecord for a batch that
-        cannot be decoded, and any error that has kept a partition unreachable for longer than
-        request.timeout.ms. You may poll again after any of these errors.
+        cannot be decoded, DeserializationError, and any error that has kept a partition unreachable for
+        longer than request.timeout.ms. You may poll again after any of these errors.
         """
         limit = self.poll_limit(max_records)
         is_ready = await self._wait_for_records(
             timeout, lambda now_ms: self._core.prepare_records(limit, now_ms)
         )
-        return self._core.delivery.take(limit) if is_ready else []
+        if not is_ready:
+            return []
+        if self.deserializer is not None:
+            return self._core.delivery.take_converted(limit, self.deserializer)
+        return self._core.delivery.take(limit)
 
     async def poll_arrow(self, timeout: float = 1.0, *, include_headers: bool = False) -> Any | None:
         """Return the records of one partition from one fetch as a pyarrow.RecordBatch.
@@ -622,7 +636,7 @@ class AsyncConsumer:
 
         await self.start()  # connecting does not count as time without a record
         while True:
-            record = self._core.delivery.next_record()
+            record = self._core.delivery.next_record(self.deserializer)
             if record is not None:
                 yield record
             elif not await self._wait_for_records(timeout, prepare) and self.iteration_ends:

@@ -17,6 +17,7 @@ from oncelog.client.consumer.list_offsets import OffsetAt
 from oncelog.client.consumer.range_reader import RangeChunk, check_range, range_options
 from oncelog.client.group.membership import Rebalance
 from oncelog.client.group.rebalance_callbacks import Offsets, RebalanceCallback, RebalanceListener
+from oncelog.client.serialization import Deserializer
 from oncelog.errors import MisuseError, OncelogError
 from oncelog.runtime import system
 from oncelog.runtime.loop_thread import result_of
@@ -45,12 +46,24 @@ class Consumer:
                 ...
 
     Settings: a mapping with Kafka's keys, or keyword arguments with underscores instead of dots.
+    `key_deserializer` and `value_deserializer` convert the bytes of the records that `poll` and iteration
+    return, for example `json.loads`. They run in the polling thread, and get no None.
 
     Only one thread at a time may use a consumer.
     """
 
-    def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
-        self._async = AsyncConsumer(config, **settings)
+    def __init__(
+        self,
+        config: Mapping[str, object] | None = None,
+        *,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        **settings: object,
+    ) -> None:
+        self._async = AsyncConsumer(
+            config, key_deserializer=key_deserializer, value_deserializer=value_deserializer, **settings
+        )
+        self._deserializer = self._async.deserializer
         self._thread = system.current().loop_thread("oncelog-consumer")
         self._core = self._async.core
         self._listener = RebalanceListener()
@@ -249,12 +262,16 @@ class Consumer:
         delivers nothing, and the next poll returns its records.
 
         Raises OffsetOutOfRange with auto.offset.reset=none, CorruptMessage or InvalidRecord for a batch that
-        cannot be decoded, and any error that has kept a partition unreachable for longer than
-        request.timeout.ms. You may poll again after any of these errors.
+        cannot be decoded, DeserializationError, and any error that has kept a partition unreachable for
+        longer than request.timeout.ms. You may poll again after any of these errors.
         """
         limit = self._async.poll_limit(max_records)
         is_ready = self._wait_for_records(timeout, lambda now_ms: self._core.prepare_records(limit, now_ms))
-        return self._core.delivery.take(limit) if is_ready else []
+        if not is_ready:
+            return []
+        if self._deserializer is not None:
+            return self._core.delivery.take_converted(limit, self._deserializer)
+        return self._core.delivery.take(limit)
 
     def poll_arrow(self, timeout: float = 1.0, *, include_headers: bool = False) -> Any | None:
         """Return the records of one partition from one fetch as a pyarrow.RecordBatch.
@@ -310,7 +327,7 @@ class Consumer:
         # A signal handler may run at a backward jump of the bytecode, and raise. So there is no such jump
         # between taking a record and yielding it.
         while True:
-            record = self._core.delivery.next_record()
+            record = self._core.delivery.next_record(self._deserializer)
             if record is not None:
                 yield record
             elif not self._wait_for_records(timeout, prepare) and self._async.iteration_ends:

@@ -7,10 +7,11 @@ consumer's positions move only past records that were taken, so leaving a `for` 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import chain
 from typing import Any, NamedTuple
 
+from oncelog.errors import DeserializationError, MisuseError
 from oncelog.types import Record, TopicPartition
 
 
@@ -99,12 +100,42 @@ class DeliveryBuffer:
 
     # Delivery
 
-    # A Python signal handler runs between two bytecodes, and may raise. So each of the three functions below
+    # A Python signal handler runs between two bytecodes, and may raise. So each of the functions below
     # prepares its result first and ends with one assignment and the return. No handler can run between the
     # assignment and the return. Guard: test_a_signal_at_any_moment_loses_no_record.
 
     def take(self, max_records: int) -> list[Record]:
         """Return up to `max_records` records. They count as delivered from now on."""
+        rows, remaining = self._select(max_records)
+        self._current = None
+        self._runs = remaining
+        return rows
+
+    def take_converted(self, max_records: int, convert: Callable[[Record], Record]) -> list[Record]:
+        """Return up to `max_records` converted records, and stop before the first one that `convert` refuses.
+
+        The returned records count as delivered. If `convert` refuses the first record, raise its
+        DeserializationError.
+        """
+        before = self._runs
+        rows, remaining = self._select(max_records)
+        converted: list[Record] = []
+        try:
+            for row in rows:
+                converted.append(convert(row))
+        except DeserializationError:
+            if not converted:
+                raise
+        if self._runs is not before:
+            raise MisuseError("a deserializer must not use its own consumer")
+        if len(converted) < len(rows):
+            _, remaining = self._select(len(converted))
+        self._current = None
+        self._runs = remaining
+        return converted
+
+    def _select(self, max_records: int) -> tuple[list[Record], dict[TopicPartition, Run]]:
+        """Return up to `max_records` records, and the runs that remain without them."""
         parts: list[list[Record]] = []
         room = max_records
         remaining: dict[TopicPartition, Run] = {}
@@ -119,10 +150,7 @@ class DeliveryBuffer:
             parts.append(run.rows if is_whole else run.rows[run.next_index : stop])
             room -= len(parts[-1])
         # A single part is returned without a copy, because the buffer no longer uses it.
-        rows = parts[0] if len(parts) == 1 else list(chain.from_iterable(parts))
-        self._current = None
-        self._runs = remaining
-        return rows
+        return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts)), remaining
 
     def take_columns(self) -> Any | None:
         """Return the RecordBatch, or None if there is none. Its records count as delivered from now on."""
@@ -132,8 +160,11 @@ class DeliveryBuffer:
         self._columns = None
         return batch
 
-    def next_record(self) -> Record | None:
-        """Return one record, or None if there is none. The record counts as delivered from now on."""
+    def next_record(self, convert: Callable[[Record], Record] | None = None) -> Record | None:
+        """Return one record, or None if there is none. The record counts as delivered from now on.
+
+        If `convert` raises, the record does not count as delivered, and the one before it as processed.
+        """
         run = self._current
         if run is None or run.next_index >= len(run.rows):
             self._current = run = self._next_run()
@@ -141,6 +172,9 @@ class DeliveryBuffer:
                 self._unfinished = None
                 return None
         row = run.rows[run.next_index]
+        if convert is not None:
+            self._unfinished = None
+            row = convert(row)
         self._unfinished = run
         run.next_index += 1
         return row

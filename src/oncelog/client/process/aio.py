@@ -11,9 +11,16 @@ from contextlib import suppress
 from typing import Any
 
 from oncelog.client.consumer.aio import AsyncConsumer
+from oncelog.client.process.converters import BYTES, Converters
 from oncelog.client.process.core import ProcessLoop, outputs_of, seeks_to
 from oncelog.client.process.loop_plan import LoopOptions, LoopPlan, Sources, plan_of
 from oncelog.client.producer.aio import AsyncProducer
+from oncelog.client.serialization import (
+    Deserializer,
+    Serializer,
+    record_deserializer,
+    record_serializer,
+)
 from oncelog.errors import OncelogError
 from oncelog.rules.transactions.client_session import State
 from oncelog.runtime import system
@@ -49,6 +56,10 @@ class AsyncProcessor:
         max_attempts: int = 3,
         max_records: int = 1_000,
         commit_interval_ms: int = 100,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
         **settings: object,
     ) -> None:
         options = LoopOptions(
@@ -62,7 +73,11 @@ class AsyncProcessor:
             has_state=restore is not None,
         )
         plan = plan_of(options, config, settings)
-        self._loop = ProcessLoop(plan, AsyncLoopIO(plan, transform, restore))
+        converters = Converters(
+            record_deserializer(key_deserializer, value_deserializer),
+            record_serializer(key_serializer, value_serializer),
+        )
+        self._loop = ProcessLoop(plan, AsyncLoopIO(plan, transform, restore, converters))
 
     async def run(self) -> dict[str, float]:
         """Process until `stop`, an error or a cancellation, and return the metrics. See `Processor.run`.
@@ -97,6 +112,10 @@ async def process(
     max_attempts: int = 3,
     max_records: int = 1_000,
     commit_interval_ms: int = 100,
+    key_deserializer: Deserializer | None = None,
+    value_deserializer: Deserializer | None = None,
+    key_serializer: Serializer | None = None,
+    value_serializer: Serializer | None = None,
     **settings: object,
 ) -> dict[str, float]:
     """Process the records of topics, each exactly once, until an error or a cancellation.
@@ -114,6 +133,10 @@ async def process(
         max_attempts=max_attempts,
         max_records=max_records,
         commit_interval_ms=commit_interval_ms,
+        key_deserializer=key_deserializer,
+        value_deserializer=value_deserializer,
+        key_serializer=key_serializer,
+        value_serializer=value_serializer,
         **settings,
     ).run()
 
@@ -125,8 +148,15 @@ _CLOSING: set[asyncio.Future[None]] = set()
 class AsyncLoopIO:
     """The clients and functions of one loop. The protocol `LoopIO` documents the methods."""
 
-    def __init__(self, plan: LoopPlan, transform: AsyncTransform, restore: AsyncRestore | None) -> None:
+    def __init__(
+        self,
+        plan: LoopPlan,
+        transform: AsyncTransform,
+        restore: AsyncRestore | None,
+        converters: Converters = BYTES,
+    ) -> None:
         self._plan, self._transform, self._restore = plan, transform, restore
+        self._converters = converters
         self._runtime = system.current()
         self._consumer: AsyncConsumer | None = None
         self._producer: AsyncProducer | None = None
@@ -179,12 +209,12 @@ class AsyncLoopIO:
         await self._writing.begin_transaction()
 
     async def transform(self, record: Record) -> list[ProducerRecord]:
-        result = self._transform(record)
+        result = self._transform(self._converters.input(record))
         if inspect.isawaitable(result):
             result = await result
         if hasattr(result, "__aiter__"):
             result = [output async for output in result]
-        return outputs_of(result)
+        return self._converters.outputs(outputs_of(result))
 
     async def restore(self) -> None:
         assert self._restore is not None

@@ -10,9 +10,16 @@ from contextlib import suppress
 from typing import Any
 
 from oncelog.client.consumer.blocking import Consumer
+from oncelog.client.process.converters import BYTES, Converters
 from oncelog.client.process.core import ProcessLoop, outputs_of, run_now, seeks_to
 from oncelog.client.process.loop_plan import LoopOptions, LoopPlan, Sources, plan_of
 from oncelog.client.producer.blocking import Producer
+from oncelog.client.serialization import (
+    Deserializer,
+    Serializer,
+    record_deserializer,
+    record_serializer,
+)
 from oncelog.errors import OncelogError
 from oncelog.rules.transactions.client_session import State
 from oncelog.runtime import system
@@ -48,6 +55,9 @@ class Processor:
                         with headers `__oncelog.errors.*`; None: the loop raises that error
     max_records         maximum number of consumed records in a transaction
     commit_interval_ms  time after which an open transaction is committed
+    *_deserializer      convert key and value of each record for `transform`, as in Consumer
+    *_serializer        make bytes of the output's keys and values, as in Producer. An error of a serializer
+                        or deserializer is an error of the transform
 
     The consumer starts at the earliest offset if its group has none, and is a static member named
     `transactional_id` (auto.offset.reset, group.instance.id). Raises MisuseError with
@@ -67,6 +77,10 @@ class Processor:
         max_attempts: int = 3,
         max_records: int = 1_000,
         commit_interval_ms: int = 100,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
         **settings: object,
     ) -> None:
         options = LoopOptions(
@@ -80,7 +94,11 @@ class Processor:
             has_state=restore is not None,
         )
         plan = plan_of(options, config, settings)
-        self._io = BlockingLoopIO(plan, transform, restore)
+        converters = Converters(
+            record_deserializer(key_deserializer, value_deserializer),
+            record_serializer(key_serializer, value_serializer),
+        )
+        self._io = BlockingLoopIO(plan, transform, restore, converters)
         self._loop = ProcessLoop(plan, self._io)
 
     def run(self) -> dict[str, float]:
@@ -122,6 +140,10 @@ def process(
     max_attempts: int = 3,
     max_records: int = 1_000,
     commit_interval_ms: int = 100,
+    key_deserializer: Deserializer | None = None,
+    value_deserializer: Deserializer | None = None,
+    key_serializer: Serializer | None = None,
+    value_serializer: Serializer | None = None,
     **settings: object,
 ) -> dict[str, float]:
     """Process the records of topics, each exactly once, until an error or an interrupt.
@@ -139,6 +161,10 @@ def process(
         max_attempts=max_attempts,
         max_records=max_records,
         commit_interval_ms=commit_interval_ms,
+        key_deserializer=key_deserializer,
+        value_deserializer=value_deserializer,
+        key_serializer=key_serializer,
+        value_serializer=value_serializer,
         **settings,
     ).run()
 
@@ -146,8 +172,15 @@ def process(
 class BlockingLoopIO:
     """The clients and functions of one loop. The protocol `LoopIO` documents the methods; none ever waits."""
 
-    def __init__(self, plan: LoopPlan, transform: Transform, restore: Restore | None) -> None:
+    def __init__(
+        self,
+        plan: LoopPlan,
+        transform: Transform,
+        restore: Restore | None,
+        converters: Converters = BYTES,
+    ) -> None:
         self._plan, self._transform, self._restore = plan, transform, restore
+        self._converters = converters
         self._runtime = system.current()
         self._consumer: Consumer | None = None
         self._producer: Producer | None = None
@@ -199,7 +232,7 @@ class BlockingLoopIO:
         self._writing.begin_transaction()
 
     async def transform(self, record: Record) -> list[ProducerRecord]:
-        return outputs_of(self._transform(record))
+        return self._converters.outputs(outputs_of(self._transform(self._converters.input(record))))
 
     async def restore(self) -> None:
         assert self._restore is not None

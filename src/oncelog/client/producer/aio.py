@@ -3,25 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from oncelog.client.producer.batch import Callback
-from oncelog.client.producer.delivery import RecordFuture
+from oncelog.client.arguments import headers_of
+from oncelog.client.producer.batch import BatchResult, Callback
+from oncelog.client.producer.core import ProducerCore
+from oncelog.client.producer.delivery import AsyncDelivery, Parts, RecordFuture, delivery_on_error
 from oncelog.client.producer.driver import CLOSED, ProducerDriver, no_room_error, parse_settings
+from oncelog.client.producer.many import (
+    CHUNK_ROWS,
+    Columns,
+    check_collections,
+    check_rows,
+    columns_of,
+    rows_of,
+)
 from oncelog.client.producer.options import IdempotenceReport
-from oncelog.client.producer.rows import make_row, row_size_bytes
+from oncelog.client.producer.partitioner import Partitions
+from oncelog.client.producer.rows import Row, make_row, row_size_bytes
 from oncelog.client.producer.transaction_manager import (
     Offsets,
     TransactionManager,
     require_manager,
     transaction_manager_of,
 )
+from oncelog.client.serialization import Serializer, record_serializer
 from oncelog.errors import MisuseError, OncelogError
 from oncelog.runtime.loop_thread import check_running_loop
 from oncelog.types import ConsumerGroupMetadata, Headers, RecordMetadata
+
+if TYPE_CHECKING:
+    from oncelog.client.producer.arrow_encoding import EncodedBatch
+
+T = TypeVar("T")
 
 
 class AsyncProducer:
@@ -33,10 +50,18 @@ class AsyncProducer:
 
     Settings are Kafka's keys in a mapping, or keywords with underscores for the dots. The constructor raises
     ConfigError for invalid settings. A producer belongs to the event loop that uses it first; a call on
-    another loop raises MisuseError.
+    another loop raises MisuseError. `key_serializer` and `value_serializer` are those of `oncelog.Producer`.
     """
 
-    def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, object] | None = None,
+        *,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
+        **settings: object,
+    ) -> None:
+        self._serializer = record_serializer(key_serializer, value_serializer)
         self.settings, self.options = parse_settings(config, settings)
         self._driver: ProducerDriver | None = None
         self._transactions: TransactionManager | None = None
@@ -64,8 +89,8 @@ class AsyncProducer:
     async def send(
         self,
         topic: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
+        value: Any = None,
+        key: Any = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -76,38 +101,72 @@ class AsyncProducer:
 
         Awaits only the topic's metadata and room in buffer.memory. Raises TimedOut if that takes longer than
         max.block.ms, MessageTooLarge for a record above max.request.size, and UnknownTopicOrPartition. Raises
-        MisuseError for a closed producer, a partition that does not exist, or data that is not bytes.
+        MisuseError for a closed producer, a partition that does not exist, or data that is not bytes. With
+        serializers, `value` and `key` are what these take, and SerializationError is raised if one fails.
 
         If the delivery fails, the future raises the error; see `RecordFuture`. After a delivery or a failure,
         the event loop calls `on_delivery(metadata, error)`, and one of the two arguments is None. The
         callback must not block. `timestamp_ms` is milliseconds since the epoch, by default the current time.
         """
         driver = self._started()
+        if self._serializer is not None:
+            value = self._serializer.value(topic, value, partition)
+            key = self._serializer.key(topic, key, partition)
         row = make_row(value, key, timestamp_ms, headers, driver.runtime.wall_ns)
         size_bytes = row_size_bytes(row[1], row[2], row[3])
         with driver.lock:
             appended = driver.core.append_to_open_batch(topic, partition, row, size_bytes, on_delivery)
         if appended is not None:
             return asyncio.wrap_future(RecordFuture(*appended))
+        result, index = await self._append(driver, topic, partition, row, size_bytes, on_delivery)
+        return asyncio.wrap_future(RecordFuture(result, index))
+
+    async def _append(
+        self,
+        driver: ProducerDriver,
+        topic: str,
+        partition: int | None,
+        row: Row,
+        size_bytes: int,
+        callback: Callback | None = None,
+    ) -> tuple[BatchResult, int]:
+        """Append a record that needs the topic's metadata, room in the buffer, or a new batch."""
+        result, index, needs_drain = await self._with_room(
+            driver,
+            topic,
+            size_bytes,
+            lambda core: core.append(topic, partition, row, size_bytes, driver.now_ms(), callback),
+            partition,
+        )
+        if needs_drain:
+            driver.wake()
+        return result, index
+
+    async def _with_room(
+        self,
+        driver: ProducerDriver,
+        topic: str,
+        size_bytes: int,
+        act: Callable[[ProducerCore], T],
+        partition: int | None = None,
+    ) -> T:
+        """Call `act` with the lock held, when the core knows the topic and has room, or has a fatal error.
+
+        If the topic has no such `partition`, look the topic up once more. See `Producer._with_room`.
+        """
         was_looked_up_again = False
+        core = driver.core
         while True:
             await self._wait_for_room(driver, size_bytes)
             with driver.lock:
-                core = driver.core
                 is_known = core.topic(topic) is not None
                 is_stale = (
                     is_known and not was_looked_up_again and core.may_have_more_partitions(topic, partition)
                 )
                 if (is_known and not is_stale) or core.fatal is not None:
-                    result, index, needs_drain = core.append(
-                        topic, partition, row, size_bytes, driver.now_ms(), on_delivery
-                    )
-                    break
+                    return act(core)
             await (driver.refresh_topic(topic) if is_stale else driver.look_up_topic(topic))
             was_looked_up_again |= is_stale
-        if needs_drain:
-            driver.wake()
-        return asyncio.wrap_future(RecordFuture(result, index))
 
     async def _wait_for_room(self, driver: ProducerDriver, size_bytes: int) -> None:
         core = driver.core
@@ -126,6 +185,108 @@ class AsyncProducer:
                     raise no_room_error(self.options) from None
         finally:
             core.room_waiter_count -= 1
+
+    async def send_many(
+        self,
+        topic: str,
+        values: Iterable[Any],
+        keys: Iterable[Any] | None = None,
+        *,
+        partition: int | None = None,
+        timestamps_ms: Iterable[int] | int | None = None,
+        headers: Headers = (),
+    ) -> AsyncDelivery:
+        """Append many records, and return one AsyncDelivery for all of them. Awaits and raises like `send`.
+
+        The arguments, and the attribute `delivery` of an error, are those of `Producer.send_many`. Other
+        tasks run after each 2048 records.
+        """
+        driver = self._started()
+        check_collections(values, keys)
+        core, wall_ns = driver.core, driver.runtime.wall_ns
+        now_ms, shared, parts = wall_ns() // 1_000_000, headers_of(headers), Parts()
+        with delivery_on_error(lambda: AsyncDelivery(parts.delivery())):
+            if self._serializer is not None:
+                values = self._serializer.values(topic, values, partition)
+                keys = self._serializer.keys(topic, keys, partition)
+            check_rows(core, values, keys, shared, self.options.max_request_bytes, wall_ns)
+            columns = columns_of(values, keys, timestamps_ms, shared, now_ms)
+            if columns is not None:
+                await self._send_lists(driver, topic, partition, columns, parts, now_ms)
+                return AsyncDelivery(parts.delivery())
+            rows = rows_of(values, keys, timestamps_ms, shared, now_ms, wall_ns)
+            for number, row in enumerate(rows, start=1):
+                await self._append_row(driver, topic, partition, row, parts)
+                if number % CHUNK_ROWS == 0:
+                    await asyncio.sleep(0)
+        return AsyncDelivery(parts.delivery())
+
+    async def _send_lists(
+        self,
+        driver: ProducerDriver,
+        topic: str,
+        partition: int | None,
+        columns: Columns,
+        parts: Parts,
+        now_ms: int,
+    ) -> None:
+        """Append the rows of lists: many with one call of the appender, and the others one by one."""
+        appender, count = driver.core.appender, len(columns.values)
+        number = 0
+        while number < count:
+            last = min(number + CHUNK_ROWS, count)
+            with driver.lock:
+                number = appender.append_many(topic, partition, *columns, number, last, parts.added)
+            parts.merge()
+            if number < last:
+                row = columns.row(number, now_ms, driver.runtime.wall_ns)
+                await self._append_row(driver, topic, partition, row, parts)
+                number += 1
+            else:
+                await asyncio.sleep(0)
+
+    async def _append_row(
+        self, driver: ProducerDriver, topic: str, partition: int | None, row: Row, parts: Parts
+    ) -> None:
+        size_bytes = row_size_bytes(*row[1:])
+        with driver.lock:
+            appended = driver.core.append_to_open_batch(topic, partition, row, size_bytes, None)
+        parts.add(*(appended or await self._append(driver, topic, partition, row, size_bytes)), 1)
+
+    async def send_table(self, topic: str, table: Any, *, partition: int | None = None) -> AsyncDelivery:
+        """Append the rows of a table, encoded in whole columns. Awaits and raises like `send`.
+
+        `table`, and the choice of partitions, are those of `Producer.send_table`. The event loop's thread
+        encodes the table batch by batch, and other tasks run after each batch.
+        """
+        from oncelog.client.producer.arrow_encoding import encode_table
+
+        driver = self._started()
+        queues = await self._with_room(driver, topic, 0, lambda core: core.topic_to_append(topic), partition)
+        if partition is not None:
+            queues.queue(partition, None, 0)
+
+        def choose(keys: Any, rows: int) -> Partitions | int:
+            with driver.lock:
+                return queues.choose_many(keys, rows)
+
+        parts = Parts()
+        with delivery_on_error(lambda: AsyncDelivery(parts.delivery())):
+            for batch in encode_table(table, self.options, partition, choose):
+                parts.add(await self._append_sealed(driver, topic, batch), 0, batch.record_count)
+                driver.wake()
+                await asyncio.sleep(0)
+        return AsyncDelivery(parts.delivery())
+
+    async def _append_sealed(self, driver: ProducerDriver, topic: str, batch: EncodedBatch) -> BatchResult:
+        return await self._with_room(
+            driver,
+            topic,
+            len(batch.data),
+            lambda core: core.append_sealed(
+                topic, batch.partition, batch.data, batch.record_count, batch.times, driver.now_ms()
+            ),
+        )
 
     async def flush(self) -> None:
         """Send all records of earlier calls without lingering, and wait until their callbacks have returned.

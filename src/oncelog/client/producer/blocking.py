@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from oncelog.client.arguments import headers_of
-from oncelog.client.producer.appender import first_unusual
 from oncelog.client.producer.batch import BatchResult, Callback
 from oncelog.client.producer.core import ProducerCore
-from oncelog.client.producer.delivery import Delivery, Parts, RecordFuture
+from oncelog.client.producer.delivery import Delivery, Parts, RecordFuture, delivery_on_error
 from oncelog.client.producer.driver import CLOSED, ProducerDriver, no_room_error, parse_settings
+from oncelog.client.producer.many import (
+    CHUNK_ROWS,
+    Columns,
+    check_collections,
+    check_rows,
+    columns_of,
+    rows_of,
+)
 from oncelog.client.producer.options import IdempotenceReport
 from oncelog.client.producer.partitioner import Partitions
 from oncelog.client.producer.rows import Row, make_row, row_size_bytes
@@ -24,9 +31,10 @@ from oncelog.client.producer.transaction_manager import (
     require_manager,
     transaction_manager_of,
 )
+from oncelog.client.serialization import Serializer, record_serializer
 from oncelog.errors import MisuseError, OncelogError, TimedOut
 from oncelog.runtime import system
-from oncelog.types import ConsumerGroupMetadata, Header, Headers, TransactionShare
+from oncelog.types import ConsumerGroupMetadata, Headers, TransactionShare
 
 if TYPE_CHECKING:
     from oncelog.client.producer.arrow_encoding import EncodedBatch
@@ -34,10 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["Delivery", "Producer", "RecordFuture"]
 
 T = TypeVar("T")
-Columns = tuple[Sequence[Any], Sequence[Any] | None, list[int] | int, tuple[Header, ...]]
-"""Values, keys, timestamps and the headers of each record."""
-_CHUNK_ROWS = 2048
-"""Maximum number of rows that `send_many` appends before it releases the lock."""
 
 
 class Producer:
@@ -51,13 +55,22 @@ class Producer:
 
     `send` returns at once, and a background thread sends the records. Threads may share a Producer. Settings
     are Kafka's keys in a mapping, or keywords with underscores for the dots. The constructor raises
-    ConfigError for invalid settings.
+    ConfigError for invalid settings. `key_serializer` and `value_serializer` make bytes of what `send` and
+    `send_many` get, for example `str.encode`. They run in the caller's thread, and get no None.
 
     A signal handler should raise or set a flag. If the handler has interrupted a call of this producer, its
     own calls of the producer raise MisuseError.
     """
 
-    def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, object] | None = None,
+        *,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
+        **settings: object,
+    ) -> None:
+        self._serializer = record_serializer(key_serializer, value_serializer)
         self.settings, self.options = parse_settings(config, settings)
         self._closed = False
         self._thread = system.current().loop_thread("oncelog-producer")
@@ -75,7 +88,8 @@ class Producer:
             RecordFuture,
             is_system_clock=self._wall_ns is time.time_ns,
         )
-        self._send = appender.send  # bound once, because `send` calls it for each record
+        # Bound once, because `send` calls it for each record.
+        self._send = appender.send if self._serializer is None else self._serialize_and_send
 
     async def _make_driver(self) -> ProducerDriver:
         driver = ProducerDriver(self.settings, self.options)
@@ -93,8 +107,8 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | None = None,
-        key: bytes | None = None,
+        value: Any = None,
+        key: Any = None,
         *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
@@ -106,7 +120,8 @@ class Producer:
         Blocks only for the topic's metadata and for room in buffer.memory. Raises TimedOut if that takes
         longer than max.block.ms, MessageTooLarge for a record above max.request.size, and
         UnknownTopicOrPartition. Raises MisuseError for a closed producer, a partition that does not exist, or
-        data that is not bytes.
+        data that is not bytes. With serializers, `value` and `key` are what these take, and
+        SerializationError is raised if one fails.
 
         If the delivery fails, the future raises the error; see `RecordFuture`. After a delivery or a failure,
         the producer's thread calls `on_delivery(metadata, error)`, and one of the two arguments is None. The
@@ -117,9 +132,39 @@ class Producer:
         )
         if future is not None:
             return future
+        return self._send_slowly(topic, value, key, partition, timestamp_ms, headers, on_delivery)
+
+    def _send_slowly(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: Headers,
+        on_delivery: Callback | None,
+    ) -> RecordFuture:
+        """Append a record that needs a check, the topic's metadata, room in the buffer, or a new batch."""
         row = make_row(value, key, timestamp_ms, headers, self._wall_ns)
         size_bytes = row_size_bytes(row[1], row[2], row[3])
         return RecordFuture(*self._append_row(topic, partition, row, size_bytes, on_delivery))
+
+    def _serialize_and_send(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        partition: int | None,
+        timestamp_ms: int | None,
+        headers: Headers,
+        on_delivery: Callback | None,
+    ) -> RecordFuture:
+        assert self._serializer is not None
+        value = self._serializer.value(topic, value, partition)
+        key = self._serializer.key(topic, key, partition)
+        record = (topic, value, key, partition, timestamp_ms, headers, on_delivery)
+        future: RecordFuture | None = self._driver.core.appender.send(*record)
+        return self._send_slowly(*record) if future is None else future
 
     def _append_row(
         self, topic: str, partition: int | None, row: Row, size_bytes: int, callback: Callback | None
@@ -225,8 +270,8 @@ class Producer:
     def send_many(
         self,
         topic: str,
-        values: Iterable[bytes | None],
-        keys: Iterable[bytes | None] | None = None,
+        values: Iterable[Any],
+        keys: Iterable[Any] | None = None,
         *,
         partition: int | None = None,
         timestamps_ms: Iterable[int] | int | None = None,
@@ -242,24 +287,18 @@ class Producer:
         now_ms = self._wall_ns() // 1_000_000
         shared = headers_of(headers)
         parts = Parts()
-        with _delivery_on_error(parts):
-            if isinstance(values, (list, tuple)):
-                self._check_rows(values, keys, shared)
-            if (
-                type(values) in (list, tuple)
-                and (keys is None or type(keys) in (list, tuple))
-                and (timestamps_ms is None or type(timestamps_ms) in (int, list))
-            ):
-                times = now_ms if timestamps_ms is None else timestamps_ms
-                self._send_lists(topic, partition, (values, keys, times, shared), now_ms, parts)  # type: ignore[arg-type]
+        check_collections(values, keys)
+        with delivery_on_error(parts.delivery):
+            if self._serializer is not None:
+                values = self._serializer.values(topic, values, partition)
+                keys = self._serializer.keys(topic, keys, partition)
+            core = self._driver.core
+            check_rows(core, values, keys, shared, self.options.max_request_bytes, self._wall_ns)
+            columns = columns_of(values, keys, timestamps_ms, shared, now_ms)
+            if columns is not None:
+                self._send_lists(topic, partition, columns, now_ms, parts)
                 return parts.delivery()
-            stamps = iter(timestamps_ms) if isinstance(timestamps_ms, Iterable) else None
-            fixed = timestamps_ms if isinstance(timestamps_ms, int) else now_ms
-            key_iterator = iter(keys) if keys is not None else None
-            for value in values:
-                key = next(key_iterator, None) if key_iterator else None
-                stamp_ms = next(stamps, fixed) if stamps else fixed
-                row = make_row(value, key, stamp_ms, shared, self._wall_ns)
+            for row in rows_of(values, keys, timestamps_ms, shared, now_ms, self._wall_ns):
                 parts.add(*self._append_row(topic, partition, row, row_size_bytes(*row[1:]), None), 1)
         return parts.delivery()
 
@@ -267,35 +306,17 @@ class Producer:
         self, topic: str, partition: int | None, columns: Columns, now_ms: int, parts: Parts
     ) -> None:
         """Append the rows of lists: many with one call of the appender, and the others one by one."""
-        values, keys, times, headers = columns
-        appender = self._driver.core.appender
+        appender, count = self._driver.core.appender, len(columns.values)
         number = 0
-        while number < len(values):
-            last = min(number + _CHUNK_ROWS, len(values))
+        while number < count:
+            last = min(number + CHUNK_ROWS, count)
             with self._driver.lock:
                 number = appender.append_many(topic, partition, *columns, number, last, parts.added)
             parts.merge()
             if number < last:
-                key = keys[number] if keys is not None and number < len(keys) else None
-                stamps = times[number : number + 1] if isinstance(times, list) else [times]
-                row = make_row(values[number], key, stamps[0] if stamps else now_ms, headers, self._wall_ns)
+                row = columns.row(number, now_ms, self._wall_ns)
                 parts.add(*self._append_row(topic, partition, row, row_size_bytes(*row[1:]), None), 1)
                 number += 1
-
-    def _check_rows(
-        self,
-        values: Sequence[bytes | None],
-        keys: Iterable[bytes | None] | None,
-        headers: tuple[Header, ...],
-    ) -> None:
-        """Raise the error of the first invalid record of a list or tuple, before any record is appended."""
-        listed_keys = keys if isinstance(keys, (list, tuple)) else ()
-        max_bytes = self.options.max_request_bytes - row_size_bytes(None, None, headers)
-        first = first_unusual(values, listed_keys, max_bytes)
-        for number in range(first, len(values)):
-            key = listed_keys[number] if number < len(listed_keys) else None
-            row = make_row(values[number], key, 0, headers, self._wall_ns)
-            self._driver.core.check_size(row_size_bytes(*row[1:]))
 
     def send_table(self, topic: str, table: Any, *, partition: int | None = None) -> Delivery:
         """Append the rows of a table, encoded in whole columns. Blocks and raises like `send`.
@@ -320,7 +341,7 @@ class Producer:
                 return queues.choose_many(keys, rows)
 
         parts = Parts()
-        with _delivery_on_error(parts):
+        with delivery_on_error(parts.delivery):
             for batch in encode_table(table, self.options, partition, choose):
                 result = self._append_sealed(topic, batch)
                 parts.add(result, 0, batch.record_count)
@@ -521,18 +542,3 @@ class Producer:
                 with suppress(OncelogError):  # the first error is raised below
                     self.abort_transaction()
             raise
-
-
-@contextmanager
-def _delivery_on_error(parts: Parts) -> Iterator[None]:
-    """If the block raises, set the error's attribute `delivery` to the Delivery of the records appended so
-    far.
-    """
-    try:
-        yield
-    except BaseException as error:
-        delivery = parts.delivery()
-        if len(delivery):
-            with suppress(AttributeError):  # an exception with slots, raised by the caller's iterator
-                error.delivery = delivery  # type: ignore[attr-defined]
-        raise

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,6 +203,68 @@ class Delivery:
         if result.failed:
             raise result.failed[0][1]
         return result
+
+
+class AsyncDelivery:
+    """The outcome of many records that were sent by one call of the asyncio producer. `len` is their number.
+
+    `await delivery` returns a DeliveryResult, and raises the error of the first failed record.
+    """
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+
+    def __len__(self) -> int:
+        return len(self._delivery)
+
+    def __await__(self) -> Generator[Any, None, DeliveryResult]:
+        return self.result().__await__()
+
+    def done(self) -> bool:
+        """Return True once every record was delivered or has failed."""
+        return self._delivery.done()
+
+    async def outcome(self) -> DeliveryResult:
+        """Return all results, failures included."""
+        for result, _, _ in self._delivery._parts:
+            await _until_done(result)
+        return self._delivery.outcome()
+
+    async def result(self) -> DeliveryResult:
+        """Return all results if every record was delivered. Raises the error of the first failed record."""
+        await self.outcome()
+        return self._delivery.result()
+
+
+async def _until_done(result: BatchResult) -> None:
+    if result.is_done:
+        return
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def complete() -> None:
+        if not done.done():  # the task that waits may be cancelled
+            done.set_result(None)
+
+    def notify() -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(complete)
+
+    result.add_listener(notify)
+    await done
+
+
+@contextmanager
+def delivery_on_error(delivery: Callable[[], Delivery | AsyncDelivery]) -> Iterator[None]:
+    """If the block raises, set the error's attribute `delivery` to the records appended so far, if any."""
+    try:
+        yield
+    except BaseException as error:
+        appended = delivery()
+        if len(appended):
+            with suppress(AttributeError):  # an exception with slots, raised by the caller's iterator
+                error.delivery = appended  # type: ignore[attr-defined]
+        raise
 
 
 class Parts:

@@ -1,0 +1,31 @@
+"""The serializers and deserializers of a consume-transform-produce loop.
+
+They run around the transform, and the clients of the loop carry bytes. So an error of theirs is an error of
+the record, which gets its attempts, and its dead letter has the bytes that were consumed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from oncelog.client.serialization import RecordDeserializer, RecordSerializer
+from oncelog.types import ProducerRecord, Record
+
+
+class Converters(NamedTuple):
+    """The converters around a transform; None where bytes stay bytes."""
+
+    deserializer: RecordDeserializer | None
+    serializer: RecordSerializer | None
+
+    def input(self, record: Record) -> Record:
+        """Return a record for the transform. Raises DeserializationError."""
+        return record if self.deserializer is None else self.deserializer(record)
+
+    def outputs(self, outputs: list[ProducerRecord]) -> list[ProducerRecord]:
+        """Return a transform's output with keys and values as bytes. Raises SerializationError."""
+        return outputs if self.serializer is None else [self.serializer.output(output) for output in outputs]
+
+
+BYTES = Converters(None, None)
+"""No conversions: transforms get and return bytes."""
