@@ -36,7 +36,9 @@ PURE_ROOMS = {"rules", "wire", "log", "broker", "audit"}
 CLIENT_IO = {
     "admin": {"aio", "blocking", "offset_reset", "request_router"},
     "connection": {"broker_connection", "broker_protocol", "cluster", "connector", "coordinator", "security"},
-    "consumer": {"aio", "blocking", "fetcher", "offset_lookup", "partition_ends", "range_reader"},
+    "consumer": {
+        "aio", "blocking", "fetcher", "offset_lookup", "partition_ends", "range_reader", "read_table",
+    },
     "group": {
         "aio", "classic_member", "commits", "consumer_member", "coordinator_client", "membership",
         "rebalance_callbacks", "subscribed_topics",

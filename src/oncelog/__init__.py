@@ -31,6 +31,7 @@ from oncelog.types import (  # noqa: E402
 if TYPE_CHECKING:
     from oncelog.client.admin.blocking import Admin, NewTopic
     from oncelog.client.consumer.blocking import Consumer
+    from oncelog.client.consumer.read_table import read_table
     from oncelog.client.process.blocking import Processor, process
     from oncelog.client.producer.blocking import Producer
     from oncelog.server.embedded import Broker
@@ -53,6 +54,7 @@ __all__ = [
     "config",
     "errors",
     "process",
+    "read_table",
 ]
 
 _MODULE_OF = {
@@ -63,6 +65,7 @@ _MODULE_OF = {
     "Processor": "oncelog.client.process.blocking",
     "Producer": "oncelog.client.producer.blocking",
     "process": "oncelog.client.process.blocking",
+    "read_table": "oncelog.client.consumer.read_table",
 }
 
 
