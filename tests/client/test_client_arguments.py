@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition
+from oncelog import Admin, Broker, Consumer, NewTopic, Producer, TopicPartition, aio
 from oncelog.client.admin.blocking import ConfigResource
 from oncelog.client.arguments import by_partition, mapping_of, names_of, offsets_of, partitions_of
 from oncelog.errors import MisuseError
+from oncelog.local_audit import audit_topic
+from oncelog.local_audit.topic_state import look_up, source_options
 from oncelog.types import OffsetAndMetadata
 
 T0 = TopicPartition("x1", 0)
@@ -100,6 +106,64 @@ def test_a_consumer_refuses_what_is_no_item(
 
 def test_the_calls_looked_at_are_not_few() -> None:
     assert len(ADMIN) >= 22 and len(CONSUMER) >= 11, (ADMIN, CONSUMER)
+
+
+PUBLIC_MODULES = ("oncelog", "oncelog.aio", "oncelog.testing", "oncelog.local_audit", "oncelog.spark.audit")
+NAMES = re.compile(r"(?:Collection|Sequence|Iterable|list|set|tuple)\[str[],]")
+
+
+def _parameters_of_names() -> list[tuple[str, str]]:
+    """Each parameter of the public functions that takes several names, and its annotation."""
+    found = []
+    for module in map(importlib.import_module, PUBLIC_MODULES):
+        for name in module.__all__:
+            public = getattr(module, name)
+            functions = [(name, public)] if inspect.isfunction(public) else []
+            if inspect.isclass(public) and not dataclasses.is_dataclass(public):
+                functions += inspect.getmembers(public, inspect.isfunction)
+            found += [
+                (f"{module.__name__}.{name}.{function}({parameter.name})", str(parameter.annotation))
+                for function, call in functions
+                if not function.startswith("_") or function == "__init__"
+                for parameter in inspect.signature(call).parameters.values()
+                if NAMES.search(str(parameter.annotation))
+            ]
+    return found
+
+
+def test_every_public_parameter_of_several_names_takes_one_name() -> None:
+    found = _parameters_of_names()
+    assert len(found) >= 30
+    assert [place for place, annotation in found if not re.search(r"^str \||\| str\b", annotation)] == []
+
+
+def test_an_audit_takes_the_name_of_one_compacted_topic_and_not_its_letters(
+    admin: Admin, broker: Broker
+) -> None:
+    admin.create_topics([NewTopic("ab"), NewTopic("a")])
+    options = source_options(broker.bootstrap_servers, ["ab", "a"], {})
+    _, bounds = look_up(options, "ab")
+    assert {tp.topic: of.is_compacted for tp, of in bounds.items()} == {"ab": True, "a": False}
+    with pytest.raises(MisuseError, match="topic names"):
+        audit_topic(broker.bootstrap_servers, [b"ab"])  # type: ignore[list-item]
+    admin.delete_topics(["ab", "a"])
+
+
+@pytest.mark.parametrize("text", ["abc", b"abc"], ids=repr)
+def test_send_many_refuses_one_text_in_the_place_of_many(broker: Broker, text: Any) -> None:
+    settings: dict[str, Any] = {"bootstrap_servers": broker.bootstrap_servers, "value_serializer": str.encode}
+
+    async def send_from_a_task() -> None:
+        async with aio.Producer(**settings) as producer:
+            await producer.send_many("one", text)
+
+    with Producer(**settings) as producer:
+        with pytest.raises(MisuseError, match="values must be many values"):
+            producer.send_many("one", text)
+        with pytest.raises(MisuseError, match="keys must be many keys"):
+            producer.send_many("one", ["v"], keys=text)
+    with pytest.raises(MisuseError, match="values must be many values"):
+        asyncio.run(send_from_a_task())
 
 
 BAD_OFFSETS = [

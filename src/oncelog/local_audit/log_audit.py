@@ -28,6 +28,7 @@ from oncelog.audit.result import (
     two_outcomes,
 )
 from oncelog.audit.transaction_outcomes import BumpedOutcome
+from oncelog.client.arguments import names_of
 from oncelog.errors import MisuseError, OncelogError
 from oncelog.local_audit.keys import KeyCheck, check_keys, compare_keys
 from oncelog.local_audit.segment_files import PartitionFiles, find_segments, read_segment
@@ -67,7 +68,7 @@ def audit_topic(
     *,
     key_check: bool = False,
     against: str | Sequence[str] | None = None,
-    compacted_topics: Collection[str] = (),
+    compacted_topics: Collection[str] | str = (),
     client_config: Mapping[str, object] | None = None,
     max_findings: int = MAX_FINDINGS,
 ) -> AuditResult:
@@ -79,8 +80,7 @@ def audit_topic(
     Raises ConfigError, MisuseError, UnknownTopicOrPartition, DataLossError (a topic was deleted or re-created
     during the audit), and OncelogError if the topic cannot be read.
     """
-    names = [topics] if isinstance(topics, str) else list(topics)
-    others = [against] if isinstance(against, str) else list(against or ())
+    names, others = names_of(topics), names_of(against or ())
     if not names:
         raise MisuseError("no topic to audit: give at least one")
     if both := set(names) & set(others):
@@ -118,7 +118,7 @@ def audit_topic(
 def audit_files(
     paths: str | Sequence[str],
     *,
-    compacted_topics: Collection[str] = (),
+    compacted_topics: Collection[str] | str = (),
     max_findings: int = MAX_FINDINGS,
 ) -> AuditResult:
     """Audit partition directories or whole data directories, in this process.
@@ -128,7 +128,7 @@ def audit_files(
 
     Raises ConfigError for a path without segment files, and MisuseError if no path is given.
     """
-    roots = [paths] if isinstance(paths, str) else list(paths)
+    roots = names_of(paths, "paths (str)")
     if not roots:
         raise MisuseError("no directory to audit: give at least one")
     partitions = {files.tp: files for files in find_segments(roots)}
@@ -150,11 +150,11 @@ def _naming_changed_topics(moved: Callable[[], object]) -> Iterator[None]:
         raise
 
 
-def bounds_of(files: PartitionFiles, compacted_topics: Collection[str]) -> Bounds:
+def bounds_of(files: PartitionFiles, compacted_topics: Collection[str] | str) -> Bounds:
     """Return what the files around a partition's segments tell about it."""
     return Bounds(
         log_start_offset=files.log_start_offset,
-        is_compacted=files.is_compacted or files.tp.topic in compacted_topics,
+        is_compacted=files.is_compacted or files.tp.topic in names_of(compacted_topics),
         indexed_to=files.indexed_to,
         is_internal=files.tp.topic == OFFSETS_TOPIC,
     )

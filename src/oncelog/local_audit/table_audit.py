@@ -21,6 +21,7 @@ import pyarrow as pa
 from oncelog.audit.key_findings import key_text
 from oncelog.audit.result import MAX_FINDINGS
 from oncelog.audit.table_rows import OffsetRun, RowVerdict, count_rows, files_of, judge_window, merge_windows
+from oncelog.client.arguments import names_of
 from oncelog.client.consumer.blocking import Consumer
 from oncelog.errors import ConfigError, MisuseError
 from oncelog.local_audit.key_counts import KeyCounts
@@ -45,7 +46,7 @@ def audit_table(
     *,
     columns: str | None = None,
     by_key: bool = False,
-    compacted_topics: Collection[str] = (),
+    compacted_topics: Collection[str] | str = (),
     client_config: Mapping[str, object] | None = None,
     max_findings: int = MAX_FINDINGS,
 ) -> TableAuditResult:
@@ -67,7 +68,7 @@ def audit_table(
     UnknownTopicOrPartition, DataLossError (a topic was deleted or re-created during the audit), and
     OncelogError if the topic cannot be read.
     """
-    names = [topics] if isinstance(topics, str) else list(topics)
+    names = names_of(topics)
     if not names:
         raise MisuseError("no topic to audit: give at least one")
     kind, path = parse_table(table)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from oncelog.audit.findings import FindingKind
 from oncelog.audit.result import DIFFERENCE_KINDS, AuditFinding, AuditOutput, AuditResult, Bounds
 from oncelog.client.admin.blocking import Admin
+from oncelog.client.arguments import names_of
 from oncelog.config import ADMIN
 from oncelog.errors import ConfigError, OncelogError
 from oncelog.rules.transactions.hanging import Hanging
@@ -116,7 +117,7 @@ def source_options(
 
 
 def look_up(
-    options: Mapping[str, str], compacted_topics: Collection[str]
+    options: Mapping[str, str], compacted_topics: Collection[str] | str
 ) -> tuple[Available, dict[TopicPartition, Bounds]]:
     """Return the offsets and bounds of each partition. The audit then reads exactly these offsets.
 
@@ -126,7 +127,7 @@ def look_up(
     with OffsetResolver(parse_options({**options, "kafka.isolation.level": "read_committed"})) as resolver:
         now = resolver.available()
         compacted = resolver.is_compacted({tp.topic for tp in now.earliest})
-    compacted |= dict.fromkeys(compacted_topics, True)
+    compacted |= dict.fromkeys(names_of(compacted_topics), True)
     bounds = {
         tp: Bounds(start, compacted[tp.topic], now.latest[tp], is_internal=tp.topic == OFFSETS_TOPIC)
         for tp, start in now.earliest.items()

@@ -26,7 +26,7 @@ def assert_exactly_once(
     against: str | Sequence[str] | None = None,
     table: str | None = None,
     columns: str | None = None,
-    compacted_topics: Collection[str] = (),
+    compacted_topics: Collection[str] | str = (),
     client_config: Mapping[str, object] | None = None,
 ) -> None:
     """Raise AssertionError unless an audit proves that topics contain each record exactly once.

@@ -20,6 +20,7 @@ from oncelog.audit.result import (
     Difference,
     KeyTotals,
 )
+from oncelog.client.arguments import names_of
 from oncelog.errors import MisuseError
 from oncelog.local_audit.log_audit import DAMAGE_KINDS, bounds_of
 from oncelog.local_audit.segment_files import find_segments
@@ -55,7 +56,7 @@ def audit_topic(
     *,
     key_check: bool | str | Column | None = None,
     against: str | Sequence[str] | None = None,
-    compacted_topics: Collection[str] = (),
+    compacted_topics: Collection[str] | str = (),
     client_config: Mapping[str, object] | None = None,
     offsets_per_task: int = OFFSETS_PER_TASK,
     max_findings: int = MAX_FINDINGS,
@@ -75,8 +76,7 @@ def audit_topic(
     Raises ConfigError, MisuseError, UnknownTopicOrPartition, DataLossError (a topic was deleted or re-created
     during the audit), and Spark's exception if a task fails.
     """
-    names = [topics] if isinstance(topics, str) else list(topics)
-    others = [against] if isinstance(against, str) else list(against or ())
+    names, others = names_of(topics), names_of(against or ())
     if not names:
         raise MisuseError("no topic to audit: give at least one")
     if both := set(names) & set(others):
@@ -113,7 +113,7 @@ def audit_files(
     *,
     key_check: bool | str | Column | None = None,
     against: str | Sequence[str] | None = None,
-    compacted_topics: Collection[str] = (),
+    compacted_topics: Collection[str] | str = (),
     max_findings: int = MAX_FINDINGS,
 ) -> AuditResult:
     """Audit partition directories or whole data directories, of Oncelog or Apache Kafka, without a broker.
@@ -127,11 +127,11 @@ def audit_files(
     Raises ConfigError for a path without segment files, and MisuseError if no path is given or if `against`
     contains an audited partition.
     """
-    roots = [paths] if isinstance(paths, str) else list(paths)
+    roots = names_of(paths, "paths (str)")
     if not roots:
         raise MisuseError("no directory to audit: give at least one")
     partitions = find_segments(roots)
-    others = find_segments([against] if isinstance(against, str) else list(against or ()))
+    others = find_segments(names_of(against or (), "paths (str)"))
     if both := {p.tp for p in partitions} & {p.tp for p in others}:
         raise MisuseError(f"{min(both)} would be compared with itself; use another topic's directories")
     bounds = {p.tp: bounds_of(p, compacted_topics) for p in partitions}

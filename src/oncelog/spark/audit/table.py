@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from oncelog.audit.result import MAX_FINDINGS
 from oncelog.audit.table_rows import Ints, OffsetRun, RowVerdict, judge_window, merge_windows
+from oncelog.client.arguments import names_of
 from oncelog.client.consumer.blocking import Consumer
 from oncelog.errors import ConfigError, MisuseError
 from oncelog.local_audit.record_fates import PartitionSnapshot, RecordFates
@@ -66,7 +67,7 @@ def audit_table(
     table: DataFrame,
     *,
     columns: str | None = None,
-    compacted_topics: Collection[str] = (),
+    compacted_topics: Collection[str] | str = (),
     client_config: Mapping[str, object] | None = None,
     max_findings: int = MAX_FINDINGS,
     window_offsets: int = WINDOW_OFFSETS,
@@ -77,7 +78,7 @@ def audit_table(
     are those of `input_file_name()`; of each offset two files are known. Rows of other topics are not
     counted. A task judges `window_offsets` offsets at once.
     """
-    names = [topics] if isinstance(topics, str) else list(topics)
+    names = names_of(topics)
     if not names:
         raise MisuseError("no topic to audit: give at least one")
     placed = _placed(table, parse_columns(columns), names)
