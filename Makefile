@@ -77,6 +77,7 @@ behaviours: setup  ## write docs/behaviours.md from the markers of the tests
 	$(BIN)/python tools/behaviours.py
 
 reference: setup  ## write docs/reference from the code's tables of settings, commands, metrics, errors and names
+	$(BIN)/python tools/typed_settings.py
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/dashboard.py
 	$(BIN)/python tools/literature.py

@@ -13,6 +13,7 @@ import pytest
 from support.tool import load_tool
 from test_language import BANNED, BARE_ERROR
 
+import oncelog
 from oncelog import config, errors
 from oncelog.client.consumer.core import ConsumerCore
 from oncelog.client.producer.producer_metrics import METRICS as PRODUCER_METRICS
@@ -26,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 
 
 reference = load_tool("reference")
+typed_settings = load_tool("typed_settings")
 PAGES = reference.pages()
 
 
@@ -51,6 +53,15 @@ def _settings() -> Iterator[tuple[str, Setting]]:
 def test_every_setting_is_described() -> None:
     page = _page("configuration.md")
     assert [f"{name}: {s.key}" for name, s in _settings() if f"| `{s.key}` |" not in page or not s.doc] == []
+
+
+def test_typed_settings_are_fresh() -> None:
+    assert typed_settings.TARGET.read_text() == typed_settings.render(), "run: make reference"
+
+
+def test_typed_settings_have_all_keys_of_the_tables() -> None:
+    keys = {name: set(getattr(oncelog, name).__annotations__) for name, _, _ in typed_settings.CLASSES}
+    assert keys == {name: set(table.key_names()) for name, table, _ in typed_settings.CLASSES}
 
 
 def test_every_environment_variable_is_described() -> None:

@@ -35,12 +35,22 @@ if TYPE_CHECKING:
     from oncelog.client.process.blocking import Processor, process
     from oncelog.client.producer.blocking import Producer
     from oncelog.server.embedded import Broker
+    from oncelog.typed_settings import (
+        AdminSettings,
+        BrokerSettings,
+        ConsumerSettings,
+        ProducerSettings,
+        TopicSettings,
+    )
 
 __all__ = [
     "Admin",
+    "AdminSettings",
     "Broker",
+    "BrokerSettings",
     "Consumer",
     "ConsumerGroupMetadata",
+    "ConsumerSettings",
     "Header",
     "Isolation",
     "NewTopic",
@@ -48,16 +58,25 @@ __all__ = [
     "Processor",
     "Producer",
     "ProducerRecord",
+    "ProducerSettings",
     "Record",
     "RecordMetadata",
     "TopicPartition",
+    "TopicSettings",
     "config",
     "errors",
     "process",
     "read_table",
 ]
 
-_MODULE_OF = {
+_TYPED_SETTINGS = (
+    "AdminSettings",
+    "BrokerSettings",
+    "ConsumerSettings",
+    "ProducerSettings",
+    "TopicSettings",
+)
+_MODULE_OF = dict.fromkeys(_TYPED_SETTINGS, "oncelog.typed_settings") | {
     "Admin": "oncelog.client.admin.blocking",
     "NewTopic": "oncelog.client.admin.blocking",
     "Broker": "oncelog.server.embedded",
