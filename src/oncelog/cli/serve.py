@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from oncelog.cli.common import parse_properties
+from oncelog.cli.kafka_properties import adapt
 from oncelog.cli.properties import read_properties
 from oncelog.config import BROKER
 
@@ -79,7 +80,8 @@ def say(lines: Iterable[str]) -> None:
     "--config",
     "config_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A .properties file with broker settings by their Kafka names.",
+    help="A .properties file with broker settings by their Kafka names, for example Apache Kafka's "
+    "server.properties. Settings without a meaning here are named in a warning.",
 )
 @click.option(
     "--set",
@@ -122,15 +124,15 @@ def command(
     with NAME://HOST:PORT. The log goes to standard error. A second broker on the same data directory fails
     with exit code 1.
     """
-    from oncelog.runtime.event_log import log_to_stderr
+    from oncelog.runtime.event_log import log_event, log_to_stderr
     from oncelog.server.embedded import run_foreground
 
     log_to_stderr(log_level)
     raise_file_limit()
-    given: dict[str, object] = {
-        **(read_properties(config_file) if config_file else {}),
-        **parse_properties(pairs),
-    }
+    file = adapt(read_properties(config_file) if config_file else {})
+    if file.without_effect:
+        log_event("warning", "settings without effect", file=config_file, keys=",".join(file.without_effect))
+    given: dict[str, object] = {**file.settings, **parse_properties(pairs)}
     if listen:
         given["listeners"] = listen
     if insecure:
