@@ -26,6 +26,14 @@ SOURCES, CLAIMS = literature.load()
 each_claim = pytest.mark.parametrize("claim", CLAIMS.values(), ids=CLAIMS)
 
 
+def test_guides_with_figures_are_fresh() -> None:
+    guides = literature.render_guides()
+    assert {path.stem for path in guides} == {"choosing", "sizing"}
+    assert [path.name for path, text in guides.items() if path.read_text() != text] == [], (
+        "run: make reference"
+    )
+
+
 @pytest.mark.behaviour("I30")
 def test_the_page_of_claims_is_fresh() -> None:
     assert literature.PAGE_FILE.read_text() == literature.render(), "run: make reference"

@@ -1,6 +1,8 @@
-"""Write docs/literature.md: the claims of docs/literature.toml with verdicts, commands, tests and figures.
+"""Write the pages with figures: docs/literature.md, and the guides of docs/guides.toml.
 
-Figures come from bench/results. So the page is stale after a measurement, until `make reference`.
+The former has the claims of docs/literature.toml with verdicts, commands, tests and figures.
+
+Figures come from bench/results. So the pages are stale after a measurement, until `make reference`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from oncelog_bench.page import machine_line, number
 ROOT = Path(__file__).resolve().parents[1]
 CLAIMS_FILE = ROOT / "docs" / "literature.toml"
 PAGE_FILE = ROOT / "docs" / "literature.md"
+GUIDES_FILE = ROOT / "docs" / "guides.toml"
 RESULTS = ROOT / "bench" / "results"
 
 _VERDICTS = {"true": "True", "wrong": "Wrong"}
@@ -75,6 +78,12 @@ def render() -> str:
     parts += [_filled(text, tables) for text in (page["why_five"], page["sizing"])]
     parts.append(page["acks_1"])
     return "\n".join(parts)
+
+
+def render_guides() -> dict[Path, str]:
+    """Return the guides with figures, by their file."""
+    texts = tomllib.loads(GUIDES_FILE.read_text())
+    return {ROOT / "docs" / "guides" / f"{name}.md": _filled(text, {}) for name, text in texts.items()}
 
 
 def _claim(name: str, claim: Claim) -> str:
@@ -168,8 +177,10 @@ def _sizing_table() -> str:
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the pages."""
     PAGE_FILE.write_text(render())
+    for path, text in render_guides().items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":
