@@ -79,6 +79,20 @@ def write_delta(path: Path, *files: Sequence[Row]) -> str:
     return f"delta:{path}"
 
 
+def write_iceberg(path: Path, *files: Sequence[Row]) -> str:
+    """Write a table with a catalog of its own, and return its newest metadata file."""
+    pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
+    from pyiceberg.catalog import load_catalog
+
+    path.mkdir()
+    catalog = load_catalog("test", type="in-memory", warehouse=path.as_uri())
+    catalog.create_namespace("lake")
+    table = catalog.create_table("lake.rows", arrow([]).schema)
+    for rows in files:
+        table.append(arrow(rows))
+    return f"iceberg:{table.metadata_location}"
+
+
 def write_sqlite(path: Path, *files: Sequence[Row]) -> str:
     with sqlite3.connect(path) as connection:
         connection.execute('CREATE TABLE rows (topic TEXT, "partition" INTEGER, "offset" INTEGER)')
@@ -90,7 +104,9 @@ def write_sqlite(path: Path, *files: Sequence[Row]) -> str:
 
 Writer = Callable[..., str]
 EVERY_FORMAT = pytest.mark.parametrize(
-    "write", [write_parquet, write_delta, write_sqlite], ids=["parquet", "delta", "sqlite"]
+    "write",
+    [write_parquet, write_delta, write_iceberg, write_sqlite],
+    ids=["parquet", "delta", "iceberg", "sqlite"],
 )
 
 
@@ -396,9 +412,8 @@ def test_columns_of_wrong_types_are_refused(
 @pytest.mark.parametrize(
     ("table", "error"),
     [
-        ("iceberg:/lake/t", "iceberg tables cannot be audited here"),
         ("jdbc:postgresql://h/d", "jdbc tables cannot be audited here"),
-        ("csv:/t", "is not a table: expected one of parquet:PATH, delta:PATH, sqlite:PATH"),
+        ("csv:/t", "is not a table: expected one of parquet:PATH, delta:PATH, iceberg:PATH, sqlite:PATH"),
         ("/lake/t", "is not a table"),
         ("parquet:/no/such", "no such file or directory"),
         ("sqlite:/no/such", "no such file"),
@@ -422,6 +437,42 @@ def test_tables_whose_files_are_not_the_whole_truth_are_refused(
     (tmp_path / "i" / "metadata" / "v1.metadata.json").touch()
     with pytest.raises(ConfigError, match="is an Iceberg table"):
         audit_table(broker.bootstrap_servers, transactions, f"parquet:{tmp_path / 'i'}")
+
+
+def test_an_iceberg_table_is_found_by_its_name_in_the_default_catalog(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
+    from pyiceberg.catalog import load_catalog
+
+    catalog = load_catalog("test", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
+    catalog.create_namespace("lake")
+    rows = arrow(rows_of(transactions, COMMITTED))
+    catalog.create_table("lake.rows", rows.schema).append(rows)
+    monkeypatch.setattr("pyiceberg.catalog.load_catalog", lambda: catalog)
+    result = audit_table(broker.bootstrap_servers, transactions, "iceberg:lake.rows")
+    assert result.verdict == "clean" and result.table.startswith("lake.rows, snapshot ")
+    with pytest.raises(ConfigError, match=r"lake\.other: cannot read this Iceberg table"):
+        audit_table(broker.bootstrap_servers, transactions, "iceberg:lake.other")
+    with pytest.raises(ConfigError, match=r"/no/such has no metadata/version-hint\.text"):
+        audit_table(broker.bootstrap_servers, transactions, "iceberg:/no/such")
+
+
+def test_a_hint_that_is_behind_hides_no_rows(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path
+) -> None:
+    rows = rows_of(transactions, COMMITTED)
+    metadata = tmp_path / "t" / "metadata"
+    newest = Path(write_iceberg(tmp_path / "t", rows[:5], rows[5:]).partition(":file://")[2])
+    metadata.mkdir()
+    for version, file in enumerate(sorted(newest.parent.glob("*.metadata.json"))):
+        (metadata / f"v{version}.metadata.json").write_bytes(file.read_bytes())
+    (metadata / "version-hint.text").write_text("1")
+    result = audit_table(broker.bootstrap_servers, transactions, f"iceberg:{tmp_path / 't'}")
+    assert (result.verdict, result.totals.rows) == ("clean", len(COMMITTED))
+    (metadata / "version-hint.text").write_text("a")
+    with pytest.raises(ConfigError, match="holds 'a', which is no version"):
+        audit_table(broker.bootstrap_servers, transactions, f"iceberg:{tmp_path / 't'}")
 
 
 def test_damaged_files_are_an_error_and_no_finding(

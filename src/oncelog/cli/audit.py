@@ -54,7 +54,8 @@ _TABLE_WIDE = ("severity", "key")
 @click.option(
     "--table",
     metavar="FORMAT:PATH",
-    help="Compare this table with the topics instead: parquet:PATH, delta:PATH or sqlite:PATH[#TABLE].",
+    help="Compare this table with the topics instead: parquet:PATH, delta:PATH, iceberg:NAME or "
+    "sqlite:PATH[#TABLE].",
 )
 @click.option(
     "--columns",

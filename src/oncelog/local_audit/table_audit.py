@@ -52,9 +52,10 @@ def audit_table(
 ) -> TableAuditResult:
     """Audit a table that was written from topics.
 
-    `table` is `parquet:PATH`, `delta:PATH` or `sqlite:PATH`, the latter with `#NAME` if the database has
-    several tables. `columns` names the table's columns: `topic=T,partition=P,offset=O,key=K`, each optional.
-    Without a column of topics, all rows are of the only topic.
+    `table` is `parquet:PATH`, `delta:PATH`, or `sqlite:PATH` with `#NAME` if the database has several tables.
+    `iceberg:NAME` is in the default catalog of pyiceberg's configuration; `iceberg:PATH` is a metadata file.
+    `columns` names the table's columns: `topic=T,partition=P,offset=O,key=K`, each optional. Without a column
+    of topics, all rows are of the only topic.
 
     `by_key` compares by key instead: each key must have as many rows as it has committed records. Records and
     rows without a key are only counted. This cannot tell which row of a key is wrong, and neither that one of
@@ -112,6 +113,10 @@ def _open(kind: str, path: str, columns: Columns, topics: Sequence[str]) -> Tabl
             from oncelog.local_audit.tables.arrow_files import open_delta
 
             return open_delta(path, columns, topics)
+        case "iceberg":
+            from oncelog.local_audit.tables.iceberg_table import open_iceberg
+
+            return open_iceberg(path, columns, topics)
         case "sqlite":
             from oncelog.local_audit.tables.sqlite_table import SqliteTable
 

@@ -227,7 +227,9 @@ def _data_files(system: fs.FileSystem, root: str, path: str) -> list[str]:
             f"{path} is a Delta Lake table, whose files alone are not the table: use delta:{path}"
         )
     if any(name.startswith("metadata/") and name.endswith(".metadata.json") for name in names):
-        raise ConfigError(f"{path} is an Iceberg table, whose files alone are not the table; see `--table`")
+        raise ConfigError(
+            f"{path} is an Iceberg table, whose files alone are not the table: use iceberg:NAME"
+        )
     data = sorted(name for name in names if not any(part[0] in "_." for part in name.split("/")))
     return _committed(system, root, data) if _SPARK_LOG in first else data
 

@@ -146,7 +146,7 @@ class SqliteTable:
 
     def read_keys(self, column: str) -> Iterator[tuple[int, Any]]:
         """Raise ConfigError: SQLite has no columns of keys, only a Python object for each."""
-        raise ConfigError("--by key is for Parquet and Delta Lake tables; compare an SQLite table by offset")
+        raise ConfigError("--by key is not for SQLite tables; compare an SQLite table by offset")
 
 
 def _name(name: str) -> str:

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, Protocol, Self
 from oncelog.errors import ConfigError
 from oncelog.local_audit.row_runs import RowRuns
 
-FORMATS = ("parquet", "delta", "sqlite")
+FORMATS = ("parquet", "delta", "iceberg", "sqlite")
 """The formats that need no Spark."""
 _WITH_SPARK = {
-    "iceberg": "read the table with Spark, and use oncelog.spark.audit.audit_table",
     "jdbc": "read the table with Spark, and use oncelog.spark.audit.audit_table",
 }
 ROWS_AT_ONCE = 65_536
