@@ -110,6 +110,25 @@ def test_a_delta_table_is_read_whole(tmp_path: Path) -> None:
     assert target.count_writes() == 1
 
 
+def test_an_iceberg_table_is_read_as_its_catalog_says(tmp_path: Path) -> None:
+    pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.exceptions import CommitFailedException
+
+    target = target_of(TargetKind.ICEBERG, "unused", tmp_path, "unused", "id")
+    assert list(target.read()) == [] and target.count_writes() == 0
+    catalog = load_catalog("test", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=tmp_path.as_uri())
+    rows = pa.table({"id": ["0", "1"]})
+    catalog.create_namespace("lake")
+    catalog.create_table("lake.rows", rows.schema, properties={"commit.retry.num-retries": "0"})
+    late = catalog.load_table("lake.rows")
+    catalog.load_table("lake.rows").append(rows)
+    with pytest.raises(CommitFailedException):
+        late.append(rows)
+    assert sorted(row["id"] for row in target.read()) == ["0", "1"]
+    assert target.count_writes() >= 1
+
+
 def test_the_rows_of_a_sqlite_database_are_those_with_an_id(tmp_path: Path) -> None:
     target = target_of(TargetKind.SQLITE, "unused", tmp_path, "unused", "id")
     assert list(target.read()) == [] and target.count_writes() == 0
@@ -153,10 +172,16 @@ def test_without_a_log_of_spark_every_file_is_committed(directory: Path) -> None
     assert sorted(row["id"] for row in target.read()) == ["0", "1", "1"]
 
 
-def test_a_delta_target_without_its_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(MissingDependency, match=r"pip install 'oncelog\[delta\]'"):
-        target_of(TargetKind.DELTA, "unused", tmp_path, "unused", "id")
+@pytest.mark.parametrize(
+    ("kind", "package", "extra"),
+    [(TargetKind.DELTA, "deltalake", "delta"), (TargetKind.ICEBERG, "pyiceberg", "iceberg")],
+)
+def test_a_target_without_its_package_names_it(
+    kind: TargetKind, package: str, extra: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(MissingDependency, match=rf"pip install 'oncelog\[{extra}\]'"):
+        target_of(kind, "unused", tmp_path, "unused", "id")
 
 
 def batches(count: int) -> Iterator[pa.RecordBatch]:

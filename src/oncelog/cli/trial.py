@@ -30,7 +30,7 @@ _MIN_ROWS = 10
 @click.option(
     "--target",
     "kind",
-    type=click.Choice(["topic", "parquet", "parquet-committed", "delta", "sqlite"]),
+    type=click.Choice(["topic", "parquet", "parquet-committed", "delta", "iceberg", "sqlite"]),
     default="topic",
     show_default=True,
     help="The kind of the pipeline's target. parquet counts every file, parquet-committed only those that "

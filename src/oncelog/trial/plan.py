@@ -29,6 +29,7 @@ class TargetKind(StrEnum):
     PARQUET            a directory: every Parquet file in it, as readers see it that are not Spark
     PARQUET_COMMITTED  the same, but only the files that Spark's own log of the directory names
     DELTA              a Delta Lake table
+    ICEBERG            a directory with Iceberg tables and catalog.db, their SQL catalog in SQLite
     SQLITE             a SQLite database: the rows of all its tables
     """
 
@@ -36,6 +37,7 @@ class TargetKind(StrEnum):
     PARQUET = "parquet"
     PARQUET_COMMITTED = "parquet-committed"
     DELTA = "delta"
+    ICEBERG = "iceberg"
     SQLITE = "sqlite"
 
 

@@ -52,6 +52,8 @@ def target_of(kind: TargetKind, name: str, directory: Path, servers: str, id_nam
             return TopicTarget(servers, name)
         case TargetKind.DELTA:
             return DeltaTarget(directory, id_name)
+        case TargetKind.ICEBERG:
+            return IcebergTarget(directory, id_name)
         case TargetKind.SQLITE:
             return SqliteTarget(directory / "target.db", id_name)
         case _:
@@ -169,6 +171,40 @@ class DeltaTarget:
             return
         columns = columns_of_ids([field.name for field in table.schema().fields], self._id_name)
         yield from table.to_pyarrow_table(columns=columns).to_pylist()
+
+
+class IcebergTarget:
+    """The Iceberg tables of a SQL catalog, whose SQLite file is `catalog.db` in the directory.
+
+    Only the catalog knows which metadata file is a table's newest: a commit that was refused leaves others.
+    """
+
+    def __init__(self, directory: Path, id_name: str) -> None:
+        try:
+            import pyiceberg  # noqa: F401
+        except ImportError:
+            raise MissingDependency(
+                "--target iceberg needs pyiceberg: pip install 'oncelog[iceberg]'"
+            ) from None
+        self.address, self._directory, self._id_name = str(directory), directory, id_name
+        self.remark = ""
+
+    def count_writes(self) -> int:
+        return len(data_files(self._directory, ".parquet"))
+
+    def read(self) -> Iterator[Row]:
+        from pyiceberg.table import StaticTable
+
+        file = self._directory / "catalog.db"
+        if not file.exists():
+            return
+        address = f"{file.as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, timeout=_LOCK_TIMEOUT_S, uri=True)) as catalog:
+            locations = catalog.execute("SELECT metadata_location FROM iceberg_tables").fetchall()
+        for (location,) in locations:
+            table = StaticTable.from_metadata(location)
+            columns = columns_of_ids([field.name for field in table.schema().fields], self._id_name)
+            yield from table.scan(selected_fields=tuple(columns or ["*"])).to_arrow().to_pylist()
 
 
 class SqliteTarget:

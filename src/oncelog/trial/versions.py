@@ -27,6 +27,8 @@ def facts_of(trial: Trial, *, is_own_broker: bool) -> dict[str, str]:
     }
     if trial.kind is TargetKind.DELTA:
         facts["deltalake"] = _version("deltalake")
+    if trial.kind is TargetKind.ICEBERG:
+        facts["pyiceberg"] = _version("pyiceberg")
     if packages := trial.conf.get("spark.jars.packages"):
         facts["jars"] = packages
     elif jars := trial.conf.get("spark.jars"):
