@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from support.spark.transactions import create_compacted, write_transactions
 import oncelog
 from oncelog import Admin
 from oncelog.cli.main import cli
-from oncelog.errors import ConfigError, MisuseError, StorageError
+from oncelog.errors import ConfigError, MissingDependency, MisuseError, StorageError
 from oncelog.local_audit import TableAuditResult, audit_table, key_counts, row_runs, table_audit
 from oncelog.local_audit.row_runs import RowRuns
 from oncelog.spark.source.offset_ranges import DataLossError
@@ -456,6 +457,29 @@ def test_an_iceberg_table_is_found_by_its_name_in_the_default_catalog(
         audit_table(broker.bootstrap_servers, transactions, "iceberg:lake.other")
     with pytest.raises(ConfigError, match=r"/no/such has no metadata/version-hint\.text"):
         audit_table(broker.bootstrap_servers, transactions, "iceberg:/no/such")
+
+
+def test_an_iceberg_table_without_its_package_or_catalog_is_a_plain_error(
+    broker: oncelog.Broker, transactions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def audit() -> None:
+        audit_table(broker.bootstrap_servers, transactions, "iceberg:lake.rows")
+
+    with monkeypatch.context() as without_package:
+        without_package.setitem(sys.modules, "pyiceberg", None)
+        with pytest.raises(MissingDependency, match=r"pip install 'oncelog\[iceberg\]'"):
+            audit()
+    pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
+
+    class CatalogError(Exception):
+        """An error that only one kind of catalog raises."""
+
+    def fail() -> None:
+        raise CatalogError("no answer")
+
+    monkeypatch.setattr("pyiceberg.catalog.load_catalog", fail)
+    with pytest.raises(ConfigError, match=r"lake\.rows: cannot read this Iceberg table: no answer"):
+        audit()
 
 
 def test_a_hint_that_is_behind_hides_no_rows(
