@@ -9,7 +9,7 @@ from oncelog_devtools.apache_kafka import ApacheKafka
 from support.pipeline.pipelines import CASES, EXAMPLES, PER_BATCH, Supervised
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
-MAX_LINES = 80
+MAX_LINES = 90
 
 
 def run_through_kills(it: Supervised) -> None:
@@ -53,8 +53,19 @@ def test_a_stop_midway_leaves_whole_batches(ours: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", ["enrich", "windows", "upserts"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "enrich",
+        "windows",
+        "upserts",
+        pytest.param("to_delta", marks=pytest.mark.behaviour("P9")),
+        pytest.param("to_iceberg", marks=pytest.mark.behaviour("P9")),
+    ],
+)
 def test_kills_lose_and_double_nothing(name: str, ours: str, tmp_path: Path) -> None:
+    if name == "to_iceberg":
+        pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
     with Supervised(CASES[name], ours, tmp_path) as it:
         run_through_kills(it)
 

@@ -1,4 +1,4 @@
-"""The two examples of docs/trial.md on real Spark: one cell each."""
+"""Examples of docs/trial.md, and the pipelines into tables, on real Spark: one cell each."""
 
 from __future__ import annotations
 
@@ -39,6 +39,34 @@ def test_our_sink_is_clean_when_a_commit_of_spark_is_lost(
 ) -> None:
     work, file = str(tmp_path / "work"), str(EXAMPLES / "to_topic.py")
     outcome = trial(monkeypatch, file, "--cells", "commit-lost", "--work-dir", work)
+    row = only_row(outcome)
+    assert (outcome.code, row["verdict"], row["happened"]) == (0, "clean", "yes"), outcome
+    assert row["found"] == 400
+
+
+ICEBERG_SETTINGS = (
+    "TABLE=lake.rows",
+    "PYICEBERG_CATALOG__DEFAULT__URI=sqlite:///{target}/catalog.db",
+    "PYICEBERG_CATALOG__DEFAULT__WAREHOUSE=file://{target}",
+)
+
+
+@pytest.mark.behaviour("P7")
+@pytest.mark.behaviour("P9")
+@pytest.mark.parametrize(
+    ("kind", "package", "settings"),
+    [("delta", "deltalake", ()), ("iceberg", "pyiceberg", ICEBERG_SETTINGS)],
+)
+def test_a_table_is_clean_when_a_commit_of_spark_is_lost(
+    kind: str, package: str, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip(package, reason=f"needs the package {package}")
+    file = str(ROOT / "examples" / "pipelines" / f"to_{kind}.py")
+    arguments = [word for pair in settings for word in ("--set", pair)]
+    work = str(tmp_path / "work")
+    outcome = trial(
+        monkeypatch, file, "--target", kind, "--cells", "commit-lost", "--work-dir", work, *arguments
+    )
     row = only_row(outcome)
     assert (outcome.code, row["verdict"], row["happened"]) == (0, "clean", "yes"), outcome
     assert row["found"] == 400

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,7 +28,11 @@ _MINUTE_S = 60
 
 @dataclass(frozen=True)
 class Case:
-    """A pipeline with its settings, its input records (key, value), and their expected results."""
+    """A pipeline with its settings, its input records (key, value), and their expected results.
+
+    `result` gets the servers, the target topic and the directory. A table is compared with the source, so
+    `is_table` gives it the source topic.
+    """
 
     name: str
     partitions: int
@@ -34,6 +40,7 @@ class Case:
     records: Callable[[], Iterator[tuple[bytes, Any]]]
     result: Callable[[str, str, Path], Any]
     expected: Callable[[], Any]
+    is_table: bool = False
 
 
 def _values(servers: str, topic: str, _directory: Path) -> list[Any]:
@@ -105,6 +112,41 @@ def _table_settings(directory: Path) -> dict[str, str]:
     return {"TABLE": str(directory / "table")}
 
 
+def _appended() -> Iterator[tuple[bytes, Any]]:
+    for n in range(COUNT):
+        yield b"%d" % n, {"n": n}
+
+
+def _each_once() -> Any:
+    return "clean", COUNT, COUNT
+
+
+def _audited(servers: str, topic: str, table: str) -> Any:
+    """Return the verdict of the audit of a table against its topic, and the numbers of records and rows."""
+    from oncelog.local_audit import audit_table
+
+    result = audit_table(servers, topic, table)
+    return result.verdict, result.totals.records, result.totals.rows
+
+
+def _audited_delta(servers: str, topic: str, directory: Path) -> Any:
+    return _audited(servers, topic, f"delta:{directory / 'table'}")
+
+
+def _iceberg_settings(directory: Path) -> dict[str, str]:
+    return {
+        "TABLE": "lake.rows",
+        "PYICEBERG_CATALOG__DEFAULT__URI": f"sqlite:///{directory}/catalog.db",
+        "PYICEBERG_CATALOG__DEFAULT__WAREHOUSE": directory.as_uri(),
+    }
+
+
+def _audited_iceberg(servers: str, topic: str, directory: Path) -> Any:
+    with closing(sqlite3.connect(directory / "catalog.db")) as catalog:
+        ((location,),) = catalog.execute("SELECT metadata_location FROM iceberg_tables").fetchall()
+    return _audited(servers, topic, f"iceberg:{location}")
+
+
 def _lateness(_directory: Path) -> dict[str, str]:
     return {"LATENESS": "5 minutes"}
 
@@ -115,6 +157,8 @@ CASES = {
         Case("enrich", 2, _customers, _orders, _values, _enriched),
         Case("windows", 1, _lateness, _sales, _values, _minutes),
         Case("upserts", 2, _table_settings, _changes, _table, _accounts),
+        Case("to_delta", 2, _table_settings, _appended, _audited_delta, _each_once, is_table=True),
+        Case("to_iceberg", 2, _iceberg_settings, _appended, _audited_iceberg, _each_once, is_table=True),
     )
 }
 
@@ -206,7 +250,8 @@ class Supervised:
         return self.process.wait(PATIENCE_S)
 
     def result(self) -> Any:
-        return self.case.result(self.servers, self.target, self.directory)
+        topic = self.source if self.case.is_table else self.target
+        return self.case.result(self.servers, topic, self.directory)
 
     def entries(self, log: str) -> list[int]:
         """Return the batch ids in a log of the checkpoint."""
