@@ -61,8 +61,9 @@ def append(target: Table, rows: pa.Table) -> None:
 
 def pipeline(spark: SparkSession, settings: Mapping[str, str]) -> StreamingQuery:
     catalog, name = load_catalog(), settings["TABLE"]
-    catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
-    catalog.create_table_if_not_exists(name, COLUMNS, properties=NO_RETRY)
+    if not catalog.table_exists(name):  # creation leaves a metadata file behind if the table exists
+        catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+        catalog.create_table_if_not_exists(name, COLUMNS, properties=NO_RETRY)
 
     def write(batch: DataFrame, _batch_id: int) -> None:
         # The driver has the micro-batch in memory: MAX_OFFSETS bounds it.
