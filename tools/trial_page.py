@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "trial.md"
 RUNS = ROOT / "docs" / "trial-runs"
 BEGIN, END = "<!-- runs: written by tools/trial_page.py -->\n", "<!-- end of runs -->"
-ORDER = ("to_topic", "kafka_sink", "to_delta", "to_iceberg", "delta_sink", "to_parquet", "to_sqlite")
+ORDER = ("to_topic", "kafka_sink", "to_delta", "to_iceberg", "to_parquet", "to_sqlite")
 """The order of the columns. Other runs follow, by name."""
 
 Rows = list[dict[str, Any]]
