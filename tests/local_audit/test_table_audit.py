@@ -20,11 +20,12 @@ from support.spark.transactions import create_compacted, write_transactions
 import oncelog
 from oncelog import Admin
 from oncelog.cli.main import cli
-from oncelog.errors import ConfigError, MissingDependency, MisuseError, StorageError
+from oncelog.client.consumer.blocking import Consumer
+from oncelog.errors import ConfigError, MissingDependency, MisuseError, StorageError, TimedOut
 from oncelog.local_audit import TableAuditResult, audit_table, key_counts, row_runs, table_audit
 from oncelog.local_audit.row_runs import RowRuns
 from oncelog.spark.source.offset_ranges import DataLossError
-from oncelog.types import TopicPartition
+from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.batch import build_batch
 
 pytestmark = pytest.mark.behaviour("P8")
@@ -290,6 +291,28 @@ def test_a_log_start_that_moves_meanwhile_takes_its_records_out_of_the_audit(
     monkeypatch.setattr(table_audit._PartitionAudit, "run", trim_and_run)
     result = audit_table(broker.bootstrap_servers, topic, table)
     assert (result.findings, result.totals.records) == ((), 18)
+
+
+def test_a_broker_that_stalls_ends_the_audit_with_an_error(
+    broker: oncelog.Broker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch that times out says nothing of the records that it did not get (R1190)."""
+    create_topic(broker.bootstrap_servers, topic)
+    for n in range(6):
+        fill(broker.bootstrap_servers, topic, n, 1, size_bytes=900_000)
+    table = write_parquet(tmp_path / "t", rows_of(topic, range(6)))
+    fetch = Consumer.fetch_chunks
+
+    def fetch_once(*args: Any) -> Iterator[Any]:
+        chunks = fetch(*args)
+        yield next(chunks)
+        if args[-1] is Isolation.READ_COMMITTED:
+            raise TimedOut("no response within request.timeout.ms")
+        yield from chunks
+
+    monkeypatch.setattr(Consumer, "fetch_chunks", fetch_once)
+    with pytest.raises(TimedOut):
+        audit_table(broker.bootstrap_servers, topic, table)
 
 
 def test_small_windows_and_files_on_disk_find_the_same(
