@@ -315,6 +315,18 @@ def test_a_broker_that_stalls_ends_the_audit_with_an_error(
         audit_table(broker.bootstrap_servers, topic, table)
 
 
+def test_a_row_with_a_negative_offset_does_not_hide_the_rows_after_it(
+    broker: oncelog.Broker, topic: str, tmp_path: Path
+) -> None:
+    """The offsets -1 to 4 are one run of the file (R1191)."""
+    create_topic(broker.bootstrap_servers, topic)
+    fill(broker.bootstrap_servers, topic, 0, 5)
+    table = write_parquet(tmp_path / "t", rows_of(topic, [-2, *range(-1, 7)]))
+    result = audit_table(broker.bootstrap_servers, topic, table)
+    assert found(result) == [("unknown_row", 0, -2, -1, 2), ("unknown_row", 0, 5, 6, 2)]
+    assert (result.totals.missing, result.totals.unknown, result.totals.rows) == (0, 4, 9)
+
+
 def test_small_windows_and_files_on_disk_find_the_same(
     broker: oncelog.Broker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ OUTSIDE_RUNS = 10_000
 """Maximum number of remembered runs per partition of offsets that never existed. All of them are counted."""
 OUTSIDE_PARTITIONS = 1000
 """Maximum number of remembered partitions that do not exist."""
+_SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 
 
 class OutsideRows:
@@ -61,6 +62,14 @@ def row_count(runs: Runs) -> int:
     """Return the number of rows of runs. Runs of SQLite's negative offsets may span more than 2**63."""
     sizes = runs["last"].astype(np.uint64) - runs["first"].astype(np.uint64) + np.uint64(1)
     return int((sizes * runs["times"].astype(np.uint64)).sum())
+
+
+def _clipped(runs: Runs, low: int, high: int) -> Runs:
+    """Return the parts of runs within [low, high]."""
+    parts = runs[(runs["first"] <= high) & (runs["last"] >= low)].copy()
+    parts["first"] = np.maximum(parts["first"], low)
+    parts["last"] = np.minimum(parts["last"], high)
+    return parts
 
 
 class RowRuns:
@@ -121,18 +130,13 @@ class RowRuns:
             self.rows_of_more_partitions += row_count(runs)
             return
         end = self._ends.get(tp, 0)
-        inside = (runs["first"] >= 0) & (runs["first"] < end)
-        if not inside.all():
-            self._outside(tp).add(runs[~inside])
-            runs = runs[inside]
-        beyond = runs["last"] >= end
-        if beyond.any():
-            # A run may begin below the end and reach beyond it.
-            rest = runs[beyond].copy()
-            rest["first"] = end
-            self._outside(tp).add(rest)
-            runs = runs.copy()
-            runs["last"] = np.minimum(runs["last"], end - 1)
+        if ((runs["first"] < 0) | (runs["last"] >= end)).any():
+            # A run may begin below 0 and end above it, or reach beyond the partition's end. Guard:
+            # test_a_row_with_a_negative_offset_does_not_hide_the_rows_after_it.
+            outside = self._outside(tp)
+            outside.add(_clipped(runs, _SMALLEST, -1))
+            outside.add(_clipped(runs, end, _LARGEST))
+            runs = _clipped(runs, 0, end - 1)
         if not len(runs):
             return
         self.rows[tp] += row_count(runs)
