@@ -381,6 +381,16 @@ def test_a_topic_of_several_partitions_and_several_topics_is_compared_by_columns
         audit_table(broker.bootstrap_servers, names, of_file, columns="partition=p,offset=o")
 
 
+@EVERY_FORMAT
+def test_a_topic_that_is_named_twice_is_compared_once(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path, write: Writer
+) -> None:
+    """Each name counted the rows once more (R1192)."""
+    table = write(tmp_path / "t", rows_of(transactions, COMMITTED))
+    result = audit_table(broker.bootstrap_servers, [transactions, transactions], table)
+    assert (result.findings, result.totals.rows) == ((), len(COMMITTED))
+
+
 def test_partitions_in_paths_are_columns(broker: oncelog.Broker, topic: str, tmp_path: Path) -> None:
     create_topic(broker.bootstrap_servers, topic, partitions=2)
     for partition in range(2):
