@@ -572,6 +572,26 @@ def test_one_of_several_sqlite_tables_or_a_view_is_named(
     assert found(half) == [("missing_row", 0, 33, 42, 0)]
 
 
+@pytest.mark.parametrize("name", ["rows", "rows_at", "numbered"])
+def test_a_sqlite_table_may_have_any_name_and_collation(
+    broker: oncelog.Broker, topic: str, tmp_path: Path, name: str
+) -> None:
+    """With NOCASE, rows of two topics were one; the query itself used two of the names (R1193)."""
+    topics = [topic.lower(), topic.upper()]
+    rows = []
+    for each in topics:
+        create_topic(broker.bootstrap_servers, each)
+        fill(broker.bootstrap_servers, each, 0, 3)
+        rows += rows_of(each, range(3))
+    with sqlite3.connect(tmp_path / "t.db") as connection:
+        columns = 'topic TEXT COLLATE NOCASE, "partition" INTEGER, "offset" INTEGER'
+        connection.execute(f"CREATE TABLE {name} ({columns})")
+        connection.executemany(f"INSERT INTO {name} VALUES (?, ?, ?)", rows)
+    connection.close()
+    result = audit_table(broker.bootstrap_servers, topics, f"sqlite:{tmp_path / 't.db'}")
+    assert (result.findings, result.totals.rows) == ((), 6)
+
+
 # Memory
 
 
