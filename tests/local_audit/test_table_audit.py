@@ -641,6 +641,38 @@ def test_a_comparison_by_key_names_lost_doubled_and_unexpected_keys(
     assert audit_table(broker.bootstrap_servers, topic, table, by_key=True, columns="key=id") == result
 
 
+def test_a_comparison_by_key_accuses_no_row_that_a_writer_adds_meanwhile(
+    broker: oncelog.Broker, topic: str, tmp_path: Path, at_opening: Callable[[Callable[[], None]], None]
+) -> None:
+    """A record between the two look-ups needs no row, and may have one (R1194)."""
+    create_topic(broker.bootstrap_servers, topic)
+    fill(broker.bootstrap_servers, topic, 0, 3)  # keys k0 to k2
+    keys = ["k0", "k1", "k2", "k3", "k1", "k1"]
+    parquet.write_table(pa.table({"key": keys}), tmp_path / "t.parquet")
+
+    def add() -> None:
+        fill(broker.bootstrap_servers, topic, 3, 2)  # k3 has a row, and k4 has none
+        fill(broker.bootstrap_servers, topic, 1, 1)
+
+    at_opening(add)
+    result = audit_table(broker.bootstrap_servers, topic, f"parquet:{tmp_path / 't.parquet'}", by_key=True)
+    assert [(f.kind, f.key, f.rows) for f in result.findings] == [("doubled_key", "k1", 3)]
+
+
+def test_a_comparison_by_key_accuses_no_row_of_a_record_that_is_gone(
+    broker: oncelog.Broker, topic: str, tmp_path: Path
+) -> None:
+    """Rows of records below the log start may be right, as in the audit by offset (R1194)."""
+    create_topic(broker.bootstrap_servers, topic)
+    fill(broker.bootstrap_servers, topic, 0, 8)
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.delete_records({TopicPartition(topic, 0): 4})
+    parquet.write_table(pa.table({"key": [f"k{n}" for n in range(7)]}), tmp_path / "t.parquet")
+    result = audit_table(broker.bootstrap_servers, topic, f"parquet:{tmp_path / 't.parquet'}", by_key=True)
+    assert [(f.kind, f.key) for f in result.findings] == [("lost_key", "k7")]
+    assert "4 keys have more rows than records, which is not judged" in " ".join(result.notes)
+
+
 # The command
 
 

@@ -106,7 +106,8 @@ def _places(
     return places
 
 
-_FOUND, _EXPECTED = 0, 1
+FOUND, EXPECTED, LATER = 0, 1, 2
+"""Groups of a comparison: what was found, what was expected, and what may be there too."""
 
 
 def compare_keys(
@@ -118,7 +119,7 @@ def compare_keys(
         for side, offsets in enumerate(sides):
             for number, batch in read_records(client, offsets):
                 counts.add(side, batch["key"], number, batch["offset"])
-        rows, difference = compare_counts(counts, max_findings)
+        rows, difference, _ = compare_counts(counts, max_findings)
     tps = (sorted(now.earliest), sorted(expected.earliest))
     return KeyCheck(tuple(_differing(row, *tps) for row in rows), difference=difference)
 
@@ -135,25 +136,33 @@ class KeyRow(NamedTuple):
     found_last: tuple[int, int] | None
 
 
-def compare_counts(counts: KeyCounts, max_findings: int) -> tuple[list[KeyRow], Difference]:
-    """Return the first keys that both sides do not have equally often, and the totals.
+def compare_counts(
+    counts: KeyCounts, max_findings: int, *, judge_surplus: bool = True
+) -> tuple[list[KeyRow], Difference, int]:
+    """Return the first keys that differ, the totals, and the number of keys whose surplus is not judged.
 
-    Group 0 of `counts` has the records that were found, and group 1 those that were expected.
+    Group FOUND of `counts` has the records that were found, and EXPECTED those that must be there. Those of
+    LATER may be there. Without `judge_surplus`, a key that was found more often is not a difference.
     """
     sums = dict.fromkeys(("expected", "found", *DIFFERENCE_KINDS), 0)
     shown: Any = None
+    not_judged = 0
     order = [(name, "ascending") for name in _ORDER]
     for table in counts.merged():
         both = _both_sides(table)
         for name in ("expected", "found"):
             sums[name] += pc.sum(both[name]).as_py() or 0
         differing = both.filter(pc.is_valid(both["kind"]))
+        if not judge_surplus:
+            lost = differing.filter(pc.equal(differing["kind"], "lost_key"))
+            not_judged += differing.num_rows - lost.num_rows
+            differing = lost
         for kind in DIFFERENCE_KINDS:
             sums[kind] += pc.sum(pc.equal(differing["kind"], kind)).as_py() or 0
         shown = _first_rows(shown, differing, order, max_findings)
     rows = [_key_row(row) for row in shown.to_pylist()]
     expected, found, lost, doubled, unexpected = sums.values()
-    return rows, Difference(expected, found, lost, doubled, unexpected, counts.without_key)
+    return rows, Difference(expected, found, lost, doubled, unexpected, counts.without_key), not_judged
 
 
 def _key_row(row: Mapping[str, Any]) -> KeyRow:
@@ -170,26 +179,29 @@ _ORDER = ("kind", "expected_last_tp", "expected_last_offset", "found_last_tp", "
 def _both_sides(table: Any) -> Any:
     """Return one row for each key: how often it was found and expected, where, and the kind of difference."""
     sides = []
-    for group, name in ((_FOUND, "found"), (_EXPECTED, "expected")):
+    for group, name in ((FOUND, "found"), (EXPECTED, "expected")):
         side = table.filter(pc.equal(table["group"], group)).drop_columns(["group"])
         names = {"key": "key", "count": name}
         sides.append(side.rename_columns([names.get(n, f"{name}_{n}") for n in side.column_names]))
     both = sides[0].join(sides[1], "key", join_type="full outer")
+    later = table.filter(pc.equal(table["group"], LATER)).select(["key", "count"])
+    both = both.join(later.rename_columns(["key", "later"]), "key", join_type="full outer")
     for name in both.column_names:
         if name != "key":
-            fill = 0 if name in ("found", "expected") else -1
+            fill = 0 if name in ("found", "expected", "later") else -1
             both = both.set_column(both.schema.get_field_index(name), name, pc.fill_null(both[name], fill))
     found, expected = both["found"], both["expected"]
+    allowed = pc.add(expected, both["later"])
     kind = pc.case_when(
         pc.make_struct(
-            pc.equal(found, expected),
-            pc.equal(expected, 0),
             pc.less(found, expected),
-            pc.greater(found, expected),
+            pc.less_equal(found, allowed),
+            pc.equal(allowed, 0),
+            pc.greater(found, allowed),
         ),
+        "lost_key",
         pa.scalar(None, pa.string()),
         "unexpected_key",
-        "lost_key",
         "doubled_key",
     )
     return both.append_column("kind", kind)

@@ -14,6 +14,7 @@ committed at 3. So a record that is committed between 1 and 3 is not accused, wi
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,7 @@ from oncelog.client.arguments import names_of
 from oncelog.client.consumer.blocking import Consumer
 from oncelog.errors import ConfigError, MisuseError
 from oncelog.local_audit.key_counts import KeyCounts
-from oncelog.local_audit.keys import KeyRow, compare_counts, read_records
+from oncelog.local_audit.keys import EXPECTED, FOUND, LATER, KeyRow, compare_counts, read_records
 from oncelog.local_audit.record_fates import PartitionSnapshot, RecordFates
 from oncelog.local_audit.row_runs import RowRuns
 from oncelog.local_audit.table_findings import outside_finding, row_finding, unlocated_finding
@@ -83,7 +84,11 @@ def audit_table(
         after = current_offsets(options, before)
         compacted = {tp.topic for tp in bounds if bounds[tp].is_compacted}
         if by_key:
-            result = _audit_keys(client, opened, wanted.key, before, max_findings)
+            # Rows of records that retention or compaction removed may have been right.
+            is_whole = not compacted and not any(after.earliest.values())
+            result = _audit_keys(
+                client, opened, wanted.key, before, after, max_findings, judge_surplus=is_whole
+            )
         else:
             snapshots = {
                 tp: snapshot_of(tp, before, after, tp.topic in compacted) for tp in sorted(after.earliest)
@@ -268,22 +273,42 @@ _KEY_LIMITS = (
 
 
 def _audit_keys(
-    client: Mapping[str, object], table: Table, column: str, before: Available, max_findings: int
+    client: Mapping[str, object],
+    table: Table,
+    column: str,
+    before: Available,
+    after: Available,
+    max_findings: int,
+    *,
+    judge_surplus: bool,
 ) -> TableAuditResult:
+    """Compare the rows of each key with the records before the table was opened.
+
+    Records between the two look-ups need no row, and may have one. See
+    test_a_comparison_by_key_accuses_no_row_that_a_writer_adds_meanwhile.
+    """
     tps = sorted(before.earliest)
     expected = sum(max(0, before.latest[tp] - before.earliest[tp]) for tp in tps)
+    starts = {tp: max(before.latest.get(tp, start), start) for tp, start in after.earliest.items()}
+    later = replace(after, earliest=starts)
     with KeyCounts(2 * expected) as counts:
         positions: dict[int, int] = {}
         for file, keys in table.read_keys(column):
             first = positions.get(file, 0)
             positions[file] = first + len(keys)
-            counts.add(0, keys, file, pa.array(np.arange(first, first + len(keys))))
-        for number, batch in read_records(client, before):
-            counts.add(1, batch["key"], number, batch["offset"])
-        shown, difference = compare_counts(counts, max_findings)
+            counts.add(FOUND, keys, file, pa.array(np.arange(first, first + len(keys))))
+        for group, offsets in ((EXPECTED, before), (LATER, later)):
+            for number, batch in read_records(client, offsets):
+                counts.add(group, batch["key"], number, batch["offset"])
+        shown, difference, not_judged = compare_counts(counts, max_findings, judge_surplus=judge_surplus)
     notes = [_KEY_LIMITS]
     if difference.without_key:
         notes.append(f"{difference.without_key} records or rows without a key were not compared")
+    if not_judged:
+        text = (
+            "keys have more rows than records, which is not judged: records are gone (log start, compaction)"
+        )
+        notes.append(f"{not_judged} {text}")
     findings = tuple(_key_finding(row, tps, table.files) for row in shown)
     return TableAuditResult(table.description, findings, {}, notes=notes, difference=difference)
 
