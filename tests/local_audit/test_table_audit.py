@@ -405,6 +405,21 @@ def test_partitions_in_paths_are_columns(broker: oncelog.Broker, topic: str, tmp
         audit_table(broker.bootstrap_servers, topic, f"parquet:{tmp_path / 't'}")
 
 
+def test_a_column_in_paths_may_begin_with_an_underscore(
+    broker: oncelog.Broker, topic: str, tmp_path: Path
+) -> None:
+    """Spark reads these directories, and no file that is being copied (R1195)."""
+    create_topic(broker.bootstrap_servers, topic)
+    fill(broker.bootstrap_servers, topic, 0, 3)
+    for name in ("_partition=0/a.parquet", "_temporary/a.parquet", "_partition=0/b.parquet._COPYING_"):
+        path = tmp_path / "t" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pa.table({"offset": [0, 1, 2]}), path)
+    columns = "partition=_partition"
+    result = audit_table(broker.bootstrap_servers, topic, f"parquet:{tmp_path / 't'}", columns=columns)
+    assert (result.findings, result.totals.rows) == ((), 3)
+
+
 def test_files_that_sparks_sink_did_not_commit_are_not_in_the_table(
     broker: oncelog.Broker, topic: str, tmp_path: Path
 ) -> None:

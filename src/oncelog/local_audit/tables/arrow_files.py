@@ -218,7 +218,7 @@ def _batches_of(file: Any) -> Callable[[list[str]], Iterator[Any]]:
 
 
 def _data_files(system: fs.FileSystem, root: str, path: str) -> list[str]:
-    """Return the data files below a directory, relative to it. Names that begin with _ or . are no data."""
+    """Return the data files below a directory, relative to it."""
     found = system.get_file_info(fs.FileSelector(root, recursive=True))
     names = [info.path[len(root) :].lstrip("/") for info in found if info.type is fs.FileType.File]
     first = {name.partition("/")[0] for name in names}
@@ -230,8 +230,14 @@ def _data_files(system: fs.FileSystem, root: str, path: str) -> list[str]:
         raise ConfigError(
             f"{path} is an Iceberg table, whose files alone are not the table: use iceberg:NAME"
         )
-    data = sorted(name for name in names if not any(part[0] in "_." for part in name.split("/")))
+    data = sorted(name for name in names if not any(map(_is_hidden, name.split("/"))))
     return _committed(system, root, data) if _SPARK_LOG in first else data
+
+
+def _is_hidden(part: str) -> bool:
+    """Return True for a name that Spark passes over, too. `_partition=3` has a value of a column."""
+    # Source: Spark HadoopFSUtils.shouldFilterOutPathName.
+    return (part[0] == "_" and "=" not in part) or part[0] == "." or part.endswith("._COPYING_")
 
 
 def _committed(system: fs.FileSystem, root: str, names: Sequence[str]) -> list[str]:
