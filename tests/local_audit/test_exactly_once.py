@@ -40,6 +40,17 @@ def test_a_repeated_key_and_a_lost_one_fail_with_their_offsets(oncelog_broker: o
         assert_exactly_once("orders", oncelog_broker, against="all-orders")
 
 
+def test_a_comparison_does_not_replace_the_check_of_keys(oncelog_broker: oncelog.Broker) -> None:
+    """Both topics have a key twice: they are equal, but the key does not occur once (R1197)."""
+    with oncelog.Producer({"bootstrap.servers": oncelog_broker.bootstrap_servers}) as producer:
+        for topic in ("orders", "copies"):
+            for key in (b"a", b"b", b"b"):
+                producer.send(topic, b"", key=key)
+    assert_exactly_once("copies", oncelog_broker, against="orders")
+    with pytest.raises(AssertionError, match="the key occurs 2 times"):
+        assert_exactly_once("copies", oncelog_broker, keys=True, against="orders")
+
+
 def test_unproven_records_do_not_pass(oncelog_broker: oncelog.Broker) -> None:
     create_topic(oncelog_broker.bootstrap_servers, "plain")
     fill(oncelog_broker.bootstrap_servers, "plain", 0, 3)

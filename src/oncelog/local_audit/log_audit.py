@@ -102,7 +102,7 @@ def audit_topic(
         if check_records:
             keys = _check_keys(
                 client, of_topics(seen, names), of_topics(seen, others), judged, max_findings,
-                lambda: moved_log_starts(options, seen),
+                lambda: moved_log_starts(options, seen), key_check=key_check,
             )  # fmt: skip
     result = AuditResult(
         (*judged.findings, *keys.findings),
@@ -254,12 +254,20 @@ def _check_keys(
     judged: AuditOutput,
     max_findings: int,
     moved: Callable[[], Mapping[TopicPartition, int]],
+    *,
+    key_check: bool,
 ) -> KeyCheck:
-    """Check the keys of `now`, or compare them with those of `others` if it has partitions."""
+    """Check that the keys of `now` occur once, and compare them with those of `others` if it has partitions.
+
+    One does not replace the other: equal topics may both have a key twice. See
+    test_a_comparison_does_not_replace_the_check_of_keys.
+    """
     try:
-        if others.earliest:
-            return compare_keys(client, now, others, max_findings)
-        return check_keys(client, now, max_findings)
+        checked = check_keys(client, now, max_findings) if key_check else KeyCheck()
+        if not others.earliest:
+            return checked
+        compared = compare_keys(client, now, others, max_findings)
+        return compared._replace(findings=checked.findings + compared.findings, totals=checked.totals)
     except OncelogError:
         # A reader stops at damaged data with an error. The findings that locate the damage say more than the
         # error.

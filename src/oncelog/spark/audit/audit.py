@@ -66,8 +66,8 @@ def audit_topic(
     `key_check`: True checks that each record key occurs once per topic. A Column or an SQL expression over
     the source's columns selects another business key (`"get_json_object(CAST(value AS STRING), '$.id')"`).
 
-    `against` names topics of the same cluster that should contain the same keys equally often. `key_check`
-    then only selects the key to compare, and a key may occur more than once.
+    `against` names topics of the same cluster that should contain the same keys equally often. A Column or an
+    SQL expression as `key_check` then only selects the key to compare, and a key may occur more than once.
 
     `compacted_topics` are topics that were compacted in the past. The audit itself finds those that are
     compacted now. `client_config` contains additional consumer settings. `offsets_per_task` is the maximum
@@ -160,9 +160,9 @@ def _with_keys(
 ) -> AuditResult:
     """Return the result of `judged` and of the check of keys.
 
-    If `other` is given, the keys of `records` are compared with the keys of `other`. Otherwise, if
-    `key_check` requests it, the keys are checked for repetition. `moved` returns the log starts that have
-    moved since the audit began.
+    If `other` is given, the keys of `records` are compared with the keys of `other`. If `key_check` is True,
+    or requests it and `other` is not given, the keys are checked for repetition. `moved` returns the log
+    starts that have moved since the audit began.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -172,10 +172,11 @@ def _with_keys(
     key_findings: list[AuditFinding] = []
     keys = difference = problem = None
     try:
-        if other is not None:
-            key_findings, difference = compare_keys(records(), other, key, max_findings)
-        elif is_requested:
+        if key_check is True or (is_requested and other is None):
             key_findings, keys = check_keys(records(), key, max_findings)
+        if other is not None:
+            differing, difference = compare_keys(records(), other, key, max_findings)
+            key_findings = [*key_findings, *differing]
     except (PySparkException, Py4JError):
         # A reader stops at damaged data with an error. The findings that locate the damage say more than the
         # error.
