@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
@@ -10,6 +11,8 @@ from oncelog.cli import audit as audit_command
 from oncelog.cli.main import cli
 from oncelog.errors import MisuseError
 from oncelog.local_audit import audit_files, audit_topic, key_counts
+from oncelog.local_audit.key_counts import KeyCounts
+from oncelog.local_audit.spill_directory import SpillDirectory
 
 pytestmark = pytest.mark.behaviour("P5")
 
@@ -46,9 +49,32 @@ def test_keys_are_counted_in_bounded_memory(
     compared = audit_topic(servers, "few", against="many")
     assert whole.keys == (40, 30, 7) and compared.difference == (37, 40, 0, 3, 0, 0)
     monkeypatch.setattr(key_counts, "ROWS_AT_ONCE", 4)
-    monkeypatch.setattr(key_counts, "ROWS_PER_BUCKET", 8)
     assert audit_topic(servers, "few", key_check=True) == whole
     assert audit_topic(servers, "few", against="many") == compared
+
+
+@pytest.mark.parametrize(
+    ("padding", "rows_at_once", "bytes_at_once"),
+    [(b"the first bytes of all keys are equal " * 5, 50, 1 << 26), (b"long " * 200, 1 << 20, 50_000)],
+    ids=["equal-beginnings", "long"],
+)
+def test_keys_take_bounded_memory_whatever_they_look_like(
+    monkeypatch: pytest.MonkeyPatch, padding: bytes, rows_at_once: int, bytes_at_once: int
+) -> None:
+    """Keys with the same first 64 bytes were all in memory at once, and so were long keys (R1196)."""
+    monkeypatch.setattr(key_counts, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(key_counts, "BYTES_AT_ONCE", bytes_at_once)
+    with SpillDirectory() as spill:
+        counts = KeyCounts(spill)
+        for _ in range(2):
+            for start in range(0, 1000, 10):
+                keys = [padding + b"%d" % n for n in range(start, start + 10)]
+                offsets = pa.array(range(start, start + 10), pa.int64())
+                counts.add(0, pa.array(keys, pa.binary()), 0, offsets)
+        pieces = [table.to_pydict() for table in counts.merged()]
+    assert sum(len(piece["key"]) for piece in pieces) == 1000
+    assert {count for piece in pieces for count in piece["count"]} == {2}
+    assert max(len(piece["key"]) for piece in pieces) <= 50
 
 
 def test_an_audit_of_nothing_is_a_misuse() -> None:

@@ -24,6 +24,7 @@ from oncelog.client.consumer.blocking import Consumer
 from oncelog.errors import ConfigError, MissingDependency, MisuseError, StorageError, TimedOut
 from oncelog.local_audit import TableAuditResult, audit_table, key_counts, row_runs, table_audit
 from oncelog.local_audit.row_runs import RowRuns
+from oncelog.local_audit.spill_directory import SpillDirectory
 from oncelog.spark.source.offset_ranges import DataLossError
 from oncelog.types import Isolation, TopicPartition
 from oncelog.wire.batch import build_batch
@@ -618,7 +619,8 @@ def test_a_table_of_offsets_that_never_existed_takes_bounded_memory(
     monkeypatch.setattr(row_runs, "OUTSIDE_RUNS", 10)
     monkeypatch.setattr(row_runs, "OUTSIDE_PARTITIONS", 5)
     tp = TopicPartition("t", 0)
-    with RowRuns({tp: 3}) as rows:
+    with SpillDirectory() as spill:
+        rows = RowRuns({tp: 3}, spill)
         file = rows.add_file("f")
         offsets = np.arange(0, 2000, 2, dtype=np.int64)
         rows.add_rows("t", np.zeros(1000, np.int64), offsets, file)
@@ -652,7 +654,6 @@ def test_a_comparison_by_key_names_lost_doubled_and_unexpected_keys(
     assert (result.verdict, result.difference) == ("violated", (10, 10, 2, 1, 1, 1))
     assert "cannot tell which row of a key is wrong" in result.notes[0]
     monkeypatch.setattr(key_counts, "ROWS_AT_ONCE", 3)
-    monkeypatch.setattr(key_counts, "ROWS_PER_BUCKET", 4)
     assert audit_table(broker.bootstrap_servers, topic, table, by_key=True, columns="key=id") == result
 
 

@@ -1,30 +1,27 @@
 """Count the records of each key in bounded memory.
 
-Records arrive as columns. At most ROWS_AT_ONCE of them are in memory: then their counts by key go to a
-temporary file, sorted into buckets by a hash of the key. `merged` adds up the counts of one bucket after
-another. So memory also holds the distinct keys of one bucket, about ROWS_PER_BUCKET if no record has a key
-twice. The records of one frequent key take one row for each file.
+Records arrive as columns. At most ROWS_AT_ONCE of them, with keys of about BYTES_AT_ONCE together, are in
+memory: then their counts by key go to a temporary file, sorted into buckets by a hash of the key. `merged`
+adds up the counts of some buckets after another, with at most these rows and bytes together. Only a single
+bucket may have more, which is one thousandth of all. The records of one frequent key take one row for each
+file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from oncelog.spark.audit.row_hash import checksums_in_step
+from oncelog.local_audit.spill_directory import SpillDirectory
+from oncelog.spark.audit.row_hash import checksums
 
 ROWS_AT_ONCE = 1 << 20
-ROWS_PER_BUCKET = 1 << 20
-_MAX_BUCKETS = 4096
-_HASHED_BYTES = 64
-"""The hash covers the first bytes of a key. Its cost grows with the longest key of all."""
+BYTES_AT_ONCE = 1 << 26
+_BUCKETS = 1024
 _KEYS = ["group", "key"]
 _PLACES = ("first_tp", "first_offset", "last_tp", "last_offset")
 
@@ -36,22 +33,14 @@ class KeyCounts:
     for the partition, in the order of partitions. Records without a key are only counted, in `without_key`.
     """
 
-    def __init__(self, expected_rows: int) -> None:
-        self._bucket_count = min(max(1, -(-expected_rows // ROWS_PER_BUCKET)), _MAX_BUCKETS)
+    def __init__(self, spill: SpillDirectory) -> None:
+        self._spill = spill
         self._waiting: list[pa.Table] = []
-        self._waiting_rows = 0
+        self._waiting_rows = self._waiting_bytes = 0
         self._files = 0
-        self._directory: TemporaryDirectory[str] | None = None
+        self._bucket_rows = np.zeros(_BUCKETS, np.int64)
+        self._bucket_bytes = np.zeros(_BUCKETS, np.int64)
         self.without_key = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._directory is not None:
-            self._directory.cleanup()
 
     def add(self, group: int, keys: Any, tp: int, offsets: Any) -> None:
         """Add records of one partition: a binary column of keys, and a column of their offsets."""
@@ -67,7 +56,8 @@ class KeyCounts:
         columns |= {"count": pa.repeat(pa.scalar(1, pa.int64()), count)}
         self._waiting.append(pa.table(columns | dict(zip(_PLACES, places, strict=True))))
         self._waiting_rows += count
-        if self._waiting_rows >= ROWS_AT_ONCE:
+        self._waiting_bytes += pc.sum(pc.binary_length(columns["key"])).as_py()
+        if self._waiting_rows >= ROWS_AT_ONCE or self._waiting_bytes >= BYTES_AT_ONCE:
             self._write()
 
     def merged(self) -> Iterator[Any]:
@@ -76,32 +66,44 @@ class KeyCounts:
             yield _counted(self._waiting)
             return
         self._write()
-        readers = [pa.ipc.open_file(pa.memory_map(str(self._path(n)))) for n in range(self._files)]
-        for bucket in range(self._bucket_count):
-            yield _counted([pa.Table.from_batches([reader.get_batch(bucket)]) for reader in readers])
+        paths = [str(self._spill.path(f"{number}.arrow")) for number in range(self._files)]
+        readers = [pa.ipc.open_file(pa.memory_map(path)) for path in paths]
+        for first, end in self._pieces():
+            buckets = range(first, end)
+            yield _counted([pa.Table.from_batches(map(reader.get_batch, buckets)) for reader in readers])
+
+    def _pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield ranges of buckets that fit in memory together, or that are one bucket."""
+        first = rows = size = 0
+        for bucket in range(_BUCKETS):
+            more_rows, more_bytes = int(self._bucket_rows[bucket]), int(self._bucket_bytes[bucket])
+            is_full = rows + more_rows > ROWS_AT_ONCE or size + more_bytes > BYTES_AT_ONCE
+            if is_full and first < bucket:
+                yield first, bucket
+                first, rows, size = bucket, 0, 0
+            rows, size = rows + more_rows, size + more_bytes
+        yield first, _BUCKETS
 
     def _write(self) -> None:
         if not self._waiting:
             return
         table = _counted(self._waiting).combine_chunks()
-        self._waiting, self._waiting_rows = [], 0
-        if self._directory is None:
-            self._directory = TemporaryDirectory(prefix="oncelog-audit-")
-        buckets = _bucket_of(table["key"], self._bucket_count)
+        self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+        keys = table["key"].combine_chunks()
+        # The whole key is hashed: keys may differ only at their end. Guard:
+        # test_keys_take_bounded_memory_whatever_they_look_like.
+        buckets = ((checksums(keys) & np.uint64(0xFFFFFFFF)) % np.uint64(_BUCKETS)).astype(np.int64)
+        sizes = pc.binary_length(keys).to_numpy()
+        self._bucket_rows += np.bincount(buckets, minlength=_BUCKETS)
+        self._bucket_bytes += np.bincount(buckets, sizes, minlength=_BUCKETS).astype(np.int64)
         table = table.take(pa.array(np.argsort(buckets, kind="stable")))
-        bounds = np.searchsorted(np.sort(buckets), np.arange(self._bucket_count + 1))
-        with (
-            pa.OSFile(str(self._path(self._files)), "wb") as file,
-            pa.ipc.new_file(file, table.schema) as out,
-        ):
+        bounds = np.searchsorted(np.sort(buckets), np.arange(_BUCKETS + 1))
+        path = self._spill.path(f"{self._files}.arrow")
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as out:
             for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
                 piece = table.slice(start, end - start).combine_chunks().to_batches()
                 out.write_batch(piece[0] if piece else _empty(table.schema))
         self._files += 1
-
-    def _path(self, number: int) -> Path:
-        assert self._directory is not None
-        return Path(self._directory.name, f"{number}.arrow")
 
 
 def _counted(tables: list[Any]) -> Any:
@@ -115,11 +117,6 @@ def _counted(tables: list[Any]) -> Any:
     names = {"count_sum": "count", **{f"{name}_{end}": name for name, end in ends}}
     counted = counted.rename_columns([names.get(name, name) for name in counted.column_names])
     return counted.select(_EMPTY.column_names)
-
-
-def _bucket_of(keys: Any, bucket_count: int) -> Any:
-    start = pc.binary_slice(keys.combine_chunks(), 0, _HASHED_BYTES)
-    return (checksums_in_step(start) % np.uint64(bucket_count)).astype(np.int64)
 
 
 def _empty(schema: Any) -> Any:

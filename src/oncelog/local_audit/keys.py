@@ -16,6 +16,7 @@ from oncelog.audit.key_findings import OFFSETS_NAMED, Place, differing_key, repe
 from oncelog.audit.result import DIFFERENCE_KINDS, AuditFinding, Difference, KeyTotals
 from oncelog.client.consumer.blocking import Consumer
 from oncelog.local_audit.key_counts import KeyCounts
+from oncelog.local_audit.spill_directory import SpillDirectory
 from oncelog.spark.source.offset_ranges import Available
 from oncelog.types import TopicPartition
 
@@ -38,16 +39,13 @@ def read_records(client: Mapping[str, object], now: Available) -> Iterator[tuple
                 yield number, batch
 
 
-def _offset_count(now: Available) -> int:
-    return sum(max(0, now.latest[tp] - start) for tp, start in now.earliest.items())
-
-
 def check_keys(client: Mapping[str, object], now: Available, max_findings: int) -> KeyCheck:
     """Check that each key occurs once per topic. At most `max_findings` keys become findings."""
     tps = sorted(now.earliest)
     topics = sorted({tp.topic for tp in tps})
     records = keys = repeated = 0
-    with KeyCounts(_offset_count(now)) as counts:
+    with SpillDirectory() as spill:
+        counts = KeyCounts(spill)
         for number, batch in read_records(client, now):
             counts.add(topics.index(tps[number].topic), batch["key"], number, batch["offset"])
         shown: Any = None
@@ -115,7 +113,8 @@ def compare_keys(
 ) -> KeyCheck:
     """Compare how often each key occurs in `now` and in `expected`."""
     sides = (now, expected)
-    with KeyCounts(sum(map(_offset_count, sides))) as counts:
+    with SpillDirectory() as spill:
+        counts = KeyCounts(spill)
         for side, offsets in enumerate(sides):
             for number, batch in read_records(client, offsets):
                 counts.add(side, batch["key"], number, batch["offset"])

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 
 from oncelog.audit.table_rows import RUN, Ints, Runs, cut_runs, runs_of_rows
+from oncelog.local_audit.spill_directory import SpillDirectory
 from oncelog.types import TopicPartition
 
 WINDOW_OFFSETS = 1 << 20
@@ -73,9 +70,12 @@ def _clipped(runs: Runs, low: int, high: int) -> Runs:
 
 
 class RowRuns:
-    """The rows of the audited partitions. `ends` has the end offset of each partition, exclusive."""
+    """The rows of the audited partitions. `ends` has the end offset of each partition, exclusive.
 
-    def __init__(self, ends: Mapping[TopicPartition, int]) -> None:
+    `spill` is for the runs beyond RUNS_IN_MEMORY, and must be open while rows are added and read.
+    """
+
+    def __init__(self, ends: Mapping[TopicPartition, int], spill: SpillDirectory) -> None:
         self.files: list[str] = []
         self.rows: defaultdict[TopicPartition, int] = defaultdict(int)
         self.outside: dict[TopicPartition, OutsideRows] = {}
@@ -91,17 +91,8 @@ class RowRuns:
         self._waiting: defaultdict[tuple[TopicPartition, int], list[Runs]] = defaultdict(list)
         self._waiting_runs = 0
         self._places: defaultdict[tuple[TopicPartition, int], list[tuple[int, int]]] = defaultdict(list)
-        self._directory: TemporaryDirectory[str] | None = None
+        self._spill = spill
         self._written = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._directory is not None:
-            self._directory.cleanup()
 
     def add_file(self, name: str) -> int:
         """Return the number of a new file of the table."""
@@ -158,9 +149,7 @@ class RowRuns:
             self._write()
 
     def _write(self) -> None:
-        if self._directory is None:
-            self._directory = TemporaryDirectory(prefix="oncelog-audit-")
-        with self._path().open("ab") as file:
+        with self._spill.path("runs").open("ab") as file:
             for key, pieces in self._waiting.items():
                 runs = np.concatenate(pieces)
                 runs.tofile(file)
@@ -168,10 +157,6 @@ class RowRuns:
                 self._written += len(runs)
         self._waiting.clear()
         self._waiting_runs = 0
-
-    def _path(self) -> Path:
-        assert self._directory is not None
-        return Path(self._directory.name, "runs")
 
     def windows(self, tp: TopicPartition) -> list[int]:
         """Return the numbers of the windows that have rows of a partition, sorted."""
@@ -181,5 +166,5 @@ class RowRuns:
         """Yield the runs of a window, at most RUNS_IN_MEMORY at a time."""
         yield from self._waiting.get((tp, window), ())
         for first, count in self._places.get((tp, window), ()):
-            with self._path().open("rb") as file:
+            with self._spill.path("runs").open("rb") as file:
                 yield np.fromfile(file, RUN, count, offset=first * RUN.itemsize)

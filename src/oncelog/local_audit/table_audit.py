@@ -29,6 +29,7 @@ from oncelog.local_audit.key_counts import KeyCounts
 from oncelog.local_audit.keys import EXPECTED, FOUND, LATER, KeyRow, compare_counts, read_records
 from oncelog.local_audit.record_fates import PartitionSnapshot, RecordFates
 from oncelog.local_audit.row_runs import RowRuns
+from oncelog.local_audit.spill_directory import SpillDirectory
 from oncelog.local_audit.table_findings import outside_finding, row_finding, unlocated_finding
 from oncelog.local_audit.table_result import TableAuditResult, TableFinding, TableTotals
 from oncelog.local_audit.tables.table import Columns, Table, parse_columns, parse_table
@@ -143,10 +144,8 @@ def _audit_offsets(
 ) -> TableAuditResult:
     findings: list[TableFinding] = []
     totals: dict[TopicPartition, TableTotals] = {}
-    with (
-        RowRuns({tp: snapshot.end for tp, snapshot in snapshots.items()}) as rows,
-        Consumer(dict(client)) as consumer,
-    ):
+    with SpillDirectory() as spill, Consumer(dict(client)) as consumer:
+        rows = RowRuns({tp: snapshot.end for tp, snapshot in snapshots.items()}, spill)
         table.read_into(rows)
         for tp, snapshot in snapshots.items():
             audit = _PartitionAudit(tp, RecordFates(consumer, tp, snapshot), rows, max_findings)
@@ -288,10 +287,10 @@ def _audit_keys(
     test_a_comparison_by_key_accuses_no_row_that_a_writer_adds_meanwhile.
     """
     tps = sorted(before.earliest)
-    expected = sum(max(0, before.latest[tp] - before.earliest[tp]) for tp in tps)
     starts = {tp: max(before.latest.get(tp, start), start) for tp, start in after.earliest.items()}
     later = replace(after, earliest=starts)
-    with KeyCounts(2 * expected) as counts:
+    with SpillDirectory() as spill:
+        counts = KeyCounts(spill)
         positions: dict[int, int] = {}
         for file, keys in table.read_keys(column):
             first = positions.get(file, 0)

@@ -23,7 +23,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _NULL = np.uint64(0xFFFFFFFFFFFFFFFF)
 _SHORT_BYTES, _LONG_BYTES = 32, 256
-"""Limits by which `_checksums` chooses the fastest method: vector code if no row is longer than _SHORT_BYTES,
+"""Limits by which `checksums` chooses the fastest method: vector code if no row is longer than _SHORT_BYTES,
 memory views if the mean length is above _LONG_BYTES.
 """
 
@@ -54,11 +54,11 @@ def _field(column: Any) -> _Hashes:
         numbers: _Hashes = values.astype(np.int64).view(np.uint64)
         return numbers
     if pa.types.is_binary(column.type) or pa.types.is_string(column.type):
-        return _checksums(column.cast(pa.binary()))
-    return _checksums(pa.array([_flat(row) for row in column.to_pylist()], pa.binary()))
+        return checksums(column.cast(pa.binary()))
+    return checksums(pa.array([_flat(row) for row in column.to_pylist()], pa.binary()))
 
 
-def _checksums(column: Any) -> _Hashes:
+def checksums(column: Any) -> _Hashes:
     """Return CRC-32C (low 32 bits) and length (high 32 bits) of each row of a binary column."""
     count = len(column)
     is_null = pc.is_null(column).to_numpy(zero_copy_only=False) if column.null_count else None
