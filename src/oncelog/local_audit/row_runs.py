@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -69,6 +70,11 @@ def _clipped(runs: Runs, low: int, high: int) -> Runs:
     return parts
 
 
+def _by_partition() -> defaultdict[TopicPartition, defaultdict[int, list[Any]]]:
+    """Return a map from a partition and a window to a list."""
+    return defaultdict(lambda: defaultdict(list))
+
+
 class RowRuns:
     """The rows of the audited partitions. `ends` has the end offset of each partition, exclusive.
 
@@ -88,9 +94,9 @@ class RowRuns:
         """The highest offset below the end that has a row."""
         self.window_offsets = WINDOW_OFFSETS
         self._ends = ends
-        self._waiting: defaultdict[tuple[TopicPartition, int], list[Runs]] = defaultdict(list)
+        self._waiting: defaultdict[TopicPartition, defaultdict[int, list[Runs]]] = _by_partition()
         self._waiting_runs = 0
-        self._places: defaultdict[tuple[TopicPartition, int], list[tuple[int, int]]] = defaultdict(list)
+        self._places: defaultdict[TopicPartition, defaultdict[int, list[tuple[int, int]]]] = _by_partition()
         self._spill = spill
         self._written = 0
 
@@ -143,28 +149,29 @@ class RowRuns:
         runs, windows = runs[order], windows[order]
         values, starts = np.unique(windows, return_index=True)
         for window, piece in zip(values.tolist(), np.split(runs, starts[1:]), strict=True):
-            self._waiting[tp, window].append(piece)
+            self._waiting[tp][window].append(piece)
         self._waiting_runs += len(runs)
         if self._waiting_runs >= RUNS_IN_MEMORY:
             self._write()
 
     def _write(self) -> None:
         with self._spill.path("runs").open("ab") as file:
-            for key, pieces in self._waiting.items():
-                runs = np.concatenate(pieces)
-                runs.tofile(file)
-                self._places[key].append((self._written, len(runs)))
-                self._written += len(runs)
+            for tp, windows in self._waiting.items():
+                for window, pieces in windows.items():
+                    runs = np.concatenate(pieces)
+                    runs.tofile(file)
+                    self._places[tp][window].append((self._written, len(runs)))
+                    self._written += len(runs)
         self._waiting.clear()
         self._waiting_runs = 0
 
     def windows(self, tp: TopicPartition) -> list[int]:
         """Return the numbers of the windows that have rows of a partition, sorted."""
-        return sorted({window for kept in (self._waiting, self._places) for key, window in kept if key == tp})
+        return sorted(self._waiting[tp].keys() | self._places[tp].keys())
 
     def read(self, tp: TopicPartition, window: int) -> Iterator[Runs]:
         """Yield the runs of a window, at most RUNS_IN_MEMORY at a time."""
-        yield from self._waiting.get((tp, window), ())
-        for first, count in self._places.get((tp, window), ()):
+        yield from self._waiting[tp].get(window, ())
+        for first, count in self._places[tp].get(window, ()):
             with self._spill.path("runs").open("rb") as file:
                 yield np.fromfile(file, RUN, count, offset=first * RUN.itemsize)
