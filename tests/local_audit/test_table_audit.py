@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sqlite3
 import sys
@@ -487,6 +488,27 @@ def test_a_table_that_cannot_be_read_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=error):
         audit_table(broker.bootstrap_servers, transactions, table)
+
+
+def test_names_that_do_not_name_one_thing_are_refused(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path
+) -> None:
+    """Two columns of one name, and names that are not UTF-8, ended the audit with a traceback (R1198)."""
+    offsets = pa.array([0, 1])
+    columns = [pa.array([0, 0]), offsets, offsets]
+    twice = pa.Table.from_arrays(columns, names=["partition", "offset", "offset"])
+    parquet.write_table(twice, tmp_path / "t.parquet")
+    with pytest.raises(ConfigError, match=r"t\.parquet has 2 columns 'offset'"):
+        audit_table(broker.bootstrap_servers, transactions, f"parquet:{tmp_path / 't.parquet'}")
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        audit_table(broker.bootstrap_servers, transactions, f"parquet:{name}")
+    try:
+        Path(name).touch()
+    except OSError:
+        return  # a file system that has only UTF-8 names
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        audit_table(broker.bootstrap_servers, transactions, f"parquet:{tmp_path}")
 
 
 def test_tables_whose_files_are_not_the_whole_truth_are_refused(

@@ -105,6 +105,10 @@ def _read(file: DataFile, names: list[str]) -> Iterator[Any]:
     for name in names:
         if name not in present:
             raise missing_column(name, present, file.name)
+        if present.count(name) > 1:
+            raise ConfigError(
+                f"{file.name} has {present.count(name)} columns {name!r}: none of them is chosen"
+            )
     stored = [name for name in names if name not in file.constants]
     if not stored:
         raise ConfigError(f"{file.name}: the offset of a row must be in the file, not in its path")
@@ -192,15 +196,15 @@ def open_parquet(path: str, columns: Columns, topics: Sequence[str]) -> ArrowTab
     Raises ConfigError if the path does not exist, or is a table of another format.
     """
     system, root = file_system(path)
-    info = system.get_file_info(root)
-    if info.type is fs.FileType.NotFound:
-        raise ConfigError(f"{path}: no such file or directory")
-    if info.type is fs.FileType.File:
-        names = [""]
-        what = path
-    else:
-        names = _data_files(system, root, path)
-        what = f"{path} ({len(names)} files)"
+    try:
+        info = system.get_file_info(root)
+        if info.type is fs.FileType.NotFound:
+            raise ConfigError(f"{path}: no such file or directory")
+        is_file = info.type is fs.FileType.File
+        names = [""] if is_file else _data_files(system, root, path)
+    except UnicodeError as error:
+        raise ConfigError(f"{path!a}: the name of the path, or of a file in it, is not UTF-8") from error
+    what = path if is_file else f"{path} ({len(names)} files)"
 
     def data_files() -> Iterator[DataFile]:
         for name in names:
