@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -173,6 +174,37 @@ def test_a_group_commits_only_what_is_in_the_file(
         assert read(*arguments).code == 0
         assert sorted(offset.offset for offset in admin.group_offsets(group).values()) == [6, 6]
     assert pq.read_table(path).num_rows == 12
+
+
+@pytest.mark.parametrize("to_file", [False, True], ids=["printed", "saved"])
+def test_a_group_does_not_commit_what_was_polled_and_not_written(
+    read: Callable[..., Outcome], ours: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to_file: bool
+) -> None:
+    group, path = f"interrupted-{next(_numbers)}", tmp_path / "t.parquet"
+    output = ["--to-parquet", str(path)] if to_file else ["-f", r"%p:%o\n"]
+    arguments = [
+        "--group",
+        group,
+        "--from-beginning",
+        "-X",
+        "max.poll.records=5",
+        "--header",
+        "trace",
+        *output,
+    ]
+    matches, calls = consume.RecordFilter.matches, itertools.count(1)
+
+    def interrupted_once(record_filter: consume.RecordFilter, record: Any) -> bool:
+        if next(calls) == 8:  # Ctrl-C after the second poll
+            raise KeyboardInterrupt
+        return matches(record_filter, record)
+
+    monkeypatch.setattr(consume.RecordFilter, "matches", interrupted_once)
+    got = read(*arguments)
+    written = pq.read_table(path).num_rows if to_file else len(got.out.splitlines())
+    with Admin({"bootstrap.servers": ours}) as admin:
+        committed = sum(offset.offset for offset in admin.group_offsets(group).values())
+    assert (got.code, written, committed) == (0, 5, 5), got.err
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from oncelog.cli.interrupt import Interrupt
 from oncelog.cli.record_filter import RecordFilter, parse_filter
 from oncelog.cli.record_format import Part, parse_format, render
 from oncelog.cli.times import TimeType
-from oncelog.errors import OncelogError
+from oncelog.errors import MisuseError, OncelogError
 
 _POLL_SECONDS = 0.5
 _HEAD = ["PARTITION", "OFFSET", "TIME", "KEY", "HEADERS", "VALUE"]
@@ -64,10 +65,14 @@ class _Options:
 
 @dataclass(slots=True)
 class _Counts:
-    """Numbers of records: those that were read, and those of them that matched the filter."""
+    """Numbers of records: those that were read, and those of them that matched the filter.
+
+    `pending` are the records of the last poll, until they are printed or in the file.
+    """
 
     read: int = 0
     matched: int = 0
+    pending: Sequence[Any] = ()
 
 
 @click.command("consume")
@@ -154,12 +159,16 @@ def command(topics: tuple[str, ...], client_config: dict[str, Any], **given: Any
     with _consumer(client_config, options) as consumer:
         ends = _start(consumer, client_config, topics, options)
         polls = _records(consumer, options, ends, record_filter, counts)
-        if options.parquet is not None:
-            _save(polls, options.parquet)
+        try:
+            if options.parquet is not None:
+                _save(polls, options.parquet, counts)
+            else:
+                _print(polls, options.output or "value", parts, counts)
+        finally:
             if options.group is not None:
-                consumer.commit()
-        else:
-            _print(polls, options.output or "value", parts)
+                _give_back(consumer, counts.pending)
+        if options.group is not None and options.parquet is not None:
+            consumer.commit()
     of_read = f" of {counts.read}" if record_filter else ""
     click.echo(f"{counts.matched}{of_read} records", err=True)
     if options.max_messages is not None and counts.matched < options.max_messages and not options.has_end:
@@ -308,7 +317,8 @@ def _records(
         if timeout_ms is not None:
             wait = min(wait, timeout_ms / 1000 - quiet_seconds)
         room = None if max_messages is None else max_messages - counts.matched
-        rows = consumer.poll(wait, max_records=room)
+        # In one statement, so that no signal comes between the poll and `pending`.
+        counts.pending = rows = consumer.poll(wait, max_records=room)
         rows = [row for row in rows if not ends or row.offset < ends[row.topic, row.partition]]
         quiet_seconds = 0.0 if rows else quiet_seconds + wait
         if timeout_ms is not None and quiet_seconds >= timeout_ms / 1000:
@@ -319,16 +329,35 @@ def _records(
         yield matching
 
 
-def _save(polls: Iterator[list[Any]], path: Path) -> None:
+def _give_back(consumer: Any, rows: Sequence[Any]) -> None:
+    """Move the positions of a group's member back to records that it polled and did not write.
+
+    Otherwise the commit at the end would cover them. Guard:
+    test_a_group_does_not_commit_what_was_polled_and_not_written.
+    """
+    from oncelog.types import TopicPartition
+
+    first: dict[Any, int] = {}
+    for row in rows:
+        first.setdefault(TopicPartition(row.topic, row.partition), row.offset)
+    with Interrupt():
+        for tp, offset in first.items():
+            # Another member may own the partition by now.
+            with suppress(MisuseError):
+                consumer.seek(tp, offset)
+
+
+def _save(polls: Iterator[list[Any]], path: Path, counts: _Counts) -> None:
     """Write records into a Parquet file. Ctrl-C ends it without an error, a second one leaves no file."""
     from oncelog.cli.parquet_file import ParquetFile
 
     with ParquetFile(path) as file, Interrupt() as interrupt:
         for rows in interrupt.until(polls):
             file.add(rows)
+            counts.pending = ()
 
 
-def _print(polls: Iterator[list[Any]], output: str, parts: list[Part] | None) -> None:
+def _print(polls: Iterator[list[Any]], output: str, parts: list[Part] | None, counts: _Counts) -> None:
     """Print records as they arrive. Ctrl-C and a closed pipe end the output without an error."""
     count, has_head = 0, False
     try:
@@ -344,6 +373,7 @@ def _print(polls: Iterator[list[Any]], output: str, parts: list[Part] | None) ->
                 count += len(rows)
                 _write(text)
                 sys.stdout.flush()
+                counts.pending = ()
         except KeyboardInterrupt:
             pass
         except OncelogError:
