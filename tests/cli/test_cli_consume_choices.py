@@ -17,7 +17,7 @@ import pytest
 from support.cli import Outcome, oncelog
 from support.topics import new_topic, producer_of
 
-from oncelog import Admin, NewTopic
+from oncelog import Admin, NewTopic, TopicPartition
 from oncelog.cli import consume
 
 BEGIN_MS = 1_700_000_000_000
@@ -73,6 +73,24 @@ def test_reading_starts_and_ends_where_the_options_say(
     got = read(*arguments, *PLACES)
     assert got.code == 0, got.err
     assert sorted(got.out.split()) == [f"{partition}:{offset}" for partition in (0, 1) for offset in offsets]
+
+
+def test_records_that_are_left_after_a_deletion_are_read(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, place = new_topic(ours), consume._place
+    with producer_of(ours) as producer:
+        for number in range(6):
+            producer.send(name, b"%d" % number)
+
+    def then_delete(*arguments: Any) -> None:
+        place(*arguments)
+        with Admin({"bootstrap.servers": ours}) as admin:
+            admin.delete_records({TopicPartition(name, 0): 4})
+
+    with monkeypatch.context() as patch:
+        patch.setattr(consume, "_place", then_delete)
+        assert oncelog("consume", name, "--tail", "6", "-e", servers=ours).out == "4\n5\n"
+    deleted = oncelog("consume", name, "-p", "0", "--offset", "0", "-e", servers=ours)
+    assert deleted.code == 1 and "OFFSET_OUT_OF_RANGE" in deleted.err
 
 
 def test_a_format_prints_each_part_of_a_record(read: Callable[..., Outcome], topic: str) -> None:
