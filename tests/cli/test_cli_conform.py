@@ -16,7 +16,9 @@ from support.security.brokers import Certificates, client_config, secured_broker
 from oncelog import Admin, Broker
 from oncelog.broker.state import OFFERED
 from oncelog.conform.deadline import Deadline
-from oncelog.conform.scenario_reader import read_scenarios
+from oncelog.conform.raw_connection import NoAnswer
+from oncelog.conform.scenario_reader import Scenario, read_scenarios
+from oncelog.conform.scenario_run import StepFailed
 from oncelog.conform.suite import NO_MORE_ANSWERS, OUT_OF_TIME, Limits, Suite
 from oncelog.wire.frames import RequestHeader
 from oncelog.wire.messages import API_BY_NAME
@@ -211,6 +213,19 @@ def test_scenarios_without_enough_time_are_skipped_with_exit_code_4(
     ours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Suite, "prepare", lambda suite: setattr(suite, "_end", Deadline(0)))
+    ended = conform(ours, "-o", "json", sections=("txn_late",))
+    assert {(row["result"], row["reason"]) for row in rows_of(ended)} == {("skipped", OUT_OF_TIME)}
+    assert ended.code == 4
+
+
+def test_a_scenario_that_the_end_of_the_time_cuts_is_no_failure(
+    ours: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(suite: Suite, scenario: Scenario, version: int | None) -> None:
+        monkeypatch.setattr(suite, "_end", Deadline(0))
+        raise StepFailed(scenario, "state A -> Ongoing", NoAnswer("the broker did not answer in time"))
+
+    monkeypatch.setattr(Suite, "_run", cut)
     ended = conform(ours, "-o", "json", sections=("txn_late",))
     assert {(row["result"], row["reason"]) for row in rows_of(ended)} == {("skipped", OUT_OF_TIME)}
     assert ended.code == 4
