@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -229,3 +230,24 @@ def test_a_scenario_that_the_end_of_the_time_cuts_is_no_failure(
     ended = conform(ours, "-o", "json", sections=("txn_late",))
     assert {(row["result"], row["reason"]) for row in rows_of(ended)} == {("skipped", OUT_OF_TIME)}
     assert ended.code == 4
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_run_that_is_terminated_leaves_no_topics(
+    ours: str, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    run, number = Suite._run, getattr(signal, name)
+
+    def then_terminate(suite: Suite, scenario: Scenario, version: int | None) -> None:
+        run(suite, scenario, version)
+        signal.raise_signal(number)
+
+    monkeypatch.setattr(Suite, "_run", then_terminate)
+    before = signal.signal(number, lambda *_: None)  # so that it does not end the tests
+    try:
+        ended = conform(ours, "--prefix", name, sections=("producers",))
+    finally:
+        signal.signal(number, before)
+    assert ended.code == 128 + number
+    with Admin({"bootstrap.servers": ours}) as admin:
+        assert not any(topic.name.startswith(name) for topic in admin.list_topics())

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
+from oncelog.cli.interrupt import clean_up_on_termination
 
 if TYPE_CHECKING:
     from oncelog.conform.scenario_reader import Scenario
@@ -92,14 +93,17 @@ def command(
         return
     suite = _connect(client_config, prefix, timeout, max_time)
     outcomes: list[Outcome] = []
-    try:
-        suite.prepare()
-        for outcome in suite.run(scenarios, newest_only=newest, keep=keep):
-            outcomes.append(outcome)
-            _show_progress(outcomes)
-    finally:
-        if not keep:
-            _clean_up(suite)
+    # CI systems end what takes too long with SIGTERM. Guard:
+    # test_a_run_that_is_terminated_leaves_no_topics.
+    with clean_up_on_termination():
+        try:
+            suite.prepare()
+            for outcome in suite.run(scenarios, newest_only=newest, keep=keep):
+                outcomes.append(outcome)
+                _show_progress(outcomes)
+        finally:
+            if not keep:
+                _clean_up(suite)
     _show(outcomes, output)
     if any(outcome.result == "fail" for outcome in outcomes):
         raise SystemExit(EXIT_FAILED)

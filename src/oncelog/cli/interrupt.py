@@ -1,9 +1,10 @@
-"""Ctrl-C in commands that read a stream of items."""
+"""Ctrl-C in commands that read a stream of items, and signals that must not skip a clean-up."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
@@ -48,3 +49,23 @@ class Interrupt:
             finally:
                 self._is_reading = False
             yield item
+
+
+@contextmanager
+def clean_up_on_termination() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into SystemExit, so that they do not skip `finally` blocks."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    # nohup ignores SIGHUP.
+    before = {number: signal.getsignal(number) for number in numbers}
+    changed = [number for number in numbers if before[number] is not signal.SIG_IGN]
+    try:
+        for number in changed:
+            signal.signal(number, end)
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, before[number])
