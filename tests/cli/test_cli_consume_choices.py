@@ -174,6 +174,16 @@ def test_an_error_leaves_the_old_parquet_file(ours: str, tmp_path: Path) -> None
     assert os.listdir(tmp_path) == ["t.parquet"]
 
 
+def test_a_parquet_file_replaces_no_pipe_and_no_link(read: Callable[..., Outcome], tmp_path: Path) -> None:
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link", tmp_path / "target"
+    os.mkfifo(pipe)
+    got = read("--from-beginning", "-e", "--to-parquet", str(pipe))
+    assert got.code == 2 and "is not a regular file" in got.err and pipe.is_fifo()
+    link.symlink_to(target.name)
+    assert read("--from-beginning", "-e", "--to-parquet", str(link)).code == 0
+    assert link.is_symlink() and pq.read_table(target).num_rows == 12
+
+
 def test_a_group_commits_only_what_is_in_the_file(
     read: Callable[..., Outcome], ours: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

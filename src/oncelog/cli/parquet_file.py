@@ -11,6 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from oncelog.errors import MisuseError
 from oncelog.types import Record
 
 CHUNK_RECORDS = 50_000
@@ -31,11 +32,19 @@ SCHEMA = pa.schema(
 
 
 class ParquetFile:
-    """A Parquet file that is being written. It replaces `path` when the block ends without an error."""
+    """A Parquet file that is being written. It replaces `path` when the block ends without an error.
+
+    A link stays a link: the file that it leads to is replaced.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+        """Raise MisuseError if `path` is a device or a pipe, which a file must not replace."""
+        # A superuser's `--to-parquet /dev/null` would leave the system without a null device. Guard:
+        # test_a_parquet_file_replaces_no_pipe_and_no_link.
+        if path.exists() and not path.is_file():
+            raise MisuseError(f"{path} is not a regular file; name another one")
+        self._path = path.resolve()
+        self._temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.part")
         self._rows: list[Record] = []
         self._bytes = 0
         self._file: Any = None
