@@ -59,6 +59,15 @@ def test_an_error_names_the_line(text: str, tmp_path: Path) -> None:
     assert got.code == 2 and "line 2" in got.err
 
 
+@pytest.mark.parametrize(
+    "line", ["sasl.password=domain\\user-hunter2", "sasl.password=hunter2\\ud83d", "=hunter2"]
+)
+def test_an_error_does_not_show_a_password(line: str, tmp_path: Path) -> None:
+    (tmp_path / "c").write_text(line)
+    got = oncelog("topics", "list", "--command-config", str(tmp_path / "c"))
+    assert got.code == 2 and "line 1" in got.err and "hunter2" not in got.out + got.err
+
+
 @given(text=st.text("ab=: \\\t\f\n\r#!u0né"))
 def test_any_text_is_read_or_refused(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("p") / "c"

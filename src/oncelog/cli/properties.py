@@ -19,7 +19,11 @@ _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Return the settings in a file. Raises ConfigError, whose text has the line number."""
+    """Return the settings in a file.
+
+    Raises ConfigError, whose text has the line number. It does not have the line, which may be a password:
+    texts of errors end in logs. Guard: test_an_error_does_not_show_a_password.
+    """
     properties: dict[str, str] = {}
     for number, line in _logical_lines(_text(path)):
         entry = _ENTRY.fullmatch(line)
@@ -30,7 +34,7 @@ def read_properties(path: Path) -> dict[str, str]:
         except ValueError as error:
             raise ConfigError(f"{path}, line {number}: {error}") from None
         if not key:
-            raise ConfigError(f"{path}, line {number}: expected key=value, found {line!r}")
+            raise ConfigError(f"{path}, line {number}: expected key=value")
         # Kafka strips white space at the end of each value, even of passwords.
         properties[key] = value.strip()
     return properties
@@ -71,7 +75,7 @@ def _unescaped(text: str) -> str:
     def replaced(escape: re.Match[str]) -> str:
         what = escape[1]
         if what == "u":
-            raise ValueError(f"\\u needs four hexadecimal digits: {text!r}")
+            raise ValueError("\\u needs four hexadecimal digits; a backslash is written as two")
         return chr(int(what[1:], 16)) if len(what) > 1 else _CONTROL.get(what, what)
 
     found = _ESCAPE.sub(replaced, text)
@@ -79,4 +83,4 @@ def _unescaped(text: str) -> str:
         # Java writes a character beyond U+FFFF as two escapes.
         return found.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
     except UnicodeDecodeError:
-        raise ValueError(f"half of a surrogate pair: {text!r}") from None
+        raise ValueError("\\u stands for half of a surrogate pair") from None
