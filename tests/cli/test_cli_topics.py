@@ -41,6 +41,14 @@ def test_a_topic_is_created_listed_described_and_deleted(oncelog_broker: Broker)
     assert oncelog("topics", "list", "-o", "json", servers=servers).out == "[]\n"
 
 
+def test_each_deleted_topic_is_named_if_another_one_is_missing(oncelog_broker: Broker) -> None:
+    servers = oncelog_broker.bootstrap_servers
+    oncelog("topics", "create", "a", "b", servers=servers)
+    got = oncelog("topics", "delete", "a", "missing", "b", "--yes", servers=servers)
+    assert (got.code, got.out) == (1, "deleted a\ndeleted b\n")
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in got.err and "'missing'" in got.err
+
+
 def test_topics_are_altered(oncelog_broker: Broker) -> None:
     servers = oncelog_broker.bootstrap_servers
     oncelog("topics", "create", "t", "--config", "retention.ms=5000", servers=servers)
