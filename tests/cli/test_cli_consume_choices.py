@@ -19,6 +19,8 @@ from support.topics import new_topic, producer_of
 
 from oncelog import Admin, NewTopic, TopicPartition
 from oncelog.cli import consume
+from oncelog.cli.parquet_file import ParquetFile
+from oncelog.types import Record, TimestampType
 
 BEGIN_MS = 1_700_000_000_000
 _numbers = itertools.count()
@@ -172,6 +174,14 @@ def test_an_error_leaves_the_old_parquet_file(ours: str, tmp_path: Path) -> None
     got = oncelog("consume", "nosuch-topic", "--from-beginning", "-e", *short, servers=ours)
     assert got.code == 1 and path.read_text() == "what was there before"
     assert os.listdir(tmp_path) == ["t.parquet"]
+
+
+def test_large_headers_end_a_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oncelog.cli.parquet_file.CHUNK_BYTES", 100)
+    record = Record("t", 0, 0, 0, TimestampType.CREATE_TIME, None, b"v", (("trace", bytes(100)),))
+    with ParquetFile(tmp_path / "t.parquet") as file:
+        file.add([record, record])
+    assert pq.ParquetFile(tmp_path / "t.parquet").num_row_groups == 2
 
 
 def test_a_parquet_file_replaces_no_pipe_and_no_link(read: Callable[..., Outcome], tmp_path: Path) -> None:
