@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from support.cli import oncelog
@@ -40,6 +42,12 @@ def test_help_has_sections_with_all_commands() -> None:
     for title, commands in SECTIONS.items():
         (section,) = [text for text in sections if text.startswith(f"{title}:\n")]
         assert re.findall(r"^  (\S+)", section, re.MULTILINE) == list(commands)
+
+
+def test_the_lowest_version_of_click_suggests_subcommands() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (lowest,) = [text for text in project["dependencies"] if text.startswith("click>=")]
+    assert [int(part) for part in lowest.removeprefix("click>=").split(".")] >= [8, 4]
 
 
 @pytest.mark.parametrize(
