@@ -120,6 +120,9 @@ def test_offsets_must_name_every_partition() -> None:
             "is above maxOffsetsPer",
         ),
         ({**NEEDED, "maxTriggerDelay": "5s"}, None, "no effect without minOffsetsPerTrigger: set"),
+        ({**NEEDED, "commitOffsetsToGroup": "g"}, "batch", "has no meaning in a batch"),
+        ({**NEEDED, "commitOffsetsToGroup": " "}, "stream", "commitOffsetsToGroup is empty"),
+        ({**NEEDED, "commitOffsetsToGroup": "oncelog-orders/3"}, "stream", "are those of the sink"),
         ({**NEEDED, "minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, None, "like 500ms, 30s, 15m"),
     ],
 )

@@ -17,6 +17,7 @@ from pyspark.sql import datasource
 from pyspark.sql.types import VariantVal
 from pyspark.sql.variant_utils import VariantUtils
 
+from oncelog.spark.source.commit_schedule import CommitSchedule
 from oncelog.spark.source.offset_ranges import (
     Available,
     OffsetRange,
@@ -156,3 +157,20 @@ def test_a_micro_batch_begins_as_the_table_of_triggers_says(least: str, delay: s
     trigger_limit = TriggerLimit(None if least == "-" else int(least), int(delay))
     for now_ms, waiting, verdict in re.findall(r"(\d+):(\d+) (\w+)", triggers):
         assert trigger_limit.may_begin(int(waiting), int(now_ms)) == (verdict == "go"), f"at {now_ms}"
+
+
+@pytest.mark.parametrize(("triggers", "failures"), rows_of("spark_group_commits.txt"))
+def test_only_changed_offsets_of_finished_micro_batches_are_committed(triggers: str, failures: str) -> None:
+    schedule = CommitSchedule()
+    for trigger in triggers.split(";"):
+        before, _, outcome = trigger.partition("=>")
+        time_ms = int(before.split()[0])
+        due = schedule.due(Position(offsets_of(before), is_initial="initial" in before), time_ms)
+        word, *_ = outcome.split()
+        assert due == offsets_of(outcome), trigger
+        assert bool(due) == (word in ("commit", "fail")), trigger
+        if word == "commit":
+            schedule.succeed(due, time_ms)
+        elif word == "fail":
+            schedule.fail(time_ms)
+    assert f"{schedule.failures} {schedule.failures_in_row}" == failures

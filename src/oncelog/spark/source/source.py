@@ -41,6 +41,7 @@ from pyspark.sql.types import (
 
 from oncelog.errors import ConfigError
 from oncelog.spark.python_worker import freeze_modules
+from oncelog.spark.source.group_offsets import GroupOffsets
 from oncelog.spark.source.offset_ranges import (
     Available,
     DataLoss,
@@ -246,11 +247,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         self._target: Offsets | None = None
         self._seen: Available | None = None
         self._trigger_limit = TriggerLimit(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
+        self._group_offsets: GroupOffsets | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_resolver": None}
+        return {**self.__dict__, "_resolver": None, "_group_offsets": None}
+
+    def _group(self) -> GroupOffsets | None:
+        """Return the group of commitOffsetsToGroup, or None. The first call refuses a group with members."""
+        name = self._options.commit_offsets_to_group
+        if self._group_offsets is None and name is not None:
+            group = GroupOffsets(name, self._options.client)
+            try:
+                group.refuse_members()
+            except BaseException:
+                group.close()
+                raise
+            self._group_offsets = group
+        return self._group_offsets
+
+    def _commit(self, finished: Position) -> None:
+        if (group := self._group()) is not None:
+            group.commit(finished, _now_ms())
 
     def _available(self, *, may_miss: bool, expected: Collection[TopicPartition] = ()) -> Available:
+        self._group()
         if self._resolver is None:
             self._resolver = OffsetResolver(self._options)
         self._seen = self._resolver.available(may_miss=may_miss, expected=expected)
@@ -282,6 +302,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         before = Position.from_json(start)
+        # Spark calls commit() for a micro-batch only when it has planned another one. Without this line,
+        # tools would show the last one before a pause as lag. See
+        # test_the_group_has_the_offsets_of_every_finished_micro_batch.
+        self._commit(before)
         now = self._available(may_miss=True, expected=before.offsets)
         takes_all = isinstance(limit, ReadAllAvailable)
         count = None if takes_all else self._options.max_offsets_per_trigger
@@ -302,7 +326,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition)
 
+    def commit(self, end: dict[str, Any]) -> None:
+        self._commit(Position.from_json(end))
+
     def stop(self) -> None:
+        if self._group_offsets is not None:
+            self._group_offsets.close()
+            self._group_offsets = None
         if self._resolver is not None:
             self._resolver.close()
             self._resolver = None

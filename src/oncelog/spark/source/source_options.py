@@ -53,10 +53,11 @@ OPTIONS = _rows(
     ("maxTriggerDelay", "15m", "stream", "Longest wait for minOffsetsPerTrigger: a number with ms, s, m, h or d; without a unit, milliseconds."),
     ("minPartitions", None, "both", "Minimum number of Spark partitions: large ranges of offsets are split."),
     ("maxRecordsPerPartition", None, "both", "Maximum number of offsets per Spark partition."),
+    ("commitOffsetsToGroup", None, "stream", "A consumer group to which the offsets of finished micro-batches are committed, so that tools show the query's lag. They are never read back."),
     ("includeHeaders", "false", "both", "Add the column headers."),
     ("failOnDataLoss", "true", "both", "Fail if requested offsets no longer exist (retention, DeleteRecords, deleted or re-created topics). false: skip them with a warning."),
     ("kafka.*", None, "both", "Any consumer setting by its Kafka name. kafka.isolation.level is read_committed by default, unlike in Spark's own source."),
-    ("groupIdPrefix", None, "both", "Accepted without effect: no consumer group is used."),
+    ("groupIdPrefix", None, "both", "Accepted without effect: no consumer group is used to read. See commitOffsetsToGroup."),
     ("kafkaConsumer.pollTimeoutMs", None, "both", "Accepted without effect: kafka.request.timeout.ms bounds every wait."),
     ("fetchOffset.numRetries", None, "both", "Accepted without effect: requests for offsets are retried for kafka.request.timeout.ms."),
     ("fetchOffset.retryIntervalMs", None, "both", "Accepted without effect: see kafka.retry.backoff.ms."),
@@ -65,6 +66,7 @@ OPTIONS = _rows(
 
 _NAMES = {option.name.lower(): option for option in OPTIONS}
 _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_SINK_GROUPS = "oncelog-"
 _INSTEAD_OF = {
     "auto.offset.reset": "use startingOffsets",
     "enable.auto.commit": "offsets are kept in Spark's checkpoint",
@@ -108,6 +110,7 @@ class SourceOptions:
     include_headers: bool
     fail_on_data_loss: bool
     client: dict[str, object] = field(repr=False)
+    commit_offsets_to_group: str | None = None
 
 
 def parse_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOptions:
@@ -148,6 +151,7 @@ def parse_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceO
         include_headers=_parse_bool(options, "includeHeaders"),
         fail_on_data_loss=_parse_bool(options, "failOnDataLoss"),
         client=client_settings(options, CONSUMER, {}, _INSTEAD_OF),
+        commit_offsets_to_group=_parse_group(options),
     )
 
 
@@ -219,6 +223,23 @@ def _parse_strategy(options: Mapping[str, str]) -> bool:
     if text not in ("error", "latest"):
         raise ConfigError(f"startingOffsetsByTimestampStrategy={text!r}: expected error or latest")
     return text == "latest"
+
+
+def _parse_group(options: Mapping[str, str]) -> str | None:
+    group = options.get("commitoffsetstogroup")
+    if group is None:
+        return None
+    if not group.strip():
+        raise ConfigError(
+            "commitOffsetsToGroup is empty: set it to the name of a consumer group, or remove it"
+        )
+    if group.startswith(_SINK_GROUPS):
+        # A commit of the topic that holds the sink's markers would replace a marker.
+        raise ConfigError(
+            f"commitOffsetsToGroup={group!r}: groups that begin with {_SINK_GROUPS} are those of the sink, "
+            "which keeps its markers there; choose another name"
+        )
+    return group
 
 
 def _parse_count(options: Mapping[str, str], name: str) -> int | None:
