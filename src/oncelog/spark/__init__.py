@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oncelog.spark.sink.atomic import write_atomic
+    from oncelog.spark.sink.determinism import require_deterministic
 
-__all__ = ["write_atomic"]
+__all__ = ["require_deterministic", "write_atomic"]
 
 
 def __getattr__(name: str) -> Any:
-    # The module of write_atomic needs PySpark, so it is imported at the first use.
-    if name == "write_atomic":
+    # These modules need PySpark, so they are imported at the first use.
+    if name in __all__:
         from oncelog.spark import _pyspark as _pyspark
-        from oncelog.spark.sink.atomic import write_atomic
+        from oncelog.spark.sink import atomic, determinism
 
-        return write_atomic
+        return getattr(atomic if name == "write_atomic" else determinism, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,134 @@
+"""Find the parts of a plan that may give other rows when Spark computes a micro-batch again.
+
+The sink itself cannot do this: Spark creates it in a process that has neither the plan nor a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from oncelog.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_WALL_CLOCK = {"Now", "CurrentTime"}
+"""Expressions with the time of each attempt. Those of current_timestamp() and current_date() are in the
+checkpoint.
+"""
+_BY_ORDER = {
+    "GlobalLimit": "keeps the rows that arrive first",
+    "Offset": "drops the rows that arrive first",
+    "Tail": "keeps the rows that arrive last",
+    "Sample": "chooses rows by their order",
+    "MaxBy": "takes any of several rows with the same maximum",
+    "MinBy": "takes any of several rows with the same minimum",
+    "ApproximatePercentile": "depends on the order of its input",
+    "HistogramNumeric": "depends on the order of its input",
+    "First": "takes the row that arrives first",
+    "Last": "takes the row that arrives last",
+    "AnyValue": "takes the row that arrives first",
+    "CollectList": "has its elements in the order of arrival",
+    "CollectSet": "has its elements in the order of arrival",
+    "ListAgg": "has its elements in the order of arrival",
+    "Mode": "takes any of several values that are equally frequent",
+}
+_DEDUPLICATES = {"Deduplicate", "DeduplicateWithinWatermark"}
+_FLOAT_SUMS = {"Sum", "Average", "TrySum", "TryAverage"}
+_FLOAT_MOMENTS = {
+    "StddevPop",
+    "StddevSamp",
+    "VariancePop",
+    "VarianceSamp",
+    "Skewness",
+    "Kurtosis",
+    "Corr",
+    "CovPopulation",
+    "CovSample",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPart:
+    """An operator or expression of a plan.
+
+    `name` is Spark's class, `text` its SQL or a short description. `is_random`: Spark itself calls it not
+    deterministic, and none of its inputs. `input_types` are the types of its inputs. `has_dropped_columns`:
+    a deduplication ignores some columns when it compares rows.
+    """
+
+    name: str
+    text: str
+    is_random: bool = False
+    input_types: tuple[str, ...] = ()
+    has_dropped_columns: bool = False
+
+
+def find_reason(part: PlanPart) -> str | None:
+    """Return why this part may give other rows when a micro-batch is repeated, or None."""
+    if part.name in _WALL_CLOCK:
+        return f"{part.text} is the time of each attempt; use current_timestamp()"
+    if part.is_random:
+        return f"{part.text} is not deterministic"
+    if part.name in _BY_ORDER:
+        return f"{part.text} {_BY_ORDER[part.name]}"
+    if part.name in _DEDUPLICATES and part.has_dropped_columns:
+        return f"{part.text} keeps the row that arrives first, and ignores the other columns"
+    is_float_sum = part.name in _FLOAT_SUMS and {"float", "double"} & set(part.input_types)
+    if is_float_sum:
+        return f"{part.text} adds floating-point numbers in the order in which they arrive; use decimals"
+    if part.name in _FLOAT_MOMENTS:
+        return f"{part.text} is computed with floating-point numbers, in the order in which they arrive"
+    return None
+
+
+def require_deterministic(df: DataFrame) -> DataFrame:
+    """Return `df`, or raise ConfigError that names the parts of its plan that are not deterministic.
+
+        orders.transform(require_deterministic).writeStream.format("oncelog")
+
+    Functions in Python count as deterministic unless asNondeterministic() says otherwise. So do the order of
+    equal rows in a window, and sources. With Spark Connect the plan cannot be examined: ConfigError too.
+    """
+    if not hasattr(df, "_jdf"):
+        raise ConfigError(
+            "require_deterministic needs a session of classic Spark: a client of Spark Connect cannot see "
+            "the analyzed plan"
+        )
+    reasons = dict.fromkeys(filter(None, map(find_reason, _parts(df._jdf.queryExecution().analyzed()))))
+    if reasons:
+        raise ConfigError(
+            "this plan may give other rows when a micro-batch is repeated: "
+            + "; ".join(reasons)
+            + ". Change these parts, or use write_atomic, which needs no deterministic plan"
+        )
+    return df
+
+
+def _parts(plan: Any) -> Iterator[PlanPart]:
+    """Yield the operators and expressions of a plan of the JVM."""
+    name = plan.getClass().getSimpleName()
+    ignores = name in _DEDUPLICATES and plan.keys().size() < plan.output().size()
+    keys = f"dropDuplicates({', '.join(key.name() for key in _items(plan.keys()))})" if ignores else ""
+    yield PlanPart(name, keys or plan.nodeName(), has_dropped_columns=ignores)
+    for expression in _items(plan.expressions()):
+        yield from _expressions(expression)
+    for child in _items(plan.children()):
+        yield from _parts(child)
+
+
+def _expressions(expression: Any) -> Iterator[PlanPart]:
+    inputs = _items(expression.children())
+    is_random = not expression.deterministic() and all(each.deterministic() for each in inputs)
+    name = expression.getClass().getSimpleName()
+    if is_random or name in _WALL_CLOCK | _BY_ORDER.keys() | _FLOAT_SUMS | _FLOAT_MOMENTS:
+        types = tuple(each.dataType().simpleString() for each in inputs)
+        yield PlanPart(name, expression.sql(), is_random, types)
+    for each in inputs:
+        yield from _expressions(each)
+
+
+def _items(seq: Any) -> list[Any]:
+    return [seq.apply(index) for index in range(seq.size())]
