@@ -141,11 +141,7 @@ def command(
 
     settings, spark_conf = parse_properties(pairs), parse_properties(conf)
     chosen = choose_cells([name.strip() for name in cells.split(",")] if cells else [], TargetKind(kind))
-    if not options["master"].startswith("local"):
-        raise click.UsageError("--master: a trial kills processes of this machine, so use a local master")
-    if report is not None and not report.absolute().parent.is_dir():
-        # Now, and not after the runs, which take minutes.
-        raise ConfigError(f"--report {report}: there is no directory {report.parent}")
+    _check_options(options["master"], report)
     options["row"] = options["row"] or DEFAULT_ROW
     check_spark()
     name = f"trial-{token_hex(4)}"
@@ -167,6 +163,14 @@ def command(
         _show(outcomes, facts_of(trial, is_own_broker=servers is None), report, output)
         if code := exit_code(outcome.verdict for outcome in outcomes):
             sys.exit(code)
+
+
+def _check_options(master: str, report: Path | None) -> None:
+    if not master.startswith("local"):
+        raise click.UsageError("--master: a trial kills processes of this machine, so use a local master")
+    if report is not None and not report.absolute().parent.is_dir():
+        # Now, and not after the runs, which take minutes.
+        raise ConfigError(f"--report {report}: there is no directory {report.parent}")
 
 
 def _run_cells(trial: Trial, cells: Iterable[Cell]) -> list[Outcome]:
