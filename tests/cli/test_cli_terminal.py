@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 from support.cli import oncelog
-from support.topics import new_topic
+from support.topics import new_topic, producer_of
 
 from oncelog.cli.common import blocks, emit, needed_columns
-from oncelog.cli.main import SECTIONS
+from oncelog.cli.main import SECTIONS, main
 
 ROWS = [
     {"topic": "flights", "partition": 0, "held_back_by": "a transactional id (producer id 77, epoch 3)"},
@@ -125,3 +125,15 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(output: str, ours: str) -
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, timeout=240)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_what_standard_output_cannot_encode_is_escaped(ours: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, out = new_topic(ours), io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with producer_of(ours) as producer:
+        producer.send(name, "größe".encode())
+    arguments = ["oncelog", "consume", name, "--tail", "1", "-e", "-o", "table", "-b", ours]
+    monkeypatch.setattr(sys, "argv", arguments)
+    monkeypatch.setattr(sys, "stdout", out)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0 and rb"gr\xf6\xdfe" in out.buffer.getvalue()  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
@@ -156,6 +157,7 @@ def main() -> None:
     An OncelogError or OSError becomes one line on standard error and an exit code.
     """
     _occupy_standard_streams()
+    _escape_what_cannot_be_encoded()
     try:
         cli(standalone_mode=True)
     except (ConfigError, MisuseError) as error:
@@ -185,6 +187,16 @@ def _occupy_standard_streams() -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+
+
+def _escape_what_cannot_be_encoded() -> None:
+    """Let standard output escape characters that its encoding lacks, as standard error does.
+
+    Names and values come from the cluster, and the locale may be ASCII or Latin-1. Guard:
+    test_what_standard_output_cannot_encode_is_escaped.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _give_up_output() -> None:
