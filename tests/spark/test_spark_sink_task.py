@@ -20,7 +20,6 @@ from oncelog.broker import state as broker_state
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import ConfigError, ProducerFenced
-from oncelog.spark.audit.row_hash import hash_rows
 from oncelog.spark.sink import task as sink_task
 from oncelog.spark.sink.decisions import BatchBegun, PlanNote, RowRefused, RowSum, SinkError, SinkRefused
 from oncelog.spark.sink.kept_clients import KeptClients
@@ -29,6 +28,7 @@ from oncelog.spark.sink.sink_rows import TaskRows, check_columns
 from oncelog.spark.sink.state import KEPT_MS, new_run_id
 from oncelog.spark.sink.task import Sink, TaskReport, abandon
 from oncelog.types import OffsetAndMetadata, TopicPartition
+from oncelog.wire.row_hash import hash_rows
 
 _kept = KeptClients()
 """The clients of all tasks here, so that each test continues with those that another test left behind."""

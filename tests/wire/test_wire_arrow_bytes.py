@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from oncelog.client.producer.partitioner import Partitioner
-from oncelog.spark.audit.row_hash import checksums_in_step
 from oncelog.wire.arrow_bytes import RowBytes
+from oncelog.wire.row_hash import checksums_in_step
 
 columns = st.lists(st.none() | st.binary(max_size=40), max_size=60)
 even = st.integers(0, 40).flatmap(lambda size: st.lists(st.binary(min_size=size, max_size=size), max_size=30))

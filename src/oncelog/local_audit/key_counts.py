@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncelog.local_audit.spill_directory import SpillDirectory
-from oncelog.spark.audit.row_hash import checksums
+from oncelog.wire.row_hash import checksums
 
 ROWS_AT_ONCE = 1 << 20
 BYTES_AT_ONCE = 1 << 26

@@ -20,7 +20,6 @@ from oncelog.client.producer.blocking import Delivery, Producer
 from oncelog.client.producer.partitioner import Partitioner, Partitions
 from oncelog.config import PRODUCER
 from oncelog.errors import OncelogError, TimedOut
-from oncelog.spark.audit.row_hash import hash_rows
 from oncelog.spark.python_worker import freeze_modules
 from oncelog.spark.sink.decisions import RowRefused, RowSum, SinkError, WriteLease, may_acquire_lease
 from oncelog.spark.sink.error_hints import explain_error
@@ -28,6 +27,7 @@ from oncelog.spark.sink.sink_options import SinkSettings
 from oncelog.spark.sink.sink_rows import Part, SinkRows, row_sizes
 from oncelog.spark.sink.task import Sink, send_part
 from oncelog.types import TransactionShare
+from oncelog.wire.row_hash import hash_rows
 
 REPORT_SCHEMA = "topic string, partition int, rows bigint, size_bytes bigint, hash string"
 _REPORT = pa.schema(

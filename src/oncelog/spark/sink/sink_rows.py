@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from oncelog.errors import ConfigError
-from oncelog.spark.audit.row_hash import hash_rows
 from oncelog.spark.sink.decisions import RowRefused, RowSum
 from oncelog.spark.sink.sink_options import REQUEST_OVERHEAD_BYTES
+from oncelog.wire.row_hash import hash_rows
 
 KINDS = {
     "value": ("string", "binary"),
