@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from dataclasses import replace
 
 from oncelog.explain.diagram import Arrow, Column, Note, Tone, hidden_apis, plan
@@ -89,6 +90,27 @@ def test_partitions_are_named_only_where_there_are_several() -> None:
     elsewhere = replace(request(2, 0), batches=(BatchSummary("u", 1, 7, 0, 0, 0, 1, 90),))
     one, two = (step.text for step in plan([request(1, 0), elsewhere]) if isinstance(step, Arrow))
     assert ("t-0  pid" in one, "u-1  pid" in two) == (True, True)
+
+
+class CountedBatches(tuple[BatchSummary, ...]):
+    """The batches of a request. It counts how many of them were read."""
+
+    read_count = 0
+
+    def __iter__(self) -> Iterator[BatchSummary]:
+        for batch in super().__iter__():
+            CountedBatches.read_count += 1
+            yield batch
+
+
+def test_a_request_of_many_partitions_is_drawn_in_linear_time() -> None:
+    count = 300
+    batches = CountedBatches(BatchSummary("t", number, 7, 0, 0, 0, 1, 70) for number in range(count))
+    outcomes = tuple(Outcome("t", number, 0, 5) for number in range(count))
+    sent, answered = plan([replace(request(1, 0), batches=batches), replace(answer(1, 0), outcomes=outcomes)])
+    assert isinstance(sent, Arrow) and isinstance(answered, Arrow)
+    assert answered.decisions == (Tone.GOOD,) * count
+    assert CountedBatches.read_count < 10 * count
 
 
 def test_other_apis_are_counted_and_not_drawn() -> None:

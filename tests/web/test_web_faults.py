@@ -14,7 +14,7 @@ from oncelog import Admin
 from oncelog.explain.diagram import Arrow, Tone
 from oncelog.testing.proxy import BatchSummary, Direction, WireEvent, parse_rule
 from oncelog.web.app import make_app
-from oncelog.web.faults import MAX_EVENTS, PRESETS, FaultProxy, draw_newest
+from oncelog.web.faults import MAX_EVENTS, MAX_PARTITIONS, PRESETS, FaultProxy, draw_newest
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_read_only_pages_show_the_rules_without_their_switches(
 
 def test_a_long_run_of_messages_is_kept_and_drawn_in_part() -> None:
     faults = FaultProxy("127.0.0.1:9", "127.0.0.1", 0)
-    batches = tuple(BatchSummary("<b>" * 60, number, 1, 0, 0, 0, 1, 70) for number in range(300))
+    batches = tuple(BatchSummary("<b>" * 60, number, 1, 0, 0, 0, 1, 70) for number in range(40))
     for number in range(MAX_EVENTS + 50):
         faults._keep(WireEvent(Direction.REQUEST, "Produce", correlation_id=number, batches=batches))
         faults._keep(WireEvent(Direction.REQUEST, "Fetch"))
@@ -138,3 +138,15 @@ def test_a_long_run_of_messages_is_kept_and_drawn_in_part() -> None:
     assert len(steps) == MAX_EVENTS
     drawing = draw_newest(steps)
     assert len(drawing) < 20_000 and "<b>" not in drawing
+
+
+def test_large_requests_replace_older_ones() -> None:
+    faults = FaultProxy("127.0.0.1:9", "127.0.0.1", 0)
+    batches = tuple(BatchSummary("t", number, 1, 0, 0, 0, 1, 70) for number in range(MAX_PARTITIONS // 4))
+    for number in range(7):
+        faults._keep(WireEvent(Direction.REQUEST, "Produce", correlation_id=number, batches=batches))
+    assert [event.correlation_id for event in faults._events] == [3, 4, 5, 6]
+    faults._keep(WireEvent(Direction.REQUEST, "Produce", batches=batches * 5))
+    assert faults.steps() == []
+    faults._keep(WireEvent(Direction.REQUEST, "Produce", batches=batches))
+    assert len(faults.steps()) == 1

@@ -165,11 +165,15 @@ class _ArrowBuilder:
 
     def _broker_decisions(self, event: WireEvent, journey: _Journey) -> list[tuple[str, Tone]]:
         request = self._requests.get(journey)
+        # One pass over each: a request may have a batch for each of a thousand partitions. See
+        # test_a_request_of_many_partitions_is_drawn_in_linear_time.
+        batches: dict[tuple[str, int], list[BatchSummary]] = {}
+        for batch in request.batches if request else ():
+            batches.setdefault((batch.topic, batch.partition), []).append(batch)
         return [
             self._batch_decision(batch, outcome)
             for outcome in event.outcomes
-            for batch in (request.batches if request else ())
-            if (batch.topic, batch.partition) == (outcome.topic, outcome.partition)
+            for batch in batches.get((outcome.topic, outcome.partition), ())
         ]
 
     def _batch_decision(self, batch: BatchSummary, outcome: Outcome) -> tuple[str, Tone]:

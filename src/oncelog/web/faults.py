@@ -14,6 +14,8 @@ from oncelog.testing.proxy.proxy import Proxy
 
 MAX_EVENTS = 1_000
 """The number of kept events. A repeated batch is recognised only if its first request is among them."""
+MAX_PARTITIONS = 50_000
+"""The number of batches and outcomes in the kept events. One request may have thousands."""
 DRAWN_STEPS = 24
 MAX_TEXT = 60
 PRESETS = {
@@ -34,14 +36,24 @@ class FaultProxy:
 
     def __init__(self, upstream: str, host: str, port: int) -> None:
         self._lock = threading.Lock()
-        self._events: deque[WireEvent] = deque(maxlen=MAX_EVENTS)
+        self._events: deque[WireEvent] = deque()
+        self._partition_count = 0
+        """Number of batches and outcomes in `_events`."""
         self.proxy = Proxy(upstream, host=host, port=port, on_event=self._keep, max_events=1)
 
     def _keep(self, event: WireEvent) -> None:
         # Fetches and heartbeats would soon replace the messages that the page is about.
         if event.api in DRAWN_APIS or event.direction is Direction.NOTE or event.fate is not Fate.PASSED:
             with self._lock:
-                self._events.append(event)
+                self._append(event)
+
+    def _append(self, event: WireEvent) -> None:
+        """Keep an event, and drop the oldest ones beyond the limits."""
+        self._events.append(event)
+        self._partition_count += len(event.partitions)
+        # Each load of the page plans all kept batches. See test_large_requests_replace_older_ones.
+        while len(self._events) > MAX_EVENTS or self._partition_count > MAX_PARTITIONS:
+            self._partition_count -= len(self._events.popleft().partitions)
 
     def steps(self) -> list[Step]:
         """Return the arrows and notes of the kept events, in order."""
