@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -579,6 +580,25 @@ def test_a_hint_that_is_behind_hides_no_rows(
     assert (result.verdict, result.totals.rows) == ("clean", len(COMMITTED))
     (metadata / "version-hint.text").write_text("a")
     with pytest.raises(ConfigError, match="holds 'a', which is no version"):
+        audit_table(broker.bootstrap_servers, transactions, f"iceberg:{tmp_path / 't'}")
+
+
+def test_a_compressed_metadata_file_after_the_hint_hides_no_rows(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path
+) -> None:
+    rows = rows_of(transactions, COMMITTED)
+    metadata = tmp_path / "t" / "metadata"
+    newest = Path(write_iceberg(tmp_path / "t", rows[:5], rows[5:]).partition(":file://")[2])
+    metadata.mkdir()
+    files = sorted(newest.parent.glob("*.metadata.json"))
+    (metadata / "v1.metadata.json").write_bytes(files[-2].read_bytes())
+    (metadata / "v2.gz.metadata.json").write_bytes(gzip.compress(files[-1].read_bytes()))
+    for hint in ("1", "2"):
+        (metadata / "version-hint.text").write_text(hint)
+        result = audit_table(broker.bootstrap_servers, transactions, f"iceberg:{tmp_path / 't'}")
+        assert (result.verdict, result.totals.rows) == ("clean", len(COMMITTED))
+    (metadata / "version-hint.text").write_text("3")
+    with pytest.raises(ConfigError, match="has no metadata file of version 3"):
         audit_table(broker.bootstrap_servers, transactions, f"iceberg:{tmp_path / 't'}")
 
 

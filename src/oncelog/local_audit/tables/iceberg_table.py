@@ -11,6 +11,8 @@ from oncelog.local_audit.tables.arrow_files import ArrowTable, DataFile
 from oncelog.local_audit.tables.table import Columns
 
 _HINT = "version-hint.text"
+# Source: Iceberg HadoopTableOperations.getMetadataFile. The third form is that of old tables.
+_METADATA_ENDINGS = (".metadata.json", ".gz.metadata.json", ".metadata.json.gz")
 
 
 def open_iceberg(place: str, columns: Columns, topics: Sequence[str]) -> ArrowTable:
@@ -72,9 +74,21 @@ def _newest_metadata(directory: str) -> str:
     version = int(hint)
     # A writer that was killed after its commit has not changed the hint; Iceberg's Java readers look further,
     # too. See test_a_hint_that_is_behind_hides_no_rows.
-    while io.new_input(f"{directory}/metadata/v{version + 1}.metadata.json").exists():
-        version += 1
-    return f"{directory}/metadata/v{version}.metadata.json"
+    path = _metadata_path(io, directory, version)
+    while following := _metadata_path(io, directory, version + 1):
+        version, path = version + 1, following
+    if path is None:
+        raise ConfigError(f"{directory} has no metadata file of version {version}, which {_HINT} names")
+    return path
+
+
+def _metadata_path(io: Any, directory: str, version: int) -> str | None:
+    """Return the metadata file of a version; None if there is none. It may be compressed."""
+    for ending in _METADATA_ENDINGS:
+        path = f"{directory}/metadata/v{version}{ending}"
+        if io.new_input(path).exists():
+            return path
+    return None
 
 
 def _batches_in(table: Any, task: Any) -> Callable[[list[str]], Iterator[Any]]:
