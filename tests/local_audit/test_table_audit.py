@@ -602,6 +602,19 @@ def test_a_compressed_metadata_file_after_the_hint_hides_no_rows(
         audit_table(broker.bootstrap_servers, transactions, f"iceberg:{tmp_path / 't'}")
 
 
+def test_an_error_of_a_catalog_hides_its_password(
+    broker: oncelog.Broker, transactions: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
+
+    def fail() -> None:
+        raise ValueError("Could not infer the catalog type from the uri: mysql://ann:secret@host/db")
+
+    monkeypatch.setattr("pyiceberg.catalog.load_catalog", fail)
+    with pytest.raises(ConfigError, match=r"from the uri: mysql://\*\*\*@host/db"):
+        audit_table(broker.bootstrap_servers, transactions, "iceberg:lake.rows")
+
+
 def test_damaged_files_are_an_error_and_no_finding(
     broker: oncelog.Broker, transactions: str, tmp_path: Path
 ) -> None:
