@@ -615,6 +615,33 @@ def test_an_error_of_a_catalog_hides_its_password(
         audit_table(broker.bootstrap_servers, transactions, "iceberg:lake.rows")
 
 
+def test_fields_and_files_that_cannot_be_read_are_refused(
+    broker: oncelog.Broker, transactions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.io.pyarrow import ArrowScan
+
+    catalog = load_catalog("test", type="in-memory", warehouse=tmp_path.as_uri())
+    catalog.create_namespace("lake")
+    rows = pa.table({"row": [{"partition": 0, "offset": 0}]})
+    nested = catalog.create_table("lake.nested", rows.schema)
+    nested.append(rows)
+    columns = "partition=row.partition,offset=row.offset"
+    with pytest.raises(ConfigError, match=r"has no column 'row\.partition', but row:"):
+        audit_table(
+            broker.bootstrap_servers, transactions, f"iceberg:{nested.metadata_location}", columns=columns
+        )
+
+    def fail(*_: object) -> None:
+        raise ValueError("Unsupported file format: FileFormat.AVRO")
+
+    monkeypatch.setattr(ArrowScan, "to_record_batches", fail)
+    place = write_iceberg(tmp_path / "t", rows_of(transactions, COMMITTED))
+    with pytest.raises(StorageError, match="pyiceberg cannot read this file: Unsupported file format"):
+        audit_table(broker.bootstrap_servers, transactions, place)
+
+
 def test_damaged_files_are_an_error_and_no_finding(
     broker: oncelog.Broker, transactions: str, tmp_path: Path
 ) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from oncelog.errors import ConfigError, MissingDependency
+import pyarrow as pa
+
+from oncelog.errors import ConfigError, MissingDependency, StorageError
 from oncelog.local_audit.tables.arrow_files import ArrowTable, DataFile
 from oncelog.local_audit.tables.table import Columns
 
@@ -35,7 +37,9 @@ def open_iceberg(place: str, columns: Columns, topics: Sequence[str]) -> ArrowTa
     except Exception as error:  # each kind of catalog raises the errors of its own packages
         raise ConfigError(f"{place}: cannot read this Iceberg table: {_without_login(error)}") from error
     tasks.sort(key=lambda task: str(task.file.file_path))
-    names = table.schema().column_names
+    # `column_names` has the fields of structs, too, which no batch has as columns. See
+    # test_fields_and_files_that_cannot_be_read_are_refused.
+    names = [field.name for field in table.schema().fields]
 
     def data_files() -> Iterator[DataFile]:
         for task in tasks:
@@ -104,6 +108,11 @@ def _batches_in(table: Any, task: Any) -> Callable[[list[str]], Iterator[Any]]:
     def batches(names: list[str]) -> Iterator[Any]:
         # The package reads the chosen columns of a data file at once. It applies the file's position deletes.
         scan = ArrowScan(table.metadata, table.io, table.schema().select(*names), AlwaysTrue())
-        yield from scan.to_record_batches([task])
+        try:
+            yield from scan.to_record_batches([task])
+        except (OSError, pa.ArrowException):
+            raise
+        except Exception as error:  # for example ValueError for Avro files
+            raise StorageError(f"{task.file.file_path}: pyiceberg cannot read this file: {error}") from error
 
     return batches
