@@ -132,6 +132,14 @@ MAX_MESSAGE_CHARACTERS = 1_000
 """Maximum length of the message in an error response, in characters."""
 
 
+def text_of(error: Exception) -> str:
+    """Return the text of an exception, also if its `__str__` raises."""
+    try:
+        return str(error)
+    except Exception:
+        return "(the exception has no text)"
+
+
 class BrokerError(OncelogError):
     """An error code of the Kafka protocol (org.apache.kafka.common.protocol.Errors).
 

@@ -165,6 +165,28 @@ def test_a_deserializer_that_uses_its_consumer_is_refused() -> None:
         buffer.take_converted(10, drop)
 
 
+def test_an_error_without_a_text_is_named_like_any_other(ours: str) -> None:
+    class NoText(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    def convert(data: bytes) -> bytes:
+        if data == b"bad":
+            raise NoText
+        return data
+
+    topic = new_topic(ours)
+    with producer_of(ours) as producer:
+        producer.send_many(topic, [b"1", b"bad"]).result(60)
+    with reader(ours, topic, value_deserializer=convert) as consumer:
+        assert [record.value for record in polled(consumer, 1)] == [b"1"]  # delivered before the failed one
+        with pytest.raises(DeserializationError, match="NoText") as raised:
+            polled(consumer, 1)
+        assert raised.value.offset == 1
+    with producer_of(ours, value_serializer=convert) as other, pytest.raises(SerializationError):
+        other.send(topic, b"bad")
+
+
 def test_what_is_no_converter_is_refused(ours: str) -> None:
     for argument in ("key_serializer", "value_serializer"):
         with pytest.raises(ConfigError, match=argument):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
-from oncelog.errors import ConfigError, DeserializationError, SerializationError
+from oncelog.errors import ConfigError, DeserializationError, SerializationError, text_of
 from oncelog.types import ProducerRecord, Record
 
 T = TypeVar("T")
@@ -83,7 +83,7 @@ class RecordDeserializer:
         except Exception as error:
             raise DeserializationError(
                 f"the {part} of {record.topic}-{record.partition} at offset {record.offset} cannot be "
-                f"deserialized: {type(error).__name__}: {error}",
+                f"deserialized: {type(error).__name__}: {text_of(error)}",
                 part=part,
                 record=record,
             ) from error
@@ -133,7 +133,8 @@ def _serialize(function: OfTopic | None, part: str, topic: str, partition: int |
         result = function(topic, data)
     except Exception as error:
         raise SerializationError(
-            f"the {part} of a record for {where} cannot be serialized: {type(error).__name__}: {error}",
+            f"the {part} of a record for {where} cannot be serialized: {type(error).__name__}: "
+            f"{text_of(error)}",
             topic=topic,
             partition=partition,
             part=part,

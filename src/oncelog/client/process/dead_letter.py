@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from oncelog.errors import MAX_MESSAGE_CHARACTERS
+from oncelog.errors import MAX_MESSAGE_CHARACTERS, text_of
 from oncelog.types import ProducerRecord, Record
 
 PREFIX = "__oncelog.errors."
@@ -33,11 +33,3 @@ def dead_letter(topic: str, record: Record, error: Exception, attempts: int, gro
     kept = tuple(header for header in record.headers if not header[0].startswith(PREFIX))
     ours = tuple((PREFIX + name, text.encode(errors="backslashreplace")) for name, text in texts.items())
     return ProducerRecord(topic, record.value, record.key, kept + ours)
-
-
-def text_of(error: Exception) -> str:
-    """Return the text of an exception, also if its `__str__` raises."""
-    try:
-        return str(error)
-    except Exception:
-        return "(the exception has no text)"
