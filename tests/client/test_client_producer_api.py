@@ -8,8 +8,10 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from support.topics import new_topic, producer_of, read, values
@@ -126,6 +128,14 @@ def test_send_many_takes_keys_timestamps_and_headers(ours: str, producer: Produc
     assert {record.headers for record in records} == {(("h", b"x"),)}
     assert len({(record.key, record.partition) for record in records}) == 10
     assert sum(part.record_count for part in result.delivered) == 1000
+
+
+def test_send_many_refuses_a_time_that_is_no_int(ours: str, producer: Producer) -> None:
+    topic = new_topic(ours)
+    for time in (np.int64(5), 5.0, datetime(2026, 11, 28, tzinfo=UTC)):
+        with pytest.raises(MisuseError, match="must be whole milliseconds since 1970, or many"):
+            producer.send_many(topic, [b"x"], timestamps_ms=time)  # type: ignore[arg-type]
+    assert read(ours, topic) == []
 
 
 def test_rows_of_a_table_go_to_the_partitions_that_send_chooses(ours: str, producer: Producer) -> None:

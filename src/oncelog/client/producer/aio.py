@@ -16,7 +16,7 @@ from oncelog.client.producer.driver import CLOSED, ProducerDriver, no_room_error
 from oncelog.client.producer.many import (
     CHUNK_ROWS,
     Columns,
-    check_collections,
+    check_arguments,
     check_rows,
     columns_of,
     rows_of,
@@ -202,7 +202,7 @@ class AsyncProducer:
         tasks run after each 2048 records.
         """
         driver = self._started()
-        check_collections(values, keys)
+        check_arguments(values, keys, timestamps_ms)
         core, wall_ns = driver.core, driver.runtime.wall_ns
         now_ms, shared, parts = wall_ns() // 1_000_000, headers_of(headers), Parts()
         with delivery_on_error(lambda: AsyncDelivery(parts.delivery())):

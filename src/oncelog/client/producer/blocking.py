@@ -17,7 +17,7 @@ from oncelog.client.producer.driver import CLOSED, ProducerDriver, no_room_error
 from oncelog.client.producer.many import (
     CHUNK_ROWS,
     Columns,
-    check_collections,
+    check_arguments,
     check_rows,
     columns_of,
     rows_of,
@@ -287,7 +287,7 @@ class Producer:
         now_ms = self._wall_ns() // 1_000_000
         shared = headers_of(headers)
         parts = Parts()
-        check_collections(values, keys)
+        check_arguments(values, keys, timestamps_ms)
         with delivery_on_error(parts.delivery):
             if self._serializer is not None:
                 values = self._serializer.values(topic, values, partition)

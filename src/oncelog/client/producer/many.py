@@ -33,8 +33,14 @@ class Columns(NamedTuple):
         return make_row(self.values[number], key, stamps[0] if stamps else now_ms, self.headers, wall_ns)
 
 
-def check_collections(values: object, keys: object) -> None:
-    """Raise MisuseError for a text or bytes in the place of many values or keys."""
+def check_arguments(values: object, keys: object, timestamps_ms: object) -> None:
+    """Raise MisuseError for a text or bytes in the place of many values or keys, and for a time of another
+    type.
+    """
+    # Another number, such as numpy.int64, or a datetime would be taken for no time at all. Guard:
+    # test_send_many_refuses_a_time_that_is_no_int.
+    if timestamps_ms is not None and not isinstance(timestamps_ms, (int, Iterable)):
+        raise MisuseError(f"timestamps_ms={timestamps_ms!r} must be whole milliseconds since 1970, or many")
     for name, items in (("values", values), ("keys", keys)):
         if isinstance(items, (str, bytes, bytearray, memoryview)):
             raise MisuseError(

@@ -122,6 +122,7 @@ OUT_OF_REACH: dict[str, str] = {
     "simulated loops write to one topic with a valid name": "R1174",
     "simulated loops are cancelled once": "R1175",
     "simulated clients send and read bytes": "R1210",
+    "simulated clients send records with the times of a simulated clock": "R1211",
     "simulated transforms take no time": "R1172 R1173",
     "simulated tasks get their rows without Spark's worker program": "R1160",
     "no audit of tables or keys is simulated": "R1190 R1191 R1192 R1193 R1194 R1195 R1197 R1196 R1198",
