@@ -10,6 +10,7 @@ import pytest
 from support.topics import new_topic, read
 
 from oncelog.aio import Producer
+from oncelog.client.producer.many import CHUNK_ROWS
 from oncelog.errors import MessageTooLarge, MisuseError, UnknownTopicOrPartition
 
 
@@ -105,3 +106,28 @@ def test_a_missing_partition_is_refused(ours: str) -> None:
             await producer.send_table(topic, pa.table({"value": [b"x"]}), partition=7)
 
     run_with(ours, act)
+
+
+def test_other_tasks_run_while_a_list_is_serialized(ours: str) -> None:
+    topic = new_topic(ours)
+    turns = 0
+    seen: set[int] = set()
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def serialize(text: str) -> bytes:
+        seen.add(turns)
+        return text.encode()
+
+    async def act(producer: Producer) -> int:
+        other = asyncio.create_task(take_turns())
+        delivery = await producer.send_many(topic, ["x"] * (2 * CHUNK_ROWS + 1))
+        other.cancel()
+        return (await delivery).delivered_count
+
+    assert run_with(ours, act, value_serializer=serialize) == 2 * CHUNK_ROWS + 1
+    assert len(seen) >= 3

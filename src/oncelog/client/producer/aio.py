@@ -206,9 +206,10 @@ class AsyncProducer:
         core, wall_ns = driver.core, driver.runtime.wall_ns
         now_ms, shared, parts = wall_ns() // 1_000_000, headers_of(headers), Parts()
         with delivery_on_error(lambda: AsyncDelivery(parts.delivery())):
-            if self._serializer is not None:
-                values = self._serializer.values(topic, values, partition)
-                keys = self._serializer.keys(topic, keys, partition)
+            if (serializer := self._serializer) is not None:
+                values = await _in_pieces(values, lambda piece: serializer.values(topic, piece, partition))
+                if keys is not None:
+                    keys = await _in_pieces(keys, lambda piece: serializer.keys(topic, piece, partition))
             check_rows(core, values, keys, shared, self.options.max_request_bytes, wall_ns)
             columns = columns_of(values, keys, timestamps_ms, shared, now_ms)
             if columns is not None:
@@ -382,3 +383,21 @@ class AsyncProducer:
                 with suppress(OncelogError):  # the first error is raised below
                     await self.abort_transaction()
             raise
+
+
+async def _in_pieces(
+    items: Iterable[Any], convert: Callable[[Iterable[Any]], Iterable[Any] | None]
+) -> Iterable[Any]:
+    """Return converted items. Convert a list or tuple in pieces, and let other tasks run after each one.
+
+    A serializer takes microseconds for an item, and would stop the event loop for the whole list. Guard:
+    test_other_tasks_run_while_a_list_is_serialized.
+    """
+    if not isinstance(items, (list, tuple)):
+        return convert(items) or ()
+    given = list(items)  # another task may change the caller's list meanwhile
+    converted: list[Any] = []
+    for start in range(0, len(given), CHUNK_ROWS):
+        converted += convert(given[start : start + CHUNK_ROWS]) or ()
+        await asyncio.sleep(0)
+    return converted
