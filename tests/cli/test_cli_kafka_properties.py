@@ -77,6 +77,14 @@ def test_times_in_hours_and_minutes_become_ms_and_ms_wins() -> None:
         adapt({"log.retention.hours": "a week"})
 
 
+@pytest.mark.parametrize("key", ["log.retention.hours", "log.retention.minutes", "log.roll.hours"])
+def test_a_time_of_0_hours_or_minutes_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="must not be 0"):
+        adapt({key: "0"})
+    unused = {key: "0", "log.retention.ms": "7", "log.roll.ms": "8"}
+    assert adapt(unused).settings == {"log.retention.ms": "7", "log.roll.ms": "8"}
+
+
 def test_an_older_file_names_the_node_by_broker_id() -> None:
     found = adapt({"broker.id": "3", "zookeeper.connect": "localhost:2181", "log.dir": "/data"})
     assert found.settings == {"node.id": "3"}

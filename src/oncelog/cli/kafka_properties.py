@@ -65,8 +65,14 @@ def adapt(properties: Mapping[str, str]) -> KafkaProperties:
     _leave_out_controller(rest)
     for theirs, ours, factor in _IN_MS:
         value = rest.pop(theirs, None)
-        if value is not None:
-            rest.setdefault(ours, _in_ms(theirs, value, factor))
+        time_ms = None if value is None else _in_ms(theirs, value, factor)
+        if time_ms is None or ours in rest:
+            continue
+        # Apache Kafka refuses 0 as well. As a retention it deleted all records. Guard:
+        # test_a_time_of_0_hours_or_minutes_is_refused.
+        if time_ms == "0":
+            raise ConfigError(f"{theirs}={value!r}: must not be 0")
+        rest[ours] = time_ms
     if "broker.id" in rest:
         rest.setdefault("node.id", rest.pop("broker.id"))
     without_effect = []
