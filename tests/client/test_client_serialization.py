@@ -165,6 +165,19 @@ def test_a_deserializer_that_uses_its_consumer_is_refused() -> None:
         buffer.take_converted(10, drop)
 
 
+def test_a_deserializer_that_polls_its_consumer_in_an_iteration_is_refused() -> None:
+    buffer = DeliveryBuffer()
+    record = Record("t", 0, 0, 0, TimestampType.CREATE_TIME, None, b"v", ())
+    buffer.put({TopicPartition("t", 0): [record]})
+
+    def poll(record: Record) -> Record:
+        buffer.take(10)
+        return record
+
+    with pytest.raises(MisuseError, match="own consumer"):
+        buffer.next_record(poll)
+
+
 def test_an_error_without_a_text_is_named_like_any_other(ours: str) -> None:
     class NoText(Exception):
         def __str__(self) -> str:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from oncelog.errors import DeserializationError, MisuseError
 from oncelog.types import Record, TopicPartition
 
+_OWN_CONSUMER = "a deserializer must not use its own consumer"
+
 
 class Run:
     """Consecutive records of one partition. The records from `next_index` on are undelivered."""
@@ -127,7 +129,7 @@ class DeliveryBuffer:
             if not converted:
                 raise
         if self._runs is not before:
-            raise MisuseError("a deserializer must not use its own consumer")
+            raise MisuseError(_OWN_CONSUMER)
         if len(converted) < len(rows):
             _, remaining = self._select(len(converted))
         self._current = None
@@ -174,7 +176,10 @@ class DeliveryBuffer:
         row = run.rows[run.next_index]
         if convert is not None:
             self._unfinished = None
+            before = self._runs
             row = convert(row)
+            if self._runs is not before:
+                raise MisuseError(_OWN_CONSUMER)
         self._unfinished = run
         run.next_index += 1
         return row
