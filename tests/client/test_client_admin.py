@@ -163,7 +163,7 @@ def test_offsets_of_a_topic_that_the_coordinator_does_not_know_yet_are_committed
         with pytest.raises(UnknownTopicOrPartition, match="create it first"):
             await admin.alter_group_offsets("g", {T0: 1})
 
-    play(story, request_timeout_ms=100)
+    play(story, request_timeout_ms=1_000)
 
 
 def test_retries_end_with_the_time() -> None:
@@ -172,7 +172,7 @@ def test_retries_end_with_the_time() -> None:
         with pytest.raises(NotController):
             await admin.create_topics([NewTopic("n", 1, 1)])
 
-    play(story, request_timeout_ms=100)
+    play(story, request_timeout_ms=1_000)
 
 
 def test_no_answer_is_a_timeout_that_names_the_broker() -> None:

@@ -310,7 +310,7 @@ def test_a_topic_that_stays_unknown_is_an_error_that_says_what_to_do() -> None:
         ):
             await cluster.leader(T0)
 
-    play(story, unknown, **{"request.timeout.ms": 100})
+    play(story, unknown, **{"request.timeout.ms": 1_000})
 
 
 def test_a_topic_that_appears_after_a_while_is_waited_for() -> None:
@@ -334,7 +334,7 @@ def test_a_partition_that_the_topic_lacks_is_an_error() -> None:
         with pytest.raises(UnknownTopicOrPartition, match=r"3 partitions \(0 to 2\).*no partition 7"):
             await cluster.leader(TopicPartition("t", 7))
 
-    play(story, **{"request.timeout.ms": 50})
+    play(story, **{"request.timeout.ms": 1_000})
 
 
 def test_a_final_error_is_raised_at_once() -> None:

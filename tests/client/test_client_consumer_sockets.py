@@ -334,4 +334,4 @@ def test_a_missing_topic_does_not_keep_other_leaders_from_being_found() -> None:
             await consumer.poll(0)
         assert not consumer._core.has_error, "one for the topic, not one for each of its partitions"
 
-    play(ScriptedLog(*plain(1)), story, **{"request.timeout.ms": 50})
+    play(ScriptedLog(*plain(1)), story, **{"request.timeout.ms": 1_000})
