@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from support.broker import RawClient
 from support.spark.topics import create_topic
 from support.topics import wait_for_markers
 
@@ -19,15 +20,17 @@ import oncelog
 from oncelog.broker import state as broker_state
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
-from oncelog.errors import ConfigError, ProducerFenced
+from oncelog.errors import ConcurrentTransactions, ConfigError, ProducerFenced
 from oncelog.spark.sink import task as sink_task
+from oncelog.spark.sink.batch_plan import agree_on_plan
 from oncelog.spark.sink.decisions import BatchBegun, PlanNote, RowRefused, RowSum, SinkError, SinkRefused
-from oncelog.spark.sink.kept_clients import KeptClients
+from oncelog.spark.sink.kept_clients import KeptClients, TaskClients
 from oncelog.spark.sink.sink_options import SINK_OPTIONS, parse_sink_options, repeats_whole_stages
 from oncelog.spark.sink.sink_rows import TaskRows, check_columns
 from oncelog.spark.sink.state import KEPT_MS, new_run_id
 from oncelog.spark.sink.task import Sink, TaskReport, abandon
 from oncelog.types import OffsetAndMetadata, TopicPartition
+from oncelog.wire.messages import InitProducerIdRequest
 from oncelog.wire.row_hash import hash_rows
 
 _kept = KeptClients()
@@ -72,6 +75,26 @@ def bootstrap(request: pytest.FixtureRequest, topic: str) -> str:
     found: str = request.getfixturevalue(request.param).bootstrap_servers
     create_topic(found, topic, partitions=3)
     return found
+
+
+def test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note(
+    bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other task's InitProducerId has aborted the transaction, and is not repeated yet."""
+    sink = sink_of(bootstrap, topic)
+    send = Producer.send_offsets_to_transaction
+
+    def overtaken(producer: Producer, *arguments: Any) -> None:
+        send(producer, *arguments)
+        monkeypatch.setattr(Producer, "send_offsets_to_transaction", send)
+        request = InitProducerIdRequest(transactional_id=sink.plan_id, transaction_timeout_ms=60_000)
+        with RawClient(bootstrap) as client:
+            answer = client.ask(request, 4)
+        assert answer.error_code == ConcurrentTransactions.code
+
+    monkeypatch.setattr(Producer, "send_offsets_to_transaction", overtaken)
+    with closing(TaskClients(sink.settings)) as clients:
+        assert agree_on_plan(sink, clients, 0, 0).run_id == sink.run_id
 
 
 @pytest.mark.behaviour("P2")

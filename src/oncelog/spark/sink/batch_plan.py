@@ -9,7 +9,13 @@ import asyncio
 
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.admin.types import ConfigResource
-from oncelog.errors import BrokerError, InvalidProducerEpoch, ProducerFenced, UnstableOffsetCommit
+from oncelog.errors import (
+    BrokerError,
+    InvalidProducerEpoch,
+    InvalidTxnState,
+    ProducerFenced,
+    UnstableOffsetCommit,
+)
 from oncelog.runtime.system import current
 from oncelog.spark.sink.decisions import (
     BatchBegun,
@@ -28,6 +34,10 @@ themselves.
 """
 _MAX_ATTEMPTS = 20
 _DEFAULT_RETENTION_MINUTES = 10_080
+_FENCED = ProducerFenced, InvalidProducerEpoch, InvalidTxnState
+"""Errors if another task has taken over the note. A commit gets InvalidTxnState if the other task has only
+called `init_transactions`. See test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note.
+"""
 
 
 def agree_on_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) -> PlanNote:
@@ -56,7 +66,7 @@ def agree_on_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) ->
             continue
         try:
             return _note_plan(sink, clients, batch_id, task)
-        except (ProducerFenced, InvalidProducerEpoch):
+        except _FENCED:
             # The producer has failed, so the next attempt needs another one.
             clients.drop_producer()
             # Another task, of this run or another run, has fenced this one and stores the note itself.
