@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -21,8 +22,8 @@ from oncelog.broker import state as broker_state
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import ConcurrentTransactions, ConfigError, ProducerFenced
+from oncelog.spark.sink import batch_plan
 from oncelog.spark.sink import task as sink_task
-from oncelog.spark.sink.batch_plan import agree_on_plan
 from oncelog.spark.sink.decisions import BatchBegun, PlanNote, RowRefused, RowSum, SinkError, SinkRefused
 from oncelog.spark.sink.kept_clients import KeptClients, TaskClients
 from oncelog.spark.sink.sink_options import SINK_OPTIONS, parse_sink_options, repeats_whole_stages
@@ -94,7 +95,18 @@ def test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note(
 
     monkeypatch.setattr(Producer, "send_offsets_to_transaction", overtaken)
     with closing(TaskClients(sink.settings)) as clients:
-        assert agree_on_plan(sink, clients, 0, 0).run_id == sink.run_id
+        assert batch_plan.agree_on_plan(sink, clients, 0, 0).run_id == sink.run_id
+
+
+def test_tasks_that_fence_each_other_pause_for_random_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(batch_plan.asyncio, "sleep", pauses.append)
+    monkeypatch.setattr(batch_plan, "_note_plan", Mock(side_effect=ProducerFenced("fenced")))
+    sink, clients = Mock(run_id="run", **{"plan.return_value": None}), Mock()
+    with pytest.raises(SinkError, match="several runs write this batch"):
+        batch_plan.agree_on_plan(sink, clients, 0, 0)
+    assert len(set(pauses)) == len(pauses) and max(pauses) > 0.2
+    assert all(0 <= pause <= min(0.025 * 2**n, 1.6) for n, pause in enumerate(pauses))
 
 
 @pytest.mark.behaviour("P2")

@@ -32,7 +32,7 @@ _LOOKS, _PAUSE_S = 20, 0.025
 """Tasks other than task 0 read the note up to _LOOKS times, _PAUSE_S seconds apart, before they store it
 themselves.
 """
-_MAX_ATTEMPTS = 20
+_MAX_ATTEMPTS, _MAX_PAUSE_S = 20, 1.6
 _DEFAULT_RETENTION_MINUTES = 10_080
 _FENCED = ProducerFenced, InvalidProducerEpoch, InvalidTxnState
 """Errors if another task has taken over the note. A commit gets InvalidTxnState if the other task has only
@@ -44,7 +44,7 @@ def agree_on_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) ->
     """Return the note that names this run as the writer of the batch, and store it unless it is stored
     already. Raises SinkError.
     """
-    admin, is_left_open = clients.admin, False
+    admin, is_left_open, max_pause_s = clients.admin, False, _PAUSE_S
     for look in range(_LOOKS + _MAX_ATTEMPTS):
         try:
             # A transaction that a dead writer left open ends only when the next writer begins, or at its
@@ -70,7 +70,10 @@ def agree_on_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) ->
             # The producer has failed, so the next attempt needs another one.
             clients.drop_producer()
             # Another task, of this run or another run, has fenced this one and stores the note itself.
-            continue
+            # Without a random pause, tasks that began together would fence each other again and again. See
+            # test_tasks_that_fence_each_other_pause_for_random_times.
+            admin._thread.run(asyncio.sleep(current().rng.uniform(0, max_pause_s)))
+            max_pause_s = min(2 * max_pause_s, _MAX_PAUSE_S)
     raise SinkError(f"batch {batch_id}: several runs write this batch; stop all but one")
 
 
