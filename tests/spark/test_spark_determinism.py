@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from support.spark.topics import Collected, create_topic, fill, read_stream, tak
 import oncelog
 from oncelog.errors import ConfigError
 from oncelog.spark import require_deterministic
-from oncelog.spark.sink.determinism import PlanPart, find_reason
+from oncelog.spark.sink.determinism import PlanPart, _parts, find_reason
 
 pytestmark = [pytest.mark.behaviour("P2"), pytest.mark.spark]
+KINDS = "expressions", "subqueries", "children"
 TABLE = Path(__file__).parents[1] / "tables" / "spark_determinism.txt"
 ROWS = [
     [cell.strip() for cell in line.split("|")] for line in TABLE.read_text().splitlines() if line[0] != "#"
@@ -26,6 +28,27 @@ def test_parts_that_are_not_deterministic_have_a_reason(part: str, inputs: str, 
     name, *flags = part.split()
     found = find_reason(PlanPart(name, "text", "random" in flags, tuple(inputs.split()), "drops" in flags))
     assert (found or "-").endswith(reason) or reason in (found or "-")
+
+
+class Sequence(list[Any]):
+    """A sequence of the JVM."""
+
+    size, apply = list.__len__, list.__getitem__
+
+
+def node(name: str, **parts: list[Any]) -> Any:
+    """Return an operator of a plan of the JVM."""
+    methods = {key: (lambda found=Sequence(parts.get(key, [])): found) for key in KINDS}
+    kind = SimpleNamespace(getSimpleName=lambda: name)
+    return SimpleNamespace(getClass=lambda: kind, nodeName=lambda: name, **methods)
+
+
+def test_subqueries_and_long_plans_are_examined() -> None:
+    """A plan can have more levels than Python has frames."""
+    plan = node("Project", subqueries=[node("GlobalLimit")])
+    for _ in range(2000):
+        plan = node("Filter", children=[plan])
+    assert [part.name for part in _parts(plan) if find_reason(part)] == ["GlobalLimit"]
 
 
 def test_the_plan_of_a_stream_is_examined_before_it_writes(spark: Any) -> None:
@@ -40,6 +63,10 @@ def test_the_plan_of_a_stream_is_examined_before_it_writes(spark: Any) -> None:
         "a join": stream.join(spark.range(10).withColumnRenamed("id", "value"), "value"),
     }.items():
         assert frame.transform(require_deterministic) is frame, name
+    stream.createOrReplaceTempView("examined_stream")
+    spark.range(9).createOrReplaceTempView("examined_table")
+    chosen = "SELECT * FROM examined_stream WHERE value IN (SELECT id FROM examined_table LIMIT 3)"
+    first = "SELECT *, (SELECT first(id) FROM examined_table) FROM examined_stream"
     random = udf(lambda value: value).asNondeterministic()
     for reason, frame in {
         "rand(": stream.selectExpr("rand() AS r"),
@@ -53,6 +80,8 @@ def test_the_plan_of_a_stream_is_examined_before_it_writes(spark: Any) -> None:
         "first(value) takes the row that arrives first": stream.groupBy("timestamp").agg({"value": "first"}),
         "use decimals": stream.selectExpr("value * 0.5D AS d").groupBy().agg({"d": "sum"}),
         "chooses rows by their order": stream.sample(0.5),
+        "GlobalLimit keeps the rows that arrive first": spark.sql(chosen),
+        "takes the row that arrives first": spark.sql(first),
     }.items():
         with pytest.raises(ConfigError, match=re.escape(reason)):
             frame.transform(require_deterministic)

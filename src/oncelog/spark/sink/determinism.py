@@ -108,26 +108,32 @@ def require_deterministic(df: DataFrame) -> DataFrame:
 
 
 def _parts(plan: Any) -> Iterator[PlanPart]:
-    """Yield the operators and expressions of a plan of the JVM."""
-    name = plan.getClass().getSimpleName()
-    ignores = name in _DEDUPLICATES and plan.keys().size() < plan.output().size()
-    keys = f"dropDuplicates({', '.join(key.name() for key in _items(plan.keys()))})" if ignores else ""
-    yield PlanPart(name, keys or plan.nodeName(), has_dropped_columns=ignores)
-    for expression in _items(plan.expressions()):
-        yield from _expressions(expression)
-    for child in _items(plan.children()):
-        yield from _parts(child)
+    """Yield the operators and expressions of a plan of the JVM, also those of its subqueries."""
+    plans = [plan]
+    while plans:
+        # A plan can have more levels than Python has frames. See
+        # test_subqueries_and_long_plans_are_examined.
+        plan = plans.pop()
+        name = plan.getClass().getSimpleName()
+        ignores = name in _DEDUPLICATES and plan.keys().size() < plan.output().size()
+        keys = f"dropDuplicates({', '.join(key.name() for key in _items(plan.keys()))})" if ignores else ""
+        yield PlanPart(name, keys or plan.nodeName(), has_dropped_columns=ignores)
+        for expression in _items(plan.expressions()):
+            yield from _expressions(expression)
+        plans += [*_items(plan.subqueries()), *_items(plan.children())]
 
 
 def _expressions(expression: Any) -> Iterator[PlanPart]:
-    inputs = _items(expression.children())
-    is_random = not expression.deterministic() and all(each.deterministic() for each in inputs)
-    name = expression.getClass().getSimpleName()
-    if is_random or name in _WALL_CLOCK | _BY_ORDER.keys() | _FLOAT_SUMS | _FLOAT_MOMENTS:
-        types = tuple(each.dataType().simpleString() for each in inputs)
-        yield PlanPart(name, expression.sql(), is_random, types)
-    for each in inputs:
-        yield from _expressions(each)
+    expressions = [expression]
+    while expressions:
+        expression = expressions.pop()
+        inputs = _items(expression.children())
+        is_random = not expression.deterministic() and all(each.deterministic() for each in inputs)
+        name = expression.getClass().getSimpleName()
+        if is_random or name in _WALL_CLOCK | _BY_ORDER.keys() | _FLOAT_SUMS | _FLOAT_MOMENTS:
+            types = tuple(each.dataType().simpleString() for each in inputs)
+            yield PlanPart(name, expression.sql(), is_random, types)
+        expressions += inputs
 
 
 def _items(seq: Any) -> list[Any]:
