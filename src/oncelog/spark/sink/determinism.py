@@ -33,10 +33,17 @@ _BY_ORDER = {
     "CollectList": "has its elements in the order of arrival",
     "CollectSet": "has its elements in the order of arrival",
     "ListAgg": "has its elements in the order of arrival",
+    **dict.fromkeys(
+        (
+            *("HllSketchAgg", "HllUnionAgg", "TupleSketchAggDouble", "TupleUnionAggDouble"),
+            *(f"Kll{kind}Agg{of}" for kind in ("Sketch", "Merge") for of in ("Bigint", "Float", "Double")),
+        ),
+        "depends on the order of its input",
+    ),
     "Mode": "takes any of several values that are equally frequent",
 }
 _DEDUPLICATES = {"Deduplicate", "DeduplicateWithinWatermark"}
-_FLOAT_SUMS = {"Sum", "Average", "TrySum", "TryAverage"}
+_FLOAT_SUMS = {"Sum", "Average", "TrySum", "TryAverage", "RegrAvgX", "RegrAvgY"}
 _FLOAT_MOMENTS = {
     "StddevPop",
     "StddevSamp",
@@ -47,6 +54,15 @@ _FLOAT_MOMENTS = {
     "Corr",
     "CovPopulation",
     "CovSample",
+    "RegrSlope",
+    "RegrIntercept",
+    "RegrR2",
+    "RegrSXX",
+    "RegrSXY",
+    "RegrSYY",
+    "Product",
+    "VectorSum",
+    "VectorAvg",
 }
 
 
