@@ -26,7 +26,8 @@ ROWS = [
 @pytest.mark.parametrize(("part", "inputs", "reason"), [pytest.param(*row[1:], id=row[0]) for row in ROWS])
 def test_parts_that_are_not_deterministic_have_a_reason(part: str, inputs: str, reason: str) -> None:
     name, *flags = part.split()
-    found = find_reason(PlanPart(name, "text", "random" in flags, tuple(inputs.split()), "drops" in flags))
+    marks = "drops" in flags, "sorted" in flags
+    found = find_reason(PlanPart(name, "text", "random" in flags, tuple(inputs.split()), *marks))
     assert (found or "-").endswith(reason) or reason in (found or "-")
 
 
@@ -51,6 +52,19 @@ def test_subqueries_and_long_plans_are_examined() -> None:
     assert [part.name for part in _parts(plan) if find_reason(part)] == ["GlobalLimit"]
 
 
+def sorted_plans(spark: Any, stream: Any) -> dict[str, Any]:
+    from pyspark.sql.functions import collect_list, size, sort_array
+
+    table = spark.range(9)
+    window = "(PARTITION BY id % 3 ORDER BY id)"
+    return {
+        "a sorted window": table.selectExpr(f"first(id) OVER {window}", f"sum(id / 2D) OVER {window}"),
+        "a sorted limit": stream.groupBy("value").count().orderBy("count").select("value").limit(3),
+        "a sorted list": table.groupBy().agg(sort_array(collect_list("id")), size(collect_list("id"))),
+        "a sorted string": table.selectExpr("listagg(CAST(id AS STRING), ',') WITHIN GROUP (ORDER BY id)"),
+    }
+
+
 def test_the_plan_of_a_stream_is_examined_before_it_writes(spark: Any) -> None:
     from pyspark.sql.functions import udf
 
@@ -61,6 +75,7 @@ def test_the_plan_of_a_stream_is_examined_before_it_writes(spark: Any) -> None:
         "aggregates": stream.groupBy("value").agg({"value": "sum", "timestamp": "max"}),
         "a function in Python": stream.select(udf(lambda value: value)("value")),
         "a join": stream.join(spark.range(10).withColumnRenamed("id", "value"), "value"),
+        **sorted_plans(spark, stream),
     }.items():
         assert frame.transform(require_deterministic) is frame, name
     stream.createOrReplaceTempView("examined_stream")
@@ -80,6 +95,7 @@ def test_the_plan_of_a_stream_is_examined_before_it_writes(spark: Any) -> None:
         "first(value) takes the row that arrives first": stream.groupBy("timestamp").agg({"value": "first"}),
         "use decimals": stream.selectExpr("value * 0.5D AS d").groupBy().agg({"d": "sum"}),
         "chooses rows by their order": stream.sample(0.5),
+        "last(value) takes the row": stream.selectExpr("last(value) OVER (PARTITION BY timestamp)"),
         "GlobalLimit keeps the rows that arrive first": spark.sql(chosen),
         "takes the row that arrives first": spark.sql(first),
     }.items():

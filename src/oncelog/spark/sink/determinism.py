@@ -42,6 +42,10 @@ _BY_ORDER = {
     ),
     "Mode": "takes any of several values that are equally frequent",
 }
+_KEEPS_SOME_ROWS = {"GlobalLimit", "Offset", "Tail"}
+_KEEPS_ORDER = {*_KEEPS_SOME_ROWS, "LocalLimit", "Project", "Filter", "SubqueryAlias"}
+_SORTS_INPUT = {"SortArray", "ArraySort", "Size"}
+"""Expressions whose result does not depend on the order of the elements of their first input."""
 _DEDUPLICATES = {"Deduplicate", "DeduplicateWithinWatermark"}
 _FLOAT_SUMS = {"Sum", "Average", "TrySum", "TryAverage", "RegrAvgX", "RegrAvgY"}
 _FLOAT_MOMENTS = {
@@ -72,7 +76,8 @@ class PlanPart:
 
     `name` is Spark's class, `text` its SQL or a short description. `is_random`: Spark itself calls it not
     deterministic, and none of its inputs. `input_types` are the types of its inputs. `has_dropped_columns`:
-    a deduplication ignores some columns when it compares rows.
+    a deduplication ignores some columns when it compares rows. `is_sorted`: the plan sorts what the part
+    takes or gives, or the order does not count.
     """
 
     name: str
@@ -80,6 +85,7 @@ class PlanPart:
     is_random: bool = False
     input_types: tuple[str, ...] = ()
     has_dropped_columns: bool = False
+    is_sorted: bool = False
 
 
 def find_reason(part: PlanPart) -> str | None:
@@ -88,6 +94,8 @@ def find_reason(part: PlanPart) -> str | None:
         return f"{part.text} is the time of each attempt; use current_timestamp()"
     if part.is_random:
         return f"{part.text} is not deterministic"
+    if part.is_sorted:
+        return None
     if part.name in _BY_ORDER:
         return f"{part.text} {_BY_ORDER[part.name]}"
     if part.name in _DEDUPLICATES and part.has_dropped_columns:
@@ -106,7 +114,8 @@ def require_deterministic(df: DataFrame) -> DataFrame:
         orders.transform(require_deterministic).writeStream.format("oncelog")
 
     Functions in Python count as deterministic unless asNondeterministic() says otherwise. So do the order of
-    equal rows in a window, and sources. With Spark Connect the plan cannot be examined: ConfigError too.
+    equal rows in a window or sort, and sources. With Spark Connect the plan cannot be examined: ConfigError
+    too.
     """
     if not hasattr(df, "_jdf"):
         raise ConfigError(
@@ -133,23 +142,37 @@ def _parts(plan: Any) -> Iterator[PlanPart]:
         name = plan.getClass().getSimpleName()
         ignores = name in _DEDUPLICATES and plan.keys().size() < plan.output().size()
         keys = f"dropDuplicates({', '.join(key.name() for key in _items(plan.keys()))})" if ignores else ""
-        yield PlanPart(name, keys or plan.nodeName(), has_dropped_columns=ignores)
+        is_sorted = name in _KEEPS_SOME_ROWS and _is_sorted(plan)
+        yield PlanPart(name, keys or plan.nodeName(), has_dropped_columns=ignores, is_sorted=is_sorted)
         for expression in _items(plan.expressions()):
             yield from _expressions(expression)
         plans += [*_items(plan.subqueries()), *_items(plan.children())]
 
 
+def _is_sorted(plan: Any) -> bool:
+    """Return True if the rows of a plan come from a sort of all rows, and still have its order."""
+    while (name := plan.getClass().getSimpleName()) in _KEEPS_ORDER and (inputs := _items(plan.children())):
+        plan = inputs[0]
+    return name == "Sort" and bool(getattr(plan, "global")())
+
+
 def _expressions(expression: Any) -> Iterator[PlanPart]:
-    expressions = [expression]
+    expressions = [(expression, False)]
     while expressions:
-        expression = expressions.pop()
+        expression, is_sorted = expressions.pop()
         inputs = _items(expression.children())
         is_random = not expression.deterministic() and all(each.deterministic() for each in inputs)
         name = expression.getClass().getSimpleName()
+        if name == "ListAgg":
+            is_sorted |= expression.orderExpressions().size() > 0
         if is_random or name in _WALL_CLOCK | _BY_ORDER.keys() | _FLOAT_SUMS | _FLOAT_MOMENTS:
             types = tuple(each.dataType().simpleString() for each in inputs)
-            yield PlanPart(name, expression.sql(), is_random, types)
-        expressions += inputs
+            yield PlanPart(name, expression.sql(), is_random, types, is_sorted=is_sorted)
+        if name == "WindowExpression":
+            is_sorted = expression.windowSpec().orderSpec().size() > 0
+        else:
+            is_sorted = name in _SORTS_INPUT or (is_sorted and name == "AggregateExpression")
+        expressions += [(each, is_sorted and number == 0) for number, each in enumerate(inputs)]
 
 
 def _items(seq: Any) -> list[Any]:
