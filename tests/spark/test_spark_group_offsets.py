@@ -12,7 +12,9 @@ from support.client import free_port
 from support.spark.topics import Collected, create_topic, fill, read_stream
 
 from oncelog import Admin, Consumer
+from oncelog.client.admin.aio import AsyncAdmin
 from oncelog.errors import ConfigError
+from oncelog.spark.source import group_offsets
 from oncelog.spark.source.group_offsets import GroupOffsets
 from oncelog.spark.source.offset_ranges import Position
 from oncelog.types import TopicPartition
@@ -138,3 +140,20 @@ def test_a_cluster_that_does_not_answer_is_logged_and_counted(
     group.close()
     assert "commitOffsetsToGroup=nobody: the group cannot be described" in caplog.text
     assert "commit 2 in a row failed (2 since the query started)" in caplog.text
+
+
+def test_a_call_that_does_not_end_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def never(*_arguments: object) -> None:
+        await asyncio.Event().wait()
+
+    for name in ("describe_groups", "alter_group_offsets"):
+        monkeypatch.setattr(AsyncAdmin, name, never)
+    monkeypatch.setattr(group_offsets, "MAX_COMMIT_MS", 1)
+    group = GroupOffsets("slow", {"bootstrap.servers": "127.0.0.1:1"})
+    group.refuse_members()
+    group.commit(Position({TopicPartition("t", 0): 2}), 0)
+    group.close()
+    assert "the group cannot be described: not finished" in caplog.text
+    assert "commit 1 in a row failed" in caplog.text

@@ -6,7 +6,8 @@ The offsets are never read back: the checkpoint alone decides where a query cont
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
 
 from oncelog.client.admin.blocking import Admin
 from oncelog.config import ADMIN
@@ -14,6 +15,7 @@ from oncelog.errors import ConfigError, GroupIdNotFound
 from oncelog.spark.source.commit_schedule import RETRY_MS, CommitSchedule
 from oncelog.spark.source.offset_ranges import Position
 
+T = TypeVar("T")
 MAX_COMMIT_MS = 5_000
 """Longest time that a micro-batch waits for a commit."""
 
@@ -35,7 +37,8 @@ class GroupOffsets:
         A cluster that does not answer, or a missing right, is only logged.
         """
         try:
-            members = self._connected().describe_groups([self._group])[self._group].members
+            admin = self._connected()
+            members = self._run(admin, admin._async.describe_groups([self._group]))[self._group].members
         except GroupIdNotFound:
             return
         except Exception as error:
@@ -54,7 +57,8 @@ class GroupOffsets:
         if not (offsets := schedule.due(finished, now_ms)):
             return
         try:
-            self._connected().alter_group_offsets(self._group, offsets)
+            admin = self._connected()
+            self._run(admin, admin._async.alter_group_offsets(self._group, offsets))
         except Exception as error:  # monitoring must not end a query
             schedule.fail(now_ms)
             self._log_failure(error)
@@ -77,6 +81,11 @@ class GroupOffsets:
             RETRY_MS // 1000,
             error,
         )
+
+    def _run(self, admin: Admin, call: Coroutine[Any, Any, T]) -> T:
+        # The settings bound each request, but a call can consist of several. See
+        # test_a_call_that_does_not_end_is_cancelled.
+        return admin._thread.run(call, MAX_COMMIT_MS / 1000)
 
     def _connected(self) -> Admin:
         if self._admin is None:

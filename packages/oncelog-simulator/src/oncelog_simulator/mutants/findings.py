@@ -37,7 +37,7 @@ OUT_OF_REACH: dict[str, str] = {
     ),
     "Spark itself is not simulated": (
         "G4 G5 G6 G9b G10 G11 G12 G13 P5 R78 R79 R90 R191 R192 R194 R405 R407 R408 R662 R811 R812 R1222 R1223"
-        " R1224"
+        " R1224 R1225"
     ),
     "the audit of files and topics is not simulated": (
         "P3 P4 R86 R87 R88 R89 R193 R290 R291 R295 R406 R409 R460 R660 R661 R720 R721 R722 R724 R860"
