@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -100,7 +101,8 @@ def test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note(
 
 def test_tasks_that_fence_each_other_pause_for_random_times(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(batch_plan.asyncio, "sleep", pauses.append)
+    # Only in this module: the broker of the other tests runs in this process, too, and needs asyncio.sleep.
+    monkeypatch.setattr(batch_plan, "asyncio", SimpleNamespace(sleep=pauses.append))
     monkeypatch.setattr(batch_plan, "_note_plan", Mock(side_effect=ProducerFenced("fenced")))
     sink, clients = Mock(run_id="run", **{"plan.return_value": None}), Mock()
     with pytest.raises(SinkError, match="several runs write this batch"):
