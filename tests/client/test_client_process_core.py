@@ -208,6 +208,16 @@ def test_a_loop_that_was_stuck_does_not_fence_its_successor(is_known: bool) -> N
     assert io.calls.count("open_producer") == 1 and io.visible == []
 
 
+def test_a_commit_that_a_successor_interrupts_does_not_fence_the_successor() -> None:
+    """R1226: the coordinator answers INVALID_TXN_STATE while a successor's start aborts the transaction."""
+    io = MemoryIO({ONE: 3}, copy)
+    io.has_successor = True
+    io.faults["commit"].append(Fault(InvalidTxnState("aborted"), State.FATAL))
+    with pytest.raises(ProducerFenced, match="another producer with transactional"):
+        run_now(io.loop().run())
+    assert io.calls.count("open_producer") == 1 and io.visible == []
+
+
 def test_a_transaction_is_not_too_old_before_the_coordinator_knows_it() -> None:
     """R1173: a fenced loop took a long transform before its first output for a late transaction."""
     io = MemoryIO({ONE: 1}, copy)

@@ -29,6 +29,7 @@ from oncelog.client.process.loop_plan import LoopPlan, Sources
 from oncelog.errors import (
     InvalidProducerEpoch,
     InvalidTopicException,
+    InvalidTxnState,
     MessageTooLarge,
     MisuseError,
     OncelogError,
@@ -59,6 +60,8 @@ _LOG = logging.getLogger("oncelog.process")
 _POLL_S = 0.2
 """Maximum length of one poll in seconds. After it, the loop looks whether it was stopped."""
 _FENCED = (InvalidProducerEpoch, ProducerFenced)
+_PERHAPS_FENCED = (*_FENCED, InvalidTxnState)
+"""A commit gets InvalidTxnState while another producer's start is aborting the transaction (R1226)."""
 _BY_OUTPUT = (InvalidTopicException, MessageTooLarge, MisuseError)
 """Errors of a call of `send` that are about its own record, and not about one before it."""
 _UNDER_WAY = (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.COMMITTING, State.ABORTING, State.FATAL)
@@ -496,8 +499,8 @@ class ProcessLoop:
         # A loop that was stuck in its transform for too long may have a successor. A new producer would fence
         # that one, while the successor's consumer has fenced this loop's, so both would end. Guard:
         # test_a_loop_that_was_stuck_does_not_fence_its_successor.
-        if isinstance(error, _FENCED) and await self._is_replaced():
-            raise _Ended(self._explained(error)) from error
+        if isinstance(error, _PERHAPS_FENCED) and await self._is_replaced():
+            raise _Ended(self._fenced(error)) from error
         self._must_go_back = True
         self._drop_transaction()
         self.metrics.replaced_producers += 1
@@ -601,8 +604,9 @@ class ProcessLoop:
 
     def _explained(self, error: OncelogError) -> OncelogError:
         """Return the error with which the loop ends. A fenced producer's says what to do."""
-        if not isinstance(error, _FENCED):
-            return error
+        return self._fenced(error) if isinstance(error, _FENCED) else error
+
+    def _fenced(self, error: OncelogError) -> OncelogError:
         name = self._options.transactional_id
         explained = ProducerFenced(
             f"another producer with transactional.id={name!r} has started, so this loop has stopped, and its "
