@@ -15,6 +15,7 @@ from support.tool import load_tool
 from oncelog import compiled
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.timeout(900)
 IN_C = "pure Python with row loops in C"
 IS_COMPILED = "import sys, oncelog.wire.records as m; sys.exit(not m.__file__.endswith('.so'))"
 
@@ -38,7 +39,7 @@ def _python(tree: Path, *arguments: str, **environment: str) -> subprocess.Compl
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=880,
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from support.topics import new_topic, producer_of
 from oncelog import Broker
 
 QUICK = {"log.cleaner.backoff.ms": 20, "log.index.interval.bytes": 200}
+FIRST = f"{0:020d}.log"
 KEYS = 4
 ROUNDS = 60
 
@@ -42,7 +44,7 @@ def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker
                     producer.send(topic, b"%d" % number, key=b"k%d" % key)
                 producer.flush()
         log = directory / f"{topic}-0"
-        first = log / f"{0:020d}.log"  # missing for a moment while the compacted file replaces it
+        first = log / FIRST  # missing for a moment while the compacted file replaces it
         wait_until(lambda: first.exists() and first.stat().st_size < 1_000)
         # The file exists a moment before readers use it.
         wait_until(lambda: len(read_oncelog(servers, topic, 1)) < KEYS * ROUNDS)
@@ -61,10 +63,25 @@ def test_clients_read_past_compacted_offsets(
     assert len(rows) < KEYS * ROUNDS and {row.key: row.value for row in rows} == EXPECTED
 
 
+def _copy(log: Path, directory: Path) -> Path:
+    """Copy the partition between two compactions: a compaction replaces several files one by one."""
+
+    def copied() -> bool:
+        names = {file.name for file in log.iterdir()}
+        shutil.rmtree(directory / log.name, ignore_errors=True)
+        with suppress(shutil.Error, FileNotFoundError):
+            shutil.copytree(log, directory / log.name)
+        is_unchanged = names == {file.name for file in log.iterdir()}
+        return is_unchanged and all((directory / log.name / name).exists() for name in names | {FIRST})
+
+    wait_until(copied)
+    return directory / log.name
+
+
 def test_kafka_dump_log_reads_a_compacted_log(
-    compacted: tuple[Broker, str, Path], apache_kafka: ApacheKafka
+    compacted: tuple[Broker, str, Path], apache_kafka: ApacheKafka, tmp_path: Path
 ) -> None:
-    *_, log = compacted
+    log = _copy(compacted[2], tmp_path)
     files = [*log.glob("*.log"), *log.glob("*.index"), *log.glob("*.timeindex"), *log.glob("*.txnindex")]
     dump = apache_kafka.run_tool(
         "org.apache.kafka.tools.DumpLogSegments", "--print-data-log", "--files", ",".join(map(str, files))
