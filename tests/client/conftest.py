@@ -16,7 +16,7 @@ _numbers = itertools.count()
 SOON = {"group.consumer.min.heartbeat.interval.ms": 300, "group.consumer.heartbeat.interval.ms": 300}
 """With these, members of the consumer protocol learn of changes as soon as on Apache Kafka in these tests."""
 FEW = {"offsets.topic.num.partitions": 4, "transaction.state.log.num.partitions": 4}
-"""When a broker stops, it syncs each of these partitions."""
+"""The broker syncs each of these partitions when it stops."""
 
 
 @pytest.fixture(scope="module")

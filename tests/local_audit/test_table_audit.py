@@ -119,6 +119,14 @@ def rows_of(topic: str, offsets: Sequence[int | None], partition: int | None = 0
     return [(topic, partition, offset) for offset in offsets]
 
 
+def iceberg_directory(path: Path, rows: list[Row]) -> tuple[Path, list[Path]]:
+    """Write a table of two snapshots. Return a new directory for metadata, and its metadata files."""
+    newest = Path(write_iceberg(path / "t", rows[:5], rows[5:]).partition(":file://")[2])
+    metadata = path / "t" / "metadata"
+    metadata.mkdir()
+    return metadata, sorted(newest.parent.glob("*.metadata.json"))
+
+
 def found(result: TableAuditResult) -> list[tuple[Any, ...]]:
     return [(f.kind, f.partition, f.base_offset, f.last_offset, f.rows) for f in result.findings]
 
@@ -569,11 +577,8 @@ def test_an_iceberg_table_without_its_package_or_catalog_is_a_plain_error(
 def test_a_hint_that_is_behind_hides_no_rows(
     broker: oncelog.Broker, transactions: str, tmp_path: Path
 ) -> None:
-    rows = rows_of(transactions, COMMITTED)
-    metadata = tmp_path / "t" / "metadata"
-    newest = Path(write_iceberg(tmp_path / "t", rows[:5], rows[5:]).partition(":file://")[2])
-    metadata.mkdir()
-    for version, file in enumerate(sorted(newest.parent.glob("*.metadata.json"))):
+    metadata, files = iceberg_directory(tmp_path, rows_of(transactions, COMMITTED))
+    for version, file in enumerate(files):
         (metadata / f"v{version}.metadata.json").write_bytes(file.read_bytes())
     (metadata / "version-hint.text").write_text("1")
     result = audit_table(broker.bootstrap_servers, transactions, f"iceberg:{tmp_path / 't'}")
@@ -586,11 +591,7 @@ def test_a_hint_that_is_behind_hides_no_rows(
 def test_a_compressed_metadata_file_after_the_hint_hides_no_rows(
     broker: oncelog.Broker, transactions: str, tmp_path: Path
 ) -> None:
-    rows = rows_of(transactions, COMMITTED)
-    metadata = tmp_path / "t" / "metadata"
-    newest = Path(write_iceberg(tmp_path / "t", rows[:5], rows[5:]).partition(":file://")[2])
-    metadata.mkdir()
-    files = sorted(newest.parent.glob("*.metadata.json"))
+    metadata, files = iceberg_directory(tmp_path, rows_of(transactions, COMMITTED))
     (metadata / "v1.metadata.json").write_bytes(files[-2].read_bytes())
     (metadata / "v2.gz.metadata.json").write_bytes(gzip.compress(files[-1].read_bytes()))
     for hint in ("1", "2"):
