@@ -64,7 +64,7 @@ def command(
 
     Spark enriches the flights and writes them back exactly once, although its driver is killed in the middle
     of a micro-batch. A second query aggregates the flights, and both topics are audited. The demonstration
-    takes two to three minutes on two cores.
+    takes three to four minutes on two cores.
 
     \b
     Exit code 0: every exactly-once record is stored once, and the comparison shows lost and doubled records.
