@@ -11,8 +11,9 @@ from support.cli import oncelog
 OF_A_CLUSTER = ("txn_end_epoch", "txn_offsets")
 SMALL = {
     "broker.session.timeout.ms": 120_000,
-    "offsets.topic.num.partitions": 4,
-    "transaction.state.log.num.partitions": 4,
+    # With equal numbers, a node may lead no partition of both topics that the same name belongs to.
+    "offsets.topic.num.partitions": 7,
+    "transaction.state.log.num.partitions": 8,
 }
 
 
