@@ -206,6 +206,7 @@ def test_a_loop_that_was_stuck_does_not_fence_its_successor(is_known: bool) -> N
     with pytest.raises(ProducerFenced, match="another producer with transactional"):
         run_now(io.loop().run())
     assert io.calls.count("open_producer") == 1 and io.visible == []
+    assert io.may_have_timed_out
 
 
 def test_a_commit_that_a_successor_interrupts_does_not_fence_the_successor() -> None:
@@ -216,6 +217,7 @@ def test_a_commit_that_a_successor_interrupts_does_not_fence_the_successor() -> 
     with pytest.raises(ProducerFenced, match="another producer with transactional"):
         run_now(io.loop().run())
     assert io.calls.count("open_producer") == 1 and io.visible == []
+    assert not io.may_have_timed_out
 
 
 def test_a_transaction_is_not_too_old_before_the_coordinator_knows_it() -> None:

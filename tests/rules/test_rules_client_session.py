@@ -25,6 +25,7 @@ from oncelog.rules.transactions.client_session import (
     END,
     END_IF_BEGUN,
     INIT,
+    SUCCESSOR_PATIENCE_MS,
     CoordinatorEntry,
     ErrorAction,
     OffsetsCall,
@@ -302,24 +303,44 @@ def test_a_fenced_abort_is_judged_by_the_coordinators_entry(
             assert fenced_abort_action(entry, OURS, before) is expected, (entry, before)
 
 
+LATE = SUCCESSOR_PATIENCE_MS
+
+
+@pytest.mark.behaviour("T16")
 @pytest.mark.parametrize(
-    ("raises", "state", "expected"),
+    ("raises", "state", "completed_for_ms", "timely", "overdue"),
     [
-        (0, "Ongoing", False),
-        (1, "PrepareAbort", False),
-        (1, "PrepareEpochFence", False),
-        (1, "CompleteAbort", False),
-        (1, "Empty", True),
-        (1, "Ongoing", True),
-        (2, "CompleteAbort", True),
-        (2, "Empty", True),
+        (-1, "Ongoing", 0, False, False),
+        (0, "Ongoing", 0, False, False),
+        (0, "CompleteAbort", LATE, False, False),
+        (1, "Empty", 0, True, True),
+        (1, "Ongoing", 0, True, True),
+        (1, "PrepareEpochFence", LATE, True, None),
+        (1, "PrepareAbort", 0, True, None),
+        (1, "PrepareAbort", LATE, True, None),
+        (1, "CompleteAbort", 0, True, None),
+        (1, "CompleteAbort", LATE - 1, True, None),
+        (1, "CompleteAbort", LATE, True, False),
+        (2, "CompleteAbort", 0, True, True),
+        (2, "Empty", 0, True, True),
     ],
 )
-def test_a_fenced_producer_has_a_successor_if_the_epoch_says_so(
-    raises: int, state: str, expected: bool
+def test_whether_a_producer_has_a_successor(
+    raises: int, state: str, completed_for_ms: float, timely: bool, overdue: bool | None
 ) -> None:
+    """R1226: `timely` is the result if the transaction cannot have timed out, `overdue` if it can."""
     producer_id, epoch = OURS
     entry = CoordinatorEntry(ProducerIdAndEpoch(producer_id, epoch + raises), state)
-    assert has_successor(entry, OURS) is expected
-    assert not has_successor(None, OURS)
-    assert not has_successor(entry, ProducerIdAndEpoch(producer_id + 1, epoch))
+    results = [
+        has_successor(entry, OURS, may_have_timed_out=is_overdue, completed_for_ms=completed_for_ms)
+        for is_overdue in (False, True)
+    ]
+    assert results == [timely, overdue]
+
+
+@pytest.mark.parametrize("may_have_timed_out", [True, False])
+def test_a_new_producer_id_is_a_successors_and_an_unknown_one_is_nobodys(may_have_timed_out: bool) -> None:
+    """Epoch 32767 is the last one of a producer id, so the next producer gets another id."""
+    other = CoordinatorEntry(ProducerIdAndEpoch(OURS.producer_id + 1, 0), "Empty")
+    assert has_successor(other, OURS, may_have_timed_out=may_have_timed_out)
+    assert has_successor(None, OURS, may_have_timed_out=may_have_timed_out) is False

@@ -47,7 +47,7 @@ class MemoryIO:
         self.restored: list[dict[TopicPartition, int]] = []
         self.refuses: Callable[[ProducerRecord], OncelogError | None] = lambda output: None
         self.clock_ms = 0.0
-        self.is_closed = self.has_successor = False
+        self.is_closed = self.has_successor = self.may_have_timed_out = False
         self._transform = transform
         self._sent: list[ProducerRecord] = []
         self._offsets: dict[TopicPartition, int] = {}
@@ -153,7 +153,8 @@ class MemoryIO:
     def _drop(self) -> None:
         self._sent, self._offsets, self._is_decided = [], {}, False
 
-    async def is_replaced(self) -> bool:
+    async def is_replaced(self, *, may_have_timed_out: bool) -> bool:
+        self.may_have_timed_out = may_have_timed_out
         self._fail(self._reach("is_replaced"))
         return self.has_successor
 

@@ -246,9 +246,9 @@ class AsyncLoopIO:
             future.add_done_callback(_retrieve)
         self._sent.clear()
 
-    async def is_replaced(self) -> bool:
+    async def is_replaced(self, *, may_have_timed_out: bool) -> bool:
         manager = self._writing._transactions
-        return manager is not None and await manager.is_replaced()
+        return manager is not None and await manager.is_replaced(may_have_timed_out=may_have_timed_out)
 
     async def go_back(self, firsts: Mapping[TopicPartition, int]) -> None:
         consumer = self._reading

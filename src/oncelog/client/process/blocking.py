@@ -251,9 +251,11 @@ class BlockingLoopIO:
     async def abort(self) -> None:
         self._writing.abort_transaction()
 
-    async def is_replaced(self) -> bool:
+    async def is_replaced(self, *, may_have_timed_out: bool) -> bool:
         manager = self._writing._transactions
-        return manager is not None and self._writing._thread.run(manager.is_replaced())
+        if manager is None:
+            return False
+        return self._writing._thread.run(manager.is_replaced(may_have_timed_out=may_have_timed_out))
 
     async def go_back(self, firsts: Mapping[TopicPartition, int]) -> None:
         consumer = self._reading

@@ -130,8 +130,11 @@ class LoopIO(Protocol):
 
     async def abort(self) -> None: ...
 
-    async def is_replaced(self) -> bool:
-        """Return True if another producer has certainly started with this transactional id."""
+    async def is_replaced(self, *, may_have_timed_out: bool) -> bool:
+        """Return True if another producer has certainly started with this transactional id.
+
+        `may_have_timed_out`: the coordinator may have aborted the transaction by itself.
+        """
         ...
 
     async def go_back(self, firsts: Mapping[TopicPartition, int]) -> None:
@@ -519,7 +522,7 @@ class ProcessLoop:
 
     async def _is_replaced(self) -> bool:
         try:
-            return await self._io.is_replaced()
+            return await self._io.is_replaced(may_have_timed_out=self._is_overdue)
         except OncelogError as error:
             _LOG.warning("it is unknown if another producer has this transactional id: %s", error)
             return False

@@ -285,15 +285,30 @@ class TransactionManager:
         with self._driver.lock:
             self._core.on_transaction_ended(identity)
 
-    async def is_replaced(self) -> bool:
+    async def is_replaced(self, *, may_have_timed_out: bool) -> bool:
         """Return True if another producer has certainly started with this producer's transactional id.
 
-        Raises TimedOut after max.block.ms.
+        `may_have_timed_out`: the transaction has been open for longer than transaction.timeout.ms. Then the
+        answer may take SUCCESSOR_PATIENCE_MS. Raises TimedOut after max.block.ms.
         """
-        identity = self._core.identity
+        identity, deadline_ms = self._core.identity, self._deadline_ms(None)
         if identity is None:
             return False
-        return has_successor(await self._describe_own_entry(self._deadline_ms(None)), identity)
+        completed_at_ms: float | None = None
+        for attempt in itertools.count():
+            entry = await self._describe_own_entry(deadline_ms)
+            now_ms = self._driver.now_ms()
+            if completed_at_ms is None and entry is not None and entry.is_aborted:
+                completed_at_ms = now_ms
+            completed_for_ms = 0.0 if completed_at_ms is None else now_ms - completed_at_ms
+            is_replaced = has_successor(
+                entry, identity, may_have_timed_out=may_have_timed_out, completed_for_ms=completed_for_ms
+            )
+            if is_replaced is not None:
+                return is_replaced
+            pause_s = self._cluster.retry_pause_ms(attempt) / 1000
+            await self._pause(DESCRIBE, pause_s, deadline_ms, TimedOut("the abort is not complete"))
+        raise AssertionError("unreachable")
 
     async def end_open(self, timeout_s: float | None = None) -> None:
         """End the open transaction before the producer closes.

@@ -344,7 +344,8 @@ def error_action(kind: RequestKind, error: OncelogError, waited_ms: float = 0) -
 
 
 _PREPARED = ("PrepareCommit", "PrepareAbort")
-_ABORTED = ("PrepareEpochFence", "PrepareAbort", "CompleteAbort")
+_COMPLETED_ABORT = "CompleteAbort"
+_ABORTED = ("PrepareEpochFence", "PrepareAbort", _COMPLETED_ABORT)
 
 
 class CoordinatorEntry(NamedTuple):
@@ -355,6 +356,11 @@ class CoordinatorEntry(NamedTuple):
 
     identity: ProducerIdAndEpoch
     state: str
+
+    @property
+    def is_aborted(self) -> bool:
+        """True if an abort is the last thing that happened, and it is complete."""
+        return self.state == _COMPLETED_ABORT
 
 
 def fenced_abort_action(
@@ -393,22 +399,51 @@ def fenced_abort_action(
     return ErrorAction.FAIL_PRODUCER
 
 
-def has_successor(entry: CoordinatorEntry | None, ours: ProducerIdAndEpoch) -> bool:
-    """Return True if another producer certainly got an epoch of the transactional id after `ours`.
+SUCCESSOR_PATIENCE_MS = 3_000
+"""Time in ms in which a successor continues its start after the abort of the transaction that it has met.
 
-    Call it for a fenced producer. The coordinator raises the epoch by one if it aborts a transaction that has
-    been open for too long. InitProducerId raises it by one too, and by two if a transaction was open.
+A client waits at most retry.backoff.max.ms, by default 1 s, before it sends InitProducerId again.
+"""
 
-        entry                                     result
-        epoch ours + 2 or above                   True
-        epoch ours + 1, and its state is not      True: InitProducerId, while no transaction was open
-          that of an abort
-        any other, or unknown                     False
+
+def has_successor(
+    entry: CoordinatorEntry | None,
+    ours: ProducerIdAndEpoch,
+    *,
+    may_have_timed_out: bool,
+    completed_for_ms: float = 0,
+) -> bool | None:
+    """Return whether another producer got the transactional id after `ours`; None if it must be asked again.
+
+    Call it for a producer whose transaction was ended by something else. The coordinator raises the epoch by
+    one if it aborts a transaction that has been open for too long. InitProducerId raises it by one too. If it
+    meets an open transaction, it raises the epoch by one, aborts the transaction, and raises the epoch again
+    when the client repeats the request.
+
+    `may_have_timed_out`: the transaction has been open for longer than transaction.timeout.ms.
+    `completed_for_ms` is the time since the entry was first seen in CompleteAbort.
+
+        entry                                          may have timed out   result
+        another producer id                            any                  True
+        epoch ours + 2 or above                        any                  True
+        epoch ours + 1, not in an abort                any                  True: InitProducerId
+        epoch ours + 1, in an abort                    no                   True: InitProducerId
+        epoch ours + 1, abort not completed            yes                  None
+        epoch ours + 1, CompleteAbort                  yes                  None for SUCCESSOR_PATIENCE_MS,
+                                                                              then False
+        epoch ours or below, or unknown                any                  False
     """
-    if entry is None or entry.identity.producer_id != ours.producer_id:
+    if entry is None:
         return False
+    if entry.identity.producer_id != ours.producer_id:
+        return True
     raises = entry.identity.producer_epoch - ours.producer_epoch
-    return raises >= 2 or (raises == 1 and entry.state not in _ABORTED)
+    if raises <= 0:
+        return False
+    if raises >= 2 or entry.state not in _ABORTED or not may_have_timed_out:
+        return True
+    is_over = entry.is_aborted and completed_for_ms >= SUCCESSOR_PATIENCE_MS
+    return False if is_over else None
 
 
 def _is_being_completed(entry: CoordinatorEntry, ours: ProducerIdAndEpoch) -> bool:

@@ -14,8 +14,6 @@ The loop polls, begins a transaction, transforms and sends, sends the offsets, a
     fenced, and the transaction was open for     any of a      NEW_PRODUCER: the coordinator has aborted the
       longer than transaction.timeout.ms         transaction     transaction, and has raised the epoch
     fenced otherwise                             the same      STOP: another producer has the id
-      (unless the coordinator shows that it was                  (STOP)
-      another producer: `has_successor`)
     another fatal error                          the same      NEW_PRODUCER
     another error of an abort                    ABORT         NEW_PRODUCER
     any other                                    the same      ABORT: abort, and go back to the committed
@@ -23,6 +21,9 @@ The loop polls, begins a transaction, transforms and sends, sends the offsets, a
 
 An abort must never follow a commit without a response: the commit may have succeeded. See
 test_an_unclear_commit_is_never_followed_by_an_abort.
+
+If the error may come from another producer, NEW_PRODUCER becomes STOP when the coordinator's entry shows that
+producer: see `has_successor`.
 
 A new producer of the same transactional.id aborts the open transaction, or completes a decided commit. After
 that the committed positions are right in both cases. Two loops with one transactional.id would fence each

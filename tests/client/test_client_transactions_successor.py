@@ -1,0 +1,86 @@
+"""Whether a producer whose transaction was ended from outside was replaced (R1226)."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+
+import pytest
+from support.broker import RawClient
+from support.servers import bootstrap_servers
+from support.topics import new_topic, producer_of
+from support.wait import JumpingClock, pass_time, wait_until
+
+from oncelog import Admin, Broker, Producer
+from oncelog.errors import ConcurrentTransactions
+from oncelog.wire.messages import InitProducerIdRequest
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def broker_config() -> Mapping[str, object]:
+    return {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 100}
+
+
+@pytest.fixture(params=["ours", "ours, classic", "apache"])
+def servers(request: pytest.FixtureRequest) -> str:
+    return bootstrap_servers(request)
+
+
+def state_of(servers: str, name: str) -> str:
+    with Admin({"bootstrap.servers": servers}) as admin:
+        return admin.describe_transactions([name])[name].state
+
+
+def start_of_another(servers: str, name: str) -> int:
+    """Send InitProducerId once, as a producer that starts does. Return the error code."""
+    request = InitProducerIdRequest(
+        transactional_id=name, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+    )
+    with RawClient(servers) as client:
+        return int(client.ask(request, 4).error_code)
+
+
+def is_replaced(producer: Producer, *, may_have_timed_out: bool) -> bool:
+    manager = producer._transactions
+    assert manager is not None
+    return producer._thread.run(manager.is_replaced(may_have_timed_out=may_have_timed_out))
+
+
+@pytest.fixture
+def interrupted(servers: str) -> Iterator[tuple[str, str, Producer]]:
+    """A producer whose open transaction the start of another one has aborted without taking its place."""
+    name = f"successor-{os.getpid()}-{next(_numbers)}"
+    with producer_of(servers, transactional_id=name) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(new_topic(servers), b"x").result(30)
+        assert start_of_another(servers, name) == ConcurrentTransactions.code
+        wait_until(lambda: state_of(servers, name) == "CompleteAbort")
+        yield servers, name, producer
+
+
+def test_an_abort_that_a_successor_began_is_a_successors(interrupted: tuple[str, str, Producer]) -> None:
+    """The transaction cannot have timed out, so only InitProducerId can have ended it."""
+    assert is_replaced(interrupted[2], may_have_timed_out=False)
+
+
+def test_a_successor_shows_when_it_has_its_producer_id(interrupted: tuple[str, str, Producer]) -> None:
+    servers, name, producer = interrupted
+    assert start_of_another(servers, name) == 0
+    assert is_replaced(producer, may_have_timed_out=True)
+
+
+def test_a_transaction_that_timed_out_has_no_successor(broker: Broker, clock: JumpingClock) -> None:
+    servers = broker.bootstrap_servers
+    name = f"successor-{os.getpid()}-{next(_numbers)}"
+    with producer_of(servers, transactional_id=name, transaction_timeout_ms=60_000) as producer:
+        producer.init_transactions()
+        assert not is_replaced(producer, may_have_timed_out=False)
+        producer.begin_transaction()
+        producer.send(new_topic(servers), b"x").result(30)
+        pass_time(broker, 61_000)
+        wait_until(lambda: state_of(servers, name) == "CompleteAbort")
+        assert not clock.outcome_of(lambda: is_replaced(producer, may_have_timed_out=True), 1)
