@@ -76,7 +76,7 @@ conformance: setup  ## run `oncelog conform` on several brokers (about 20 minute
 behaviours: setup  ## write docs/behaviours.md from the markers of the tests
 	$(BIN)/python tools/behaviours.py
 
-reference: setup  ## write docs/reference from the code's tables of settings, commands, metrics, errors and names
+reference: setup  ## write docs/reference and typed_settings.py from the code's tables of settings, commands, metrics, errors and names
 	$(BIN)/python tools/typed_settings.py
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/dashboard.py

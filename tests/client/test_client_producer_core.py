@@ -172,7 +172,7 @@ class SimulatedCluster:
                 assert self.numbers.get(batch, numbers) == numbers
             self.numbers[batch] = numbers
         for part in self.core._partitions.values():
-            assert len(part.sequences.in_flight) <= 5 or self.limits
+            assert len(part.sequences.unacknowledged) <= 5 or self.limits
 
     def _carry(self, call: ProduceCall) -> None:
         """Deliver, delay, refuse or lose one request, as the seed decides."""

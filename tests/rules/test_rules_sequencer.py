@@ -127,7 +127,7 @@ def test_a_batch_that_may_be_stored_is_never_renumbered_in_safe_mode() -> None:
     sequences.on_no_outcome(batch, may_be_stored=True)
     sequences.send(batch)
     assert sequences.on_out_of_order(batch) is OutOfOrder.GIVE_UP
-    assert sequences.in_flight == []
+    assert sequences.unacknowledged == []
     assert sequences.is_restart_due
 
 
@@ -188,7 +188,7 @@ def test_the_parts_of_a_split_batch_divide_its_sequences() -> None:
     parts = [SequencedBatch(1), SequencedBatch(2)]
     sequences.split(large, parts)
     assert bases([*parts, later]) == [3, 4, 6]
-    assert sequences.in_flight == [*parts, later]
+    assert sequences.unacknowledged == [*parts, later]
     assert sequences.next_retry() is parts[0]
     with pytest.raises(ValueError, match="must hold its records"):
         sequences.split(later, [SequencedBatch(1)])
@@ -198,11 +198,11 @@ def test_the_parts_of_a_split_batch_divide_its_sequences() -> None:
 def test_the_parts_of_a_split_batch_count_toward_the_five() -> None:
     sequences = warm()
     large, later, *_ = sent(sequences, 3)
-    for batch in list(sequences.in_flight):
+    for batch in list(sequences.unacknowledged):
         sequences.on_no_outcome(batch, may_be_stored=False)
     parts = [SequencedBatch(1) for _ in range(RECORDS)]
     sequences.split(large, parts)
-    for batch in sequences.in_flight:
+    for batch in sequences.unacknowledged:
         sequences.send(batch)
     assert not sequences.may_assign_sequence(FIRST), "five are numbered"
     sequences.on_stored(parts[0])
@@ -210,7 +210,7 @@ def test_the_parts_of_a_split_batch_count_toward_the_five() -> None:
     for part in parts[1:]:
         sequences.on_stored(part)
     # In flight are `later`, another batch and the sixth, so two may follow.
-    assert sequences.in_flight[0] is later
+    assert sequences.unacknowledged[0] is later
     assert len(sent(sequences, 2)) == 2
     assert not sequences.may_assign_sequence(FIRST)
 

@@ -24,11 +24,11 @@ from oncelog.rules.transactions.coordinator import (
     decide_add,
     decide_end,
     decide_init,
+    decide_verify,
     fence,
     is_expired,
     is_timed_out,
     retire,
-    verify,
 )
 from oncelog.rules.transactions.entry import TransactionEntry, TransactionState
 from oncelog.types import TopicPartition
@@ -197,14 +197,16 @@ def test_a_producer_that_may_not_add_a_partition_may_not_write_either(
     known: TransactionEntry | None, who: ProducerIdAndEpoch, error: type[Exception]
 ) -> None:
     assert refused_with(decide_add(known, who, [AT], now_ms=NOW_MS)) is error
-    assert refused_with(verify(known, who, AT)) is error
+    assert refused_with(decide_verify(known, who, AT)) is error
 
 
 @pytest.mark.parametrize("state", [S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT])
 def test_only_partitions_of_an_open_transaction_are_verified(state: TransactionState) -> None:
-    assert refused_with(verify(entry(state), ProducerIdAndEpoch(7, 5), AT)) is TransactionAbortable
-    assert refused_with(verify(entry(S.ONGOING), ProducerIdAndEpoch(7, 5), OTHER)) is TransactionAbortable
-    assert verify(entry(S.ONGOING), ProducerIdAndEpoch(7, 5), AT) is None
+    assert refused_with(decide_verify(entry(state), ProducerIdAndEpoch(7, 5), AT)) is TransactionAbortable
+    assert (
+        refused_with(decide_verify(entry(S.ONGOING), ProducerIdAndEpoch(7, 5), OTHER)) is TransactionAbortable
+    )
+    assert decide_verify(entry(S.ONGOING), ProducerIdAndEpoch(7, 5), AT) is None
 
 
 # Ending
@@ -306,7 +308,7 @@ def test_the_next_producer_id_waits_for_the_markers_of_the_last_epoch(state: Tra
         (ProducerIdAndEpoch(-1, 0), InvalidProducerIdMapping),
     ]:
         assert refused_with(decide_add(known, who, {AT}, now_ms=NOW_MS)) is error
-        assert refused_with(verify(known, who, AT)) is error
+        assert refused_with(decide_verify(known, who, AT)) is error
         for is_commit, version in itertools.product((False, True), (0, 2)):
             assert refused_with(end(known, who, is_commit, version)) is error
         fenced = ProducerFenced if error is InvalidProducerIdMapping else error

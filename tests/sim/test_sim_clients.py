@@ -71,8 +71,23 @@ def played(run_seed: RunSeed, seed: int) -> ClientResult:
     return run_seed(seed)
 
 
-def violations_of(run_seed: RunSeed, seeds: Iterable[int]) -> dict[int, list[str]]:
-    return {seed: run.violations for seed in seeds if (run := played(run_seed, seed)).violations}
+OPTIONS: dict[RunSeed, str] = {
+    run_blocking_clients: "blocking",
+    run_asyncio_clients: "asyncio",
+    run_process_loops: "loops",
+    run_restored_backup: "backup",
+    run_default_flush: "unsynced",
+}
+"""The option `--clients` of each simulation."""
+
+
+def violations_of(run_seed: RunSeed, seeds: Iterable[int]) -> dict[str, list[str]]:
+    """Return the violations by the command that plays the seed again."""
+    return {
+        f"oncelog simulate --clients {OPTIONS[run_seed]} --seed {seed}": run.violations
+        for seed in seeds
+        if (run := played(run_seed, seed)).violations
+    }
 
 
 def play_race(seed: int) -> tuple[int, list[int]]:

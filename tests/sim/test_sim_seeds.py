@@ -48,16 +48,21 @@ def played(seed: int) -> Result:
     return run_scenario(scenario_for(seed))
 
 
-def failures(seeds: Iterable[int], fault_count: int | None = None) -> dict[int, list[str]]:
+def failures(seeds: Iterable[int], fault_count: int | None = None) -> dict[str, list[str]]:
+    """Return the violations by the command that plays the seed again."""
+    option = "" if fault_count is None else f" --fault-count {fault_count}"
     return {
-        seed: found for seed in seeds if (found := run_scenario(scenario_for(seed, fault_count)).violations)
+        f"oncelog simulate --seed {seed}{option}": found
+        for seed in seeds
+        if (found := run_scenario(scenario_for(seed, fault_count)).violations)
     }
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", [pytest.param(SEEDS, id="quick"), *map(more_seeds, range(0, 200, CHUNK))])
 def test_nothing_is_violated(seeds: Collection[int]) -> None:
-    assert {seed: found for seed in seeds if (found := played(seed).violations)} == {}
+    found = {f"oncelog simulate --seed {seed}": played(seed).violations for seed in seeds}
+    assert {command: violations for command, violations in found.items() if violations} == {}
 
 
 @pytest.mark.soak

@@ -113,7 +113,7 @@ def test_every_api_of_this_broker_has_messages() -> None:
     assert API_BY_NAME["Produce"].request is ProduceRequest
 
 
-def test_produce_offers_what_it_does_not_serve() -> None:
+def test_every_api_but_produce_offers_exactly_what_it_serves() -> None:
     """librdkafka before 2.11.1 does not compress unless Produce version 0 is advertised; our codec starts at
     3.
     """

@@ -20,7 +20,7 @@ from oncelog.errors import (
     OffsetOutOfRange,
     StorageError,
 )
-from oncelog.log.aborted_index import restore_aborted
+from oncelog.log.aborted_index_repair import restore_aborted
 from oncelog.log.background import BackgroundQueue
 from oncelog.log.checkpoint import (
     PARTITION_METADATA,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from oncelog_simulator.simulation import Result
     from oncelog_simulator.world import Event
 
-TIMELINE_EVENTS = 60
-
 
 def parse_seeds(text: str) -> range:
     """Return the seeds of `A..B` (both included), or of `N` (the first N seeds from 0).
@@ -43,6 +41,13 @@ def parse_seeds(text: str) -> range:
 )
 @click.option("--faults", "kept", metavar="N,N...", help="With --seed: run only these of its faults.")
 @click.option("--no-shrink", is_flag=True, help="Do not remove faults from a failing run.")
+@click.option(
+    "--events",
+    type=click.IntRange(0),
+    default=60,
+    show_default=True,
+    help="Print the last N events of a timeline; 0 prints all.",
+)
 @click.option("--digest", is_flag=True, help="Print a digest of each run, which is the same for equal runs.")
 @click.option(
     "--clients",
@@ -58,6 +63,7 @@ def command(
     workload: str | None,
     kept: str | None,
     no_shrink: bool,
+    events: int,
     digest: bool,
     clients: str | None,
 ) -> None:
@@ -77,7 +83,12 @@ def command(
     for run_seed in seed_range:
         if clients is not None:
             run = _run_clients(
-                run_seed, clients, kept, prints_timeline=seed is not None, is_shrunk=not no_shrink
+                run_seed,
+                clients,
+                kept,
+                prints_timeline=seed is not None,
+                is_shrunk=not no_shrink,
+                events=events,
             )
             if digest:
                 click.echo(f"{run_seed} {run.digest}")
@@ -91,9 +102,9 @@ def command(
             click.echo(f"{run_seed} {result.digest}")
         if result.violations:
             failed.append(run_seed)
-            _print_failure(result, fault_count, workload, is_shrunk=not no_shrink)
+            _print_failure(result, fault_count, workload, is_shrunk=not no_shrink, events=events)
         elif seed is not None:
-            _print_result(result)
+            _print_result(result, events)
     cpu_s = time.process_time() - began
     click.echo(
         f"{len(seed_range)} seeds, {len(failed)} failed; {records:,} records sent in {virtual_s:,.0f} s"
@@ -104,7 +115,7 @@ def command(
 
 
 def _run_clients(
-    seed: int, clients: str, kept: str | None, *, prints_timeline: bool, is_shrunk: bool
+    seed: int, clients: str, kept: str | None, *, prints_timeline: bool, is_shrunk: bool, events: int
 ) -> ClientResult:
     from oncelog_simulator.asyncio_clients import run_asyncio_clients
     from oncelog_simulator.backup import run_restored_backup
@@ -132,7 +143,7 @@ def _run_clients(
     if run.violations or prints_timeline:
         for fault in shown.faults:
             click.echo(f"fault   {fault}")
-        _print_events(shown.timeline, shown.violations)
+        _print_events(shown.timeline, shown.violations, events)
     if run.violations:
         click.echo(f"again: oncelog simulate {repeat_arguments}\n")
     return run
@@ -154,7 +165,9 @@ def _with_faults(scenario: Scenario, kept: str | None) -> Scenario:
     return dataclasses.replace(scenario, faults=tuple(scenario.faults[number] for number in numbers))
 
 
-def _print_failure(result: Result, fault_count: int | None, workload: str | None, *, is_shrunk: bool) -> None:
+def _print_failure(
+    result: Result, fault_count: int | None, workload: str | None, *, is_shrunk: bool, events: int
+) -> None:
     from oncelog_simulator.shrink import shrink
     from oncelog_simulator.simulation import run_scenario, scenario_for
 
@@ -162,7 +175,7 @@ def _print_failure(result: Result, fault_count: int | None, workload: str | None
     if is_shrunk:
         result = shrink(result, run_scenario)
     click.echo(f"seed {result.scenario.seed} FAILED with {len(result.scenario.faults)} of its {count} faults")
-    _print_result(result)
+    _print_result(result, events)
     every = scenario_for(result.scenario.seed, fault_count, workload).faults
     kept = ",".join(str(every.index(fault)) for fault in result.scenario.faults)
     counted = "" if fault_count is None else f"--fault-count {fault_count} "
@@ -170,19 +183,20 @@ def _print_failure(result: Result, fault_count: int | None, workload: str | None
     click.echo(f"again: oncelog simulate --seed {result.scenario.seed} {counted}--faults {kept or ','}\n")
 
 
-def _print_result(result: Result) -> None:
+def _print_result(result: Result, events: int) -> None:
     scenario = result.scenario
     click.echo("broker  " + " ".join(f"{key}={value}" for key, value in scenario.broker.items()))
     for fault in scenario.faults:
         click.echo(f"fault   {fault}")
-    _print_events(result.timeline, result.violations)
+    _print_events(result.timeline, result.violations, events)
 
 
-def _print_events(timeline: list[Event], violations: list[str]) -> None:
-    skipped = len(timeline) - TIMELINE_EVENTS
+def _print_events(timeline: list[Event], violations: list[str], count: int) -> None:
+    """Print the last `count` events, or all if `count` is 0, and the violations."""
+    skipped = len(timeline) - count if count else 0
     if skipped > 0:
-        click.echo(f"        ... {skipped} events before ...")
-    for event in timeline[-TIMELINE_EVENTS:]:
+        click.echo(f"        ... {skipped} events before (--events 0 prints all) ...")
+    for event in timeline[-count:]:
         click.echo(str(event))
     for violation in violations:
         click.echo(f"VIOLATION {violation}")

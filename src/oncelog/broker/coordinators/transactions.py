@@ -1,9 +1,9 @@
 """The transaction coordinator, which carries out the decisions of `rules.transactions.coordinator`.
 
 A transaction is atomic because of the order of its writes. First the decision, PrepareCommit or PrepareAbort,
-becomes durable. Then a marker is written to every partition, and the markers become durable. Then the entry
-becomes Complete. After a crash, the next start finishes the rest, and `retry_markers` retries markers that
-could not be written.
+becomes durable, as far as flush.messages asks. Then a marker is written to every partition, and the markers
+become durable. Then the entry becomes Complete. After a crash, the next start finishes the rest, and
+`retry_markers` retries markers that could not be written.
 
 A leftover is a transaction that was open in a partition when the broker started. Its marker may be lost: see
 `rules.idempotence.lost_markers`.
@@ -69,11 +69,11 @@ from oncelog.rules.transactions.coordinator import (
     decide_add,
     decide_end,
     decide_init,
+    decide_verify,
     fence,
     is_expired,
     is_timed_out,
     retire,
-    verify,
 )
 from oncelog.rules.transactions.entry import (
     EPOCH_PER_TRANSACTION,
@@ -288,10 +288,10 @@ class TransactionCoordinator:
         """Raise an error if the partition is not in the transaction.
 
         Raises InvalidRequest (empty id), NotCoordinator or the error of
-        `rules.transactions.coordinator.verify`.
+        `rules.transactions.coordinator.decide_verify`.
         """
         _check_id(transactional_id)
-        refusal = verify(self.get(transactional_id), producer, tp)
+        refusal = decide_verify(self.get(transactional_id), producer, tp)
         if refusal is not None:
             raise refusal.error(refusal.reason)
 
@@ -533,7 +533,7 @@ class TransactionCoordinator:
             if entry is not None and is_timed_out(entry, now_ms):
                 # If the append fails, or no producer id can be allocated, the next round tries again.
                 with suppress(NotCoordinator, CoordinatorLoadInProgress):
-                    self._end(self._fenced(entry, now_ms), now_ms)
+                    self._end(self._fence_timed_out(entry, now_ms), now_ms)
                 # `_end` has written up to MAX_MARKERS_AT_ONCE of the markers at once, so count their cost.
                 if budget.spend(MARKER_COST * len(entry.partitions)):
                     yield None
@@ -541,7 +541,7 @@ class TransactionCoordinator:
         timed_out = [key for key, entry in self._entries.items() if is_timed_out(entry, now_ms)]
         self._timing_out.begin(timed_out, look)
 
-    def _fenced(self, entry: TransactionEntry, now_ms: int) -> TransactionEntry:
+    def _fence_timed_out(self, entry: TransactionEntry, now_ms: int) -> TransactionEntry:
         fenced = fence(entry, server_version=self.version, new_producer_id=None, now_ms=now_ms)
         if isinstance(fenced, NeedsProducerId):
             new_id = self._new_producer_id()

@@ -90,8 +90,8 @@ from oncelog.client.consumer.list_offsets import OffsetSpec
 from oncelog.client.consumer.offset_lookup import list_offsets
 from oncelog.client.group.core import (
     LAST_RETENTION_VERSION,
-    MAX_COMMIT_VERSION,
-    MAX_FETCH_VERSION,
+    MAX_OFFSET_COMMIT_VERSION,
+    MAX_OFFSET_FETCH_VERSION,
     commit_error,
     commit_request,
     committed_from,
@@ -610,7 +610,7 @@ class AsyncAdmin:
             cluster: ClusterConnection, node_id: int
         ) -> dict[TopicPartition, OffsetAndMetadata]:
             response = await cluster.request(
-                node_id, request, min_version=min_version, max_version=MAX_FETCH_VERSION
+                node_id, request, min_version=min_version, max_version=MAX_OFFSET_FETCH_VERSION
             )
             error, offsets = committed_from(response)
             if error is not None:
@@ -633,7 +633,7 @@ class AsyncAdmin:
         does not know the topic after 3 s.
         """
         request = commit_request(ConsumerGroupMetadata(group_id), offsets_of(offsets))
-        max_version = MAX_COMMIT_VERSION
+        max_version = MAX_OFFSET_COMMIT_VERSION
         if retention_ms is not None:
             # Versions of OffsetCommit after LAST_RETENTION_VERSION have no field for a retention time.
             request.retention_time_ms, max_version = retention_ms, LAST_RETENTION_VERSION

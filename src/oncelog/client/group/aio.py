@@ -26,7 +26,7 @@ from oncelog.client.group.commit_queue import Offsets
 from oncelog.client.group.commits import GroupCommits
 from oncelog.client.group.consumer_member import ConsumerMember
 from oncelog.client.group.coordinator_client import GroupCoordinatorClient
-from oncelog.client.group.core import MAX_COMMIT_VERSION, commit_error, commit_request, next_after
+from oncelog.client.group.core import MAX_OFFSET_COMMIT_VERSION, commit_error, commit_request, next_after
 from oncelog.client.group.membership import Change, GroupProtocol, Membership, Rebalance, not_a_member
 from oncelog.client.group.subscribed_topics import SubscribedTopics
 from oncelog.errors import OncelogError
@@ -272,7 +272,7 @@ class GroupSession:
 
     async def _commit_as(self, member: ConsumerGroupMetadata, offsets: Offsets) -> None:
         response = await self._coordinator.send(
-            commit_request(member, offsets), max_version=MAX_COMMIT_VERSION
+            commit_request(member, offsets), max_version=MAX_OFFSET_COMMIT_VERSION
         )
         error = commit_error(response)
         if error is None:

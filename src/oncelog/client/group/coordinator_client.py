@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from oncelog.client.connection.cluster import ClusterConnection
 from oncelog.client.connection.coordinator import GROUP, find_coordinator
 from oncelog.client.group.core import (
-    MAX_FETCH_VERSION,
+    MAX_OFFSET_FETCH_VERSION,
     committed_from,
     committed_request,
     next_after,
@@ -64,7 +64,7 @@ class GroupCoordinatorClient:
         request = committed_request(self.group_id, partitions, is_stable=True)
 
         async def attempt() -> dict[TopicPartition, OffsetAndMetadata]:
-            error, offsets = committed_from(await self.send(request, max_version=MAX_FETCH_VERSION))
+            error, offsets = committed_from(await self.send(request, max_version=MAX_OFFSET_FETCH_VERSION))
             if error is not None:
                 raise error
             return offsets

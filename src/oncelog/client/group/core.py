@@ -41,7 +41,7 @@ from oncelog.wire.messages import (
 
 PROTOCOL_TYPE = "consumer"
 NOBODY = ConsumerGroupMetadata("")
-MAX_COMMIT_VERSION = MAX_FETCH_VERSION = 9
+MAX_OFFSET_COMMIT_VERSION = MAX_OFFSET_FETCH_VERSION = 9
 """The last versions of OffsetCommit and OffsetFetch that identify topics by name; later ones use ids."""
 LAST_RETENTION_VERSION = 4
 """The last version of OffsetCommit with a retention time for offsets."""

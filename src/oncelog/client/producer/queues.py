@@ -60,7 +60,7 @@ class PartitionQueue:
     @property
     def is_idle(self) -> bool:
         """Return True if the partition has no batches."""
-        return not (self.waiting or self.sent or self.sequences.in_flight)
+        return not (self.waiting or self.sent or self.sequences.unacknowledged)
 
     def close_open(self) -> None:
         """Seal the open batch."""
@@ -157,7 +157,7 @@ class PartitionQueue:
 
     def batches(self) -> list[ProducerBatch]:
         """Return all batches: first the sent batches, then the waiting ones."""
-        sent = self.sequences.in_flight if self._options.is_idempotent else self.sent
+        sent = self.sequences.unacknowledged if self._options.is_idempotent else self.sent
         return [*sent, *self.waiting]
 
 

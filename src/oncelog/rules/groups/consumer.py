@@ -9,6 +9,8 @@ The group epoch rises when a member joins, leaves, times out or changes its subs
 that members subscribe to change. The next heartbeat of any member computes a target assignment, or target,
 for the new epoch. If a large group keeps changing, not every epoch gets a target (KIP-1263).
 
+A new epoch with its target (`_update_targets`) takes the place of a rebalance in the classic protocol.
+
 A member gets a partition of its target only when the partition is not assigned to another member, and no
 other member still has to revoke it.
 

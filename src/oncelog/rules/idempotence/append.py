@@ -134,7 +134,7 @@ class Store(NamedTuple):
 
 
 class Duplicate(NamedTuple):
-    """Write nothing, and acknowledge the batch with the offsets of the stored one."""
+    """Write nothing, and acknowledge the batch with the offsets and largest timestamp of the stored batch."""
 
     base_offset: int
     last_offset: int

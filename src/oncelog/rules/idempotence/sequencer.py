@@ -125,11 +125,11 @@ class PartitionSequencer(Generic[B]):
         "acked_producer_id",
         "has_gap",
         "identity",
-        "in_flight",
         "limit",
         "next_ordinal",
         "next_sequence",
         "safe_mode",
+        "unacknowledged",
         "unresolved",
     )
 
@@ -141,12 +141,12 @@ class PartitionSequencer(Generic[B]):
         self.next_ordinal = 0
         self.acked_producer_id: int | None = None
         """The producer id of the last acknowledged batch of this partition; None before the first."""
-        self.in_flight: list[B] = []
+        self.unacknowledged: list[B] = []
         self.has_gap = False
         self.unresolved: int | None = None
-        """The index in `in_flight` at which the last failed batch that may be stored was removed.
+        """The index in `unacknowledged` at which the last failed batch that may be stored was removed.
 
-        None if there is no such batch. The index decreases when an earlier batch is removed from `in_flight`.
+        None if there is no such batch. The index decreases when an earlier batch is removed from the list.
         """
 
     # Sending
@@ -155,13 +155,13 @@ class PartitionSequencer(Generic[B]):
         """Return True if a new batch may now get a sequence of the producer `current` and be sent."""
         if self.is_restart_needed:
             return False
-        if not self.in_flight:
+        if not self.unacknowledged:
             return True
         return (
             self.identity == current
             and self.unresolved is None
-            and self.next_ordinal - self.in_flight[0].ordinal < self._window
-            and all([batch.is_on_wire for batch in self.in_flight])
+            and self.next_ordinal - self.unacknowledged[0].ordinal < self._window
+            and all([batch.is_on_wire for batch in self.unacknowledged])
         )
 
     @property
@@ -177,7 +177,7 @@ class PartitionSequencer(Generic[B]):
         batch.identity, batch.base_sequence = current, self.next_sequence
         self.next_sequence = advance(self.next_sequence, batch.record_count)
         batch.ordinal, self.next_ordinal = self.next_ordinal, self.next_ordinal + 1
-        self.in_flight.append(batch)
+        self.unacknowledged.append(batch)
         self.send(batch)
 
     def next_retry(self) -> B | None:
@@ -185,23 +185,23 @@ class PartitionSequencer(Generic[B]):
         first.
         """
         if not self.has_gap:
-            first = self.in_flight[0] if self.in_flight else None
+            first = self.unacknowledged[0] if self.unacknowledged else None
             return None if first is None or first.is_on_wire else first
-        if any(batch.is_on_wire for batch in self.in_flight):
+        if any(batch.is_on_wire for batch in self.unacknowledged):
             return None
-        return next((batch for batch in self.in_flight if self._is_unsettled(batch)), None)
+        return next((batch for batch in self.unacknowledged if self._is_unsettled(batch)), None)
 
     def send(self, batch: B) -> None:
         """Mark the batch as sent. Its sequence stays the same."""
         batch.is_on_wire = True
-        batch.was_first_in_flight = self.has_gap or self.in_flight[0] is batch
+        batch.was_first_in_flight = self.has_gap or self.unacknowledged[0] is batch
 
     @property
     def is_restart_needed(self) -> bool:
         """True if the sequences have or may have a gap, so that they must restart before new batches are
         sent.
         """
-        return self.has_gap or (self.unresolved is not None and not self.in_flight)
+        return self.has_gap or (self.unresolved is not None and not self.unacknowledged)
 
     @property
     def is_restart_due(self) -> bool:
@@ -209,7 +209,7 @@ class PartitionSequencer(Generic[B]):
         stored.
         """
         return self.is_restart_needed and not any(
-            batch.is_on_wire or self._is_unsettled(batch) for batch in self.in_flight
+            batch.is_on_wire or self._is_unsettled(batch) for batch in self.unacknowledged
         )
 
     def _is_unsettled(self, batch: B) -> bool:
@@ -223,7 +223,7 @@ class PartitionSequencer(Generic[B]):
         The broker may have stored the batch now or recognised it as a duplicate.
         """
         # Compare the index before the removal, because the removal may decrease `unresolved`.
-        is_above_unknown = self.unresolved is not None and self.in_flight.index(batch) >= self.unresolved
+        is_above_unknown = self.unresolved is not None and self.unacknowledged.index(batch) >= self.unresolved
         self._remove(batch)
         self.acked_producer_id = batch.identity.producer_id if batch.identity else None
         if is_above_unknown:
@@ -264,8 +264,8 @@ class PartitionSequencer(Generic[B]):
         return self.on_out_of_order(batch)
 
     def _remove(self, batch: B) -> int:
-        index = self.in_flight.index(batch)
-        del self.in_flight[index]
+        index = self.unacknowledged.index(batch)
+        del self.unacknowledged[index]
         batch.is_on_wire = False
         if self.unresolved is not None and index < self.unresolved:
             self.unresolved -= 1
@@ -285,8 +285,8 @@ class PartitionSequencer(Generic[B]):
         """
         self.identity, self.next_sequence = producer, 0
         self.has_gap, self.unresolved = False, None
-        self.next_ordinal = len(self.in_flight)
-        for ordinal, batch in enumerate(self.in_flight):
+        self.next_ordinal = len(self.unacknowledged)
+        for ordinal, batch in enumerate(self.unacknowledged):
             batch.identity, batch.base_sequence, batch.ordinal = producer, self.next_sequence, ordinal
             self.next_sequence = advance(self.next_sequence, batch.record_count)
 
@@ -296,16 +296,16 @@ class PartitionSequencer(Generic[B]):
         Raises ValueError if the batch has no sequence, or if the parts do not have as many records as the
         batch.
         """
-        index = self.in_flight.index(batch)
+        index = self.unacknowledged.index(batch)
         if batch.base_sequence is None or sum(part.record_count for part in parts) != batch.record_count:
             raise ValueError("the parts of a batch must hold its records, and it must have a sequence")
         sequence = batch.base_sequence
         for ordinal, part in enumerate(parts, batch.ordinal):
             part.identity, part.base_sequence, part.ordinal = batch.identity, sequence, ordinal
             sequence = advance(sequence, part.record_count)
-        for later in self.in_flight[index + 1 :]:
+        for later in self.unacknowledged[index + 1 :]:
             later.ordinal += len(parts) - 1
         self.next_ordinal += len(parts) - 1
-        self.in_flight[index : index + 1] = parts
+        self.unacknowledged[index : index + 1] = parts
         if self.unresolved is not None and index < self.unresolved:
             self.unresolved += len(parts) - 1

@@ -52,7 +52,7 @@ from oncelog.types import TopicPartition
 
 
 class Append(NamedTuple):
-    """Append the entry. The request succeeds once its record is in the log."""
+    """Append the entry. The request succeeds once its record is durable (`when_durable`)."""
 
     entry: TransactionEntry
 
@@ -148,7 +148,7 @@ def _raise_epoch(
         return Append(fresh._replace(producer_epoch=epoch + 1, last_producer_epoch=epoch))
     if _is_repeated(entry, expected):
         return Append(fresh)
-    return _fenced(entry, expected.producer_epoch)
+    return _reject_fenced(entry, expected.producer_epoch)
 
 
 def _is_repeated(entry: TransactionEntry, expected: ProducerIdAndEpoch | None) -> bool:
@@ -208,7 +208,7 @@ def decide_add(
     if entry is None or entry.producer_id != producer.producer_id:
         return _unknown(producer)
     if entry.producer_epoch != producer.producer_epoch:
-        return _fenced(entry, producer.producer_epoch)
+        return _reject_fenced(entry, producer.producer_epoch)
     if entry.state.is_prepared:
         return _being_completed(entry)
     is_ongoing = entry.state is TransactionState.ONGOING
@@ -224,7 +224,7 @@ def decide_add(
     )
 
 
-def verify(
+def decide_verify(
     entry: TransactionEntry | None, producer: ProducerIdAndEpoch, partition: TopicPartition
 ) -> Reject | None:
     """Return None if the partition is in the producer's open transaction, else a rejection (KIP-890)."""
@@ -233,7 +233,7 @@ def verify(
     if entry is None or entry.producer_id != producer.producer_id:
         return _unknown(producer)
     if entry.producer_epoch != producer.producer_epoch:
-        return _fenced(entry, producer.producer_epoch)
+        return _reject_fenced(entry, producer.producer_epoch)
     if entry.state.is_prepared:
         return _being_completed(entry)
     if entry.state is TransactionState.ONGOING and partition in entry.partitions:
@@ -283,7 +283,7 @@ def decide_end(
     if entry is None or entry.producer_id != producer.producer_id:
         return _unknown(producer)
     if entry.producer_epoch != producer.producer_epoch:
-        return _fenced(entry, producer.producer_epoch)
+        return _reject_fenced(entry, producer.producer_epoch)
     if entry.state is TransactionState.ONGOING:
         return Append(_prepared(entry, is_commit, client_version, NO_ID, now_ms))
     if entry.state.is_prepared:
@@ -329,7 +329,7 @@ def _decide_end_with_epoch(
     else:
         is_accepted = is_current or is_again
     if not is_accepted:
-        return _fenced(entry, producer.producer_epoch)
+        return _reject_fenced(entry, producer.producer_epoch)
     if is_again:
         return _decide_repeated_end(entry, is_commit)
     if not is_ongoing and is_commit:
@@ -427,7 +427,7 @@ def _unknown(producer: ProducerIdAndEpoch) -> Reject:
     )
 
 
-def _fenced(entry: TransactionEntry, epoch: int) -> Reject:
+def _reject_fenced(entry: TransactionEntry, epoch: int) -> Reject:
     return Reject(
         ProducerFenced,
         f"epoch {epoch} is not the current epoch {entry.producer_epoch}: a newer instance "

@@ -4,6 +4,8 @@ Each group has one committed offset, for partition 0 of the marker topic. The of
 metadata contains the rest of the state.
 
     PREFIX-NAME/3         marker of task 3, in the transaction of its rows; also its transactional id
+    PREFIX-NAME/atomic    marker of `write_atomic`, in the transaction of its rows; also its transactional id
+    PREFIX-NAME/atomic/3  lease of task 3 of `write_atomic`; it has no marker
     PREFIX-NAME/plan      the run that writes the newest batch; also a transactional id
     PREFIX-NAME/begun     the newest batch that was begun
     PREFIX-NAME/finished  the newest batch that is committed as a whole
@@ -87,7 +89,7 @@ class Sink:
         return f"{self.group}/finished"
 
     def task_id(self, task: int) -> str:
-        """Return the task's transactional id. The group that stores its marker has the same name."""
+        """Return the task's transactional id. The group that stores its marker or lease has the same name."""
         return f"{self.group}/{task}"
 
     @property
@@ -157,7 +159,7 @@ class Sink:
         return sorted(_numbers(names, f"{self.group}/"))
 
     def keep(self, admin: Admin, group: str, kept: OffsetAndMetadata, *, retention_ms: int = KEPT_MS) -> None:
-        """Store `kept` as the offset of a group, without a transaction, for `retention_ms` milliseconds.
+        """Store a note of the driver as the offset of a group, without a transaction, for `retention_ms` ms.
 
         Offsets that a transaction commits expire, so a missing marker does not prove that nothing was
         written. So this call uses version 4 of OffsetCommit, which can set the retention time. See

@@ -11,9 +11,9 @@ from oncelog.wire.tables import (
     metadata_log,
     offset_apis,
     placement,
+    produce_and_fetch,
     producer_apis,
     quota_apis,
-    records,
     security,
     topic_apis,
     transaction_apis,
@@ -21,7 +21,7 @@ from oncelog.wire.tables import (
 )
 
 TABLES: tuple[str, ...] = (
-    records.TABLE,
+    produce_and_fetch.TABLE,
     cluster_apis.TABLE,
     producer_apis.TABLE,
     transaction_apis.TABLE,

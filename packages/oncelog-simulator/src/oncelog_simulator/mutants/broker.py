@@ -150,13 +150,13 @@ def _surely_not_stored(self: Any, batch: Any, *, may_be_stored: bool) -> None:
 
 
 def _count_unacknowledged(self: Any, current: Any) -> bool:
-    if self.is_restart_needed or not self.in_flight:
+    if self.is_restart_needed or not self.unacknowledged:
         return not self.is_restart_needed
-    all_sent = all(batch.is_on_wire for batch in self.in_flight)
+    all_sent = all(batch.is_on_wire for batch in self.unacknowledged)
     return (
         self.identity == current
         and self.unresolved is None
-        and len(self.in_flight) < self._window
+        and len(self.unacknowledged) < self._window
         and all_sent
     )
 
