@@ -7,14 +7,16 @@ import gc
 import os
 import resource
 import socket
+import ssl
 import struct
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.broker import RawClient, batch, fetch_request, produce_request, split_batches
-from support.security.brokers import make_certificates, secured_broker
+from support.security.brokers import Certificates, make_certificates, secured_broker
 from support.wait import pass_time, wait_until
 
 from oncelog.config import BROKER
@@ -23,7 +25,7 @@ from oncelog.server import listener, server
 from oncelog.server.embedded import Broker
 from oncelog.testing.broker_process import BrokerProcess
 from oncelog.wire.frames import encode_request
-from oncelog.wire.messages import ApiVersionsRequest, MetadataRequest
+from oncelog.wire.messages import ApiVersionsRequest, FetchResponse, MetadataRequest
 
 MB = 1 << 20
 
@@ -38,6 +40,25 @@ def many(broker: Broker, count: int) -> Iterator[list[RawClient]]:
     finally:
         for client in clients:
             client.socket.close()
+
+
+def tls_client(broker: Broker, certificates: Certificates) -> RawClient:
+    client = RawClient(broker.bootstrap_servers)
+    # A small receive buffer, so that the broker's side soon has to keep what is not read.
+    client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    context = ssl.create_default_context(cafile=str(certificates.authority))
+    client.socket = context.wrap_socket(client.socket, server_hostname="127.0.0.1")
+    return client
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def event_loop_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Let the broker use this event loop."""
+    if request.param == "asyncio":
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    else:
+        pytest.importorskip("uvloop")
+    return str(request.param)
 
 
 def is_served(broker: Broker) -> bool:
@@ -260,6 +281,74 @@ def test_answers_that_nobody_takes_are_bounded_together() -> None:
         wait_until(lambda: broker.metrics()["connections"] == 1)
         wait_until(lambda: broker.metrics()["response_bytes_held"] == 0)
         assert len(split_batches(quick.fetch("t", 0, partition_max_bytes=12 * MB).records)) > 3
+
+
+@pytest.mark.usefixtures("event_loop_of")
+def test_unread_responses_over_tls_are_bounded_together(tmp_path: Path) -> None:
+    """Each client requests 40 MB once. A TLS transport does not count what the socket has not accepted."""
+    certificates, limit_bytes = make_certificates(tmp_path), 24 * MB
+    config = {"oncelog.queued.max.response.bytes": limit_bytes}
+    with (
+        secured_broker(tmp_path / "data", certificates, sasl=False, **config) as broker,
+        contextlib.ExitStack() as stack,
+    ):
+        quick = stack.enter_context(tls_client(broker, certificates))
+        quick.create_topic("t", max_message_bytes=2 * MB)
+        stored = [bytes(batch(bytes([number]) * MB)) for number in range(40)]
+        for each in stored:
+            assert quick.produce("t", each).error_code == 0
+        greedy = [stack.enter_context(tls_client(broker, certificates)) for _ in range(20)]
+        for client in greedy:
+            client.send(fetch_request([("t", 0, 0)], partition_max_bytes=40 * MB), 12)
+        # The first response may take a quarter of the limit, and each later one a quarter of what is left.
+        wait_until(lambda: broker.metrics()["response_bytes_held"] >= limit_bytes // 4)
+        assert broker.metrics()["response_bytes_held"] <= limit_bytes
+        for client in greedy:
+            _, response = client.receive(FetchResponse, 12)
+            batches = split_batches(response.responses[0].partitions[0].records)
+            assert [each[61:] for each in batches] == [each[61:] for each in stored[: len(batches)]]
+            assert batches
+        wait_until(lambda: broker.metrics()["response_bytes_held"] == 0)
+
+
+@pytest.mark.usefixtures("event_loop_of")
+def test_a_tls_client_that_resets_its_connection_costs_a_few_of_its_fetches(tmp_path: Path) -> None:
+    """A TLS transport does not say that the socket's transport has failed, and drops what is written."""
+    certificates = make_certificates(tmp_path)
+    with (
+        secured_broker(tmp_path / "data", certificates, sasl=False) as broker,
+        tls_client(broker, certificates) as quick,
+    ):
+        quick.create_topic("t", max_message_bytes=2 * MB)
+        for _ in range(8):
+            assert quick.produce("t", batch(b"x" * MB)).error_code == 0
+        hostile = tls_client(broker, certificates)
+        fetch = encode_request(fetch_request([("t", 0, 0)], partition_max_bytes=8 * MB), 12, 1, "x")
+        hostile.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        hostile.socket.sendall(fetch * 60)
+        os.close(hostile.socket.detach())
+        wait_until(lambda: broker.metrics()["connections"] == 1)
+        assert quick.produce("t", batch(b"after")).error_code == 0
+        assert broker.metrics()["requests.Fetch"] < 10
+
+
+@pytest.mark.usefixtures("event_loop_of")
+def test_a_large_response_over_tls_is_sent_before_the_connection_is_closed(tmp_path: Path) -> None:
+    certificates = make_certificates(tmp_path)
+    with (
+        secured_broker(tmp_path / "data", certificates, sasl=False) as broker,
+        tls_client(broker, certificates) as client,
+    ):
+        client.create_topic("t", max_message_bytes=2 * MB)
+        for _ in range(8):
+            assert client.produce("t", batch(b"x" * MB)).error_code == 0
+        fetch = encode_request(fetch_request([("t", 0, 0)], partition_max_bytes=9 * MB), 12, 1, "x")
+        client.socket.sendall(fetch + struct.pack(">i", -1))
+        wait_until(lambda: broker.metrics()["response_bytes_held"] > 0)
+        _, response = client.receive(FetchResponse, 12)
+        assert len(split_batches(response.responses[0].partitions[0].records)) == 8
+        assert client.is_closed()
+        wait_until(lambda: broker.metrics()["connections"] == 0)
 
 
 def test_unread_responses_to_thousands_of_requests_are_bounded() -> None:

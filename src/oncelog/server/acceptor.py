@@ -32,6 +32,10 @@ class Acceptor:
         self._listen = listen
         self._opened: Any = None
 
+    @property
+    def uses_tls(self) -> bool:
+        return self._tls is not None
+
     def principal_of(self, transport: asyncio.BaseTransport) -> str:
         """Return the principal of the client's certificate; ANONYMOUS without a certificate.
 

@@ -30,7 +30,7 @@ from oncelog.server.connection_auth import ConnectionAuth
 from oncelog.server.memory_account import MemoryAccount
 from oncelog.server.request_handler import MAX_ROUND_REQUESTS, RequestHandler
 from oncelog.server.request_reader import NO_BYTES, RequestReader
-from oncelog.server.response_queue import ResponseQueue
+from oncelog.server.response_queue import PACED_BYTES, ResponseQueue
 from oncelog.server.throttle import Throttle
 
 MAX_ROUND_RESPONSE_BYTES = 65_536
@@ -130,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
             on_late_response=self._on_late_response,
         )
         self._quotas = node.quotas
-        self._is_write_paused = self._is_read_paused = False
+        self._is_read_paused = False
         self._is_processing_backlog = False
         self._is_turn_scheduled = False
         """True while a call that processes the backlog is scheduled on the event loop."""
@@ -158,8 +158,9 @@ class Connection(asyncio.BufferedProtocol):
             self._start(self._transport)
 
     def _start(self, transport: asyncio.Transport) -> None:
-        self._responses.transport = transport
-        transport.set_write_buffer_limits(high=self._limits.max_pending_bytes)
+        self._responses.transport, self._responses.is_paced = transport, self._acceptor.uses_tls
+        high_bytes = PACED_BYTES if self._acceptor.uses_tls else self._limits.max_pending_bytes
+        transport.set_write_buffer_limits(high=high_bytes)
         if self._throttle.rejects(self.address, self.opened_ms, transport):
             return
         acceptor = self._acceptor
@@ -195,13 +196,16 @@ class Connection(asyncio.BufferedProtocol):
             self._server.after_round(now_ms)
 
     def pause_writing(self) -> None:
-        self._is_write_paused = True
+        self._responses.is_write_paused = True
         self.note_responses(self._clock.now_ms())
         self._pace_reading()
 
     def resume_writing(self) -> None:
-        self._is_write_paused = False
+        self._responses.is_write_paused = False
+        self._responses.write_unsent()
         self.note_responses(self._clock.now_ms())
+        if self.is_closing:
+            self._close_when_written()
         self._resume()
 
     def eof_received(self) -> bool:
@@ -219,7 +223,7 @@ class Connection(asyncio.BufferedProtocol):
         # test_requests_without_a_response_are_handled_after_a_disconnect.
         self._responses.discard(but_last=self._responses.outlives_client)
         self._responses.transport = None
-        self._is_write_paused = False
+        self._responses.is_write_paused = False
         self._schedule_turn()
 
     @property
@@ -267,10 +271,11 @@ class Connection(asyncio.BufferedProtocol):
         Return the bytes that were not processed.
         """
         cost, reader, responses, throttle = 0, self.reader, self._responses, self._throttle
+        responses.round_bytes = 0
         while not (
             responses.blocking_count
             or throttle.is_muted
-            or self._is_write_paused
+            or responses.is_write_paused
             or self.is_closing
             or responses.has_dropped
             or (responses.slots and self._has_too_many_pending)
@@ -298,7 +303,7 @@ class Connection(asyncio.BufferedProtocol):
                 )
             if not data or self.is_closing:
                 return NO_BYTES
-            if cost >= MAX_ROUND_REQUESTS or responses.batched_bytes >= MAX_ROUND_RESPONSE_BYTES:
+            if cost >= MAX_ROUND_REQUESTS or responses.round_bytes >= MAX_ROUND_RESPONSE_BYTES:
                 self._schedule_turn()
                 break
         return data
@@ -416,7 +421,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None or self.is_closing or self.is_gone:
             return
         is_full = self.reader.backlog_bytes >= self._limits.max_pending_bytes
-        must_pause = is_full or self._is_write_paused or self._throttle.is_muted
+        must_pause = is_full or self._responses.is_write_paused or self._throttle.is_muted
         if must_pause != self._is_read_paused:
             self._is_read_paused = must_pause
             if must_pause:
@@ -462,6 +467,11 @@ class Connection(asyncio.BufferedProtocol):
             self.abort()
         else:
             self._responses.flush()
+            self._close_when_written()
+
+    def _close_when_written(self) -> None:
+        """Close the transport once it has all responses. The deadline `linger` bounds the wait."""
+        if self._transport is not None and not self._responses.unsent_bytes:
             self._transport.close()
 
     def abort(self) -> None:

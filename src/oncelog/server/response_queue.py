@@ -5,6 +5,11 @@ not even the response of a long poll. See test_deferred_fetch_and_produce_of_one
 
 A response that is not ready has a slot. Later responses wait in slots, too. The small responses of one round
 are joined into one write.
+
+A large response to a TLS client is written in parts of PACED_BYTES, each as soon as the transport has room. A
+TLS transport hands all encrypted bytes to the socket's transport below it, and does not count them as
+buffered. Written at once, a large response would neither count as held nor delay the next one. See
+test_unread_responses_over_tls_are_bounded_together.
 """
 
 from __future__ import annotations
@@ -17,6 +22,11 @@ from oncelog.broker.metrics import Metrics
 from oncelog.broker.purgatory import PendingResponse
 from oncelog.wire.frames import LARGE_BYTES
 from oncelog.wire.primitives import Buffer
+
+PACED_BYTES = 65_536
+"""Largest write of a paced connection in bytes, and the size of unsent bytes at which its transport pauses the
+writer.
+"""
 
 Payload = bytes | list[Buffer]
 """A response frame; if it is large, the list of its parts."""
@@ -51,6 +61,10 @@ class ResponseQueue:
 
     def __init__(self, metrics: Metrics, on_large: Callable[[], None]) -> None:
         self.transport: asyncio.Transport | None = None
+        self.is_paced = False
+        """True if large responses are written in parts, because the connection uses TLS."""
+        self.is_write_paused = False
+        """True from the transport's `pause_writing` to its `resume_writing`."""
         self.slots: deque[ResponseSlot] = deque()
         """Slots of the responses that are not ready, and of all responses after the first of them."""
         self.blocking_count = 0
@@ -59,11 +73,16 @@ class ResponseQueue:
         """Bytes of responses that are ready, but wait behind a response that is not ready."""
         self.batched_bytes = 0
         """Bytes of this round's small responses. `flush` writes them."""
+        self.round_bytes = 0
+        """Bytes of responses since the connection set this to 0, at the start of a round."""
+        self.unsent_bytes = 0
+        """Bytes of paced responses that are not given to the transport yet."""
         self.has_dropped = False
         """True once a response could not be sent, because the transport had ended or was closing."""
         self.written_bytes = 0
-        """Bytes given to the transport since the connection was opened."""
+        """Bytes given to the transport since the connection was opened, and `unsent_bytes`."""
         self._metrics, self.on_large = metrics, on_large
+        self._unsent: deque[memoryview] = deque()
         self._batched: list[bytes] = []
         self._large: deque[tuple[int, int]] = deque()
         """(start, end) of each large response that is not fully flushed, as values of `written_bytes`."""
@@ -100,6 +119,7 @@ class ResponseQueue:
         if self.transport is None:
             self.has_dropped = True
             return
+        self.round_bytes += _size_of(payload)
         if isinstance(payload, bytes) and len(payload) < LARGE_BYTES:
             self._batched.append(payload)
             self.batched_bytes += len(payload)
@@ -109,7 +129,12 @@ class ResponseQueue:
         self._large.append((self.written_bytes, self.written_bytes + size_bytes))
         self.written_bytes += size_bytes
         self._metrics.bytes_sent += size_bytes
-        self.transport.writelines([payload] if isinstance(payload, bytes) else payload)
+        parts: list[Buffer] = [payload] if isinstance(payload, bytes) else payload
+        if self.is_paced:
+            self._append_unsent(parts)
+            self.write_unsent()
+        else:
+            self.transport.writelines(parts)
         # After a failed write, the transport discards further responses without pausing the writer until it
         # calls connection_lost. Without this check, the broker would read the data of the round's remaining
         # fetches in vain. See test_a_failed_response_drops_the_requests_behind_it_when_the_client_is_gone.
@@ -125,11 +150,33 @@ class ResponseQueue:
         self.written_bytes += self.batched_bytes
         self._metrics.bytes_sent += self.batched_bytes
         self.batched_bytes = 0
-        self.transport.write(data)
+        if self.unsent_bytes:
+            self._append_unsent([data])
+        else:
+            self.transport.write(data)
+
+    def _append_unsent(self, parts: list[Buffer]) -> None:
+        self._unsent.extend(map(memoryview, parts))
+        self.unsent_bytes += _size_of(parts)
+
+    def write_unsent(self) -> None:
+        """Give the transport unsent bytes until it pauses the writer."""
+        transport = self.transport
+        while self._unsent and transport is not None and not (self.is_write_paused or transport.is_closing()):
+            first = self._unsent.popleft()
+            part, rest = first[:PACED_BYTES], first[PACED_BYTES:]
+            if rest:
+                self._unsent.appendleft(rest)
+            self.unsent_bytes -= len(part)
+            transport.write(part)
 
     def flushed_bytes(self) -> int:
-        """Return how many of the written bytes the operating system has accepted."""
-        return self.written_bytes - (self.transport.get_write_buffer_size() if self.transport else 0)
+        """Return how many of the written bytes the operating system has accepted.
+
+        Over TLS, up to about 2 * PACED_BYTES of them may still be in the socket's transport.
+        """
+        buffered_bytes = self.transport.get_write_buffer_size() if self.transport else 0
+        return self.written_bytes - self.unsent_bytes - buffered_bytes
 
     def held_bytes(self, flushed_bytes: int) -> int:
         """Return the memory of the responses in bytes. `flushed_bytes`: the result of `self.flushed_bytes()`.
@@ -186,7 +233,8 @@ class ResponseQueue:
         if last is not None:
             self.slots.append(last)
         self._batched.clear()
-        self.batched_bytes = self.slot_bytes = 0
+        self._unsent.clear()
+        self.batched_bytes = self.slot_bytes = self.unsent_bytes = 0
 
 
 def _size_of(payload: Payload | None) -> int:
