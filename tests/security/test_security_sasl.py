@@ -36,8 +36,9 @@ from oncelog.errors import (
     SaslAuthenticationFailed,
     UnacceptableCredential,
 )
-from oncelog.rules.security.scram import Mechanism
+from oncelog.rules.security.scram import Mechanism, salt_password
 from oncelog.server import request_handler
+from oncelog.server.disk import RealDisk
 from oncelog.server.embedded import Broker
 from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire.frames import encode_request
@@ -166,6 +167,38 @@ def test_a_long_name_is_refused_before_it_is_prepared(
             assert (answer.error_code == SaslAuthenticationFailed.code) is is_refused
             assert not is_refused or client.is_closed()
     assert max(prepared) <= sasl.MAX_SCRAM_BYTES
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS[1:])
+def test_a_name_that_grows_when_it_is_normalized_is_refused_before_it_is_prepared(
+    plain: Broker, monkeypatch: pytest.MonkeyPatch, mechanism: str
+) -> None:
+    """U+FDFA has three bytes, and becomes 18 characters."""
+    prepared: list[str] = []
+    saslprep = scramp.core.saslprep
+    monkeypatch.setattr(scramp.core, "saslprep", lambda text: prepared.append(text) or saslprep(text))
+    for count, is_refused in ((1_300, True), (100, False)):
+        with RawClient(plain.bootstrap_servers) as client:
+            client.ask(SaslHandshakeRequest(mechanism=mechanism), 1)
+            first = f"n,,n={chr(0xFDFA) * count},r=x".encode()
+            assert len(first) < sasl.MAX_SCRAM_BYTES
+            answer = client.ask(SaslAuthenticateRequest(auth_bytes=first), 2)
+            assert (answer.error_code == SaslAuthenticationFailed.code) is is_refused
+    assert max(map(len, prepared)) == 100
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS[1:])
+def test_a_user_with_a_short_salt_can_log_in(tmp_path: Path, mechanism: str) -> None:
+    """Apache Kafka requires no length, and examples of other clients have salts such as b"salt"."""
+    (tmp_path / "data").mkdir()
+    number = Mechanism[mechanism.replace("-", "_")]
+    credential = int(number), b"salt", salt_password(number, PASSWORD, b"salt", 4096), 4096
+    Users(RealDisk(tmp_path / "data")).alter("alice", [], [credential])
+    with (
+        secured_broker(tmp_path / "data") as broker,
+        Admin(client_config(broker, user="alice", mechanism=mechanism)) as admin,
+    ):
+        assert admin.list_topics() == []
 
 
 def _log_in(client: RawClient, user: str = "alice", password: str = PASSWORD) -> int:

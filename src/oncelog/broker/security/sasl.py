@@ -10,11 +10,12 @@ import hashlib
 import hmac
 from collections.abc import Callable
 from typing import Any, Protocol
+from unicodedata import normalize
 
 from oncelog.broker.security.users import Users
 from oncelog.config import INT64_MAX
 from oncelog.errors import SaslAuthenticationFailed
-from oncelog.rules.security.scram import Credential, Mechanism
+from oncelog.rules.security.scram import Credential, Mechanism, load_scramp
 
 TokenCheck = Callable[[str, int], tuple[str, int]]
 """(token, now_ms) -> (user name, expiry of the token). Both times are in ms since the epoch.
@@ -24,9 +25,11 @@ The check raises SaslAuthenticationFailed.
 
 _SEPARATOR = "\x01"
 MAX_SCRAM_BYTES = 4_096
-"""Longest SCRAM message in bytes.
+"""Longest SCRAM message in bytes, and in characters once it is normalized (NFKC).
 
-User names are normalized character by character: 500 KB would take a second.
+scramp examines user names character by character: 500 KB would take a second. A character may become 18, so
+without the second limit 4 KB would take 60 ms. See
+test_a_name_that_grows_when_it_is_normalized_is_refused_before_it_is_prepared.
 """
 
 
@@ -81,10 +84,10 @@ class ScramExchange:
     """
 
     def __init__(self, users: Users, mechanism: Mechanism, nonce: str) -> None:
-        from scramp import ScramMechanism
-
         self._users, self._mechanism = users, mechanism
-        self._server = ScramMechanism(mechanism.label).make_server(self._credential, s_nonce=nonce)
+        self._server = (
+            load_scramp().ScramMechanism(mechanism.label).make_server(self._credential, s_nonce=nonce)
+        )
         self._user = ""
         self._is_begun = False
         self.user: str | None = None
@@ -106,6 +109,8 @@ class ScramExchange:
         if len(data) > MAX_SCRAM_BYTES:
             raise SaslAuthenticationFailed("wrong user or password")
         text = _text(data)
+        if len(normalize("NFKC", text)) > MAX_SCRAM_BYTES:
+            raise SaslAuthenticationFailed("wrong user or password")
         try:
             if not self._is_begun:
                 self._is_begun = True

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from oncelog.errors import AuthenticationError, ConfigError
+from oncelog.rules.security.scram import load_scramp
 
 _JAAS = re.compile(
     r"\s*(?P<module>[\w.]+)\s+(?:required|requisite|sufficient|optional)\b(?P<rest>.*);\s*", re.S
@@ -126,10 +127,10 @@ class _Scram:
     """A SCRAM exchange, computed by the package scramp."""
 
     def __init__(self, login: Credentials) -> None:
-        from scramp import ScramClient, ScramException
+        from scramp import ScramException
 
         try:
-            self._client = ScramClient([login.mechanism], login.username, login.password)
+            self._client = load_scramp().ScramClient([login.mechanism], login.username, login.password)
         except ScramException as error:
             raise AuthenticationError(
                 f"user name or password cannot be used for {login.mechanism}: {error}"
