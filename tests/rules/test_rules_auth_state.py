@@ -94,6 +94,21 @@ def test_the_first_matching_rule_maps_a_name(rules: str, name: str) -> None:
     assert principal_mapper(rules)("CN=Alice,OU=ops") == name
 
 
+@pytest.mark.parametrize(
+    ("replacement", "name"),
+    [
+        (r"$1\.$2", "Alice.ops"),
+        (r"\d$2", "dops"),
+        (r"CORP\\$1", r"CORP\Alice"),
+        (r"\$1", "$1"),
+        ("$1$3", "Alice"),
+    ],
+)
+def test_a_backslash_in_a_replacement_makes_the_next_character_literal(replacement: str, name: str) -> None:
+    """As in Java. A group that took no part in the match is empty."""
+    assert principal_mapper(f"RULE:^CN=(.*?),OU=(.*?)(,O=.*)?$/{replacement}/")("CN=Alice,OU=ops") == name
+
+
 @pytest.mark.parametrize("rules", ["RULE:x", "CN", "RULE:(/x/", "DEFAULT RULE:x/y/", "RULE:a/$1/"])
 def test_invalid_mapping_rules_are_rejected(rules: str) -> None:
     with pytest.raises(ConfigError, match="mapping"):

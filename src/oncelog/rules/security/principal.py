@@ -59,14 +59,14 @@ def principal_mapper(rules: str) -> Callable[[str], str]:
         for pattern, replacement, case in parsed_rules:
             match = pattern.fullmatch(distinguished)
             if match:
-                name = match.expand(replacement)
+                name = "".join(part if isinstance(part, str) else match[part] or "" for part in replacement)
                 return name.lower() if case == "L" else name.upper() if case == "U" else name
         raise ConfigError(f"no rule of ssl.principal.mapping.rules matches {distinguished!r}")
 
     return name_of
 
 
-def _parse(rules: str) -> Iterable[tuple[re.Pattern[str], str, str]]:
+def _parse(rules: str) -> Iterable[tuple[re.Pattern[str], list[str | int], str]]:
     rest = rules.strip()
     while rest:
         match = re.match("DEFAULT", rest) or _RULE.match(rest)
@@ -74,13 +74,24 @@ def _parse(rules: str) -> Iterable[tuple[re.Pattern[str], str, str]]:
         if match is None or (after and not after.startswith(",")):
             raise ConfigError(f"ssl.principal.mapping.rules={rules!r}: expected DEFAULT or RULE:pattern/new/")
         if match[0] == "DEFAULT":
-            yield re.compile("(?s).*"), r"\g<0>", ""
+            yield re.compile("(?s).*"), [0], ""
         else:
             try:
-                pattern = re.compile(match[1])
-                if any(int(group) > pattern.groups for group in re.findall(r"\$(\d)", match[2])):
+                pattern, replacement = re.compile(match[1]), _replacement(match[2])
+                if any(isinstance(part, int) and part > pattern.groups for part in replacement):
                     raise re.error(f"{match[2]!r} refers to a group that the pattern does not have")
-                yield pattern, re.sub(r"\$(\d)", r"\\g<\1>", match[2]), match[3]
+                yield pattern, replacement, match[3]
             except re.error as error:
                 raise ConfigError(f"ssl.principal.mapping.rules={rules!r}: {error}") from None
         rest = after[1:].lstrip()
+
+
+def _replacement(text: str) -> list[str | int]:
+    """Split the replacement of a rule into texts and numbers of groups.
+
+    As in Java, a backslash makes the next character literal. `re.Match.expand` has other escapes, and would
+    raise an error for some of them at a client's connection. See
+    test_a_backslash_in_a_replacement_makes_the_next_character_literal.
+    """
+    tokens = re.findall(r"\\(.)|\$(\d)|([^\\])", text, re.S)
+    return [int(group) if group else escaped or plain for escaped, group, plain in tokens]
