@@ -14,7 +14,7 @@ _Second = list[float]
 
 
 class SampledStat:
-    """The samples of the last WINDOW_MS. They are summed up by second, so that memory stays bounded."""
+    """The samples of the last WINDOW_MS. They are summed per second, so that memory stays bounded."""
 
     def __init__(self) -> None:
         self._seconds: deque[_Second] = deque()

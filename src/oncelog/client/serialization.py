@@ -52,11 +52,11 @@ class RecordSerializer:
         return _serialize(self._key, "key", topic, partition, key)
 
     def values(self, topic: str, values: Iterable[Any], partition: int | None) -> Iterable[Any]:
-        """Return all values as bytes, lists and tuples as a list. Raises SerializationError."""
+        """Return all values as bytes; as a list if they are a list or tuple. Raises SerializationError."""
         return _converted(values, lambda value: self.value(topic, value, partition))
 
     def keys(self, topic: str, keys: Iterable[Any] | None, partition: int | None) -> Iterable[Any] | None:
-        """Return all keys as bytes, lists and tuples as a list. Raises SerializationError."""
+        """Return all keys as bytes; as a list if they are a list or tuple. Raises SerializationError."""
         return None if keys is None else _converted(keys, lambda key: self.key(topic, key, partition))
 
     def output(self, output: ProducerRecord) -> ProducerRecord:
@@ -151,7 +151,7 @@ def _serialize(function: OfTopic | None, part: str, topic: str, partition: int |
 
 
 def _converted(items: Iterable[T], convert: Callable[[T], U]) -> Iterable[U]:
-    """Return converted items: of a list or tuple at once, so that nothing is sent if one item fails."""
+    """Return converted items. A list or tuple is converted at once, so that nothing is sent if an item fails."""
     if isinstance(items, (list, tuple)):
         return [convert(item) for item in items]
     return _lazily(items, convert)

@@ -14,11 +14,11 @@ _ISO = re.compile(
     r"(?:T(?=[0-9])(?:(?P<h>[0-9]{1,9})H)?(?:(?P<m>[0-9]{1,9})M)?(?:(?P<s>[0-9]{1,9}(?:\.[0-9]{1,3})?)S)?)?"
 )
 _EPOCH_MS = re.compile(r"(?![0-9]{8}$)[0-9]{1,18}")
-"""Eight digits are a date in ISO 8601."""
+"""Milliseconds since 1970. Eight digits do not match, because they are a date in ISO 8601."""
 _TIME_EXAMPLES = "1h (an hour ago), 2026-11-28T10:00, now, or milliseconds since 1970"
 
 Time = datetime | timedelta | int | str
-"""A time as an argument: milliseconds since 1970, a datetime, the time that has passed since, or a text."""
+"""A time as an argument: milliseconds since 1970, a datetime, a timedelta before now, or a text."""
 
 
 def parse_duration(text: str) -> int:

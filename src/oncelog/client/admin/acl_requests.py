@@ -75,7 +75,7 @@ def delete_acls_request(filters: Collection[AclFilter | Acl]) -> DeleteAclsReque
 
 
 def _filter_fields(acl_filter: AclFilter | Acl) -> dict[str, Any]:
-    """Return the fields that DescribeAcls and DeleteAcls have for a filter."""
+    """Return a filter as the fields that DescribeAcls and DeleteAcls requests share."""
     return {
         "resource_type_filter": acl_filter.resource_type,
         "resource_name_filter": acl_filter.name,

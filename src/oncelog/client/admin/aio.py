@@ -129,7 +129,7 @@ from oncelog.wire.messages import (
 R = TypeVar("R", bound=core.ItemResult)
 
 _MIN_VERSION_OF_BROKER_DEFAULTS = 4
-"""First version of CreateTopics (Kafka 2.4) with -1 for the broker's default number of partitions or
+"""First version of CreateTopics (Kafka 2.4) that accepts -1: the broker's default number of partitions or
 replicas.
 """
 _SALT_BYTES = 24
@@ -276,7 +276,7 @@ class AsyncAdmin:
     async def delete_records(
         self, before_offsets: Mapping[TopicPartition, int | None], *, raise_errors: bool = True
     ) -> dict[TopicPartition, DeletedRecords]:
-        """Delete the records below the offset that `before_offsets` has for each partition.
+        """Delete the records of each partition below the partition's offset in `before_offsets`.
 
         An offset of None deletes up to the high watermark. Raises OffsetOutOfRange for an offset above the
         high watermark, and UnknownTopicOrPartition.
@@ -378,7 +378,7 @@ class AsyncAdmin:
     async def describe_broker_versions(
         self, node_ids: Sequence[int] | int | None = None
     ) -> list[BrokerVersions]:
-        """Return the versions of APIs and the features of each of these brokers (None: all).
+        """Return the API versions and the features that each of these brokers (None: all) supports.
 
         Raises BrokerNotAvailable.
         """
@@ -443,8 +443,8 @@ class AsyncAdmin:
         """Return an offset per partition: "earliest", "latest", "max-timestamp" or a time in milliseconds.
 
         "latest" is the high watermark, or with READ_COMMITTED the last stable offset. "max-timestamp" is the
-        record with the largest timestamp, and needs Kafka 3.0 or later. A time selects the first record with
-        this timestamp or a later one. Raises UnknownTopicOrPartition, UnsupportedVersion.
+        offset of the record with the largest timestamp, and needs Kafka 3.0 or later. A time selects the
+        first record with this timestamp or a later one. Raises UnknownTopicOrPartition, UnsupportedVersion.
         """
         offsets = await list_offsets(await self._router.connect(), by_partition(specs), isolation)
         results = {
@@ -566,8 +566,8 @@ class AsyncAdmin:
     async def describe_groups(self, group_ids: Collection[str] | str) -> dict[str, GroupDescription]:
         """Return groups by id, with their members and assignments.
 
-        Raises GroupIdNotFound for an unknown group. Brokers before Kafka 4 send no error for an unknown
-        group, but a description with state Dead.
+        Raises GroupIdNotFound for an unknown group. Brokers before Kafka 4 describe an unknown group with
+        state Dead and without an error.
         """
         names = names_of(group_ids, "group ids (str)")
         return {group_id: await self._describe_group(group_id) for group_id in names}

@@ -173,7 +173,7 @@ class Admin:
     def delete_records(
         self, before_offsets: Mapping[TopicPartition, int | None], *, raise_errors: bool = True
     ) -> dict[TopicPartition, DeletedRecords]:
-        """Delete the records below the offset that `before_offsets` has for each partition.
+        """Delete the records of each partition below the partition's offset in `before_offsets`.
 
         An offset of None deletes up to the high watermark. Raises OffsetOutOfRange for an offset above the
         high watermark, and UnknownTopicOrPartition.
@@ -216,7 +216,7 @@ class Admin:
         return self._thread.run(self._async.describe_cluster())
 
     def describe_broker_versions(self, node_ids: Sequence[int] | int | None = None) -> list[BrokerVersions]:
-        """Return the versions of APIs and the features of each of these brokers (None: all).
+        """Return the API versions and the features that each of these brokers (None: all) supports.
 
         Raises BrokerNotAvailable.
         """
@@ -248,8 +248,8 @@ class Admin:
         """Return an offset per partition: "earliest", "latest", "max-timestamp" or a time in milliseconds.
 
         "latest" is the high watermark, or with READ_COMMITTED the last stable offset. "max-timestamp" is the
-        record with the largest timestamp, and needs Kafka 3.0 or later. A time selects the first record with
-        this timestamp or a later one. Raises UnknownTopicOrPartition, UnsupportedVersion.
+        offset of the record with the largest timestamp, and needs Kafka 3.0 or later. A time selects the
+        first record with this timestamp or a later one. Raises UnknownTopicOrPartition, UnsupportedVersion.
         """
         return self._thread.run(self._async.list_offsets(specs, isolation, raise_errors=raise_errors))
 
@@ -313,8 +313,8 @@ class Admin:
     def describe_groups(self, group_ids: Collection[str] | str) -> dict[str, GroupDescription]:
         """Return groups by id, with their members and assignments.
 
-        Raises GroupIdNotFound for an unknown group. Brokers before Kafka 4 send no error for an unknown
-        group, but a description with state Dead.
+        Raises GroupIdNotFound for an unknown group. Brokers before Kafka 4 describe an unknown group with
+        state Dead and without an error.
         """
         return self._thread.run(self._async.describe_groups(group_ids))
 

@@ -59,7 +59,7 @@ _KINDS = ("", "boolean", "string", "int", "short", "long", "double", "list", "cl
 
 
 class ItemResult(Protocol):
-    """A result of one item, with the item's error."""
+    """The result of one item of a call. `error` is None if the item succeeded."""
 
     @property
     def error(self) -> OncelogError | None: ...
@@ -245,7 +245,7 @@ def _config_entry(entry: Any) -> ConfigEntry:
 
 
 def broker_versions(node_id: int, response: ApiVersionsResponse) -> BrokerVersions:
-    """Return what an ApiVersions response says. Raises BrokerError."""
+    """Return the API versions and features of an ApiVersions response. Raises BrokerError."""
     raise_for_code(response.error_code, f"versions of broker {node_id}")
     levels = {row.name: row.max_version_level for row in response.finalized_features}
     ranges = {row.name: (row.min_version, row.max_version) for row in response.supported_features}

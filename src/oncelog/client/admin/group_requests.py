@@ -153,5 +153,5 @@ def check_group_deleted(group_id: str, response: DeleteGroupsResponse) -> None:
 def _assigned_partitions(assignment: bytes) -> tuple[TopicPartition, ...]:
     try:
         return tuple(decode_assignment(assignment))
-    except PeerError:  # the client may encode assignments in its own format
+    except PeerError:  # clients may use a format of their own
         return ()

@@ -26,11 +26,11 @@ class PlannedOffset(NamedTuple):
 def plan_reset(
     admin: Admin, group: str, tps: Collection[TopicPartition], way: str, value: object = None
 ) -> list[PlannedOffset]:
-    """Return the new offset of each partition, limited to the offsets from its start to its end.
+    """Return the new offset of each partition, clamped to the partition's start and end offsets.
 
     `way` is one of WAYS. `value` is an offset for `to_offset`, a number of offsets for `shift_by`, and a
     time in ISO 8601 for `to_datetime`. A partition without a committed offset is shifted from its start.
-    Raises MisuseError for another way or value.
+    Raises MisuseError for any other way, and for an invalid value.
     """
     held = {tp: kept.offset for tp, kept in admin.group_offsets(group).items()}
     first, last = _limits(admin, tps)
@@ -41,7 +41,7 @@ def plan_reset(
 
 
 def plan_offsets(admin: Admin, group: str, offsets: Mapping[TopicPartition, int]) -> list[PlannedOffset]:
-    """Return these offsets as a plan, each limited to the offsets from its partition's start to its end."""
+    """Return these offsets as a plan, each clamped to the start and end offsets of its partition."""
     held = {tp: kept.offset for tp, kept in admin.group_offsets(group).items()}
     first, last = _limits(admin, offsets)
     return [

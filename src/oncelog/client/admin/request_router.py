@@ -36,7 +36,9 @@ R = TypeVar("R", bound=ItemResult)
 
 
 class RequestRouter:
-    """The connections of an admin client. The first request opens them on the running event loop."""
+    """The sender of an admin client's requests. The first request opens connections on the running event
+    loop.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

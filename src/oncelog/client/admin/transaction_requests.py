@@ -19,9 +19,9 @@ from oncelog.wire.messages import (
 )
 
 HANGING_AGE_MS = 1_200_000
-"""Kafka's default transaction.max.timeout.ms plus five minutes.
+"""Minimum age of a hanging transaction: Kafka's default transaction.max.timeout.ms plus five minutes.
 
-A younger transaction may still be ended by its coordinator.
+The coordinator of a younger transaction may still end it.
 """
 
 

@@ -18,7 +18,7 @@ from oncelog.types import BrokerAddress, PartitionInfo, TopicPartition
 class NewTopic:
     """A topic to create.
 
-    None for a number is the broker's default, and needs Kafka 2.4 or later (KIP-464).
+    A number that is None stands for the broker's default, and needs Kafka 2.4 or later (KIP-464).
     """
 
     name: str
@@ -249,7 +249,7 @@ class PartitionProducers:
 class ListedOffset:
     """The result of an offset lookup. `offset` is None if no record has the requested time or a later one.
 
-    `timestamp_ms` is None for "earliest" and "latest" too.
+    `timestamp_ms` is the timestamp of the record at `offset`. It is None for "earliest" and "latest".
     """
 
     tp: TopicPartition

@@ -34,7 +34,7 @@ class ProtocolEvents(Protocol):
         ...
 
     def on_drained(self) -> None:
-        """Note that the socket has accepted everything written."""
+        """Note that the socket has accepted all written bytes."""
         ...
 
     def on_ready(self, protocol: BrokerProtocol) -> None:
@@ -47,7 +47,7 @@ class ProtocolEvents(Protocol):
 
 
 class BrokerProtocol(asyncio.BufferedProtocol):
-    """One TCP connection to a broker, from the attempt to connect to its end."""
+    """One TCP connection to a broker, while it is opened, used and closed."""
 
     def __init__(self, events: ProtocolEvents, core: ConnectionCore) -> None:
         self.core = core
@@ -127,7 +127,8 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         error = self.failure or self._lost_error(exc)
         if not self.ready.done():
             self.ready.set_exception(error)
-            # Mark the exception as retrieved, in case the connecting task has ended.
+            # Mark the exception as retrieved: the connecting task may have ended, and asyncio would log the
+            # exception.
             self.ready.exception()
         self._events.on_lost(self, error)
 

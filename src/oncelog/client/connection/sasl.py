@@ -124,7 +124,7 @@ class _SingleMessage:
 
 
 class _Scram:
-    """A SCRAM exchange, computed by the package scramp."""
+    """A SCRAM exchange. The package scramp computes its messages."""
 
     def __init__(self, login: Credentials) -> None:
         from scramp import ScramException

@@ -92,8 +92,8 @@ class AsyncConsumer:
         self._polling_task: asyncio.Task[Any] | None = None
         # The task that is inside `poll_step`.
         self._step_task: asyncio.Task[Any] | None = None
-        # The number of cancellations that `_step_task` had survived when its step began. Guard:
-        # test_a_task_that_outlived_a_cancellation_polls_like_any_other.
+        # `_step_task.cancelling()` as of the start of the step. A task that has survived a cancellation
+        # starts above 0. Guard: test_a_task_that_outlived_a_cancellation_polls_like_any_other.
         self._earlier_cancels = 0
         # True if `end_polling` has cancelled the step.
         self._is_step_ended = False
@@ -644,14 +644,15 @@ class AsyncConsumer:
 
     @property
     def iteration_ends(self) -> bool:
-        """True if an iteration without a record ends: if consumer.timeout.ms is set."""
+        """True if consumer.timeout.ms is set, so that an iteration ends after that time without a record."""
         return self._settings["consumer.timeout.ms"] is not None
 
     @property
     def iteration_timeout(self) -> float:
         """The time in seconds that one wait of an iteration lasts.
 
-        It is consumer.timeout.ms, or one hour if that is unset. Then the iteration waits again.
+        It is consumer.timeout.ms. If that is unset, it is one hour, and the iteration waits again after each
+        hour.
         """
         limit_ms = self._settings["consumer.timeout.ms"]
         return _LONG_WAIT_SECONDS if limit_ms is None else limit_ms / 1000
@@ -677,9 +678,10 @@ class AsyncConsumer:
                 yield batch
 
     async def fetch_batches(self, tp: TopicPartition, start: int, end: int) -> AsyncIterator[memoryview]:
-        """Yield the stored batches that contain offsets in [start, end), even markers and aborted batches.
+        """Yield the stored batches that contain offsets in [start, end), including markers and aborted
+        batches.
 
-        Each view has one or more whole batches, byte for byte as stored. The caller must verify their
+        Each memoryview has one or more whole batches, byte for byte as stored. The caller must verify their
         checksums. Raises the same errors as `fetch_range`.
         """
         options = range_options(self._settings, Isolation.READ_UNCOMMITTED)

@@ -47,7 +47,7 @@ class Consumer:
 
     Settings: a mapping with Kafka's keys, or keyword arguments with underscores instead of dots.
     `key_deserializer` and `value_deserializer` convert the bytes of the records that `poll` and iteration
-    return, for example `json.loads`. They run in the polling thread, and get no None.
+    return, for example `json.loads`. They run in the polling thread, and are not called for None.
 
     Only one thread at a time may use a consumer.
     """
@@ -359,9 +359,10 @@ class Consumer:
                 yield batch
 
     def fetch_batches(self, tp: TopicPartition, start: int, end: int) -> Iterator[memoryview]:
-        """Yield the stored batches that contain offsets in [start, end), even markers and aborted batches.
+        """Yield the stored batches that contain offsets in [start, end), including markers and aborted
+        batches.
 
-        Each view has one or more whole batches, byte for byte as stored. The caller must verify their
+        Each memoryview has one or more whole batches, byte for byte as stored. The caller must verify their
         checksums. Raises the same errors as `fetch_range`.
         """
         check_range(tp, start, end)
@@ -397,7 +398,7 @@ class Consumer:
     def _chunks(
         self, tp: TopicPartition, start: int, end: int, options: FetchOptions
     ) -> Iterator[tuple[int, RangeChunk]]:
-        """Yield (offset from which the chunk was fetched, chunk).
+        """Yield each chunk as a pair: the offset from which it was fetched, and the chunk.
 
         While the caller processes a chunk, the background thread fetches the next one.
         """

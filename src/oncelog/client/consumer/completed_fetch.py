@@ -45,8 +45,8 @@ class CompletedFetch:
         self._batches = list(batches)
         # The index of the first batch that was not delivered completely.
         self._next = 0
-        # The iterator that decodes the first batch in parts. A part is a list of records, and True if it is
-        # the batch's last part.
+        # The iterator that decodes the first batch in parts. A part is a pair: a list of records, and True if
+        # they are the batch's last ones.
         self._parts: Iterator[tuple[list[Record], bool]] | None = None
         # The current part, the number of its records that were taken, and True if it is the last part of the
         # batch.

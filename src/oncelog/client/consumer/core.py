@@ -336,7 +336,8 @@ class ConsumerCore:
     def _has_room(self, tp: TopicPartition) -> bool:
         state = self._states[tp]
         if state.is_out_of_range:
-            # Until the application polls, the broker would answer each fetch at once with the same error.
+            # Do not fetch until the application has taken the earlier records: the broker would answer each
+            # fetch at once with the same error.
             if self._has_undelivered(tp, state):
                 return False
             state.is_out_of_range = False

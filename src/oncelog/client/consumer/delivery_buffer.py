@@ -137,7 +137,7 @@ class DeliveryBuffer:
         return converted
 
     def _select(self, max_records: int) -> tuple[list[Record], dict[TopicPartition, Run]]:
-        """Return up to `max_records` records, and the runs that remain without them."""
+        """Return up to `max_records` records, and the runs that remain once these records are taken."""
         parts: list[list[Record]] = []
         room = max_records
         remaining: dict[TopicPartition, Run] = {}
@@ -165,7 +165,7 @@ class DeliveryBuffer:
     def next_record(self, convert: Callable[[Record], Record] | None = None) -> Record | None:
         """Return one record, or None if there is none. The record counts as delivered from now on.
 
-        If `convert` raises, the record does not count as delivered, and the one before it as processed.
+        If `convert` raises, the record does not count as delivered. The record before it counts as processed.
         """
         run = self._current
         if run is None or run.next_index >= len(run.rows):
@@ -235,7 +235,7 @@ class DeliveryBuffer:
             self._runs = {other: run for other, run in self._runs.items() if other != tp}
 
     def keep_only(self, partitions: Collection[TopicPartition]) -> None:
-        """Drop the records and the pauses of all other partitions."""
+        """Drop the records of all partitions except these, and no longer pause those partitions."""
         for tp in {*self.partitions(), *self._paused}.difference(partitions):
             self.drop(tp)
             self._paused.discard(tp)

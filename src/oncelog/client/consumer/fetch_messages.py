@@ -56,9 +56,10 @@ def isolation_of(name: str) -> Isolation:
 
 
 def fetch_request(positions: Iterable[tuple[TopicPartition, int]], options: FetchOptions) -> FetchRequest:
-    """Return a Fetch request for partitions with the same leader, from an offset of each.
+    """Return a Fetch request for partitions with the same leader. `positions` has the offset for each of
+    them.
 
-    The broker fills the response in the order of `positions`, but a topic's partitions stand together.
+    The broker fills the response in the order of `positions`, except that it groups partitions by topic.
     """
     topics: dict[str, list[FetchRequest.FetchPartition]] = {}
     for tp, offset in positions:

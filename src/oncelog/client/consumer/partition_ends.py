@@ -39,7 +39,7 @@ class Holder(NamedTuple):
 
 
 class PartitionEnds(NamedTuple):
-    """The offsets of one partition; None if no leader responded.
+    """The offsets of one partition; all are None if no leader responded.
 
     `held_by` is the open transaction at `stable_end`; None if `stable_end` equals `end`.
     """

@@ -40,7 +40,7 @@ def read_table(
     "2026-11-28T10:00".
 
     Raises UnknownTopicOrPartition, OffsetOutOfRange if records are deleted meanwhile, and MisuseError for
-    other arguments.
+    invalid arguments.
     """
     names = names_of(topics)
     numbers = None if partitions is None else items_of(partitions, int, "partition numbers (int)")

@@ -105,12 +105,12 @@ class GroupSession:
 
     @property
     def member(self) -> ConsumerGroupMetadata:
-        """The identity for the next request."""
+        """The identity (member id, generation) to send with the next request."""
         return self._membership.member
 
     @property
     def metadata(self) -> ConsumerGroupMetadata:
-        """The member's identity when the application received its records: see Membership.metadata."""
+        """The identity under which the application received its records: see Membership.metadata."""
         return self._membership.metadata
 
     @property

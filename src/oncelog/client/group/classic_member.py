@@ -179,7 +179,7 @@ class ClassicMember:
         if not done:
             return False
         if self._joining is not joining:
-            # A heartbeat, or a commit of another task, has ended the membership. Guard:
+            # Meanwhile a heartbeat, or a commit of another task, has ended the membership. Guard:
             # test_a_static_member_that_is_fenced_while_its_positions_are_looked_up_says_so.
             return None
         self._joining = None
@@ -350,7 +350,7 @@ class ClassicMember:
     async def _send_heartbeats(self, member: ConsumerGroupMetadata) -> None:
         """Send heartbeats until the membership ends.
 
-        An application that does not poll for max.poll.interval.ms ends the membership too.
+        The membership also ends if the application does not poll for max.poll.interval.ms.
         """
         while True:
             await asyncio.sleep(self._settings["heartbeat.interval.ms"] / 1000)

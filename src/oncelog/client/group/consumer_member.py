@@ -202,7 +202,7 @@ class ConsumerMember:
     async def _send_heartbeats(self) -> None:
         """Send heartbeats until the membership ends.
 
-        An application that does not poll for max.poll.interval.ms ends the membership too.
+        The membership also ends if the application does not poll for max.poll.interval.ms.
         """
         attempt = 0
         while True:

@@ -93,14 +93,14 @@ class Membership:
         # Wakes a poll that waits.
         self.wake = wake
         self.group_id: str = settings["group.id"]
-        # The identity for the next request. Outside the group, its generation is negative.
+        # The identity to send with the next request. Outside the group, its generation is negative.
         self.member = ConsumerGroupMetadata(self.group_id)
         self._last_member = self.member
         self.owned: list[TopicPartition] = []
         # True if other members may have taken over the partitions in `owned`.
         self.is_lost = False
-        # Partitions that are being revoked. They stay owned until the automatic commit before the revocation
-        # has ended.
+        # Partitions that are being revoked. They stay owned until the automatic commit that precedes the
+        # revocation has finished or timed out.
         self.revoking: list[TopicPartition] = []
         self._revocation_deadline_ms: float | None = None
         # An error for the next poll; the member stays in the group.
@@ -110,7 +110,7 @@ class Membership:
 
     @property
     def metadata(self) -> ConsumerGroupMetadata:
-        """The member's identity when the application received its records.
+        """The identity under which the application received its records.
 
         Outside the group this is the last identity, so that the coordinator refuses commits. With an empty
         identity, the coordinator would accept the commits, and they would override the commits of the present

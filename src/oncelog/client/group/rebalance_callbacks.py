@@ -48,7 +48,7 @@ class RebalanceListener(NamedTuple):
 
 
 class Subscription(NamedTuple):
-    """Topics by name, or all topics whose whole name matches `pattern`. False if both are empty."""
+    """Topics by name, or all topics whose whole name matches `pattern`. `bool` is False if both are empty."""
 
     topics: frozenset[str] = frozenset()
     pattern: re.Pattern[str] | None = None

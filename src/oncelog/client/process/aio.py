@@ -29,7 +29,7 @@ from oncelog.types import ProducerRecord, Record, RecordMetadata, TopicPartition
 _LOG = logging.getLogger("oncelog.process")
 
 AsyncTransform = Callable[[Record], Any]
-"""A function, a coroutine function or an asynchronous generator, with the results of `Transform`."""
+"""A function, coroutine function or asynchronous generator with the same results as a `Transform`."""
 AsyncRestore = Callable[[list[TopicPartition]], Awaitable[object] | object]
 
 
@@ -39,8 +39,8 @@ class AsyncProcessor:
         processor = aio.Processor("orders", transform, group_id="g", transactional_id="g-1", config=config)
         await processor.run()
 
-    `transform` and `restore` may be coroutine functions, and `transform` an asynchronous generator. Records
-    are processed one after the other. A plain function runs on the event loop, so it must not block.
+    `transform` and `restore` may be coroutine functions, and `transform` may be an asynchronous generator.
+    Records are processed one after the other. A plain function runs on the event loop, so it must not block.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class AsyncProcessor:
     async def run(self) -> dict[str, float]:
         """Process until `stop`, an error or a cancellation, and return the metrics. See `Processor.run`.
 
-        A cancellation aborts the open transaction and closes both clients. After a second one, they close in
-        the background.
+        A cancellation aborts the open transaction and closes both clients. After a second cancellation, `run`
+        does not wait for them to close.
         """
         await self._loop.run()
         return self.metrics()
 
     def stop(self) -> None:
-        """Let `run` end: it commits what is processed, and closes both clients.
+        """Make `run` commit the processed records, close both clients and return.
 
         Call it on the event loop's thread.
         """
@@ -142,7 +142,7 @@ async def process(
 
 
 _CLOSING: set[asyncio.Future[None]] = set()
-"""Closes that are under way. The event loop itself keeps only weak references to its tasks."""
+"""Tasks that are closing clients. The event loop itself keeps only weak references to its tasks."""
 
 
 class AsyncLoopIO:
@@ -160,7 +160,7 @@ class AsyncLoopIO:
         self._runtime = system.current()
         self._consumer: AsyncConsumer | None = None
         self._producer: AsyncProducer | None = None
-        # The records of the open transaction, so that the exception of each failed one is retrieved.
+        # The futures of the open transaction's records. `_forget_sent` retrieves their exceptions.
         self._sent: list[asyncio.Future[RecordMetadata]] = []
 
     @property
@@ -241,7 +241,10 @@ class AsyncLoopIO:
         self._forget_sent()
 
     def _forget_sent(self) -> None:
-        """Retrieve the exceptions of failed records: the loop gets them from the commit."""
+        """Retrieve the exceptions of failed records, because asyncio logs exceptions that nobody retrieves.
+
+        The commit reports these exceptions to the loop.
+        """
         for future in self._sent:
             future.add_done_callback(_retrieve)
         self._sent.clear()
@@ -261,7 +264,7 @@ class AsyncLoopIO:
         await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        # Nobody else can close the clients. So a second cancellation ends only this wait, and the clients
+        # No other call closes the clients. So a second cancellation ends only this wait, and the clients
         # close in the background. Guard: test_a_second_cancellation_leaves_no_client_open.
         closing = asyncio.ensure_future(self._close_clients())
         _CLOSING.add(closing)

@@ -49,18 +49,18 @@ class Processor:
     transactional_id    the identity of this loop over its restarts; each running loop needs its own
     config, settings    Kafka's settings for the consumer, the producer or both, as for those classes
     restore             called with the assigned partitions before records are processed from committed
-                        positions: at the start, after a rebalance and after an abort. A transform with
-                        state in memory loads it here from what is committed
+                        positions: at the start, after a rebalance and after an abort. A transform that
+                        keeps state in memory reads that state here from committed data
     dead_letter_topic   gets each record that has failed `max_attempts` times, in the same transaction and
                         with headers `__oncelog.errors.*`; None: the loop raises that error
     max_records         maximum number of consumed records in a transaction
     commit_interval_ms  time after which an open transaction is committed
     *_deserializer      convert key and value of each record for `transform`, as in Consumer
-    *_serializer        make bytes of the output's keys and values, as in Producer. An error of a serializer
-                        or deserializer is an error of the transform
+    *_serializer        convert the output's keys and values to bytes, as in Producer. An error of a
+                        serializer or deserializer counts as an error of the transform
 
-    The consumer starts at the earliest offset if its group has none, and is a static member named
-    `transactional_id` (auto.offset.reset, group.instance.id). Raises MisuseError with
+    If its group has no committed offset, the consumer starts at the earliest one (auto.offset.reset). It is a
+    static member named `transactional_id` (group.instance.id). Raises MisuseError with
     enable.auto.commit=true.
     """
 
@@ -107,16 +107,18 @@ class Processor:
         If consumer.timeout.ms is set, `run` also ends after that time without a record. Call it once.
 
         Raises ProducerFenced or FencedInstanceId if another loop has started with this transactional_id, the
-        error of a transform without a dead-letter topic, and errors that a repetition cannot mend, such as
-        missing rights. Aborts, rebalances, unclear commits, unreachable brokers and other fatal errors of the
-        producer are handled and logged. An exception leaves nothing of the open transaction committed, and a
-        commit with an unknown outcome is finished by the next loop with this transactional_id.
+        error of a transform without a dead-letter topic, and errors that a retry cannot fix, such as missing
+        permissions. Aborts, rebalances, commits with an unknown outcome, unreachable brokers and other fatal
+        errors of the producer are handled and logged.
+
+        If `run` raises, nothing of the open transaction is committed. The next loop with this
+        transactional_id completes a commit with an unknown outcome.
         """
         run_now(self._loop.run())
         return self.metrics()
 
     def stop(self) -> None:
-        """Let `run` end: it commits what is processed, and closes both clients.
+        """Make `run` commit the processed records, close both clients and return.
 
         Threads and signal handlers may call it.
         """
@@ -170,7 +172,9 @@ def process(
 
 
 class BlockingLoopIO:
-    """The clients and functions of one loop. The protocol `LoopIO` documents the methods; none ever waits."""
+    """The clients and functions of one loop. The protocol `LoopIO` documents the methods. None of them
+    awaits.
+    """
 
     def __init__(
         self,
@@ -184,7 +188,8 @@ class BlockingLoopIO:
         self._runtime = system.current()
         self._consumer: Consumer | None = None
         self._producer: Producer | None = None
-        # Ends a pause. A handler of a signal may put into it at any moment, so it is no Event.
+        # An item ends a pause. This is a SimpleQueue and not an Event, because a signal handler may interrupt
+        # any call of it and add an item.
         self._stopped: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     @property

@@ -1,7 +1,7 @@
 """The serializers and deserializers of a consume-transform-produce loop.
 
-They run around the transform, and the clients of the loop carry bytes. So an error of theirs is an error of
-the record, which gets its attempts, and its dead letter has the bytes that were consumed.
+They run directly before and after the transform, and the loop's clients carry bytes. So an error in a
+converter counts as a failed attempt of the record, and a dead letter contains the bytes that were consumed.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ One transaction holds up to `max_records` consumed records, their output and the
 processed once, or its transaction leaves no trace. The reactions to errors, failed records and rebalances are
 tables in `oncelog.rules.transactions.process_loop`.
 
-The methods are coroutines. For asyncio they wait; for the blocking loop `run_now` runs them, because there
-the methods of its LoopIO return without waiting.
+The methods are coroutines, which asyncio runs. In the blocking loop, `run_now` runs them, because the methods
+of a BlockingLoopIO never await.
 
 After an abort the consumer's position must move back to the committed offsets (KAFKA-17582). A partition
 without a committed offset goes back to the first record that the loop got from it since the last commit:
@@ -58,12 +58,14 @@ Place = tuple[TopicPartition, int]
 
 _LOG = logging.getLogger("oncelog.process")
 _POLL_S = 0.2
-"""Maximum length of one poll in seconds. After it, the loop looks whether it was stopped."""
+"""Maximum length of one poll in seconds. After each poll, the loop checks whether it was stopped."""
 _FENCED = (InvalidProducerEpoch, ProducerFenced)
 _PERHAPS_FENCED = (*_FENCED, InvalidTxnState)
-"""A commit gets InvalidTxnState while another producer's start is aborting the transaction (R1226)."""
+"""Includes InvalidTxnState: a commit gets it while another producer's start is aborting the transaction
+(R1226).
+"""
 _BY_OUTPUT = (InvalidTopicException, MessageTooLarge, MisuseError)
-"""Errors of a call of `send` that are about its own record, and not about one before it."""
+"""Errors of `send` that concern the record it was called with, and not an earlier record."""
 _UNDER_WAY = (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.COMMITTING, State.ABORTING, State.FATAL)
 
 
@@ -101,11 +103,11 @@ class LoopIO(Protocol):
         ...
 
     async def open_producer(self) -> None:
-        """Make and initialize a producer, after the end of the one before it."""
+        """Close the current producer, if there is one. Then create and initialize another one."""
         ...
 
     async def subscribe(self, sources: Sources, loop: ProcessLoop) -> None:
-        """Make the consumer, and subscribe. Its callbacks are the loop's `assigned`, `revoked` and `lost`."""
+        """Create the consumer, and subscribe. Its callbacks are the loop's `assigned`, `revoked` and `lost`."""
         ...
 
     async def poll(self, timeout_s: float, max_records: int) -> list[Record]: ...
@@ -113,17 +115,17 @@ class LoopIO(Protocol):
     async def begin(self) -> None: ...
 
     async def transform(self, record: Record) -> list[ProducerRecord]:
-        """Call the application's function. Raises what that raises."""
+        """Call the application's function. Raises every exception of the function."""
         ...
 
     async def restore(self) -> None:
-        """Call the application's `restore`. Raises what that raises."""
+        """Call the application's `restore`. Raises every exception of that function."""
         ...
 
     async def send(self, output: ProducerRecord) -> None: ...
 
     async def send_offsets(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Send the offsets to the transaction, as the present member of the group."""
+        """Send the offsets to the transaction, with the identity of the current group member."""
         ...
 
     async def commit(self) -> None: ...
@@ -133,7 +135,7 @@ class LoopIO(Protocol):
     async def is_replaced(self, *, may_have_timed_out: bool) -> bool:
         """Return True if another producer has certainly started with this transactional id.
 
-        `may_have_timed_out`: the coordinator may have aborted the transaction by itself.
+        `may_have_timed_out` is True if the coordinator may have aborted the transaction after a timeout.
         """
         ...
 
@@ -144,20 +146,21 @@ class LoopIO(Protocol):
     async def pause(self, seconds: float) -> None: ...
 
     async def close(self) -> None:
-        """Close both clients; the producer first, so that it aborts what is open. Raises no OncelogError."""
+        """Close the producer, which aborts an open transaction, and then the consumer. Raises no
+        OncelogError.
+        """
         ...
 
 
 def seeks_to(
     committed: Mapping[TopicPartition, OffsetAndMetadata | None], firsts: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Return the offset to seek to, by partition. See `LoopIO.go_back`.
+    """Return the greater of the first and the committed offset, by partition. See `LoopIO.go_back`.
 
-    The committed offset is the greater one if a commit without a response has succeeded. It is the smaller
-    one if the records at that offset are gone. With auto.offset.reset=latest the consumer has then skipped to
-    the end, and a seek to the committed offset would skip once more, past the records of the aborted
-    transaction. Guard:
-    test_records_behind_a_committed_offset_that_is_gone_are_processed_after_an_abort.
+    The committed offset is greater if a commit without a response has succeeded. The first offset is greater
+    if the records at the committed offset were deleted, and auto.offset.reset=latest skipped to the end. A
+    seek to the committed offset would then skip once more, past the records of the aborted transaction.
+    Guard: test_records_behind_a_committed_offset_that_is_gone_are_processed_after_an_abort.
     """
     offsets = {tp: first for tp, first in firsts.items() if tp in committed}
     for tp, first in offsets.items():
@@ -178,7 +181,7 @@ def run_now(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 class Failure(NamedTuple):
-    """A record that could not be processed: how often, and the last error."""
+    """The number of failed attempts to process a record, and the last error."""
 
     attempts: int
     error: Exception
@@ -186,9 +189,10 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True)
 class OpenTransaction:
-    """The transaction that is open: when it began, and what it has consumed and sent.
+    """The open transaction: the time at which it began, and what it has consumed and sent.
 
-    The coordinator may know of it since `sent_ms`, which is None before the first output.
+    `sent_ms` is the earliest time at which the coordinator may have learned of the transaction. It is None
+    before the first output.
     """
 
     begun_ms: float
@@ -201,7 +205,7 @@ class OpenTransaction:
 
 
 class _Ended(Exception):
-    """The loop ends with this error of a client or of the application."""
+    """The end of the loop with an error of a client or of the application."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -216,34 +220,34 @@ class ProcessLoop:
         self._step = Step.START
         self._open: OpenTransaction | None = None
         self._has_run = self._is_stopping = self._is_closing = False
-        # True until the consumer's positions are the committed ones again.
+        # True after an abort, until the consumer's positions are the committed offsets again.
         self._must_go_back = False
-        # True until `restore` has run for the present assignment and positions.
+        # True until `restore` has run for the current assignment and positions.
         self._must_restore = True
         self._failures: dict[Place, Failure] = {}
         # The first offset of each partition that polls have returned since the last commit. Only these
         # partitions go back after an abort, because the positions of the others are right.
         self._firsts: dict[TopicPartition, int] = {}
-        # Records to process in transactions of their own, to find the one that a broker refuses, or because
-        # their common transaction took too long.
+        # The number of next records that each get a transaction of their own, to find the record that a
+        # broker refuses, or because a transaction of all of them took too long.
         self._single_records = 0
-        # Errors since the last commit or, for errors of polls, since the last poll that succeeded.
-        # `_errors_in_a_row` leaves outages out.
+        # The number of errors since the last commit or, if polls failed, since the last successful poll.
+        # `_errors_in_a_row` does not count outages.
         self._errors_in_a_row = self._recoveries = 0
         self._failed_step: Step | None = None
         self._is_assigned = False
-        # The begin of the first of the last polls that returned nothing, without an error or a rebalance in
-        # between. None if the last poll returned records.
+        # The start of the first poll in the current series of polls without a record. An error or a rebalance
+        # ends a series. None if the last poll returned records.
         self._idle_since_ms: float | None = None
 
     def stop(self) -> None:
-        """Let the loop end: it commits what is open, and closes its clients. Safe in signal handlers."""
+        """Make the loop commit its open transaction, close its clients and end. Safe in signal handlers."""
         self._is_stopping = True
 
     async def run(self) -> None:
         """Run until `stop`, an error, an interrupt or a cancellation.
 
-        Nothing of an open transaction is committed, unless the end comes by `stop`.
+        After `stop`, an open transaction is committed. Any other end commits nothing of it.
         """
         if self._has_run:
             raise MisuseError("this loop has run already; make a new one")
@@ -274,7 +278,9 @@ class ProcessLoop:
                 await self._recover(error)
 
     def _is_idle(self) -> bool:
-        """Return True after consumer.timeout.ms without a record and without anything left to do."""
+        """Return True if consumer.timeout.ms has passed without a record, and no transaction or seek is
+        pending.
+        """
         limit_ms = self._plan.idle_timeout_ms
         since_ms, is_busy = self._idle_since_ms, self._open is not None or self._must_go_back
         if limit_ms is None or since_ms is None or is_busy or not self._is_assigned:
@@ -282,7 +288,7 @@ class ProcessLoop:
         return self._io.now_ms() - since_ms >= limit_ms
 
     async def _turn(self) -> None:
-        """Poll once, process what came, and commit if that is due."""
+        """Poll once, process the returned records, and commit if a commit is due."""
         try:
             if self._must_go_back:
                 await self._go_back()
@@ -304,8 +310,8 @@ class ProcessLoop:
         if self._idle_since_ms is None:
             self._idle_since_ms = self._io.now_ms()
         if transaction is None:
-            # All that earlier polls have returned is committed. An offset that is kept may belong to a topic
-            # that was deleted and created again since. Guard:
+            # Everything that earlier polls have returned is committed. Keep none of their offsets, because a
+            # topic may have been deleted and created again since. Guard:
             # test_records_of_a_topic_that_was_created_again_are_processed_after_an_abort.
             self._firsts.clear()
         records = await self._io.poll(timeout_s, max(limit - consumed, 1))
@@ -324,8 +330,8 @@ class ProcessLoop:
     def _ms_until_commit(self) -> float | None:
         """Return the time in ms until the commit is due, 0 if it is due; None if there is nothing to commit.
 
-        The result is rounded to 1 us. Otherwise a difference of two floats could stay a little above 0 at the
-        time itself, and the loop would poll without a pause. Guard:
+        The result is rounded to 1 us. Otherwise the difference of two floats could stay slightly above 0 when
+        the commit is due, and the loop would poll without a pause. Guard:
         test_a_commit_is_due_at_the_end_of_its_interval_for_all_floats.
         """
         transaction = self._open
@@ -343,7 +349,7 @@ class ProcessLoop:
         if not self._options.has_state or not self._must_restore:
             return
         if self._open is not None:
-            # The state contains changes of this transaction, which `restore` could not read.
+            # Commit first: the state contains changes by this transaction, which `restore` could not read.
             await self._commit()
         try:
             await self._io.restore()
@@ -355,7 +361,7 @@ class ProcessLoop:
         for record in records:
             if self._is_stopping or not await self._process_one(record):
                 return
-            # Also within the records of one poll: a slow transform must not exceed transaction.timeout.ms.
+            # Do not wait for the next poll: with a slow transform, the transaction could time out before.
             if self._ms_until_commit() == 0:
                 await self._commit()
 
@@ -382,7 +388,7 @@ class ProcessLoop:
                 await self._io.send(output)
         except Exception as error:
             is_by_output = isinstance(error, _BY_OUTPUT) or not isinstance(error, OncelogError)
-            # In another state it is the error of a record before this one.
+            # If the session is in another state, the error is that of an earlier record.
             if not is_by_output or self._io.state is not State.IN_TRANSACTION:
                 raise
             self._note_failure(place, record, error, is_sent=True)
@@ -393,7 +399,7 @@ class ProcessLoop:
         return True
 
     async def _outputs_of(self, place: Place, record: Record) -> list[ProducerRecord] | None:
-        """Return a record's output, or its dead letter. None: the transaction must be aborted."""
+        """Return a record's output or its dead letter. Return None if the transaction must be aborted."""
         topic, attempts = self._options.dead_letter_topic, self._options.max_attempts
         while True:
             failure = self._failures.get(place)
@@ -409,7 +415,7 @@ class ProcessLoop:
                 return None
 
     def _note_failure(self, place: Place, record: Record, error: Exception, *, is_sent: bool) -> Verdict:
-        """Count a failure of a record, and return the verdict. Raises _Ended for RAISE."""
+        """Count a failure of a record, and return the verdict. If the verdict is RAISE, raise _Ended."""
         count = self._failures[place].attempts + 1 if place in self._failures else 1
         self._failures[place] = Failure(count, error)
         self.metrics.failed_attempts += 1
@@ -470,7 +476,10 @@ class ProcessLoop:
         metrics.in_flight = 0
 
     async def _abort(self) -> None:
-        """Abort what is open, and note that the loop must go back. Replace a producer that cannot abort."""
+        """Abort the open transaction, and let the next turn seek to the committed offsets.
+
+        Replace a producer that cannot abort.
+        """
         self._must_go_back, self._step = True, Step.ABORT
         attempt = 0
         while self._io.state in _UNDER_WAY:
@@ -498,10 +507,12 @@ class ProcessLoop:
         self.metrics.in_flight = 0
 
     async def _replace_producer(self, error: OncelogError) -> None:
-        """Make a new producer. Its start aborts what is open, or completes a commit that was decided."""
-        # A loop that was stuck in its transform for too long may have a successor. A new producer would fence
-        # that one, while the successor's consumer has fenced this loop's, so both would end. Guard:
-        # test_a_loop_that_was_stuck_does_not_fence_its_successor.
+        """Create a new producer. Its start aborts an open transaction, or completes a commit that was
+        decided.
+        """
+        # If this loop was stuck in its transform for too long, a successor may be running. A new producer
+        # would fence the successor's producer. The successor's consumer has fenced this loop's consumer. So
+        # both loops would end. Guard: test_a_loop_that_was_stuck_does_not_fence_its_successor.
         if isinstance(error, _PERHAPS_FENCED) and await self._is_replaced():
             raise _Ended(self._fenced(error)) from error
         self._must_go_back = True
@@ -562,10 +573,10 @@ class ProcessLoop:
             await self._pause(self._recoveries)
 
     def _narrow(self, error: OncelogError) -> None:
-        """React to a refused output: blame the only record of the transaction, or find the one to blame.
+        """Find the record whose output was refused, and count a failure of that record.
 
-        The error of a batch does not say which record it is about. So the records of the transaction are
-        processed again in transactions of their own.
+        The broker's error does not say which record of a batch it refused. So if the transaction has several
+        records, each of them is processed again in a transaction of its own.
         """
         transaction = self._open
         assert transaction is not None and transaction.last is not None
@@ -577,17 +588,17 @@ class ProcessLoop:
         self._note_failure(place, record, error, is_sent=True)
 
     def _separate_if_overdue(self, error: OncelogError) -> None:
-        """Process the records of a transaction that took too long again in transactions of their own.
+        """If the open transaction took too long, process each of its records again in its own transaction.
 
-        In one transaction, a record whose transform always takes longer than transaction.timeout.ms would
-        fail again and again, because the transaction begins with the output of the records before it. Guard:
+        Otherwise a record whose transform always takes longer than transaction.timeout.ms would always fail:
+        the transaction would begin with the output of the records before it, and time out. Guard:
         test_a_record_that_always_takes_longer_than_a_transaction_may_be_open_is_processed.
         """
         if self._open is not None and self._is_overdue and not is_outage(error):
             self._single_records = max(self._single_records, self._open.consumed)
 
     def _count_error(self, error: OncelogError) -> None:
-        """Count an error. Raises _Ended after too many without a commit in between."""
+        """Count an error, unless it is an outage. Raises _Ended after MAX_ERRORS without a commit in between."""
         if is_outage(error):
             return
         self._errors_in_a_row += 1
@@ -597,7 +608,7 @@ class ProcessLoop:
 
     @property
     def _is_overdue(self) -> bool:
-        """True if the open transaction is open for so long that the coordinator may have aborted it."""
+        """True if the transaction has been open for so long that the coordinator may have aborted it."""
         if self._open is None or self._open.sent_ms is None:
             return False
         return self._io.now_ms() - self._open.sent_ms >= self._plan.transaction_timeout_ms
@@ -606,7 +617,7 @@ class ProcessLoop:
         return reaction_to(self._step, error, self._io.state, is_overdue=self._is_overdue)
 
     def _explained(self, error: OncelogError) -> OncelogError:
-        """Return the error with which the loop ends. A fenced producer's says what to do."""
+        """Return the error with which the loop ends. If the producer was fenced, its text says what to do."""
         return self._fenced(error) if isinstance(error, _FENCED) else error
 
     def _fenced(self, error: OncelogError) -> OncelogError:
@@ -619,7 +630,9 @@ class ProcessLoop:
         return explained
 
     def _check_not_stopping(self, error: OncelogError) -> None:
-        """Raise _Ended instead of a repetition if the loop was stopped: it might never end."""
+        """Raise _Ended if the loop was stopped. Called before each retry, because the retries might never
+        end.
+        """
         if self._is_stopping:
             raise _Ended(error) from error
 
@@ -630,18 +643,18 @@ class ProcessLoop:
     # Rebalance callbacks, which run within a poll
 
     async def assigned(self, partitions: list[TopicPartition]) -> None:
-        """Note that the member has got partitions. The consumer starts at their committed offsets."""
+        """Note that partitions were assigned. The consumer starts at their committed offsets."""
         self._is_assigned, self._idle_since_ms = True, None
         if partitions:
             self.metrics.rebalances += 1
             self._must_restore = True
 
     async def revoked(self, partitions: list[TopicPartition]) -> None:
-        """Commit what was read of these partitions, before the group gives them to other members."""
+        """Commit the transaction if it has records of these partitions, before other members get them."""
         await self._give_up(Rebalance.REVOKED, partitions)
 
     async def lost(self, partitions: list[TopicPartition]) -> None:
-        """Abort: other members may own these partitions already."""
+        """Abort the open transaction, because other members may own these partitions already."""
         await self._give_up(Rebalance.LOST, partitions)
 
     async def _give_up(self, change: Rebalance, partitions: list[TopicPartition]) -> None:

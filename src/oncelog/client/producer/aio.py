@@ -102,7 +102,8 @@ class AsyncProducer:
         Awaits only the topic's metadata and room in buffer.memory. Raises TimedOut if that takes longer than
         max.block.ms, MessageTooLarge for a record above max.request.size, and UnknownTopicOrPartition. Raises
         MisuseError for a closed producer, a partition that does not exist, or data that is not bytes. With
-        serializers, `value` and `key` are what these take, and SerializationError is raised if one fails.
+        serializers, `value` and `key` have the types that these accept. If a serializer fails,
+        SerializationError is raised.
 
         If the delivery fails, the future raises the error; see `RecordFuture`. After a delivery or a failure,
         the event loop calls `on_delivery(metadata, error)`, and one of the two arguments is None. The

@@ -98,7 +98,7 @@ class BatchResult:
         None of these exceptions ends the producer, not even SystemExit or CancelledError.
         """
         callbacks, self.callbacks = self.callbacks, {}
-        if callbacks:  # a result with children has none
+        if callbacks:  # none if the batch was split
             times = self.times if self.log_time_ms is None else self.log_time_ms
             yield from call_back(callbacks, RecordMetadata, *self.tp, self.base_offset, times, self.error)
         yield from self._call_listeners()

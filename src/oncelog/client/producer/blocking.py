@@ -55,8 +55,9 @@ class Producer:
 
     `send` returns at once, and a background thread sends the records. Threads may share a Producer. Settings
     are Kafka's keys in a mapping, or keywords with underscores for the dots. The constructor raises
-    ConfigError for invalid settings. `key_serializer` and `value_serializer` make bytes of what `send` and
-    `send_many` get, for example `str.encode`. They run in the caller's thread, and get no None.
+    ConfigError for invalid settings. `key_serializer` and `value_serializer` convert the arguments of `send`
+    and `send_many` to bytes, for example `str.encode`. They run in the caller's thread, and are not called
+    for None.
 
     A signal handler should raise or set a flag. If the handler has interrupted a call of this producer, its
     own calls of the producer raise MisuseError.
@@ -120,8 +121,8 @@ class Producer:
         Blocks only for the topic's metadata and for room in buffer.memory. Raises TimedOut if that takes
         longer than max.block.ms, MessageTooLarge for a record above max.request.size, and
         UnknownTopicOrPartition. Raises MisuseError for a closed producer, a partition that does not exist, or
-        data that is not bytes. With serializers, `value` and `key` are what these take, and
-        SerializationError is raised if one fails.
+        data that is not bytes. With serializers, `value` and `key` have the types that these accept. If a
+        serializer fails, SerializationError is raised.
 
         If the delivery fails, the future raises the error; see `RecordFuture`. After a delivery or a failure,
         the producer's thread calls `on_delivery(metadata, error)`, and one of the two arguments is None. The
@@ -450,7 +451,8 @@ class Producer:
     def _change_transactional_id(self, transactional_id: str, *, forgets_topics: bool = False) -> None:
         """Take another transactional.id on the same connections, for the next `init_transactions`.
 
-        With `forgets_topics`, look up the partitions of topics again. Tasks of Spark's sink use it.
+        With `forgets_topics`, look up the partitions of topics again. The tasks of the Spark sink call this
+        method.
 
         Raises MisuseError while a transaction is open, and the error of a producer that cannot continue.
         """

@@ -34,10 +34,10 @@ class Columns(NamedTuple):
 
 
 def check_arguments(values: object, keys: object, timestamps_ms: object) -> None:
-    """Raise MisuseError for a text or bytes in the place of many values or keys, and for a time of another
-    type.
+    """Raise MisuseError for str or bytes instead of a collection of values or keys, and for a timestamp of a
+    wrong type.
     """
-    # Another number, such as numpy.int64, or a datetime would be taken for no time at all. Guard:
+    # Otherwise a numpy.int64 or a datetime would be treated as a missing timestamp. Guard:
     # test_send_many_refuses_a_time_that_is_no_int.
     if timestamps_ms is not None and not isinstance(timestamps_ms, (int, Iterable)):
         raise MisuseError(f"timestamps_ms={timestamps_ms!r} must be whole milliseconds since 1970, or many")

@@ -288,8 +288,8 @@ class TransactionManager:
     async def is_replaced(self, *, may_have_timed_out: bool) -> bool:
         """Return True if another producer has certainly started with this producer's transactional id.
 
-        `may_have_timed_out`: the transaction has been open for longer than transaction.timeout.ms. Then the
-        answer may take SUCCESSOR_PATIENCE_MS. Raises TimedOut after max.block.ms.
+        `may_have_timed_out` is True if the transaction has been open for longer than transaction.timeout.ms.
+        Then this call may take up to SUCCESSOR_PATIENCE_MS. Raises TimedOut after max.block.ms.
         """
         identity, deadline_ms = self._core.identity, self._deadline_ms(None)
         if identity is None:
@@ -447,8 +447,8 @@ class TransactionManager:
     def _member_of(self, group: ConsumerGroupMetadata | str) -> ConsumerGroupMetadata:
         """Return the member for which offsets are sent.
 
-        Raises MisuseError for another object, and if a consumer of this process commits automatically for the
-        group.
+        Raises MisuseError for an object of any other type, and if a consumer of this process commits
+        automatically for the group.
         """
         member = ConsumerGroupMetadata(group) if isinstance(group, str) else group
         if not isinstance(member, ConsumerGroupMetadata):
@@ -535,8 +535,8 @@ class TransactionManager:
             with self._driver.lock:
                 self._core.on_partitions_added(pending)
         except Exception as error:
-            # An exception that nobody expected requires an abort, too. Otherwise the next drain would start
-            # this task again at once.
+            # An unexpected exception also requires an abort. Otherwise the next drain would start this task
+            # again at once.
             reason = error if isinstance(error, OncelogError) else OncelogError(repr(error))
             with self._driver.lock:
                 self._transaction.pending -= pending
