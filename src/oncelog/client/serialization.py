@@ -151,7 +151,7 @@ def _serialize(function: OfTopic | None, part: str, topic: str, partition: int |
 
 
 def _converted(items: Iterable[T], convert: Callable[[T], U]) -> Iterable[U]:
-    """Return converted items. A list or tuple is converted at once, so that nothing is sent if an item fails."""
+    """Return converted items. Convert a list or tuple at once: if an item fails, nothing must be sent."""
     if isinstance(items, (list, tuple)):
         return [convert(item) for item in items]
     return _lazily(items, convert)

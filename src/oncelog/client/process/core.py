@@ -107,7 +107,7 @@ class LoopIO(Protocol):
         ...
 
     async def subscribe(self, sources: Sources, loop: ProcessLoop) -> None:
-        """Create the consumer, and subscribe. Its callbacks are the loop's `assigned`, `revoked` and `lost`."""
+        """Create the consumer and subscribe, with the loop's callbacks `assigned`, `revoked` and `lost`."""
         ...
 
     async def poll(self, timeout_s: float, max_records: int) -> list[Record]: ...
@@ -228,8 +228,8 @@ class ProcessLoop:
         # The first offset of each partition that polls have returned since the last commit. Only these
         # partitions go back after an abort, because the positions of the others are right.
         self._firsts: dict[TopicPartition, int] = {}
-        # The number of next records that each get a transaction of their own, to find the record that a
-        # broker refuses, or because a transaction of all of them took too long.
+        # The number of next records that each get their own transaction. This finds a record that a broker
+        # refuses. It also follows a transaction of several records that took too long.
         self._single_records = 0
         # The number of errors since the last commit or, if polls failed, since the last successful poll.
         # `_errors_in_a_row` does not count outages.
@@ -278,9 +278,7 @@ class ProcessLoop:
                 await self._recover(error)
 
     def _is_idle(self) -> bool:
-        """Return True if consumer.timeout.ms has passed without a record, and no transaction or seek is
-        pending.
-        """
+        """Return True after consumer.timeout.ms without a record, unless a transaction or seek is pending."""
         limit_ms = self._plan.idle_timeout_ms
         since_ms, is_busy = self._idle_since_ms, self._open is not None or self._must_go_back
         if limit_ms is None or since_ms is None or is_busy or not self._is_assigned:
@@ -598,7 +596,7 @@ class ProcessLoop:
             self._single_records = max(self._single_records, self._open.consumed)
 
     def _count_error(self, error: OncelogError) -> None:
-        """Count an error, unless it is an outage. Raises _Ended after MAX_ERRORS without a commit in between."""
+        """Count an error that is not an outage. Raises _Ended after MAX_ERRORS without a commit between."""
         if is_outage(error):
             return
         self._errors_in_a_row += 1
@@ -630,9 +628,7 @@ class ProcessLoop:
         return explained
 
     def _check_not_stopping(self, error: OncelogError) -> None:
-        """Raise _Ended if the loop was stopped. Called before each retry, because the retries might never
-        end.
-        """
+        """Raise _Ended if the loop was stopped. Called before each retry, which might otherwise never end."""
         if self._is_stopping:
             raise _Ended(error) from error
 
