@@ -1,4 +1,4 @@
-"""`oncelog acls`: manage ACLs. An option that kafka-acls also has keeps its name from there."""
+"""`oncelog acls`: manage ACLs. Options that also exist in kafka-acls have the same names here."""
 
 from __future__ import annotations
 
@@ -186,8 +186,8 @@ def remove(yes: bool, client_config: dict[str, Any], **given: Any) -> None:
             "choose ACLs with --principal, --topic, --group, --transactional-id or --cluster"
         )
     exact = PatternType.PREFIXED if given["prefixed"] else PatternType.LITERAL
-    # An empty name (a variable of the shell that is not set) matches no ACL. With the pattern type MATCH it
-    # would remove those of "*". Guard: test_an_empty_name_removes_no_acl.
+    # Match names exactly, so that an empty name (an unset shell variable) matches no ACL. With the pattern
+    # type MATCH, an empty name would remove the ACLs of "*". Guard: test_an_empty_name_removes_no_acl.
     filters = [each if each.name is None else replace(each, pattern_type=exact) for each in _filters(given)]
     say_target(client_config)
     with new_admin(client_config) as admin:

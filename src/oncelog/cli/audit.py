@@ -156,7 +156,7 @@ class _Requested(NamedTuple):
 
 
 def _is_local(local: bool | None, requested: _Requested) -> bool:
-    """Return True if the audit runs in this process. Raises click.UsageError for what only Spark can do."""
+    """Return True if the audit runs in this process. Raises click.UsageError for options that need Spark."""
     needs_spark = None
     if isinstance(requested.key, str):
         needs_spark = "--key-expr, which is SQL,"

@@ -21,12 +21,14 @@ DEFAULT_SERVERS = "127.0.0.1:9092"
 _SERVERS = "bootstrap.servers"
 _PIPED_COLUMNS = 400
 _MAX_COMPARED = 5_000
-"""Topics whose names are compared with a mistyped one. More would take longer than a second."""
+"""The maximum number of topic names to compare with a mistyped name. More would take longer than a second."""
 _MIN_CELL = 14
-"""Columns that a cell needs at most to be readable. A narrower table is printed as blocks."""
+"""The width up to which short cells are not cut. If this leaves too little room, rows are printed as blocks.
+"""
 
 _HARMLESS = "\n\t\u00a0\u2009\u202f\u3000\u200c\u200d"
-"""White space and joiners. `str.isprintable` is False for them, but a terminal shows them safely."""
+"""White space and joiner characters. `str.isprintable` is False for them, but a terminal shows them safely.
+"""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -121,7 +123,7 @@ def _near_topic(config: ClientConfig, arguments: Mapping[str, Any]) -> str | Non
         value = arguments.get(name) or ()
         texts += [value] if isinstance(value, str) else value
     try:
-        # -X may have settings of other clients, which have checked them by now.
+        # Drop settings of -X that only other clients know. The command has already refused unknown settings.
         with new_admin({key: value for key, value in config.items() if ADMIN.get(key)}) as admin:
             existing = [topic.name for topic in admin.list_topics()][:_MAX_COMPARED]
     except OncelogError:
@@ -141,9 +143,9 @@ def make_client_config(
     """Return the client settings of the command line, the environment, the file, a profile and the default.
 
     If several of them have a setting, the first one in this order wins. `profile` is the profile that an
-    option or the environment names; otherwise the current one is used, unless another cluster is named: its
-    passwords are not for that. Raises click.UsageError if the command line or the environment names two
-    clusters, because a command that deletes must not guess.
+    option or the environment names. Without one, the current profile is used, unless another cluster is
+    named, because that cluster must not get the profile's passwords. Raises click.UsageError if the command
+    line or the environment names two clusters, because a command that deletes must not guess.
     """
     profiles = profiles or Profiles()
     of_profile = _canonical(profiles.get(profile)) if profile is not None else {}
@@ -236,7 +238,7 @@ def _environment_properties() -> dict[str, str]:
 
 
 def only_settings_of(table: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `config` without settings of the environment and the profile that `table` does not contain.
+    """Return `config` without those settings of the environment and the profile that are not in `table`.
 
     Both may contain settings for other clients. Settings of -X stay, so that a wrong name is refused.
     """
@@ -366,7 +368,7 @@ def emit(
 
 
 def held_back_cells(ends: Any) -> dict[str, Any]:
-    """Return table cells: the last stable offset, the transaction that holds it back, and if that hangs."""
+    """Return table cells: the last stable offset, the transaction that holds it, and whether that hangs."""
     holder = ends.held_by
     judged = holder.judged if holder else None
     return {
@@ -423,7 +425,7 @@ def _emit_table(
     for line in cells:
         # Text, because rich interprets brackets in a str as markup.
         table.add_row(*map(Text, line))
-    # Not printed by rich, which exits with 1 when the reader of a pipe has gone.
+    # Let click print the table: if the reader of a pipe has closed it, rich would exit with 1.
     with console.capture() as capture:
         console.print(table)
     click.echo(capture.get(), nl=False)

@@ -93,7 +93,7 @@ def command(
         return
     suite = _connect(client_config, prefix, timeout, max_time)
     outcomes: list[Outcome] = []
-    # CI systems end what takes too long with SIGTERM. Guard:
+    # CI systems end a job that takes too long with SIGTERM. Guard:
     # test_a_run_that_is_terminated_leaves_no_topics.
     with clean_up_on_termination():
         try:
@@ -202,7 +202,7 @@ def joined_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     for outcome in outcomes:
         reason = outcome.reason
         if outcome.result == "skipped" and reason:
-            # Of "the broker offers Produce 3-11, not 12", the end differs between versions.
+            # Drop the version at the end of "the broker offers Produce 3-11, not 12", to join such rows.
             reason = reason.partition(", not ")[0]
         key = (outcome.section, outcome.scenario, outcome.result, reason)
         if key not in rows:

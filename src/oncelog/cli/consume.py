@@ -65,9 +65,9 @@ class _Options:
 
 @dataclass(slots=True)
 class _Counts:
-    """Numbers of records: those that were read, and those of them that matched the filter.
+    """The numbers of records that were read, and of those that matched the filter.
 
-    `pending` are the records of the last poll, until they are printed or in the file.
+    `pending` has the records of the last poll until they are printed or written to the file.
     """
 
     read: int = 0
@@ -231,7 +231,7 @@ def _start(
 ) -> Mapping[Any, int]:
     """Subscribe, or assign partitions and move to where reading starts.
 
-    Return the offsets at which reading stops, without any if there is no such limit.
+    Return the offsets at which reading stops; an empty mapping if no option sets such a limit.
     """
     patterns = [_pattern(topic) for topic in topics] if options.regex else []
     if options.group is not None:
@@ -263,7 +263,7 @@ def _pattern(text: str) -> Any:
     options.log_errors = False
     try:
         return re2.compile(text, options)
-    # ValueError: text that is not UTF-8.
+    # re2 raises ValueError for text that is not UTF-8.
     except (re2.error, ValueError) as error:
         reason = error.args[0] if error.args else error
         reason = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
@@ -323,7 +323,7 @@ def _records(
         if timeout_ms is not None:
             wait = min(wait, timeout_ms / 1000 - quiet_seconds)
         room = None if max_messages is None else max_messages - counts.matched
-        # In one statement, so that no signal comes between the poll and `pending`.
+        # Use one statement, so that no signal handler runs between the poll and the assignment to `pending`.
         counts.pending = rows = consumer.poll(wait, max_records=room)
         rows = [row for row in rows if not ends or row.offset < ends[row.topic, row.partition]]
         quiet_seconds = 0.0 if rows else quiet_seconds + wait
@@ -399,7 +399,7 @@ def _print(polls: Iterator[list[Any]], output: str, parts: list[Part] | None, co
 
 
 def _text_of_all(rows: Sequence[Any], output: str, parts: list[Part] | None, index: int) -> str | bytes:
-    """Return records as they are printed. `index` is the number of records before them."""
+    """Return the text to print for records. `index` is the number of records before them."""
     if parts is not None:
         return b"".join(render(parts, record) for record in rows)
     if output == "value":
@@ -408,7 +408,9 @@ def _text_of_all(rows: Sequence[Any], output: str, parts: list[Part] | None, ind
 
 
 def _write(data: str | bytes) -> None:
-    """Write text, or bytes of records: as they are into a pipe, without control sequences on a terminal."""
+    """Write text, or bytes of records. A pipe gets the bytes unchanged; on a terminal, control characters are
+    escaped.
+    """
     if isinstance(data, str):
         sys.stdout.write(data)
         return

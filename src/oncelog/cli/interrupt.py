@@ -13,7 +13,7 @@ T = TypeVar("T")
 class Interrupt:
     """The handler of Ctrl-C.
 
-    The first Ctrl-C ends the input, but never interrupts what is done with an item. The second one ends the
+    The first Ctrl-C ends the input, but never interrupts the processing of an item. The second one ends the
     command.
     """
 
@@ -59,7 +59,7 @@ def clean_up_on_termination() -> Iterator[None]:
         raise SystemExit(128 + number)
 
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    # nohup ignores SIGHUP.
+    # Leave ignored signals alone: nohup ignores SIGHUP.
     before = {number: signal.getsignal(number) for number in numbers}
     changed = [number for number in numbers if before[number] is not signal.SIG_IGN]
     try:

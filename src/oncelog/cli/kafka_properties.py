@@ -2,8 +2,8 @@
 
 Only settings whose absence changes no promise are left out: threads, buffers, replication, controllers, share
 groups, tiered storage. Any other setting that this broker does not have stays an error, because leaving it
-out could open what it closes: a policy's class, for example. `log.dirs` is left out too, so that this broker
-takes over Apache Kafka's directory only if --data-dir names it.
+out could lift a restriction, such as a policy class. `log.dirs` is left out too, so that this broker takes
+over Apache Kafka's directory only if --data-dir names it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ _IN_MS = (
     ("log.retention.hours", "log.retention.ms", 3_600_000),
     ("log.roll.hours", "log.roll.ms", 3_600_000),
 )
-"""Kafka's setting, ours, and the factor. The first that is set wins, and -1 stays -1."""
+"""Kafka's setting, this broker's setting in ms, and the factor between them.
+
+If several have the same setting in ms, the first one that is set wins. A value of -1 stays -1.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def adapt(properties: Mapping[str, str]) -> KafkaProperties:
         time_ms = None if value is None else _in_ms(theirs, value, factor)
         if time_ms is None or ours in rest:
             continue
-        # Apache Kafka refuses 0 as well. As a retention it deleted all records. Guard:
+        # Apache Kafka refuses 0 as well. A retention of 0 would delete all records. Guard:
         # test_a_time_of_0_hours_or_minutes_is_refused.
         if time_ms == "0":
             raise ConfigError(f"{theirs}={value!r}: must not be 0")

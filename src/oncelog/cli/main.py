@@ -50,7 +50,7 @@ SECTIONS = {
         "pipeline": "Run a Spark streaming query and restart it after failures.",
     },
 }
-"""The commands by the section of --help, in its order."""
+"""The commands of each section of --help, in the order of --help."""
 
 COMMANDS = {name: text for commands in SECTIONS.values() for name, text in commands.items()}
 
@@ -96,7 +96,7 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # As a shell reports a program that SIGPIPE ended. The command may not have done all of its work.
+            # Exit as if SIGPIPE had ended the program, because the command may not have completed its work.
             _give_up_output()
             raise SystemExit(EXIT_BROKEN_PIPE) from None
 
@@ -200,7 +200,7 @@ def _escape_what_cannot_be_encoded() -> None:
 
 
 def _give_up_output() -> None:
-    """If standard output cannot be written, replace it, so that the flush at exit does not fail, too."""
+    """If standard output cannot be written, replace it, so that the flush at exit does not fail as well."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -16,7 +16,7 @@ from oncelog.types import Record
 
 CHUNK_RECORDS = 50_000
 CHUNK_BYTES = 32 << 20
-"""A row group is written when that many records or bytes are waiting for it."""
+"""A row group is written when this many records or bytes are waiting."""
 
 SCHEMA = pa.schema(
     [
@@ -34,7 +34,7 @@ SCHEMA = pa.schema(
 class ParquetFile:
     """A Parquet file that is being written. It replaces `path` when the block ends without an error.
 
-    A link stays a link: the file that it leads to is replaced.
+    If `path` is a symbolic link, the link stays, and the file that it points to is replaced.
     """
 
     def __init__(self, path: Path) -> None:

@@ -32,7 +32,7 @@ def format_plan(rows: Iterable[tuple[TopicPartition, int]]) -> str:
 
 
 def parse_plan(lines: Iterable[str], group: str) -> dict[TopicPartition, int]:
-    """Return the offsets in CSV: topic, partition, offset, or with the group in front of them.
+    """Return the offsets in CSV rows: topic, partition and offset, optionally with the group before them.
 
     Rows of other groups are left out. Raises ValueError, whose text has the line number.
     """

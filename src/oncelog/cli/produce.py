@@ -36,7 +36,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """The options that say how records are made of the input."""
+    """The options that say how records are made from the input."""
 
     jsonl: bool
     key_separator: str | None
@@ -225,7 +225,7 @@ async def _check_topic(settings: Settings, topic: str) -> None:
             try:
                 await cluster.refresh_metadata([topic])
             except (DisconnectedError, TimedOut):
-                # The producer itself waits for a broker.
+                # Do not check the topic: the producer itself waits for a broker.
                 return
             error = cluster.why_no_leader(TopicPartition(topic, 0))
             if not isinstance(error, UnknownTopicOrPartition):
@@ -330,7 +330,7 @@ def _parsed(lines: Iterable[tuple[str, bytes]], parse: Callable[[bytes], Argumen
 
 
 def _parser(source: _Input) -> Callable[[bytes], Arguments]:
-    """Return the function that makes a record of a line. Raises click.UsageError."""
+    """Return the function that makes a record from a line. Raises click.UsageError."""
     if source.jsonl and (
         source.key_separator is not None
         or source.key is not None

@@ -120,7 +120,7 @@ def write_profiles(profiles: Profiles) -> Path:
     """Replace the file, readable for its owner only, and return its path."""
     path = config_path()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    target = path.resolve()  # the file may be a link into a directory of settings
+    target = path.resolve()  # the file may be a symbolic link
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with open(

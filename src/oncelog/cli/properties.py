@@ -21,8 +21,8 @@ _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 def read_properties(path: Path) -> dict[str, str]:
     """Return the settings in a file.
 
-    Raises ConfigError, whose text has the line number. It does not have the line, which may be a password:
-    texts of errors end in logs. Guard: test_an_error_does_not_show_a_password.
+    Raises ConfigError, whose text has the line number. The text does not contain the line, which may be a
+    password, because error texts end up in logs. Guard: test_an_error_does_not_show_a_password.
     """
     properties: dict[str, str] = {}
     for number, line in _logical_lines(_text(path)):

@@ -23,7 +23,7 @@ class JsonField:
     def matches(self, document: Any) -> bool:
         """Return True if the document has the field, and its value is the text.
 
-        A field that is no string is compared as JSON, so that `3`, `true` and `null` match such values.
+        A field that is not a string is compared as JSON text: the text `true` matches the JSON value true.
         """
         found = _at(document, self.path)
         if found is _MISSING:
@@ -37,9 +37,9 @@ class JsonField:
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """The conditions that a record must meet, all of them.
+    """A filter of records: a record matches if it meets all conditions.
 
-    `headers` has pairs of a name and a value. The value None means that any value will do.
+    `headers` has pairs of a name and a value. The value None stands for any value.
     """
 
     key: bytes | None = None
@@ -86,7 +86,7 @@ def parse_header(text: str) -> tuple[str, bytes | None]:
 
 
 def parse_json_field(text: str) -> JsonField:
-    """Return the condition `a.b=value`. A number in the path also counts in a list. Raises ValueError."""
+    """Return the condition `a.b=value`. A number in the path may be an index of a list. Raises ValueError."""
     path, separator, value = text.partition("=")
     names = tuple(path.split("."))
     if not separator or not all(names):
@@ -106,7 +106,7 @@ def _at(document: Any, path: Sequence[str]) -> Any:
 
 
 def _parsed(data: bytes | str | None) -> Any:
-    """Return the value of JSON text; _MISSING if it is none."""
+    """Return the value of JSON text; _MISSING if the text is not JSON."""
     try:
         return _MISSING if data is None else json.loads(data)
     # RecursionError: JSON that is nested more deeply than Python reads.

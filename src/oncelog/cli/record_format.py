@@ -38,11 +38,12 @@ LETTERS: Mapping[str, Callable[[Record], bytes]] = {
     "K": lambda record: _length(record.key),
     "S": lambda record: _length(record.value),
 }
-"""The letters behind `%`. `v` is rpk's letter for the value, all others are kcat's."""
+"""The letters after `%`. `v` is rpk's letter for the value, all others are kcat's."""
 
 
 def parse_format(text: str) -> list[Part]:
-    """Return the parts of a format string: bytes as they are printed, and functions of a record.
+    """Return the parts of a format string: bytes to print unchanged, and functions that format a record's
+    field.
 
     `%%` is a percent sign. The escapes are \\n, \\t, \\r, \\0, \\\\ and \\xHH. Raises ValueError.
     """

@@ -226,7 +226,7 @@ def delete(topics: tuple[str, ...], yes: bool, client_config: dict[str, Any]) ->
     with new_admin(client_config) as admin:
         if yes:
             outcomes = admin.delete_topics(topics, raise_errors=False)
-            # The others are deleted, also if the broker refuses one. Guard:
+            # If the broker refuses to delete a topic, the other topics are still deleted. Guard:
             # test_each_deleted_topic_is_named_if_another_one_is_missing.
             for topic in outcomes.values():
                 if topic.error is None:

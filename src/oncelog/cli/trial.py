@@ -169,7 +169,7 @@ def _check_options(master: str, report: Path | None) -> None:
     if not master.startswith("local"):
         raise click.UsageError("--master: a trial kills processes of this machine, so use a local master")
     if report is not None and not report.absolute().parent.is_dir():
-        # Now, and not after the runs, which take minutes.
+        # Check this now, and not after the runs, which take minutes.
         raise ConfigError(f"--report {report}: there is no directory {report.parent}")
 
 
@@ -198,9 +198,9 @@ def _show(outcomes: Sequence[Outcome], facts: Mapping[str, str], report: Path | 
 
 @contextmanager
 def _sigterm_exits() -> Iterator[None]:
-    """Exit in good order after SIGTERM, for example of `timeout` or a CI system, as after Ctrl-C.
+    """Exit after SIGTERM, as `timeout` or a CI system sends it, with the same clean-up as after Ctrl-C.
 
-    Otherwise the topics on a cluster that is not the trial's own would stay.
+    Otherwise the trial's topics would stay on a cluster of the user.
     """
 
     def exit_once(number: int, _frame: object) -> None:
@@ -234,7 +234,7 @@ def _directory(given: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _cluster(servers: str | None, name: str) -> Iterator[str]:
-    """Yield the bootstrap servers: those given, without the trial's topics at the end, or a new broker's."""
+    """Yield `servers`, and delete the trial's topics there at the end. If it is None, start a broker."""
     from oncelog import Admin, Broker
 
     if servers is None:

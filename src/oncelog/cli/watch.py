@@ -29,7 +29,7 @@ class _SecondsType(click.ParamType):  # type: ignore[type-arg]
         try:
             seconds = float(str(value))
         except ValueError:
-            # `describe --watch NAME`: the name was taken for the seconds.
+            # In `describe --watch NAME`, click takes the name for the seconds.
             self.fail(f"{value!r} is not a number of seconds; put --watch after the names", param, ctx)
         if not _MIN_SECONDS <= seconds <= _MAX_SECONDS:
             self.fail(f"{value!r}: expected {_MIN_SECONDS:g} to {_MAX_SECONDS:g} seconds", param, ctx)
@@ -37,7 +37,7 @@ class _SecondsType(click.ParamType):  # type: ignore[type-arg]
 
 
 def watch_option(function: F) -> F:
-    """Add `--watch [SECONDS]` to a command that prints and changes nothing."""
+    """Add `--watch [SECONDS]` to a read-only command."""
 
     @click.option(
         "--watch",
@@ -59,7 +59,7 @@ def watch_option(function: F) -> F:
 
 
 def repeat(show: Callable[[], object], seconds: float) -> None:
-    """Call `show` until Ctrl-C: in place on a terminal, else one output below the other."""
+    """Call `show` until Ctrl-C: in place on a terminal, otherwise one output below the other."""
     first = _Rounds(show)
     with contextlib.suppress(KeyboardInterrupt):
         if sys.stdout.isatty():
@@ -74,7 +74,10 @@ def repeat(show: Callable[[], object], seconds: float) -> None:
 
 
 class _Rounds:
-    """Rounds of a command. Only the first one may fail: later the broker may be away for a while."""
+    """The rounds of a watched command. Only an error in the first round ends the command.
+
+    In later rounds the error is printed, because the broker may be unavailable for a while.
+    """
 
     def __init__(self, show: Callable[[], object]) -> None:
         self._show = show

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from oncelog.web.faults import FaultProxy
 
 _SHUTDOWN_S = 2
-"""Seconds after Ctrl-C in which pages may still be sent. A broker that does not answer ends none of them."""
+"""Seconds after Ctrl-C in which pages may still be sent. A page that waits for a silent broker is never sent.
+"""
 
 
 @click.command("web")
@@ -100,7 +101,8 @@ def _run(app: Starlette, sock: socket.socket) -> None:
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            # uvicorn waits for pages, and pages for brokers, which may not answer.
+            # uvicorn waits for pages, and pages wait for brokers that may not answer. So close the clients
+            # first.
             app.state.close_clients()
             await super().shutdown(sockets)
 

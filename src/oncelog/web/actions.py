@@ -30,7 +30,7 @@ Action = Callable[[FormData], Response]
 _FORM_TYPE = "application/x-www-form-urlencoded"
 MAX_FORM_BYTES = 8_000_000
 MAX_FORM_FIELDS = 200_000
-"""The form of a reset has a field for each partition."""
+"""The limit is high, because the form of an offset reset has a field for each partition."""
 _TOKEN_FIELD = re.compile(rb"(?:^|&)token=([^&]*)")
 _MAX_OFFSET = (1 << 63) - 1
 
@@ -127,9 +127,9 @@ class Actions:
         return RedirectResponse(f"/topics/{quote(topic, safe='')}#settings", 303)
 
     def reset_offsets(self, form: FormData) -> Response:
-        """Commit the offsets of a plan that reset.html showed. The form has them one by one.
+        """Commit the offsets of the plan that reset.html showed. The form has a field for each partition.
 
-        Each field has the partition, the new offset and the committed offset that the page showed. If another
+        A field has the partition, the new offset and the committed offset that the page showed. If another
         offset was committed since then, change nothing: the group was in use.
         """
         try:

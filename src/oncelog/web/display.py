@@ -13,7 +13,8 @@ MAX_SHOWN_BYTES = 4_096
 LINE_CHARS = 90
 SCHEMA_ID_BYTES = 5
 MAX_GROWTH, MAX_GROWN_CHARS = 5, 1_000
-"""JSON is shown as it is stored if its indented form is longer than both 5 times the data and 1,000."""
+"""JSON is shown unindented if its indented form has more than 5 times the data's length and 1,000 characters.
+"""
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s"\[\]{},:]+')
 
 
@@ -107,8 +108,8 @@ def _indented_json(data: bytes) -> str | None:
     """Return a JSON text with line breaks and indents; None for other data, and if it would grow too much.
 
     The tokens stay as they are stored. `json.dumps` would print other numbers (1e999 as Infinity), drop
-    repeated names, and turn "\\ud800" into a character that no page can contain. It would also print a
-    value that is nested 900 deep in 900 times its size. Guard: test_json_is_shown_with_the_stored_tokens.
+    repeated names, and turn "\\ud800" into a character that no page can contain. It would also print a value
+    with 900 levels of nesting in up to 900 times its size. Guard: test_json_is_shown_with_the_stored_tokens.
     """
     try:
         text = data.decode()

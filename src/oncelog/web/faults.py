@@ -32,7 +32,7 @@ PRESETS = {
 
 
 class FaultProxy:
-    """A proxy before the cluster, and the newest messages of producers that passed through it."""
+    """A proxy in front of the cluster, and the newest messages of producers that passed through it."""
 
     def __init__(self, upstream: str, host: str, port: int) -> None:
         self._lock = threading.Lock()
