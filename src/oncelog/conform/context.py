@@ -57,7 +57,7 @@ class Context:
         self._clients: dict[str, RawConnection] = {}
 
     def prepare(self) -> None:
-        """Make up the names `$free` and `$spare`.
+        """Choose the names `$free` and `$spare`, which no topic has, and check the scenario's header.
 
         Raises Unsupported if the broker does not offer what the scenario's header needs.
         """
@@ -77,7 +77,7 @@ class Context:
 
     @property
     def client(self) -> RawConnection:
-        """The current connection, opened if need be."""
+        """The current connection. It is opened if necessary."""
         if self.connection not in self._clients:
             self._clients[self.connection] = RawConnection(self.target.endpoint, self.deadline)
         return self._clients[self.connection]
@@ -100,7 +100,11 @@ class Context:
         return parse_options(words[:arrow]), words[arrow + 1 :]
 
     def expected(self, words: tuple[str, ...]) -> list[str]:
-        """Return the words for this broker: of `oncelog:0 apache:INVALID_RECORD`, one of the two."""
+        """Return the words that apply to this broker, without prefix.
+
+        For Apache Kafka, `oncelog:0 apache:INVALID_RECORD` becomes INVALID_RECORD. Words without a prefix
+        apply to every broker.
+        """
         prefix = f"{self.target.expects}:"
         return [word.removeprefix(prefix) for word in words if word.startswith(prefix)] or list(words)
 
@@ -126,7 +130,7 @@ class Context:
         return topics
 
     def group_id(self, name: str) -> str:
-        """Return the group id under this name; its first use makes one up."""
+        """Return the group id for this name. The first call for a name chooses an unused id."""
         if name not in self.variables:
             text = f"{self.variables['free']}-{name}"
             self.variables[name] = self.target.coordinated(self.client, text, GROUP, self.deadline)
@@ -159,7 +163,7 @@ class Context:
         return self.target.offer(self.client).newest(api, offered_versions(api)[-1])
 
     def protocol_version_of(self, api: Api) -> int:
-        """Return the version under test, or the one of the scenario's transaction protocol, or the newest.
+        """Return the version under test, else that of the scenario's transaction protocol, else the newest.
 
         Raises Unsupported if the broker offers none.
         """
@@ -189,8 +193,8 @@ class Context:
     ) -> Any:
         """Repeat a call until its result is as expected, and return its response.
 
-        `call` returns the result in words, and the response. Raise Mismatch at once for a result that does
-        not pass by itself; results of reads all may.
+        `call` returns the result in words, and the response. If another call cannot change the result, raise
+        Mismatch at once. Every result of a read (`is_read`) may change.
         """
         expected = self.expected(words)
         results: list[str] = []
@@ -221,7 +225,10 @@ def got(actual: object, expected: list[str]) -> Mismatch:
 
 
 def parse_options(words: tuple[str, ...]) -> dict[str, Any]:
-    """Return `key=value` words as a mapping, `a.b=value` as one inside it, all others in a list `values`."""
+    """Return `key=value` words as a mapping, with a nested mapping for `a.b=value`.
+
+    Words without `=` are in the list `values`.
+    """
     options: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""The end of the time that one scenario may take, and waits that end there."""
+"""The time limit of a scenario, and waits that end at this limit."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ STEP_S = 0.02
 
 
 class Deadline:
-    """A moment of the monotonic clock, after which a scenario has failed."""
+    """A time of the monotonic clock, at which an unfinished scenario fails."""
 
     def __init__(self, seconds: float) -> None:
         self._ends_at_s = time.monotonic() + seconds
 
     def left_s(self) -> float:
-        """Return the seconds until the end, at least 0."""
+        """Return the seconds until the deadline; 0 if it has passed."""
         return max(self._ends_at_s - time.monotonic(), 0.0)
 
     def within(self, seconds: float) -> Self:
-        """Return the deadline in `seconds`, or this one if it is earlier."""
+        """Return a deadline `seconds` from now, or at the time of this deadline if that is earlier."""
         return type(self)(min(seconds, self.left_s()))
 
     def attempts(self, what: Callable[[], Mismatch]) -> Iterator[int]:
-        """Count the rounds of a loop that ends once it has what it waits for, with a pause after each.
+        """Yield the number of each attempt, and pause after it. The caller leaves the loop once it succeeds.
 
-        Raises what `what` returns at the end of the time.
+        Once the deadline has passed, raise the error that `what` returns.
         """
         count = 0
         while True:
@@ -40,5 +40,5 @@ class Deadline:
                 raise what()
 
     def pause(self, seconds: float) -> None:
-        """Wait for this time, or until the end if that is earlier."""
+        """Sleep for `seconds`, but not past the deadline."""
         time.sleep(min(seconds, self.left_s()))

@@ -1,7 +1,8 @@
 """A blocking connection that sends requests as given, and reads the responses in their order.
 
-Scenarios send wrong requests on purpose. They look at what a connection gets, in which order, and when it
-ends. The clients of this library hide that, so scenarios use sockets. TLS and SASL are those of the clients.
+Scenarios send wrong requests on purpose. They check which responses a connection gets, in which order, and
+when it ends. The clients of this library hide that, so scenarios use sockets. TLS and SASL are those of the
+clients.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MAX_FRAME_BYTES = 1 << 24
 """Largest response accepted. Scenarios fetch 1 MB at most."""
 _RECEIVE_BYTES = 1 << 16
 _SHORTEST_WAIT_S = 0.001
-"""A socket with a time-out of 0 would not block."""
+"""The minimum timeout of a socket, because a socket with a timeout of 0 would not block."""
 _SIZE = struct.Struct(">i")
 
 
@@ -37,7 +38,7 @@ class NoAnswer(Mismatch):
 
 
 class Unsupported(Exception):
-    """The broker does not offer what a scenario needs. The text is the reason for which it is skipped."""
+    """The broker does not offer what a scenario needs. The text is the reason why the scenario is skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,11 +204,11 @@ class RawConnection:
         return bytes(parts)
 
     def _receive(self, max_bytes: int, deadline: Deadline) -> bytes:
-        """Return what has arrived, or b"" if the broker has closed the connection."""
+        """Return the bytes that have arrived, or b"" if the broker has closed the connection."""
         left_s = deadline.left_s()
         self._socket.settimeout(max(left_s, _SHORTEST_WAIT_S))
         try:
-            # A broker that sends a byte now and then must not hold the run beyond its time.
+            # Check the deadline each time: a broker that keeps sending single bytes must not extend the run.
             data = self._socket.recv(max_bytes) if left_s else None
         except TimeoutError:
             data = None

@@ -14,7 +14,7 @@ from oncelog.errors import CoordinatorLoadInProgress
 from oncelog.wire.messages import API_BY_NAME
 
 POOL_SIZE = 16
-"""Topics without options that are created by one request."""
+"""The number of topics without options that one request creates."""
 NOT_LEADER = "NOT_LEADER_OR_FOLLOWER"
 
 
@@ -72,7 +72,7 @@ class RecordSteps:
             response = context.client.ask(build(api.request, body), context.version_of(api))
             result = response.responses[0].partition_responses[0]
             error = ERROR_NAMES[result.error_code]
-            # Under NOT_LEADER_OR_FOLLOWER nothing was stored. A slow broker may be waiting for an election.
+            # Repeat after NOT_LEADER_OR_FOLLOWER: nothing was stored, and a leader may not be elected yet.
             if error != NOT_LEADER or NOT_LEADER in expected:
                 break
         context.expect(expected, result.base_offset if error == "NONE" else error)

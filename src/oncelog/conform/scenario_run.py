@@ -75,7 +75,7 @@ class Run:
         except OSError as error:
             raise StepFailed(self._scenario, step, NoAnswer(str(error))) from error
         except Exception as error:
-            # A response may lack what a step reads from it: a list is empty, a text is no UTF-8.
+            # A step cannot read some wrong responses: a list may be empty, or a text may not be UTF-8.
             is_known = isinstance(error, (Mismatch, ScenarioError))
             cause = error if is_known else Mismatch(f"{type(error).__name__}: {error}")
             raise StepFailed(self._scenario, step, cause) from error
@@ -127,7 +127,7 @@ class WrittenRequests:
         self._pending: defaultdict[str, deque[_Pending]] = defaultdict(deque)
         """Name of a connection -> its requests without a response, in the order in which they were sent."""
         self._repeated: tuple[int, Any] | None = None
-        """Version and message of a `>>` step, until the `<` step that says when to stop."""
+        """Version and message of a `>>` step, until the `<` step with the response to wait for."""
 
     def check_all_answered(self) -> None:
         """Raise ScenarioError if a request's response is not among the steps."""
@@ -195,7 +195,7 @@ class WrittenRequests:
     def _repeat(self, expected: Any, version: int, message: Any) -> None:
         mismatches: list[Mismatch] = []
         for _ in self._context.deadline.attempts(lambda: mismatches[-1]):
-            # A mismatch may have bound variables to a response that is not the final one.
+            # Use a copy: a mismatch may have set variables from a response that is not the last one.
             variables = dict(self._context.variables)
             try:
                 match(expected, self._context.client.ask(message, version), version, variables)

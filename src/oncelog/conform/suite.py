@@ -1,4 +1,4 @@
-"""All scenarios on one broker: which run, how each ended, and the clean-up behind them."""
+"""Runs all scenarios on one broker, reports how each one ended, and cleans up."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The longest times of one scenario and of the whole run, in seconds."""
+    """The time limits of one scenario and of the whole run, in seconds."""
 
     scenario_s: float = 30.0
     whole_s: float = 900.0
@@ -63,7 +63,7 @@ class Suite:
         self._end = Deadline(limits.whole_s)
         self.target = Target(_first_that_answers(endpoints, self._end), self.names)
         self.stopped: str | None = None
-        """The reason for which the rest was not run, or None."""
+        """The reason why the remaining scenarios were not run, or None."""
 
     def prepare(self) -> None:
         """Choose the node of a cluster, and create a topic, which shows that scenarios can run at all.
@@ -108,7 +108,7 @@ class Suite:
         try:
             self.target.clean_up(self._end.within(CLEAN_UP_S), also_unused=False)
         except (Mismatch, Unsupported, OncelogError):
-            self.target.topics.taken += topics  # `clean_up` tries again, and says what is wrong
+            self.target.topics.taken += topics  # `clean_up` tries again and raises the error
 
     def _run_versions(self, scenario: Scenario, *, newest_only: bool) -> Iterator[Outcome]:
         versions = list(scenario.cases())
@@ -137,8 +137,8 @@ class Suite:
             if scenario.differs and self._has_documented_deviation(scenario, version):
                 return _outcome(scenario, version, "differs", scenario.differs, failure)
             if not self._end.left_s():
-                # The end of the time cut the scenario, which says nothing about the broker. Guard:
-                # test_a_scenario_that_the_end_of_the_time_cuts_is_no_failure.
+                # The time limit of the whole run ended the scenario. That says nothing about the broker.
+                # Guard: test_a_scenario_that_the_end_of_the_time_cuts_is_no_failure.
                 self.stopped = OUT_OF_TIME
                 return _outcome(scenario, version, "skipped", OUT_OF_TIME)
             if isinstance(failure.cause, NoAnswer) and not self._answers():

@@ -1,8 +1,8 @@
 """The broker that scenarios run on: its address, what it offers, and the names that scenarios use on it.
 
 In a cluster of several nodes, all requests of a scenario go to one node. That node must lead the scenario's
-topics and coordinate its transactional ids and groups. So topics are created on that node, and ids are chosen
-by what FindCoordinator answers.
+topics and coordinate its transactional ids and groups. So topics are created on that node, and only ids for
+which FindCoordinator returns that node are used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GROUP, TRANSACTION = 0, 1
 FIRST_BATCHED_FIND = 4
 """Version of FindCoordinator from which on a request has several keys."""
 GONE = {"NONE", "UNKNOWN_TOPIC_OR_PARTITION"}
-"""Results of the deletion of a topic that is not there afterwards."""
+"""Results of DeleteTopics after which the topic does not exist."""
 NOT_READY = {"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"}
 _MAX_NAMES = 10_000
 """Number of names that are tried until one has the wanted coordinator."""
@@ -31,7 +31,7 @@ Expectations = Literal["apache", "oncelog"]
 
 
 class Target:
-    """A broker under test. `expects`: whose responses count where the two brokers differ on purpose."""
+    """A broker under test. `expects` names the broker whose responses count where both differ on purpose."""
 
     def __init__(self, endpoint: Endpoint, names: Names, expects: Expectations = "apache") -> None:
         self.endpoint, self.names, self.expects = endpoint, names, expects
@@ -117,9 +117,9 @@ class Target:
     # --- clean-up
 
     def clean_up(self, deadline: Deadline, *, also_unused: bool) -> None:
-        """Delete the topics and groups of the scenarios until now.
+        """Delete the topics and groups that scenarios have used so far.
 
-        Raises Mismatch, OncelogError and OSError if the broker does not do it.
+        Raises Mismatch, OncelogError and OSError if the broker does not delete them.
         """
         topics = self.topics.taken + (self.topics.take_all_unused() if also_unused else [])
         groups, self.topics.taken, self.group_ids = self.group_ids, [], []
@@ -134,7 +134,7 @@ class Target:
                 if kept:
                     raise Mismatch(f"DeleteTopics: {', '.join(sorted(kept))}")
             for names in _chunks(groups):
-                # Most groups have gone with their topics' offsets, so errors are of no interest.
+                # Ignore errors: most groups were already deleted together with their topics' offsets.
                 self._ask(client, "DeleteGroups", 2, {"groups_names": names})
         finally:
             client.close()

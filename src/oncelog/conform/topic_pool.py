@@ -72,7 +72,7 @@ class TopicPool:
         unused = self._unused[options]
         if not unused:
             names = [self._names.unused() for _ in range(count)]
-            self.taken += names  # so that they are deleted, also if the creation is only half done
+            self.taken += names  # so that they are deleted even if the creation fails
             topics = create_topics(client, names, options, how, deadline)
             self.taken = self.taken[: -len(names)]
             unused.extend(topics)

@@ -194,7 +194,7 @@ class TransactionSteps:
         options, expected = self._context.split(words)
         partition, *flags = options.pop("values")
         topic, _, index = self._context.partition(partition)
-        self._context.require("OffsetFetch", 8)  # whose request has a list of groups
+        self._context.require("OffsetFetch", 8)  # since version 8, a request has a list of groups
         topics = [{"name": topic, "partition_indexes": [index]}]
         request = {"group_id": self._context.group_id(group), "topics": topics}
 

@@ -32,7 +32,7 @@ Requests and responses use the field names of the tables in `oncelog.wire.tables
     !not $name              anything but the value of the variable
     !re "text"              a text in which the regular expression matches
 
-`$name+3` and `$name-3` add to a number. Error codes are written as names, also NONE.
+`$name+3` and `$name-3` add to a number. Error codes are written as names, including NONE.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MAX_SHOWN = 600
 
 
 class _ErrorNames(dict[int, str]):
-    """The name of each error code. A code that Kafka does not know is its own name."""
+    """The name of each error code. The name of an unknown code is `ERROR_<code>`."""
 
     def __missing__(self, code: int) -> str:
         return f"ERROR_{code}"
@@ -90,7 +90,7 @@ class ScenarioError(Exception):
 
 @cache
 def read_yaml(text: str) -> Any:
-    """Return the text's value, for reading only. A scenario reads a text once for each version and broker."""
+    """Return the value of YAML text. It is cached, because each run of a scenario reads it: do not change it."""
     import yaml
 
     return yaml.load(text, _loader())
@@ -119,7 +119,7 @@ def _loader() -> Any:
 
 
 def resolve(value: Any, variables: Variables) -> Any:
-    """Return the value with its variables replaced and its building tags carried out."""
+    """Return the value with its variables replaced and its tags for requests evaluated."""
     if isinstance(value, dict):
         return {key: resolve(element, variables) for key, element in value.items()}
     if isinstance(value, Tagged):

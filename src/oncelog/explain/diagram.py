@@ -45,7 +45,7 @@ class Arrow:
     """A message between two columns.
 
     `remark`: text to the right of the diagram. `seconds`: time since the proxy object was created.
-    `decisions`: the broker's decision about each batch, also if the response was lost: GOOD for a stored
+    `decisions`: the broker's decision about each batch, even if the response was lost: GOOD for a stored
     batch, REPEAT for a recognised duplicate, REFUSED for an error.
     """
 
@@ -165,7 +165,7 @@ class _ArrowBuilder:
 
     def _broker_decisions(self, event: WireEvent, journey: _Journey) -> list[tuple[str, Tone]]:
         request = self._requests.get(journey)
-        # One pass over each: a request may have a batch for each of a thousand partitions. See
+        # Go through the batches and the outcomes only once: a request may have a thousand batches. See
         # test_a_request_of_many_partitions_is_drawn_in_linear_time.
         batches: dict[tuple[str, int], list[BatchSummary]] = {}
         for batch in request.batches if request else ():

@@ -63,7 +63,7 @@ def default_delimiter(name: str) -> str:
 
 
 def _extensions_of(name: str) -> tuple[str, Codec | None]:
-    """Return the extension for the format, in lower case, and the codec of the extension behind it."""
+    """Return the extension for the format, in lower case, and the codec of the extension after it."""
     before, last = ["", "", *name.lower().split(".")[1:]][-2:]
     codec = _CODEC_OF.get(last)
     return (before if codec else last), codec

@@ -92,7 +92,7 @@ def _check_names(names: Sequence[str], key: str | None) -> None:
 
 
 class Lines:
-    """A parser in which every line is a value. An empty line is an empty value."""
+    """A parser of files in which every line is a value. An empty line is an empty value."""
 
     header_bytes = 0
 
@@ -119,7 +119,7 @@ def split_lines(data: Buffer) -> Any:
 
 
 class JsonLines:
-    """A parser in which every line is a value, except blank lines.
+    """A parser of files in which every line is a value, except blank lines.
 
     A byte order mark at the start of the file is skipped.
     """
