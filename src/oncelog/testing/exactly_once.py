@@ -33,7 +33,7 @@ def assert_exactly_once(
 
     The audit is that of `oncelog audit TOPIC --local`. `broker` is a broker of this process, or its bootstrap
     servers. The assertion fails for each violation, and also if nothing is proven: records of a producer
-    without idempotence need `keys` or `against`. Open transactions are no violation.
+    without idempotence need `keys` or `against`. Open transactions are not a violation.
 
     - `keys`: each record key must occur once per topic.
     - `against`: topics that must contain the same keys equally often.

@@ -266,8 +266,8 @@ class MemoryDisk:
         self.crash_after: int | None = None
         """SimulatedCrash is raised when `steps` reaches this value; None for never."""
         self.steps = 0
-        """Number of completed steps. Each written byte is one step. Each other operation that `errors` can
-        contain is one step, too.
+        """Number of completed steps. Each written byte is one step. Each of the other operations that
+        `errors` can contain is also one step.
         """
         self.now_ms: Callable[[], int] = lambda: 1 << 60
         """The clock for modification times. The default is far in the future, so that no file is old."""

@@ -62,7 +62,7 @@ def are_free(ports: Iterable[int]) -> bool:
     """Return True if no process listens on any of these ports on loopback."""
     for port in ports:
         with socket.socket() as probe:
-            # Servers set this option, too: connections of an earlier server may be in TIME_WAIT.
+            # Set this option as servers do, because connections of an earlier server may be in TIME_WAIT.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
@@ -92,7 +92,7 @@ def deferring_interrupt() -> Iterator[None]:
 
 
 def dying_with_parent() -> list[str]:
-    """Return the start of a command line that makes the command end with the thread that starts it.
+    """Return the words to put before a command, so that it ends when the thread that starts it ends.
 
     Return an empty list if setpriv is not installed.
     """
@@ -173,5 +173,5 @@ class NodeProcess:
 
     def _end(self, signal_number: signal.Signals) -> None:
         end_process(self._process, signal_number)
-        # This is last, so that an interrupted stop can be repeated.
+        # Do this last, so that an interrupted stop can be repeated.
         self._process = None

@@ -57,7 +57,7 @@ def _marked_settings(request: pytest.FixtureRequest) -> Mapping[str, object]:
 
 @pytest.fixture(scope="session")
 def oncelog_session_broker() -> Iterator[Broker]:
-    """Yield a running `oncelog.Broker` that the session shares; with pytest-xdist, a worker."""
+    """Yield a running `oncelog.Broker`, one for the session or, with pytest-xdist, for each worker."""
     from oncelog.server.embedded import Broker
 
     with Broker() as broker:
@@ -83,7 +83,7 @@ def oncelog_topic(request: pytest.FixtureRequest, oncelog_admin: Admin) -> Itera
     name = f"{own_name}-{uuid.uuid4().hex[:8]}"
     oncelog_admin.create_topics([NewTopic(name)])
     yield name
-    # The test may have deleted it.
+    # The test may have deleted the topic.
     with contextlib.suppress(UnknownTopicOrPartition):
         oncelog_admin.delete_topics([name])
 
@@ -114,7 +114,7 @@ def oncelog_consumer(oncelog_session_broker: Broker, oncelog_topic: str) -> Iter
 
 @pytest.fixture
 def oncelog_faults(oncelog_session_broker: Broker) -> Iterator[Proxy]:
-    """Yield a running `oncelog.testing.proxy.Proxy` before the session's broker.
+    """Yield a running `oncelog.testing.proxy.Proxy` in front of the session's broker.
 
     Connect the client under test to its `bootstrap_servers`, and add faults, such as
     `oncelog_faults.lose_ack("orders")`.

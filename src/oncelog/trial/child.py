@@ -1,6 +1,7 @@
 """The process of a pipeline under trial: `python -m oncelog.trial.child CONTROL_DIRECTORY [STRIKE]`.
 
-It is the process of `oncelog pipeline run` (pipeline/child.py). With a strike, tasks have a fault point.
+It runs the code of `oncelog pipeline run` (pipeline/child.py). With STRIKE, it adds `fault_point` to the
+query.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Driver:
         self._thread: threading.Thread | None = None
         self.query_id: str | None = None
         self.exit_info: ExitInfo | None = None
-        """The way in which the process ended by itself; None while it is running."""
+        """The result of a process that ended by itself; None while it is running."""
 
     def start(self) -> None:
         """Start the process. Raises OSError."""

@@ -1,7 +1,7 @@
-"""The faults inside of the pipeline's processes.
+"""The faults inside the pipeline's processes: a task fails, or a micro-batch is held at its end.
 
 A step between the source and the user's plan runs in Spark's Python workers. The functions of foreachBatch
-run in the driver. The trial and these processes speak through files in a control directory:
+run in the driver. The trial and these processes communicate by files in a control directory:
 
     armed           the trial: tasks that read rows strike, or the next micro-batch is held
     struck-STAGE    a task: it strikes now, and no other task of its stage will
@@ -9,7 +9,7 @@ run in the driver. The trial and these processes speak through files in a contro
     raised-STAGE    a task: it fails now
     repeated        a task: Spark repeats a task that has failed so, so its failure counted
 
-Each stage is struck once, because a pipeline may look at a micro-batch before it writes it, for example with
+One task of each stage fails, because a pipeline may read a micro-batch before it writes it, for example with
 `isEmpty()` or `count()`. A failure in such a job says nothing about the sink. Spark even ignores the failure
 of a task that `isEmpty()` no longer needs.
 """
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 ARMED, STRUCK, WRITTEN, RAISED, REPEATED = "armed", "struck", "written", "raised", "repeated"
 _BATCHES_BEFORE = 2
-"""Arrow batches of a task that pass before the fault."""
+"""The number of Arrow batches that a task passes on before the fault."""
 _WAIT_TIMEOUT_S = 10.0
-"""Longest wait in seconds. Some sinks write only when their task has all rows, so no write would come."""
+"""Longest wait for a write in seconds. Some sinks write nothing before their task has all rows."""
 _POLL_S = 0.02
 
 
@@ -43,7 +43,7 @@ class TaskFault(RuntimeError):
 
 
 def instrument(control: Path, strike: Strike) -> None:
-    """Put the fault into every query that this process starts from now on."""
+    """Add the fault to every query that this process starts from now on."""
     if strike is Strike.HOLD:
         _hold_batches(control)
     else:
@@ -51,7 +51,7 @@ def instrument(control: Path, strike: Strike) -> None:
 
 
 def _hold_batches(control: Path) -> None:
-    """Make functions of foreachBatch wait behind their last write, as long as that is armed."""
+    """Make the functions of foreachBatch wait at their end while the file `armed` exists."""
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     foreach_batch = DataStreamWriter.foreachBatch
@@ -67,7 +67,7 @@ def _hold_batches(control: Path) -> None:
 
 
 def _follow_sources(control: Path, strike: Strike) -> None:
-    """Put the step with the fault behind every source that `spark.readStream` loads."""
+    """Insert the step with the fault after every source that `spark.readStream` loads."""
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
     load = DataStreamReader.load
@@ -84,9 +84,9 @@ def _follow_sources(control: Path, strike: Strike) -> None:
 def pass_rows(
     batches: Iterable[pa.RecordBatch], *, control: str, strike: str, driver: str
 ) -> Iterator[pa.RecordBatch]:
-    """Pass the rows of a task on, and strike if no task of its stage has: after some of them, or after all.
+    """Yield the rows of a task. Unless its stage was struck before, fail after some of them, or after all.
 
-    `driver` distinguishes the stages of a driver from those of the drivers before it.
+    `driver` distinguishes the stages of this driver process from those of earlier ones.
     """
     directory = Path(control)
     stage, attempt = _task()
@@ -104,7 +104,7 @@ def pass_rows(
 
 
 def _task() -> tuple[int, int]:
-    """Return the stage of the running task, and the number of attempts at the task before this one."""
+    """Return the stage of the running task, and the number of earlier attempts at this task."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
@@ -126,17 +126,17 @@ def _strike_if_armed(control: Path, strike: str, stage_name: str) -> None:
 
 
 class Strikes:
-    """The tasks that strike, as the trial sees them in the control directory."""
+    """The trial's view of the tasks that fail, from the files in the control directory."""
 
     def __init__(self, control: Path) -> None:
         self._control = control
         self._writes_before: dict[str, int] = {}
-        """The writes before a task struck, by the name of its stage."""
+        """Name of a stage -> the number of writes when its task was struck."""
         self._writes = 0
         self._has_failed_query = False
 
     def arm(self) -> None:
-        """Let tasks strike, or hold micro-batches. Forget earlier strikes, which did not count."""
+        """Let tasks fail, or hold micro-batches. Forget earlier failures, because they did not count."""
         for file in (*self._control.glob(f"{STRUCK}-*"), *self._control.glob(f"{RAISED}-*")):
             file.unlink()
         self._writes_before.clear()
@@ -146,9 +146,9 @@ class Strikes:
         (self._control / ARMED).unlink(missing_ok=True)
 
     def look(self, writes: int) -> None:
-        """Tell each task that waits for it that a write has reached the target since it struck.
+        """Let each struck task fail as soon as a write has reached the target since it was struck.
 
-        `writes` is their number since the fault was prepared. The first task need not wait for another one.
+        `writes` counts the writes since the fault was prepared. For the first struck task, all of them count.
         """
         for file in self._control.glob(f"{STRUCK}-*"):
             stage_name = file.name.removeprefix(f"{STRUCK}-")
@@ -158,7 +158,7 @@ class Strikes:
         self._writes = writes
 
     def query_failed(self) -> None:
-        """Note that the query has failed by itself. After a strike, that counts, and is enough."""
+        """Note that the query has failed by itself. If a task was made to fail before, that counts."""
         if any(self._control.glob(f"{RAISED}-*")):
             self._has_failed_query = True
             self.disarm()
@@ -169,7 +169,7 @@ class Strikes:
 
     @property
     def has_counted(self) -> bool:
-        """True if Spark has repeated a task that failed, or the query has failed with it."""
+        """True if the failure of a task mattered: Spark has repeated the task, or the query has failed."""
         return self._has_failed_query or (self._control / REPEATED).exists()
 
 

@@ -76,7 +76,7 @@ class Verdict(StrEnum):
     CLEAN        the fault happened, and every row is in the target once
     VIOLATED     a row is missing, or there more than once
     NOT_REACHED  the fault did not happen, so the run proves nothing
-    FAILED       the run did not come to its end, or its rows cannot be recognised
+    FAILED       the run did not finish, or its rows cannot be recognised
     """
 
     CLEAN = "clean"
@@ -86,7 +86,7 @@ class Verdict(StrEnum):
 
 
 def judge(counts: Counts | None, *, has_happened: bool, error: str | None) -> Verdict:
-    """Judge a run. `counts` None: the target was not read. `error`: why the run did not come to its end."""
+    """Judge a run. `counts` is None if the target was not read. `error` says why the run did not finish."""
     if error is not None or counts is None:
         return Verdict.FAILED
     if counts.foreign:

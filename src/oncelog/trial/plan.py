@@ -7,8 +7,8 @@ The moments of a kill, in the order of a micro-batch:
     COMMITTING   a transaction with rows is committed, and the pipeline does not know it
     COMMITTED    Spark's commit log has the micro-batch
 
-The moment between the sink's commit and Spark's has no kill of its own. A driver that is killed after Spark's
-commit, and whose last entry of the commit log is then removed, has left the same files.
+No kill happens between the sink's commit and Spark's commit. Instead the driver is killed after Spark's
+commit, and the last entry of the commit log is removed (`removes_commit`). That leaves the same files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TargetKind(StrEnum):
     """The kind of a pipeline's target. The values are those of the option --target.
 
     TOPIC              a topic, read with isolation.level=read_committed
-    PARQUET            a directory: every Parquet file in it, as readers see it that are not Spark
+    PARQUET            a directory: every Parquet file in it, as any reader but Spark sees it
     PARQUET_COMMITTED  the same, but only the files that Spark's own log of the directory names
     DELTA              a Delta Lake table
     ICEBERG            a directory with Iceberg tables and catalog.db, their SQL catalog in SQLite
@@ -42,11 +42,11 @@ class TargetKind(StrEnum):
 
 
 class Strike(StrEnum):
-    """A change of the pipeline's process for a fault.
+    """A fault inside the pipeline's processes.
 
     RAISE        a task raises in the middle of its rows
     KILL_WORKER  a task's Python worker is killed in the middle of its rows
-    HOLD         a function of foreachBatch that has done its work does not return, until the driver is killed
+    HOLD         a function of foreachBatch finishes its work, but does not return until the driver is killed
     """
 
     RAISE = "raise"
@@ -74,7 +74,7 @@ class Moment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run of the pipeline, and the fault that it meets. Without any fault it is the control.
+    """One run of the pipeline, and its fault. The run without a fault is the control.
 
     `removes_commit`: after the kill, the last entry of Spark's commit log is removed.
     """
@@ -134,7 +134,7 @@ CELLS = (
 
 
 def choose_cells(names: Collection[str], kind: TargetKind) -> tuple[Cell, ...]:
-    """Return the named cells in the order of CELLS; without names, all that can happen with this target.
+    """Return the named cells in the order of CELLS; without names, all cells that this target can have.
 
     Raises ConfigError for an unknown name.
     """
@@ -153,10 +153,10 @@ class Evidence:
     """The facts since the cell's fault was prepared.
 
     `is_planned`: Spark's offset log has a micro-batch that its commit log lacks. `is_consumed`: every row
-    sent so far is in a committed micro-batch. `has_rows`: the last committed one has rows. `writes`:
+    sent so far is in a committed micro-batch. `has_rows`: the last committed micro-batch has rows. `writes`:
     responses that report stored rows, or new files or rows in the target. The other numbers count lost
-    responses. `has_struck`: a task began to fail. `has_counted`: Spark repeated that task, or the query
-    failed with it.
+    responses. `has_struck`: a task was made to fail. `has_counted`: Spark repeated that task, or the query
+    failed because of it.
     """
 
     is_planned: bool = False
@@ -186,10 +186,10 @@ def has_come(moment: Moment, evidence: Evidence) -> bool:
 
 
 def why_not(cell: Cell, evidence: Evidence) -> str | None:
-    """Return why the cell's fault did not happen; None if it did.
+    """Return the reason why the cell's fault did not happen; None if it happened.
 
-    `evidence` of a kill was collected after the driver's death: what was about to happen at the kill may have
-    happened before it took effect.
+    For a kill, `evidence` was collected after the driver's death, because the driver may have made progress
+    before the kill took effect.
     """
     if cell.strike in (Strike.RAISE, Strike.KILL_WORKER):
         if evidence.has_counted:
@@ -210,7 +210,8 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
             return "the micro-batch was committed before the driver was dead"
         case Moment.COMMITTED if not evidence.is_consumed:
             return "the micro-batch was not committed"
-        # Spark repeats the newest planned micro-batch. Without rows, its repetition doubles nothing.
+        # After the restart, Spark repeats the newest planned micro-batch. Unless that is the micro-batch
+        # whose commit was removed, and it has rows, the repetition proves nothing.
         case Moment.COMMITTED if cell.removes_commit and evidence.is_planned:
             return "the next micro-batch was planned before the driver was dead"
         case Moment.COMMITTED if cell.removes_commit and not evidence.has_rows:

@@ -67,7 +67,7 @@ def summary_text(outcomes: Sequence[Outcome]) -> str:
 
 
 def render_report(outcomes: Sequence[Outcome], facts: Mapping[str, str]) -> str:
-    """Return the whole report as HTML. `facts`: what was tried, and the versions."""
+    """Return the whole report as HTML. `facts` has the options of the trial, and versions."""
     is_good = all(outcome.verdict is Verdict.CLEAN for outcome in outcomes)
     rows = [{name: row_of(outcome)[name] for name in COLUMNS} for outcome in outcomes]
     parts = [
@@ -99,7 +99,7 @@ def _run_parts(outcome: Outcome) -> Iterator[str]:
 
 
 def timeline(marks: Sequence[Mark], seconds: float) -> str:
-    """Draw the marks of a run over its time, as SVG. The text of a mark is its tooltip."""
+    """Return the marks of a run on a time axis, as SVG. The text of a mark is its tooltip."""
     scale = (_WIDTH - _LEFT - _RIGHT) / max(seconds, 1e-3)
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {_HEIGHT}' role='img' "
@@ -132,7 +132,7 @@ def _dot(mark: Mark, x: float) -> str:
 
 
 def driver_lives(marks: Sequence[Mark], seconds: float) -> list[tuple[float, float]]:
-    """Return begin and end of each life of the driver. The last one lasts until the end of the run."""
+    """Return the start and end time of each driver process. The last one may run until the end of the run."""
     lives, begin = [], None
     for mark in marks:
         if mark.kind is MarkKind.START:

@@ -1,4 +1,4 @@
-"""Run the cells of a trial: each feeds numbered rows, lets its fault happen, and reads the target."""
+"""Runs the cells of a trial. Each cell sends numbered rows, injects its fault, and reads the target."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _CUT_APIS = (
 )
 _NOT_FOUND = "DATA_SOURCE_NOT_FOUND"
 _LIGHT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options for a JVM that lives for half a minute."""
+"""Options for a JVM that runs for only half a minute."""
 _CONF = {
-    # Small parts, so that rows are on their way to the target while their task is still running.
+    # Use small batches, so that some rows reach the target while their task is still running.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20",
     "spark.buffer.size": "1024",
     # Spark's 15 s are too short for a Python worker to connect on a busy machine.
@@ -74,8 +74,8 @@ class Mark(NamedTuple):
 class Trial:
     """The settings that all cells have in common.
 
-    `settings` are the pipeline's own, with placeholders. `row` is the value of a row, with `{n}` for its id.
-    `servers`: the cluster. `timeout_s` bounds one cell. `name` begins the names of topics.
+    `settings` are those of the pipeline, with placeholders. `row` is the value of a row, with `{n}` for its
+    id. `servers`: the cluster. `timeout_s`: time limit of one cell. `name`: prefix of the names of topics.
     """
 
     file: Path
@@ -97,8 +97,8 @@ class Trial:
 class Outcome:
     """The result of one cell.
 
-    `detail`: what was seen of the fault, or why it did not happen. `counts` is None if the target was not
-    read.
+    `detail` describes the fault that happened, or says why it did not happen. `counts` is None if the target
+    was not read.
     """
 
     cell: Cell
@@ -126,7 +126,7 @@ def placeholders_filled(text: str, values: Mapping[str, str]) -> str:
 def run_cell(trial: Trial, cell: Cell) -> Outcome:
     """Run one cell. Errors of the run are part of its result.
 
-    Raises ConfigError if the file is no pipeline that can be started.
+    Raises ConfigError if the file is not a pipeline that can be started.
     """
     return _CellRun(trial, cell).run()
 
@@ -169,7 +169,7 @@ class _Watch:
                 return [Rule(action=Action.CUT, api=api, nth=1) for api in _CUT_APIS]
 
     def _is_commit(self, event: WireEvent) -> bool:
-        # A transaction without rows, for example one for bookkeeping, is not the one that matters.
+        # Ignore transactions without rows, such as those that store only the pipeline's own state.
         return self.writes > 0 and event.txn is not None and bool(event.txn.is_commit)
 
 
@@ -227,8 +227,8 @@ class _CellRun:
         except OncelogError:
             raise
         except Exception as failure:
-            # The pipeline chose what it wrote, and each library has exceptions of its own for that. The other
-            # cells have results that must not be lost.
+            # A pipeline may write anything, and each library that reads it raises its own exceptions. They
+            # must not end the trial, because the results of the other cells would be lost.
             text = f"the target {self._target.address} cannot be read: {type(failure).__name__}: {failure}"
             raise OncelogError(text) from failure
 
@@ -241,7 +241,7 @@ class _CellRun:
             self._start_driver()
             feeds = spread(self._trial.rows, self._trial.micro_batches)
             for number, ids in enumerate(feeds):
-                # The first micro-batch is calm, so that the fault meets a query that is running.
+                # The first micro-batch has no fault, so that the fault happens while the query is running.
                 is_armed = not self._has_happened and number >= min(1, len(feeds) - 1)
                 if is_armed:
                     self._arm()
@@ -265,7 +265,7 @@ class _CellRun:
 
     @contextmanager
     def _parts(self) -> Iterator[None]:
-        """Run the proxy and a producer, and leave no driver behind."""
+        """Run the proxy and a producer for the block, and kill the driver at the end."""
         from oncelog import Producer
 
         with ExitStack() as stack:
@@ -312,7 +312,7 @@ class _CellRun:
         self._strikes.disarm()
 
     def _disarm(self) -> None:
-        """Judge if the fault happened, unless a kill has been judged already."""
+        """Remove the fault, and decide whether it happened. For a kill, `_kill_driver` has decided that."""
         self._clear()
         if self._cell.kill_at is None:
             evidence = self._evidence()
@@ -323,7 +323,7 @@ class _CellRun:
                 self._mark(MarkKind.NOTE, self._detail)
 
     def _kill_driver(self) -> None:
-        """Kill the driver at the cell's moment, if it comes, and start it again."""
+        """Wait for the cell's moment, kill the driver and start it again; do nothing if it never comes."""
         moment = self._cell.kill_at
         assert moment is not None
         evidence = self._wait(lambda now: has_come(moment, now) or now.is_consumed)
@@ -343,7 +343,7 @@ class _CellRun:
         self._start_driver()
 
     def _seen(self, evidence: Evidence) -> str:
-        """Return what was seen of a fault that happened."""
+        """Return a description of a fault that happened."""
         if self._watch.cuts:
             return "cut: " + ", ".join(f"{api} {n}" for api, n in sorted(self._watch.cuts.items()))
         batch = self._state.planned if evidence.is_planned else self._state.committed
@@ -383,7 +383,7 @@ class _CellRun:
         )
 
     def _wait(self, condition: Callable[[Evidence], bool]) -> Evidence:
-        """Wait for a condition, and start the driver again when it ends. Raises TimedOut and OncelogError."""
+        """Wait for a condition. Restart the driver each time it ends. Raises TimedOut and OncelogError."""
         deadline = self._began + self._trial.timeout_s
         while not condition(evidence := self._evidence()):
             if self._driver.exit_info is not None:
@@ -410,7 +410,7 @@ class _CellRun:
         if ended.kind is not ExitKind.DONE:
             self._strikes.query_failed()
         self._mark(MarkKind.END, text)
-        # On a busy machine, Python may be too slow to tell Spark of this project's source.
+        # On a busy machine, Spark may give up its search for this project's source too early. Then try again.
         is_mistake = ended.kind is ExitKind.SETUP and not (_NOT_FOUND in text and "oncelog" in text)
         if is_mistake and self._driver.query_id is None:
             raise ConfigError(

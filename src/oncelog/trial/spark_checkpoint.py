@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 _MAX_DEPTH = 8
-"""Offsets of sources are JSON inside of JSON, but not deeper than this."""
+"""The maximum depth to search. The offsets of a source may be JSON in strings of other JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
     """The newest micro-batches in the two logs, and the next offset of each partition of one topic.
 
-    None: there is no micro-batch yet. `positions` are those behind the last committed micro-batch.
-    `has_rows`: that micro-batch read rows of the topic.
+    The numbers are None while a log has no micro-batch. `positions` are the offsets after the last committed
+    micro-batch. `has_rows` is True if that micro-batch read rows of the topic.
     """
 
     planned: int | None = None
@@ -53,7 +53,7 @@ def read_checkpoint(directory: Path, topic: str) -> CheckpointState:
 
 
 def _positions_behind(directory: Path, batch: int, topic: str) -> dict[int, int] | None:
-    """Return the next offset of each partition behind a micro-batch; None if it is unknown."""
+    """Return the next offset of each partition after a micro-batch; None if it is unknown."""
     try:
         return positions_of((directory / "offsets" / str(batch)).read_text(), topic)
     except FileNotFoundError:
@@ -75,7 +75,7 @@ def newest_entry(names: Iterable[str]) -> int | None:
 def positions_of(entry: str, topic: str) -> dict[int, int] | None:
     """Return the next offset of each partition from the text of `offsets/N`; None if it lacks the topic.
 
-    This project's source and Spark's own write {"TOPIC": {"0": 120}}, each in a line for itself.
+    This project's source and Spark's Kafka source write {"TOPIC": {"0": 120}}, each source on its own line.
     """
     for line in entry.splitlines():
         for found in _objects(line):
@@ -90,7 +90,7 @@ def _is_position(item: tuple[str, Any]) -> bool:
 
 
 def _objects(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects in a value, also those in strings."""
+    """Yield the JSON objects in a value, including those in strings."""
     if depth > _MAX_DEPTH:
         return
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):

@@ -21,7 +21,7 @@ _STABLE_TIMEOUT_S = 60.0
 _LOCK_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 _HIDING = ("_", ".")
-"""The beginnings of names that Spark and other readers pass over."""
+"""Spark and other readers ignore files and folders whose names begin with these characters."""
 
 Row = Mapping[str, Any]
 
@@ -61,9 +61,9 @@ def target_of(kind: TargetKind, name: str, directory: Path, servers: str, id_nam
 
 
 def columns_of_ids(names: Sequence[str], id_name: str) -> list[str] | None:
-    """Return the columns that may contain a row's id; None, for all of them, if there is none.
+    """Return the columns that may contain a row's id. Without any, return None, which means all columns.
 
-    Other columns may have values that Python has no type for, such as a date after the year 9999.
+    Do not read other columns: Python may have no type for their values, such as a date after the year 9999.
     """
     return [name for name in names if name in (id_name, "key", "value")] or None
 
@@ -89,7 +89,7 @@ class TopicTarget:
                 TopicPartition(self.address, part.partition) for part in reader.partitions_for(self.address)
             ]
             deadline = time.monotonic() + _STABLE_TIMEOUT_S
-            # Markers are written after the response to a commit, so the last stable offset may follow late.
+            # Markers are written after the response to a commit, so the last stable offset may advance later.
             while (stable := reader.end_offsets(tps)) != (ends := watcher.end_offsets(tps)):
                 if time.monotonic() > deadline:
                     raise TimedOut(
@@ -137,7 +137,7 @@ class ParquetTarget:
             try:
                 file = pyarrow.parquet.ParquetFile(path)
             except pa.ArrowInvalid:
-                # The driver or the task was killed before it had written the footer.
+                # The driver or the task was killed before it wrote the footer.
                 broken += 1
                 continue
             with file:
@@ -242,15 +242,16 @@ class SqliteTarget:
                     yield dict(zip(tables[table], values, strict=True))
 
     def _own_name(self, column: str) -> str:
-        # SQLite's names are the same in upper and lower case.
+        # SQLite ignores the case of column names.
         return self._id_name if column.lower() == self._id_name.lower() else column
 
 
 def tables_with_rows(tables: Mapping[str, Sequence[str]], id_name: str) -> list[str]:
-    """Return the tables of a database that have the pipeline's rows, by the names of their columns.
+    """Return the tables that contain the pipeline's rows, judged by the names of their columns.
 
-    They are those with the column of the id, or else those with a key or value that may contain it. Without
-    any, they are all: their rows have no id, so the trial says that it cannot recognise them.
+    These are the tables with the id's column. If there are none, they are the tables with a key or value,
+    which may contain the id. If there are none either, return all tables: the trial then reports rows without
+    an id.
     """
     for columns in ({id_name}, {"key", "value"}):
         if found := [table for table, names in tables.items() if columns & set(names)]:
@@ -259,10 +260,10 @@ def tables_with_rows(tables: Mapping[str, Sequence[str]], id_name: str) -> list[
 
 
 def data_files(directory: Path, suffix: str) -> list[Path]:
-    """Return the files below a directory whose names, and whose folders' names, do not hide them.
+    """Return the files with this suffix below a directory, except hidden files and files in hidden folders.
 
-    Folders may vanish meanwhile, as Spark's `_temporary` does. So hidden folders are not entered, and
-    `os.walk` passes over a folder that is gone, unlike `Path.rglob`.
+    Folders may vanish meanwhile, as Spark's `_temporary` does. So hidden folders are not entered. `os.walk`
+    is used because it ignores a folder that has vanished, unlike `Path.rglob`.
     """
     files = []
     for folder, folders, names in os.walk(directory):

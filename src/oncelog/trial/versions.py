@@ -1,4 +1,4 @@
-"""The facts of a trial that its table needs: what was tried, and the versions of what took part."""
+"""The facts in a trial's report: the pipeline, its target, and the versions of the software."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class WireEvent:
     producer: tuple[int, int] | None = None
     """(producer id, epoch) that a response to InitProducerId or EndTxn assigned."""
     txn: TxnRequest | None = None
-    """The fields of a transactional request. The event of its response has them, too."""
+    """The fields of a transactional request. The event of its response also has them."""
     txn_error_code: int | None = None
     """First error code in the response to a transactional request; 0 if there is no error."""
     decode_error: str = ""

@@ -142,7 +142,7 @@ class Proxy:
         return self._fault(Action.FAIL, topic, nth, count, error=error)
 
     def lose_commit_ack(self, *, nth: int = 1, count: int = 1) -> int:
-        """End transactions, but lose the responses with the connection. An abort counts, too."""
+        """End transactions, but lose the responses with the connection. This also applies to aborts."""
         rule = Rule(action=Action.CUT, api="EndTxn", direction=Direction.RESPONSE, nth=nth, count=count)
         return self.add(rule)
 

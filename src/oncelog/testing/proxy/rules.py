@@ -123,7 +123,7 @@ class Rule:
         if self.probability is not None and not 0 <= self.probability <= 1:
             raise ConfigError(f"probability={self.probability} must be between 0 and 1")
         if self.delay_ms is not None and not 0 <= self.delay_ms < math.inf:
-            # NaN fails this comparison, too.
+            # NaN also fails this comparison.
             raise ConfigError(f"delay_ms={self.delay_ms} must be 0 or more, and finite")
 
     def matches(self, event: WireEvent) -> bool:
