@@ -13,7 +13,7 @@ __all__ = ["TableAuditResult", "TableFinding", "TableTotals", "audit_files", "au
 
 
 def __getattr__(name: str) -> Any:
-    # Spark's workers import modules of this package, but need none of these.
+    # Import these at the first use: Spark's workers import modules of this package, but need none of these.
     if name in __all__:
         from oncelog.local_audit import log_audit, table_audit, table_result
 

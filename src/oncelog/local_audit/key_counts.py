@@ -1,10 +1,10 @@
 """Count the records of each key in bounded memory.
 
 Records arrive as columns. At most ROWS_AT_ONCE of them, with keys of about BYTES_AT_ONCE together, are in
-memory: then their counts by key go to a temporary file, sorted into buckets by a hash of the key. `merged`
-adds up the counts of some buckets after another, with at most these rows and bytes together. Only a single
-bucket may have more, which is one thousandth of all. The records of one frequent key take one row for each
-file.
+memory. Then they are counted by key, and the counts go to a temporary file, in buckets by a hash of the key.
+`merged` then adds up the counts of a few buckets at a time, within the same limits. Only a single bucket may
+exceed the limits; it has about one thousandth of the keys. The records of a frequent key take only one row in
+each file.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _PLACES = ("first_tp", "first_offset", "last_tp", "last_offset")
 class KeyCounts:
     """The number of records, and the first and last place, of each (group, key).
 
-    A group is a topic, or a side of a comparison. Add records in the order of their places. `tp` is a number
-    for the partition, in the order of partitions. Records without a key are only counted, in `without_key`.
+    A group is a topic, or a side of a comparison. Add records in the order of their places. `tp` is the
+    number of the partition in the sorted list of partitions. Records without a key are only counted, in
+    `without_key`.
     """
 
     def __init__(self, spill: SpillDirectory) -> None:

@@ -105,7 +105,7 @@ def _places(
 
 
 FOUND, EXPECTED, LATER = 0, 1, 2
-"""Groups of a comparison: what was found, what was expected, and what may be there too."""
+"""Groups of a comparison: records that were found, that must be there, and that may be there in addition."""
 
 
 def compare_keys(
@@ -124,7 +124,7 @@ def compare_keys(
 
 
 class KeyRow(NamedTuple):
-    """A key that both sides do not have equally often. A place is (number of the partition, offset)."""
+    """A key with different numbers of records on the two sides. A place is (number of the partition, offset)."""
 
     kind: str
     key: bytes

@@ -151,7 +151,7 @@ def _naming_changed_topics(moved: Callable[[], object]) -> Iterator[None]:
 
 
 def bounds_of(files: PartitionFiles, compacted_topics: Collection[str] | str) -> Bounds:
-    """Return what the files around a partition's segments tell about it."""
+    """Return the facts about a partition that its batches do not show, as its checkpoint files have them."""
     return Bounds(
         log_start_offset=files.log_start_offset,
         is_compacted=files.is_compacted or files.tp.topic in names_of(compacted_topics),
@@ -169,7 +169,10 @@ def _batches_in(files: PartitionFiles) -> Iterator[StoredBatch]:
 def _stored_batches(
     client: Mapping[str, object], tp: TopicPartition, now: Available, *, check_records: bool
 ) -> Iterator[StoredBatch]:
-    """Yield a partition's batches: as a read_committed reader up to the last stable offset, then the rest."""
+    """Yield a partition's batches in stored order.
+
+    Up to the last stable offset, fetch them with read_committed, to see which batches such a reader gets.
+    """
     stable = max(now.latest[tp], now.earliest[tp])
     for start, end, isolation in (
         (now.earliest[tp], stable, Isolation.READ_COMMITTED),

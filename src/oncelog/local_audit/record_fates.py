@@ -96,8 +96,8 @@ class RecordFates:
                 position = chunk.next_offset
         except TimedOut:
             # Compaction removed all records from `position` on, up to the last stable offset, above which a
-            # read_committed fetch gets nothing. If there is a batch, the broker only was slow, and the audit
-            # must not take it for a gap. Guard: test_a_broker_that_stalls_ends_the_audit_with_an_error.
+            # read_committed fetch gets nothing. If a batch is stored there, the broker was only slow, and the
+            # audit must not report a gap. Guard: test_a_broker_that_stalls_ends_the_audit_with_an_error.
             for chunk in self._consumer.fetch_chunks(self._tp, position, end, Isolation.READ_UNCOMMITTED):
                 headers = [batch.header for batch in chunk.batches]
                 if any(h.base_offset < end and h.last_offset >= position for h in headers):

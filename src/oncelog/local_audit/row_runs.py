@@ -20,9 +20,9 @@ from oncelog.types import TopicPartition
 WINDOW_OFFSETS = 1 << 20
 RUNS_IN_MEMORY = 1 << 20
 OUTSIDE_RUNS = 10_000
-"""Maximum number of remembered runs per partition of offsets that never existed. All of them are counted."""
+"""Maximum number of runs of offsets that never existed to keep per partition. All of them are counted."""
 OUTSIDE_PARTITIONS = 1000
-"""Maximum number of remembered partitions that do not exist."""
+"""Maximum number of partitions that do not exist to keep."""
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 
 

@@ -1,6 +1,6 @@
-"""Audit a table that was written from a topic: is every committed record there once, and no other one?
+"""Audit a table that was written from a topic: does it have one row per committed record, and no other?
 
-The order of the look-ups makes the audit independent of writers that are at work:
+The order of the look-ups allows producers and writers to run during the audit:
 
     1. the end of what read_committed readers see (`expected_end`)
     2. the table is opened: from now on its files, version or transaction are fixed
@@ -8,7 +8,7 @@ The order of the look-ups makes the audit independent of writers that are at wor
     4. the table's rows are read, then the topic's headers, window by window
 
 A record that was committed before 1 must have a row. A row that exists at 2 must be of a record that is
-committed at 3. So a record that is committed between 1 and 3 is not accused, with a row or without.
+committed at 3. So a record that is committed between 1 and 3 is never a finding, with or without a row.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ def audit_table(
     `table` is `parquet:PATH`, `delta:PATH`, or `sqlite:PATH` with `#NAME` if the database has several tables.
     `iceberg:NAME` is in the default catalog of pyiceberg's configuration; `iceberg:PATH` is a metadata file.
     `columns` names the table's columns: `topic=T,partition=P,offset=O,key=K`, each optional. Without a column
-    of topics, all rows are of the only topic.
+    for the topic, all rows belong to the only audited topic.
 
     `by_key` compares by key instead: each key must have as many rows as it has committed records. Records and
-    rows without a key are only counted. This cannot tell which row of a key is wrong, and neither that one of
-    its records is missing while another is there twice, nor that a row is of an aborted record.
+    rows without a key are only counted. This does not show which row of a key is wrong, or that a row is of
+    an aborted record. It finds nothing if one record of a key has no row and another one has two.
 
-    `compacted_topics` are topics that were compacted in the past; those that are compacted now are known.
-    `client_config` contains additional consumer settings. `max_findings` limits the listed findings per
-    partition.
+    `compacted_topics` are topics that were compacted in the past. The audit itself finds those that are
+    compacted now. `client_config` contains additional consumer settings. `max_findings` limits the listed
+    findings per partition.
 
     Raises ConfigError, MissingDependency, MisuseError, StorageError (the table cannot be read),
     UnknownTopicOrPartition, DataLossError (a topic was deleted or re-created during the audit), and
@@ -201,7 +201,8 @@ class _PartitionAudit:
         start = window * self._rows.window_offsets
         end = min(start + self._rows.window_offsets, self._fates.snapshot.end)
         rows = count_rows(self._rows.read(self._tp, window), start, end)
-        # One more than there is room for, in case that the first one continues a run of the window before.
+        # Keep one more than there is room for, because the first one may continue a run of the previous
+        # window.
         room = self._max_findings + 1 - len(self.findings)
         judged = judge_window(self._fates.window(start, end), rows, start, room)
         self._records += judged.records

@@ -25,8 +25,8 @@ class TableFinding:
     """Rows that are wrong, or missing.
 
     `base_offset` and `last_offset` are the first and the last of consecutive offsets; None if the rows have
-    no offset. `rows` is the number of rows that the table has of them. `files` names at most five files of
-    the table; it is empty for missing rows. `key` is None unless the audit is by key.
+    no offset. `rows` is the number of rows that the table has for these offsets. `files` names at most five
+    files of the table; it is empty for missing rows. `key` is None unless the audit is by key.
     """
 
     kind: str

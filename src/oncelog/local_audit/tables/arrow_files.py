@@ -239,13 +239,15 @@ def _data_files(system: fs.FileSystem, root: str, path: str) -> list[str]:
 
 
 def _is_hidden(part: str) -> bool:
-    """Return True for a name that Spark passes over, too. `_partition=3` has a value of a column."""
+    """Return True for a name that Spark ignores as well. Names such as `_partition=3` hold a column's value."""
     # Source: Spark HadoopFSUtils.shouldFilterOutPathName.
     return (part[0] == "_" and "=" not in part) or part[0] == "." or part.endswith("._COPYING_")
 
 
 def _committed(system: fs.FileSystem, root: str, names: Sequence[str]) -> list[str]:
-    """Return the files that the log of Spark's file sink names. A failed task leaves others."""
+    """Return the files that the log of Spark's file sink names. A failed task leaves files that it does not
+    name.
+    """
     log = {
         int(info.base_name.partition(".")[0]): info
         for info in sorted(
@@ -284,7 +286,7 @@ def _constants(name: str) -> dict[str, str | None]:
 def open_delta(path: str, columns: Columns, topics: Sequence[str]) -> ArrowTable:
     """Return the newest version of a Delta Lake table.
 
-    Raises MissingDependency without the package deltalake, and ConfigError for a path that is no table, or
+    Raises MissingDependency without the package deltalake, and ConfigError for a path that is not a table, or
     for a table with features that the package cannot read (deletion vectors, column mapping).
     """
     try:

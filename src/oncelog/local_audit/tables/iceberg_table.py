@@ -24,8 +24,8 @@ def open_iceberg(place: str, columns: Columns, topics: Sequence[str]) -> ArrowTa
     `place` is a table's name in the default catalog of pyiceberg's configuration (`lake.payments`), a
     metadata file, or the directory of a table in a Hadoop catalog.
 
-    Raises MissingDependency without the package pyiceberg, and ConfigError for a place that is no table, or
-    for a table that the package cannot read (equality deletes).
+    Raises MissingDependency without the package pyiceberg, and ConfigError for a place that is not a table,
+    or for a table that the package cannot read (equality deletes).
     """
     if find_spec("pyiceberg") is None:
         raise MissingDependency("iceberg:TABLE needs the package pyiceberg: pip install 'oncelog[iceberg]'")
@@ -37,7 +37,7 @@ def open_iceberg(place: str, columns: Columns, topics: Sequence[str]) -> ArrowTa
     except Exception as error:  # each kind of catalog raises the errors of its own packages
         raise ConfigError(f"{place}: cannot read this Iceberg table: {_without_login(error)}") from error
     tasks.sort(key=lambda task: str(task.file.file_path))
-    # `column_names` has the fields of structs, too, which no batch has as columns. See
+    # `column_names` also has the fields of structs, which are not columns of a batch. See
     # test_fields_and_files_that_cannot_be_read_are_refused.
     names = [field.name for field in table.schema().fields]
 
@@ -82,8 +82,8 @@ def _newest_metadata(directory: str) -> str:
     if not hint.isdecimal():
         raise ConfigError(f"{directory}: {_HINT} holds {hint[:80]!r}, which is no version")
     version = int(hint)
-    # A writer that was killed after its commit has not changed the hint; Iceberg's Java readers look further,
-    # too. See test_a_hint_that_is_behind_hides_no_rows.
+    # A writer that was killed after its commit has not updated the hint. So look for newer versions, as
+    # Iceberg's Java readers do. See test_a_hint_that_is_behind_hides_no_rows.
     path = _metadata_path(io, directory, version)
     while following := _metadata_path(io, directory, version + 1):
         version, path = version + 1, following

@@ -21,9 +21,9 @@ from oncelog.types import TopicPartition
 _RUNS_AT_ONCE = 10_000
 
 # The offsets of a run differ by the same amount from their row numbers. Negative offsets are numbered
-# downwards: `place - number` of the smallest integer would overflow, and SQLite would go on with a float.
-# Topics are compared as bytes, whatever the column's collation. `main` tells the table from one of the names
-# of the query. Guard: test_a_sqlite_table_may_have_any_name_and_collation.
+# downwards: `place - number` of the smallest integer would overflow, and SQLite would continue with a float.
+# Topics are compared as bytes, whatever the column's collation. `main` distinguishes the table from the names
+# in the query itself. Guard: test_a_sqlite_table_may_have_any_name_and_collation.
 _RUNS = """
 WITH rows_at AS (
   SELECT {topic} COLLATE BINARY AS topic, {partition} AS part, {offset} AS place, COUNT(*) AS times

@@ -51,13 +51,15 @@ _RESULT = pa.schema(
         ("counts", pa.list_(pa.int64())),
     ]
 )
-"""One row for each wrong run of offsets, and one for each window with its totals, whose `verdict` is null."""
+"""One row for each run of offsets with a wrong verdict, and one row for each window, with its totals and
+`verdict` null.
+"""
 _RESULT_DDL = (
     "topic string, partition bigint, verdict int, first bigint, last bigint, rows bigint, "
     "files array<string>, records bigint, not_judged bigint, highest bigint, counts array<bigint>"
 )
 _MAX_LISTED = 100_000
-"""Maximum number of wrong runs that the driver collects. All of them are counted."""
+"""Maximum number of runs of wrong offsets that the driver collects. All of them are counted."""
 
 
 def audit_table(
@@ -74,9 +76,9 @@ def audit_table(
 ) -> TableAuditResult:
     """Audit a table that was written from topics. `table` is any DataFrame with the columns of a table.
 
-    The other parameters, the result and the exceptions are those of `oncelog.local_audit.audit_table`. Files
-    are those of `input_file_name()`; of each offset two files are known. Rows of other topics are not
-    counted. A task judges `window_offsets` offsets at once.
+    The other parameters, the result and the exceptions are those of `oncelog.local_audit.audit_table`. The
+    files of rows are known from `input_file_name()`, at most two files for each offset. Rows of other topics
+    are not counted. A task judges `window_offsets` offsets at once.
     """
     names = names_of(topics)
     if not names:
@@ -128,7 +130,7 @@ def _placed(table: DataFrame, columns: Columns, topics: Sequence[str]) -> DataFr
         return f.col("`" + name.replace("`", "``") + "`")
 
     placed = table.select(
-        # The cast drops a collation, in which `t` and `T` may be one topic.
+        # The cast drops a collation, which could treat the topics `t` and `T` as equal.
         (f.lit(topics[0]) if topic is None else column(topic).cast(StringType())).alias("topic"),
         column(columns.partition).cast("bigint").alias("partition"),
         column(columns.offset).cast("bigint").alias("offset"),
@@ -151,7 +153,7 @@ def _counted(placed: DataFrame, window_offsets: int) -> DataFrame:
     counted = placed.groupBy("topic", "partition", "offset", "unlocated_in").agg(
         f.count(f.lit(1)).alias("times"), f.min("file").alias("first_file"), f.max("file").alias("last_file")
     )
-    # Windows of negative offsets are negative: the division rounds down.
+    # Windows of negative offsets have negative numbers, because the division rounds down.
     window = f.expr(f"CASE WHEN offset < 0 THEN -1 ELSE offset DIV {window_offsets} END")
     return counted.withColumn("window", window).select(*_COUNTS)
 
@@ -324,7 +326,7 @@ def _findings(
     by_partition: dict[TopicPartition, list[dict[str, Any]]] = {}
     for row in rows:
         by_partition.setdefault(TopicPartition(row["topic"], row["partition"]), []).append(row)
-    # As without Spark: first the partitions that exist, in each first the offsets that exist.
+    # As in the audit without Spark, existing partitions come first, and in each partition existing offsets.
     for tp in sorted(by_partition, key=lambda tp: (tp not in snapshots, tp)):
         snapshot = snapshots.get(tp)
         end = 0 if snapshot is None else snapshot.end

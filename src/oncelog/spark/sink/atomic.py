@@ -122,7 +122,7 @@ def write_atomic(
         except OncelogError as error:
             text = explain_error(error, f"batch {batch_id}", settings, None)
             raise type(error)(text) if isinstance(error, SinkError) else SinkError(text) from error
-        # An exception of Spark's, because a task failed.
+        # If a task failed, Spark raises one of its own exceptions.
         except Exception as error:
             if not attempts_left or "RowRefused" in str(error):
                 raise

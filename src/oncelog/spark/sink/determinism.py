@@ -1,4 +1,4 @@
-"""Find the parts of a plan that may give other rows when Spark computes a micro-batch again.
+"""Find the parts of a plan that may give different rows when Spark computes a micro-batch again.
 
 The sink itself cannot do this: Spark creates it in a process that has neither the plan nor a session.
 """
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _WALL_CLOCK = {"Now", "CurrentTime"}
-"""Expressions with the time of each attempt. Those of current_timestamp() and current_date() are in the
-checkpoint.
+"""Expressions that read the clock in each attempt. The times of current_timestamp() and current_date() are
+stored in the checkpoint, so every attempt gets the same ones.
 """
 _BY_ORDER = {
     "GlobalLimit": "keeps the rows that arrive first",
@@ -74,10 +74,10 @@ _FLOAT_MOMENTS = {
 class PlanPart:
     """An operator or expression of a plan.
 
-    `name` is Spark's class, `text` its SQL or a short description. `is_random`: Spark itself calls it not
-    deterministic, and none of its inputs. `input_types` are the types of its inputs. `has_dropped_columns`:
-    a deduplication ignores some columns when it compares rows. `is_sorted`: the plan sorts what the part
-    takes or gives, or the order does not count.
+    `name` is Spark's class, `text` its SQL or a short description. `is_random`: Spark reports that this part
+    is not deterministic, although all of its inputs are. `input_types` are the types of its inputs.
+    `has_dropped_columns`: a deduplication ignores some columns when it compares rows. `is_sorted`: the plan
+    sorts the part's input or output, or their order does not matter.
     """
 
     name: str
@@ -89,7 +89,7 @@ class PlanPart:
 
 
 def find_reason(part: PlanPart) -> str | None:
-    """Return why this part may give other rows when a micro-batch is repeated, or None."""
+    """Return why this part may give different rows when a micro-batch is repeated, or None."""
     if part.name in _WALL_CLOCK:
         return f"{part.text} is the time of each attempt; use current_timestamp()"
     if part.is_random:
@@ -114,8 +114,8 @@ def require_deterministic(df: DataFrame) -> DataFrame:
         orders.transform(require_deterministic).writeStream.format("oncelog")
 
     Functions in Python count as deterministic unless asNondeterministic() says otherwise. So do the order of
-    equal rows in a window or sort, and sources. With Spark Connect the plan cannot be examined: ConfigError
-    too.
+    equal rows in a window or sort, and sources. With Spark Connect the plan cannot be examined, so
+    ConfigError is raised as well.
     """
     if not hasattr(df, "_jdf"):
         raise ConfigError(
@@ -133,7 +133,7 @@ def require_deterministic(df: DataFrame) -> DataFrame:
 
 
 def _parts(plan: Any) -> Iterator[PlanPart]:
-    """Yield the operators and expressions of a plan of the JVM, also those of its subqueries."""
+    """Yield the operators and expressions of a plan in the JVM, including those of its subqueries."""
     plans = [plan]
     while plans:
         # A plan can have more levels than Python has frames. See

@@ -33,7 +33,7 @@ class CommitSchedule:
     def due(self, finished: Position, now_ms: int) -> Offsets:
         """Return the offsets to commit now, for a query whose last finished micro-batch ended at `finished`.
 
-        The result is empty before the first micro-batch has finished: the initial position is no result.
+        Before the first micro-batch has finished, the result is empty: the initial position is not progress.
         """
         if finished.is_initial or now_ms < self._retry_at_ms:
             return {}

@@ -34,7 +34,7 @@ class GroupOffsets:
     def refuse_members(self) -> None:
         """Raise ConfigError if the group has members, whose offsets these commits would replace.
 
-        A cluster that does not answer, or a missing right, is only logged.
+        If the cluster does not respond, or forbids the request, only log the error.
         """
         try:
             admin = self._connected()
