@@ -88,7 +88,7 @@ def book_transfers(bank: Bank) -> None:
 
 
 def committed_balances(bank: Bank) -> list[tuple[int, int]]:
-    """Return all balances, also of a commit that becomes visible only now."""
+    """Return all balances, including those of a commit that is decided but not yet visible."""
     with Consumer({**bank.config, "isolation.level": "read_uncommitted"}) as consumer:
         end = consumer.end_offsets([bank.balances])[bank.balances]
     with Consumer(bank.config) as consumer:
@@ -103,7 +103,9 @@ def changes(payer: int, payee: int, amount: int) -> list[tuple[int, int]]:
 def read(
     consumer: Consumer, tp: TopicPartition, start: int = 0, end: int | None = None
 ) -> tuple[list[tuple[int, int]], int]:
-    """Return keys and values from `start` to `end`, by default the last stable offset, and that offset."""
+    """Return the keys and values from `start` to `end`, and `end`. By default, `end` is the last stable
+    offset.
+    """
     if end is None:
         end = consumer.end_offsets([tp])[tp]  # the last stable offset, since read_committed is the default
     pieces = [batch.select(["key", "value"]).to_pydict() for batch in consumer.fetch_range(tp, start, end)]
@@ -142,7 +144,7 @@ def trade(bank: Bank, kills: int, transfers_per_kill: int) -> list[tuple[int, in
                     ordered.append((payer, payee, random.randint(1, 100)))
                     producer.send(bank.transfers, json.dumps(ordered[-1]).encode(), b"%d" % number)
                 assert teller.stdout is not None
-                teller.stdout.readline()  # the teller works
+                teller.stdout.readline()  # the teller has started to work
                 time.sleep(random.uniform(0, 0.3))
                 teller.kill()
                 teller.communicate()

@@ -61,7 +61,7 @@ setup(name=group, packages=[], ext_modules=extensions,
 
 @dataclass(frozen=True)
 class Part:
-    """One of the two parts: what it compiles, from what, and with what."""
+    """One of the two parts: its modules, their sources, and the tool that compiles them."""
 
     name: str
     modules: list[str]
@@ -258,7 +258,7 @@ def build(part: Part, scratch: Path) -> bool:
 
 
 def install(part: Part, built: Path, manifest: str) -> None:
-    """Replace the result of an earlier build in one step each way: a process sees all of it or nothing."""
+    """Replace the result of an earlier build. The new result appears in one step, by a rename."""
     new = Path(tempfile.mkdtemp(prefix="_compiled.", dir=PACKAGE))
     try:
         for name in part.modules:

@@ -4,7 +4,7 @@
     python tools/conformance.py --run              run on all brokers of BROKERS first
     python tools/conformance.py --run kfake        run on one of them first
 
-Each broker runs with its default settings. A broker that cannot be had here is named on the page, with the
+Each broker runs with its default settings. A broker that cannot run here is named on the page, with the
 reason.
 """
 
@@ -50,7 +50,8 @@ class BrokerUnderTest(NamedTuple):
     title: str
     start: Callable[[], Started]
     timeout_s: int = 20
-    """Limit of one scenario, above the broker's interval between two searches for old transactions."""
+    """Time limit of one scenario. It exceeds the interval between a broker's searches for old transactions.
+    """
 
 
 @contextlib.contextmanager
@@ -189,7 +190,7 @@ def _plain(text: str) -> str:
 
 
 def page(text: str, results: Sequence[dict[str, Any]]) -> str:
-    """Return the text of the page with its results written again."""
+    """Return the text of the page with its results replaced."""
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n{render(results)}\n{END}{rest.partition(END)[2]}"
 

@@ -57,7 +57,7 @@ LISTENERS = {"listeners": f"PLAINTEXT://127.0.0.1:0,{SASL}://127.0.0.1:0"}
 
 
 class Mutant(NamedTuple):
-    """A broken rule. `patches` are tuples of an owner, an attribute and its replacement."""
+    """A deliberate fault. `patches` are tuples of an owner, an attribute and its replacement."""
 
     name: str
     subject: str

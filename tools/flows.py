@@ -1,7 +1,7 @@
 """Draw stories of `oncelog explain` into docs/flows, as text and as SVG: `python tools/flows.py STORY...`.
 
-The stories are played for real. Producer ids become 0, 1, 2, ... in the order of their appearance, and names
-that are random in a run become fixed ones, so that the drawings of two runs differ little.
+The stories are played for real. Producer ids become 0, 1, 2, ... in the order of their appearance, and
+random names become fixed ones. So the drawings of two runs differ little.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Names:
         )
 
     def _ids_of(self, producer_id: int) -> int:
-        # A response without an id has -1, which is no id.
+        # In a response, -1 means that there is no id.
         return producer_id if producer_id < 0 else self._ids.setdefault(producer_id, len(self._ids))
 
 

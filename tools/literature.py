@@ -1,6 +1,6 @@
 """Write the pages with figures: docs/literature.md, and the guides of docs/guides.toml.
 
-The former has the claims of docs/literature.toml with verdicts, commands, tests and figures.
+docs/literature.md has the claims of docs/literature.toml with verdicts, commands, tests and figures.
 
 Figures come from bench/results. So the pages are stale after a measurement, until `make reference`.
 """

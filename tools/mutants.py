@@ -10,8 +10,8 @@ The exit code is 0 if every mutant is caught or has a reason why it cannot be ca
 `--guards` runs the guard tests of the chosen mutants, each with its mutant applied. The exit code is 0 if all
 of these tests fail, else 1.
 
-`--findings` simulates nothing. It writes the second table of the page, which says how each finding of
-findings.md is caught: by a mutant or by other means.
+`--findings` simulates nothing. It writes the second table of the page, which says how a return of each
+finding of findings.md would be noticed: by a mutant, or by tests of other kinds.
 """
 
 from __future__ import annotations
@@ -177,7 +177,9 @@ def findings_of(page: str) -> dict[str, str]:
 
 
 def means_of(cells: str) -> str:
-    """Return the means other than mutants that catch a finding, derived from the names of its tests."""
+    """Return the kinds of tests, other than mutants, that guard against a finding, from the names of its
+    tests.
+    """
     kinds = {
         "differential fuzzer, scenario": "test_interop_conformance.py",
         "state machine": "Machine::",

@@ -29,7 +29,7 @@ def load_runs() -> dict[str, Rows]:
 
 
 def cell_text(row: dict[str, Any] | None) -> str:
-    """Return lost/doubled of a run; why there is no such figure, if there is none."""
+    """Return the numbers `lost/doubled` of a run, or the reason why they are missing or prove nothing."""
     if row is None:
         return "not run"
     if row["lost"] is None or row["verdict"] == "failed":

@@ -42,7 +42,7 @@ def append(target: Table, rows: pa.Table) -> None:
     checkpoint. The snapshot's summary has the offsets that it added, for people.
     """
     if NO_RETRY.items() - target.properties.items():
-        # A commit that is repeated after another writer's does not look at that writer's offsets.
+        # If pyiceberg repeated a commit after another writer's commit, it would ignore that writer's offsets.
         raise ValueError(f"the table needs the property {NO_RETRY}")
     newest, added = {}, {}
     for part in rows.group_by(["topic", "partition"]).aggregate([("offset", "max")]).to_pylist():

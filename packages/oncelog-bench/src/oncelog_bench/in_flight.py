@@ -31,7 +31,7 @@ from oncelog_bench.slow_link import SlowLink
 NAME = "in_flight"
 SUMMARY = "Why five: throughput by batches in flight, and memory by remembered batches."
 LIMIT = 5
-"""Kafka's number, in both roles."""
+"""Kafka's number of batches, both in flight and remembered."""
 
 
 @dataclass(frozen=True, slots=True)
