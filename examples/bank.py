@@ -48,7 +48,7 @@ class Bank:
         self.run, self.config = run, {"bootstrap.servers": servers}
         self.transfers, self.receipts = f"bank-{run}-transfers", f"bank-{run}-receipts"
         self.teller = f"bank-{run}-teller"
-        # One partition: with several, a reader could see the parts of a transaction at different moments.
+        # Use one partition: with several, a reader could see the parts of a transaction at different times.
         self.balances = TopicPartition(f"bank-{run}-balances", 0)
 
     def open(self) -> None:
@@ -151,7 +151,7 @@ def trade(bank: Bank, kills: int, transfers_per_kill: int) -> list[tuple[int, in
                 teller = hire_teller(bank)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while len(count_receipts(bank)) < len(ordered) and time.monotonic() < deadline:
-            if teller.poll() is not None:  # ended by an error, which it has printed
+            if teller.poll() is not None:  # the teller has ended with an error, and has printed it
                 teller = hire_teller(bank)
             time.sleep(0.2)
         return ordered

@@ -38,7 +38,7 @@ class CompiledHook(BuildHookInterface[Any]):
         scratch = Path(self._scratch.name)
         if not tool.build(part, scratch):
             raise RuntimeError("ONCELOG_BUILD_C=1, but the C compiler failed")
-        # The installed files have times of their own: a time of 0 stands for any.
+        # An installation changes the times of files. In the manifest, a time of 0 matches any time.
         sources = [(0, size, path) for _, size, path in part.find_sources()]
         (scratch / "manifest.txt").write_text(part.manifest(sources))
         files = {scratch / "manifest.txt": "manifest.txt"}
@@ -67,6 +67,6 @@ def compile_tool(root: Path) -> Any:
     spec = importlib.util.spec_from_file_location("oncelog_compile_tool", root / "tools" / "compile.py")
     assert spec is not None and spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = tool  # a dataclass looks its module up
+    sys.modules[spec.name] = tool  # dataclass() looks the module up
     spec.loader.exec_module(tool)
     return tool

@@ -61,7 +61,7 @@ def append(target: Table, rows: pa.Table) -> None:
 
 def pipeline(spark: SparkSession, settings: Mapping[str, str]) -> StreamingQuery:
     catalog, name = load_catalog(), settings["TABLE"]
-    if not catalog.table_exists(name):  # creation leaves a metadata file behind if the table exists
+    if not catalog.table_exists(name):  # creating an existing table would leave a metadata file
         catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
         catalog.create_table_if_not_exists(name, COLUMNS, properties=NO_RETRY)
 

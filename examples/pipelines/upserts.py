@@ -42,7 +42,7 @@ def pipeline(spark: SparkSession, settings: Mapping[str, str]) -> StreamingQuery
             .select("account", "new.*", "is_gone")
         )
         (
-            target.merge(  # by the driver, in memory: MAX_OFFSETS bounds it
+            target.merge(  # in the driver's memory, so MAX_OFFSETS limits the rows
                 changes.toArrow(),
                 "old.account = new.account",
                 source_alias="new",

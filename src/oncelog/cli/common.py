@@ -294,7 +294,7 @@ def time_text(timestamp_ms: int | None) -> str | None:
         return None
     try:
         moment = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
-    # A client may set any 64-bit timestamp.
+    # The time may be out of range, because a client may set any 64-bit timestamp.
     except (OverflowError, ValueError, OSError):
         return f"{timestamp_ms} ms"
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -423,7 +423,7 @@ def _emit_table(
         numeric = all(isinstance(row.get(name), int) for row in rows)
         table.add_column(title, justify="right" if numeric else "left", overflow="fold")
     for line in cells:
-        # Text, because rich interprets brackets in a str as markup.
+        # Use Text, because rich interprets brackets in a str as markup.
         table.add_row(*map(Text, line))
     # Let click print the table: if the reader of a pipe has closed it, rich would exit with 1.
     with console.capture() as capture:

@@ -214,14 +214,15 @@ def _consumer(client_config: dict[str, Any], options: _Options) -> Any:
         config["group.id"] = options.group
         config.setdefault("auto.offset.reset", "earliest" if options.from_beginning else "latest")
         if options.parquet is not None:
-            # A commit before the file is complete would lose records, for example on a full disk. Guard:
-            # test_a_group_commits_only_what_is_in_the_file.
+            # Do not commit before the file is complete. Otherwise a full disk, for example, would lose
+            # records. Guard: test_a_group_commits_only_what_is_in_the_file.
             config["enable.auto.commit"] = False
     elif options.offset is not None:
         config.setdefault("auto.offset.reset", "none")
     elif options.from_beginning or options.tail is not None or options.since_ms is not None:
-        # Retention may delete the next records meanwhile. With the default, latest, all records until the
-        # end would then be left out. Guard: test_records_that_are_left_after_a_deletion_are_read.
+        # If retention deletes the next records meanwhile, continue at the first remaining record. The default
+        # (latest) would leave out all records until the end. Guard:
+        # test_records_that_are_left_after_a_deletion_are_read.
         config.setdefault("auto.offset.reset", "earliest")
     return Consumer(config)
 
@@ -274,7 +275,7 @@ def _matching(client_config: dict[str, Any], patterns: Sequence[Any], texts: Seq
     """Return the names of all topics that match a pattern. Raises click.ClickException if there is none."""
     from oncelog.config import ADMIN
 
-    # -X may have settings that only a consumer knows. The consumer has checked them by now.
+    # Drop settings of -X that only consumers know. The consumer has already refused unknown settings.
     with new_admin({key: value for key, value in client_config.items() if ADMIN.get(key)}) as admin:
         names = [topic.name for topic in admin.list_topics()]
     matching = [name for name in names if any(pattern.fullmatch(name) for pattern in patterns)]
@@ -348,7 +349,7 @@ def _give_back(consumer: Any, rows: Sequence[Any]) -> None:
         first.setdefault(TopicPartition(row.topic, row.partition), row.offset)
     with Interrupt():
         for tp, offset in first.items():
-            # Another member may own the partition by now.
+            # Ignore this error: another member may own the partition by now.
             with suppress(MisuseError):
                 consumer.seek(tp, offset)
 

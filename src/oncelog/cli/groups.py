@@ -125,7 +125,7 @@ def _described(admin: Any, groups: tuple[str, ...], all_groups: bool) -> Iterato
         try:
             yield admin.describe_groups([group])[group]
         except GroupIdNotFound:
-            # A group of the list may have been deleted meanwhile.
+            # With --all, ignore a group that was deleted after it was listed.
             if not all_groups:
                 raise
 
@@ -236,7 +236,7 @@ def reset_offsets(
 
     The CSV files are those of kafka-consumer-groups (--export, --from-file).
     """
-    # 0 is a value of --to-offset and --shift-by, and equals False.
+    # Compare by identity: 0 is a valid value of --to-offset and --shift-by, and equals False.
     targets = {name: value for name, value in given.items() if value is not None and value is not False}
     if len(targets) != 1:
         raise click.UsageError(f"use exactly one of {_options_text(given)}")
@@ -278,7 +278,7 @@ def _planned(
         if way == "by_duration":
             moment = datetime.fromtimestamp(max(now_ms() - value, 0) / 1000, UTC)
             way, value = "to_datetime", moment.isoformat()
-        # No topic: all topics with a committed offset.
+        # Without a topic, reset all topics with a committed offset.
         committed = sorted(admin.group_offsets(group)) if not where or way == "to_current" else []
         tps = existing_partitions(admin, where) if where else committed
         if way == "to_current":
@@ -292,7 +292,7 @@ def _offsets_in(path: Path, group: str) -> dict[Any, int]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return parse_plan(file, group)
-    except ValueError as error:  # also text that is not UTF-8
+    except ValueError as error:  # including text that is not UTF-8
         raise click.ClickException(f"{path}: {error}") from None
 
 

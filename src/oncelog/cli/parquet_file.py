@@ -68,7 +68,7 @@ class ParquetFile:
             if kind is None:
                 os.replace(self._temporary, self._path)
         finally:
-            self._writer.is_open = False  # otherwise its finalizer would write again, after a full disk
+            self._writer.is_open = False  # after a full disk, its finalizer would write again
             self._file.close()
             self._temporary.unlink(missing_ok=True)
 

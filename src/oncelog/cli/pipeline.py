@@ -80,7 +80,7 @@ def run(
     from oncelog.runtime.event_log import log_to_stderr
     from oncelog.spark.session import check_spark
 
-    # Checked here, so that the error is one line and not the traceback of the child process.
+    # Check this here, so that the error is one line and not the traceback of the child process.
     check_spark()
     given = PIPELINE.parse(parse_properties(properties))
     limits = Limits(

@@ -307,7 +307,7 @@ def _by_line(file: Any) -> Iterator[bytes]:
 def _by_delimiter(file: Any, delimiter: bytes) -> Iterator[bytes]:
     """Yield the parts of a file between delimiters. There is no empty part at the end of the file."""
     pending, searched = bytearray(), 0
-    # Not `read`: it waits for a full chunk, and a terminal or pipe may have a record now.
+    # Do not use `read`, which waits for a full chunk: a terminal or pipe may have a record now.
     while chunk := file.read1(_CHUNK_BYTES):
         pending += chunk
         start = 0
@@ -325,7 +325,7 @@ def _parsed(lines: Iterable[tuple[str, bytes]], parse: Callable[[bytes], Argumen
         try:
             yield parse(line)
         except (ValueError, RecursionError) as error:
-            # RecursionError: JSON that is nested more deeply than Python reads.
+            # Python raises RecursionError for JSON that is nested too deeply.
             raise click.ClickException(f"{where}: {error}") from error
 
 

@@ -51,7 +51,7 @@ def _text(path: Path) -> str:
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield (number of the first line, line joined with its continuations). Skip comments and empty lines."""
     pending, first = "", 0
-    # str.splitlines would also split at form feeds and at characters beyond ASCII.
+    # Do not use str.splitlines, which also splits at form feeds and at characters beyond ASCII.
     for number, raw in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         line = raw.lstrip(_BLANKS)
         if not pending:

@@ -109,6 +109,6 @@ def _parsed(data: bytes | str | None) -> Any:
     """Return the value of JSON text; _MISSING if the text is not JSON."""
     try:
         return _MISSING if data is None else json.loads(data)
-    # RecursionError: JSON that is nested more deeply than Python reads.
+    # Python raises RecursionError for JSON that is nested too deeply.
     except (ValueError, RecursionError):
         return _MISSING

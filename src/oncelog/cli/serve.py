@@ -51,7 +51,7 @@ def say(lines: Iterable[str]) -> None:
             click.echo(line)
     except OSError as error:
         log_event("warning", "standard output cannot be written", error=error)
-        # Python would try to write the buffered rest again at exit, and fail.
+        # Discard the buffered text: at exit, Python would try to write it again, and fail.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

@@ -108,7 +108,7 @@ def _partition_rows(admin: Any, topics: tuple[str, ...]) -> list[dict[str, Any]]
     from oncelog.types import TopicPartition
 
     parts = [part for topic in admin.describe_topics(topics).values() for part in topic.partitions]
-    # A partition without a leader has no offsets to ask for. The row shows the other values.
+    # The offsets of a partition without a leader cannot be looked up. The row shows the other values.
     tps = [TopicPartition(part.topic, part.partition) for part in parts if part.leader is not None]
     ends_by_tp = partition_ends(admin, tps)
     rows = []
@@ -295,7 +295,7 @@ def _trim_plan(
     plan = {}
     for tp in tps:
         start, end = starts[tp].offset or 0, ends[tp].offset or 0
-        # Without a record of this time or later, all records are older.
+        # If no record has this time or a later one, the offset is None, and all records are trimmed.
         target = found[tp].offset if tp in found else to_offset
         plan[tp] = (start, end if target is None else max(min(target, end), start))
     return plan

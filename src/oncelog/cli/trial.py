@@ -226,7 +226,7 @@ def _directory(given: Path | None) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="oncelog-trial-"))
     try:
         yield directory
-    except BaseException:  # also the SystemExit of a trial that is not clean
+    except BaseException:  # includes the SystemExit of a trial that is not clean
         say(f"logs, checkpoints and targets are in {directory}", err=True)
         raise
     shutil.rmtree(directory, ignore_errors=True)

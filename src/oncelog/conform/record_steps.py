@@ -47,7 +47,7 @@ class RecordSteps:
         request = build(api.request, {"transactional_id": None, "transaction_timeout_ms": 60_000})
         for _ in self._context.deadline.attempts(lambda: Mismatch("no producer id")):
             response = self._context.client.ask(request, self._context.version_of(api))
-            # A broker that has just started may still be loading its coordinators.
+            # Repeat the request while a broker that has just started is loading its coordinators.
             if response.error_code != CoordinatorLoadInProgress.code:
                 break
         result = f"{ERROR_NAMES[response.error_code]} {response.producer_epoch}"

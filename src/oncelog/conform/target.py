@@ -62,7 +62,7 @@ class Target:
         if not brokers:
             raise Mismatch("Metadata names no broker")
         if len(brokers) > 1:
-            # Before KRaft, only the controller creates and deletes topics.
+            # Choose the controller, because before KRaft only the controller creates and deletes topics.
             node = next((row for row in brokers if row.node_id == response.controller_id), brokers[0])
             self.node_id, self.endpoint = node.node_id, self.endpoint.at(node.host, node.port)
 

@@ -90,7 +90,7 @@ class ScenarioError(Exception):
 
 @cache
 def read_yaml(text: str) -> Any:
-    """Return the value of YAML text. It is cached, because each run of a scenario reads it: do not change it."""
+    """Return the value of YAML text. The value is cached for all runs of a scenario, so do not change it."""
     import yaml
 
     return yaml.load(text, _loader())

@@ -189,7 +189,8 @@ def fenced_producer(load: Load, config: Mapping[str, Any], index: int | None = N
             producer.init_transactions()
             yield producer
     except (ProducerFenced, InvalidProducerEpoch, InvalidTxnState) as error:
-        # INVALID_TXN_STATE: Apache Kafka 4 mistakes a fenced producer's commit for a repeated abort.
+        # Apache Kafka 4 sends INVALID_TXN_STATE, because it mistakes a fenced producer's commit for a
+        # repeated abort.
         raise OncelogError(
             f"load {load.load_id!r}: another loader with this id has taken over, or a transaction lasted "
             f"longer than transaction.timeout.ms ({error})"

@@ -71,7 +71,7 @@ def _first_rows(kept: Any, more: Any, order: list[tuple[str, str]], count: int) 
 
 
 def _ends(row: Mapping[str, Any], tps: Sequence[TopicPartition]) -> list[Place]:
-    # Retention or DeleteRecords removed records of the key after the count.
+    # Used when retention or DeleteRecords has removed records of the key after the count.
     ends = [(tps[row[f"{end}_tp"]], row[f"{end}_offset"]) for end in ("first", "last")]
     return [Place(tp.topic, tp.partition, offset) for tp, offset in ends]
 
@@ -124,7 +124,7 @@ def compare_keys(
 
 
 class KeyRow(NamedTuple):
-    """A key with different numbers of records on the two sides. A place is (number of the partition, offset)."""
+    """A key with different numbers of records on the two sides. A place is (partition number, offset)."""
 
     kind: str
     key: bytes

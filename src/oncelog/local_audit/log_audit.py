@@ -236,7 +236,8 @@ class _Outcomes:
         both = ends.group_by(keys).aggregate([("is_commit", "min"), ("is_commit", "max")])
         both = both.filter(pc.less(both["is_commit_min"], both["is_commit_max"]))
         both = both.select(keys).sort_by([(key, "ascending") for key in keys]).slice(0, max_findings)
-        # The order of a join's rows is random, but two reports of the same log should be equal.
+        # The join returns its rows in random order. Keep the smallest end of each side, so that two reports
+        # of the same log are equal.
         first: dict[tuple[int, int], dict[bool, TransactionEnd]] = {}
         for row in ends.join(both, keys, join_type="inner").to_pylist():
             tp = self._tps[row["tp"]]
@@ -272,8 +273,8 @@ def _check_keys(
         compared = compare_keys(client, now, others, max_findings)
         return compared._replace(findings=checked.findings + compared.findings, totals=checked.totals)
     except OncelogError:
-        # A reader stops at damaged data with an error. The findings that locate the damage say more than the
-        # error.
+        # Readers of keys stop at damaged data with an error. The findings locate the damage better than this
+        # error, so refer to them.
         damage = next((finding for finding in judged.findings if finding.kind in DAMAGE_KINDS), None)
         if damage is not None:
             text = f"{damage.tp} cannot be read at offset {damage.base_offset}"

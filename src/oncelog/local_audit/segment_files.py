@@ -219,7 +219,7 @@ def _offsets(system: fs.FileSystem, directory: str, name: str) -> Mapping[TopicP
     try:
         with system.open_input_stream(path) as stream:
             data = stream.read()
-            # Apache Kafka creates the file empty.
+            # Apache Kafka creates this file empty, so an empty one is not an error.
             return decode_offsets(data) if data else {}
     except OSError:
         return None

@@ -85,7 +85,7 @@ def audit_table(
         after = current_offsets(options, before)
         compacted = {tp.topic for tp in bounds if bounds[tp].is_compacted}
         if by_key:
-            # Rows of records that retention or compaction removed may have been right.
+            # If retention or compaction has removed records, do not judge surplus rows: they may be right.
             is_whole = not compacted and not any(after.earliest.values())
             result = _audit_keys(
                 client, opened, wanted.key, before, after, max_findings, judge_surplus=is_whole

@@ -57,7 +57,7 @@ def main() -> None:
     lines = _lines(0)
     job = Job(**json.loads(next(lines)))
     reports = os.fdopen(job.report_fd, "w")
-    # Spark calls its listener in another thread, and that thread sends events, too.
+    # Use a lock, because Spark calls its listener in another thread, which also sends events.
     lock = threading.Lock()
 
     def send_event(event: str, **fields: Any) -> None:
@@ -106,7 +106,7 @@ def _watch_stdin(lines: Iterator[str], stop: threading.Event) -> None:
 def _exit_fields(error: BaseException, is_started: bool) -> dict[str, str]:
     types = [base.__name__ for base in type(error).__mro__]
     kind = classify_exit(types, str(error), is_started=is_started)
-    # After the start of the query, Spark has already written the error to standard error.
+    # Once the query has started, Spark itself writes the error to standard error.
     if not is_started:
         traceback.print_exception(error)
     message = headline(f"{types[0]}: {error}")
@@ -207,7 +207,7 @@ class _MetricsPipe:
     def __init__(self, path: Path) -> None:
         os.mkfifo(path)
         self._newest: dict[tuple[str, int], SinkMetrics] = {}
-        # The pipe is opened for writing, too. Otherwise reading would end when the sink closes the pipe.
+        # Open the pipe also for writing. Otherwise reading would end when the sink closes the pipe.
         self._lines = os.fdopen(os.open(path, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0)
 
     def of(self, query_id: str, batch_id: int) -> SinkMetrics | None:

@@ -115,7 +115,7 @@ class Supervisor:
         try:
             child = ChildProcess(job, pipeline.settings, self._child)
         except OSError as error:
-            # For example, the machine has no memory or descriptors left for a moment. See
+            # This may be temporary, for example if the machine has no memory or descriptors left. See
             # test_a_process_that_cannot_be_started_counts_as_a_failure.
             return ExitInfo(ExitKind.DIED, f"the process of the query could not be started: {error}")
         exit_info: ExitInfo | None = None

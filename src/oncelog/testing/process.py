@@ -51,7 +51,7 @@ def free_ports(count: int) -> list[int]:
             if len(ports) == count:
                 return ports
             probe = bound.enter_context(socket.socket())
-            # OSError: the port is in use. Try the next one.
+            # If the port is in use (OSError), try the next one.
             with suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 ports.append(port)
@@ -134,7 +134,7 @@ class NodeProcess:
         # Without the deferral, an interrupt between the start and the assignment would leave a process
         # without an owner.
         with self.log_file.open("ab") as log, deferring_interrupt():
-            # A new session: Ctrl-C in a terminal then reaches only this process, not the node.
+            # Start a new session, so that Ctrl-C in a terminal reaches only this process and not the node.
             self._process = subprocess.Popen(
                 self._command,
                 stdout=log,

@@ -68,7 +68,7 @@ class Sampler:
                 self.take()
             except OncelogError:
                 pass  # the page itself shows that the cluster does not answer
-            except Exception:  # nothing would start the thread again if it ended
+            except Exception:  # do not end: nothing would start the thread again
                 _LOG.exception("the sample failed")
             took_s = time.monotonic() - started_s
             self._wake.wait(max(INTERVAL_S - took_s, 4 * took_s))

@@ -36,7 +36,7 @@ MODES: dict[str, dict[str, str]] = {
     "idempotent": {"acks": "all", "enable.idempotence": "true"},
 }
 
-# The Java client's defaults. With equal settings, the clients differ only in their code.
+# These are the Java client's defaults. With equal settings, the clients differ only in their code.
 SETTINGS: dict[str, Any] = {
     "max.in.flight.requests.per.connection": 5,
     "linger.ms": 5,

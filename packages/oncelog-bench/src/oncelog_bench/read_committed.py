@@ -79,7 +79,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
     samples: list[dict[str, Any]] = []
     shortest_ms = min(plan.commit_intervals_ms)
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
-        # The warm-up of `running` has no transactions.
+        # Warm up with transactions as well, because the warm-up of `running` has none.
         for side in sides.every:
             _take(plan, shortest_ms, side, plan.warm_up_seconds)
         for repeat, interval_ms, name in interleaved(plan.commit_intervals_ms, sides.names, plan.repeats):

@@ -39,7 +39,7 @@ class SlowLink:
             try:
                 each.shutdown(socket.SHUT_RDWR)
             except OSError:
-                pass  # it was closed by its other side
+                pass  # the peer has closed the connection
             each.close()
 
     def _accept(self) -> None:
@@ -47,7 +47,7 @@ class SlowLink:
             try:
                 near, _ = self._listener.accept()
             except OSError:
-                return  # the link was closed
+                return  # `close` has shut the listener down
             far = socket.create_connection(self._target)
             self._sockets += [near, far]
             for reader, writer in ((near, far), (far, near)):
@@ -78,4 +78,4 @@ def _write(writer: socket.socket, chunks: queue.SimpleQueue[tuple[float, bytes]]
                 return
             writer.sendall(chunk)
         except OSError:
-            return  # the other side is gone
+            return  # the peer has closed the connection

@@ -71,7 +71,7 @@ def _marks_of(
 ) -> list[Mark]:
     stored: set[tuple[int, int, int]] = set()
     marks = []
-    # Sorted by response time, because the broker decided in that order.
+    # Sort by response time, because the broker decided in that order.
     last = float("inf")
     ordered = sorted(
         requests, key=lambda j: (responses[j].time_ms if j in responses else last, requests[j].time_ms)

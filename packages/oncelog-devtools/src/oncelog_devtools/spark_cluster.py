@@ -66,7 +66,7 @@ class SparkCluster:
         spark_home, home = Path(pyspark.__file__).parent, self.directory / name
         home.mkdir(parents=True, exist_ok=True)
         properties = home / "spark.properties"
-        # The REST server would listen on a fixed port.
+        # Disable the REST server, because it would listen on a fixed port.
         properties.write_text("spark.master.rest.enabled false\n")
         command = [*self._launch, str(spark_home / "bin" / "spark-class"), f"org.apache.spark.deploy.{main}"]
         command += ["--host", "127.0.0.1", "--port", f"{port}", "--webui-port", f"{page_port}"]

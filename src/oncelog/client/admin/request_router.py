@@ -142,7 +142,7 @@ class RequestRouter:
                 errors |= dict.fromkeys(led, response)
             elif isinstance(response, BaseException):
                 raise response
-        cluster.metadata.mark_stale(partitions)  # the next attempt looks the leaders up first
+        cluster.metadata.mark_stale(partitions)  # so the next attempt looks the leaders up first
         return [response for response in responses if not isinstance(response, BaseException)], errors
 
     async def to_config_owner(self, resource: ConfigResource, message: Any) -> Any:
@@ -217,7 +217,7 @@ class RequestRouter:
             try:
                 return await attempt(cluster, self._coordinators[kind, name])
             except OncelogError:
-                # The coordinator may have moved.
+                # Look the coordinator up again, because it may have moved.
                 self._coordinators.pop((kind, name), None)
                 raise
 

@@ -202,7 +202,7 @@ class BrokerConnection:
             self._cancel_connection_timers()
             self._backoff.note_failure(error, self.now_ms())
             _fail_all(self._undrained, error)
-            # Requests that were submitted during re-authentication still wait.
+            # Connect again for the requests that were submitted during re-authentication.
             if self._waiting and not self._closed:
                 self._connecting = self.loop.create_task(self._connect())
 
@@ -222,9 +222,9 @@ class BrokerConnection:
             await asyncio.sleep(max(self._backoff.retry_at_ms - self.now_ms(), 0) / 1000)
             protocol = await self._connector.connect(self)
         except Exception as error:
-            # Every Exception is caught: an invalid host name is a UnicodeError, an invalid port a ValueError
-            # or OverflowError. After an exception that escaped, `_connecting` would stay set and no further
-            # attempt would be made. See test_an_invalid_host_name_is_refused_at_once.
+            # Catch every Exception: an invalid host name is a UnicodeError, an invalid port a ValueError or
+            # OverflowError. If an exception escaped, `_connecting` would stay set, and no further attempt
+            # would be made. See test_an_invalid_host_name_is_refused_at_once.
             self._connecting = None
             self._backoff.note_failure(error, self.now_ms())
             _fail_all(self._waiting, self._connector.explain(error))

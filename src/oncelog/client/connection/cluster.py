@@ -140,7 +140,7 @@ class ClusterConnection:
                 await self._refresh_once_by_age()
             except OncelogError as error:
                 _LOG.debug("refreshing metadata by age failed: %s", error)
-            except Exception:  # nothing would restart the task if it ended
+            except Exception:  # do not end: nothing would restart the task
                 _LOG.exception("refreshing metadata by age failed")
 
     async def _refresh_once_by_age(self) -> None:

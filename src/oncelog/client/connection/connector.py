@@ -90,7 +90,7 @@ class Connector:
                     connected_s = self._loop.time()
                     return await self._negotiate(events, protocol, connected_s + setup_ms / 1000)
                 except OSError as error:
-                    # Another address of the same broker would refuse the same certificate or password.
+                    # Do not try another address: it would refuse the same certificate or password.
                     if isinstance(error, (ssl.SSLError, AuthenticationError)):
                         raise
                 if connected_s is not None:

@@ -115,9 +115,9 @@ class RangeFetcher:
             try:
                 fetched = await self._fetch_once(offset)
             except (DisconnectedError, TimedOut, BrokerError) as error:
-                # CORRUPT_MESSAGE is retriable for a produced batch, but a stored batch stays damaged. Kafka's
-                # consumer also raises it at once. With retries, each reader would wait for
-                # request.timeout.ms. Guard: test_a_damaged_partition_is_asked_once.
+                # Do not retry CORRUPT_MESSAGE. It is retriable for a produced batch, but a stored batch stays
+                # damaged, and each reader would wait for request.timeout.ms. Kafka's consumer also raises it
+                # at once. Guard: test_a_damaged_partition_is_asked_once.
                 is_damaged = isinstance(error, CorruptMessage)
                 is_final = is_damaged or (isinstance(error, BrokerError) and not error.retriable)
                 pause_ms = cluster.retry_pause_ms(attempt)

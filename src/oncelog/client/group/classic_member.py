@@ -187,7 +187,8 @@ class ClassicMember:
             assignment = joining.result()
         except OncelogError as error:
             self._must_join = True
-            # The same errors of JoinGroup and of SyncGroup end a membership for good.
+            # This also classifies errors of SyncGroup: the same errors of both requests end a membership for
+            # good.
             if next_after(error, GroupRequest.JOIN) is not GroupAction.END:
                 raise
             self.end(error)
@@ -203,7 +204,7 @@ class ClassicMember:
         """
         membership = self._membership
         membership.member = assignment.member
-        # A set, because a member may own ten thousand partitions. Guard:
+        # Use a set, because a member may own ten thousand partitions. Guard:
         # test_a_rebalance_compares_few_of_many_partitions.
         assigned = frozenset(assignment.partitions)
         if revoked := [tp for tp in membership.owned if tp not in assigned]:
@@ -313,8 +314,8 @@ class ClassicMember:
 
     def _await_missing_topics(self) -> None:
         """Refresh metadata until a topic exists that was missing at the last join, and then join again."""
-        # The refresh by age runs only every metadata.max.age.ms, by default five minutes. Guard:
-        # test_a_topic_that_is_created_after_subscribing_is_read_soon.
+        # Refresh the metadata here, because the refresh by age runs only every metadata.max.age.ms, by
+        # default five minutes. Guard: test_a_topic_that_is_created_after_subscribing_is_read_soon.
         missing = [topic for topic, count in self._partition_counts.items() if count is None]
         if missing and self._awaiting_topics is None:
             self._awaiting_topics = asyncio.create_task(self._refresh_until_created(missing))

@@ -189,7 +189,7 @@ class Appender:
             batch_bytes, buffered_bytes = buffer.size_bytes + size_bytes, self.buffered_bytes + size_bytes
             if batch_bytes > batches.max_batch_bytes or buffered_bytes > self.buffer_bytes:
                 return None
-            # The same steps as in `RecordBuffer.append`, inline, because one more call would add 5 % to the
+            # Repeat the steps of `RecordBuffer.append` inline, because one more call would add 5 % to the
             # cost of `send`. Guard: test_the_fast_path_of_send_leaves_the_same_batches_as_append.
             result, rows = buffer.result, buffer._rows
             index = len(rows)

@@ -88,7 +88,7 @@ class BatchResult:
         if self.is_done:
             try:
                 self._listeners.remove(listener)
-            except ValueError:  # `notify` has removed it and calls it
+            except ValueError:  # `notify` has removed the listener and calls it
                 return
             listener()
 

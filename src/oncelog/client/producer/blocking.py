@@ -89,7 +89,7 @@ class Producer:
             RecordFuture,
             is_system_clock=self._wall_ns is time.time_ns,
         )
-        # Bound once, because `send` calls it for each record.
+        # Choose the function once, because `send` calls it for each record.
         self._send = appender.send if self._serializer is None else self._serialize_and_send
 
     async def _make_driver(self) -> ProducerDriver:

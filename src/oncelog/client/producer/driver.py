@@ -355,7 +355,8 @@ class ProducerDriver:
         try:
             self._end_call(call, done)
         except Exception as error:
-            # Otherwise the records of the request would have no result until delivery.timeout.ms. Guard:
+            # Fail all records. Otherwise the request's records would have no result until
+            # delivery.timeout.ms. Guard:
             # test_an_unexpected_exception_for_a_response_fails_the_records_at_once.
             self._fail_all(error)
         self.notify()
@@ -404,7 +405,7 @@ class ProducerDriver:
                 await asyncio.sleep(self.cluster.retry_pause_ms(attempt) / 1000)
                 attempt += 1
         except Exception as error:
-            # Otherwise the next drain would start this task again at once. Guard:
+            # Fail all records. Otherwise the next drain would start this task again at once. Guard:
             # test_a_producer_id_is_requested_with_pauses.
             self._fail_all(error)
         finally:
@@ -463,7 +464,7 @@ class ProducerDriver:
                 return await self._find_topic(topic)
         except TimeoutError:
             error = self.cluster.why_no_leader(TopicPartition(topic, 0))
-            if isinstance(error, UnknownTopicOrPartition):  # more specific than TimedOut
+            if isinstance(error, UnknownTopicOrPartition):  # this error says more than TimedOut
                 raise error from None
             raise self._no_metadata(topic) from None
 

@@ -37,7 +37,7 @@ def check_arguments(values: object, keys: object, timestamps_ms: object) -> None
     """Raise MisuseError for str or bytes instead of a collection of values or keys, and for a timestamp of a
     wrong type.
     """
-    # Otherwise a numpy.int64 or a datetime would be treated as a missing timestamp. Guard:
+    # Refuse a numpy.int64 or a datetime, which would be treated as a missing timestamp. Guard:
     # test_send_many_refuses_a_time_that_is_no_int.
     if timestamps_ms is not None and not isinstance(timestamps_ms, (int, Iterable)):
         raise MisuseError(f"timestamps_ms={timestamps_ms!r} must be whole milliseconds since 1970, or many")

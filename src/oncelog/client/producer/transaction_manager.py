@@ -278,7 +278,7 @@ class TransactionManager:
             # next transaction.
             self._transaction.is_epoch_spent = True
         identity = await self._end_aborted(deadline_ms)
-        # If the next request times out, a repeated abort must not end the transaction twice.
+        # The transaction has ended. If the next request times out, a repeated abort must not end it again.
         self._transaction.forget_parts()
         if identity is None and self._transaction.is_epoch_spent:
             identity = await self._new_epoch(self._core.identity, deadline_ms)

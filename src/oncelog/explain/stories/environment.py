@@ -98,7 +98,7 @@ def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> Non
     deadline = time.monotonic() + READY_SECONDS
     with Admin({"bootstrap.servers": bootstrap_servers}) as admin:
         while (error := _try_to_create(admin, topic, partitions)) is not None:
-            # Apache Kafka refuses to create a topic again until its deletion is complete.
+            # Retry: Apache Kafka refuses to create a topic again until its deletion is complete.
             if time.monotonic() > deadline:
                 raise error
             time.sleep(0.05)

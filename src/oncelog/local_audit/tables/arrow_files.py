@@ -239,7 +239,7 @@ def _data_files(system: fs.FileSystem, root: str, path: str) -> list[str]:
 
 
 def _is_hidden(part: str) -> bool:
-    """Return True for a name that Spark ignores as well. Names such as `_partition=3` hold a column's value."""
+    """Return True for a name that Spark also ignores. A name such as `_partition=3` has a column's value."""
     # Source: Spark HadoopFSUtils.shouldFilterOutPathName.
     return (part[0] == "_" and "=" not in part) or part[0] == "." or part.endswith("._COPYING_")
 

@@ -178,8 +178,8 @@ def _with_keys(
             differing, difference = compare_keys(records(), other, key, max_findings)
             key_findings = [*key_findings, *differing]
     except (PySparkException, Py4JError):
-        # A reader stops at damaged data with an error. The findings that locate the damage say more than the
-        # error.
+        # Readers of keys stop at damaged data with an error. The findings locate the damage better than this
+        # error, so refer to them.
         damage = next((finding for finding in judged.findings if finding.kind in DAMAGE_KINDS), None)
         if damage is not None:
             problem = f"keys were not checked: {damage.tp} cannot be read at offset {damage.base_offset}"

@@ -63,7 +63,7 @@ def judge(headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findi
 
 
 def _collected(rows: list[dict[str, Any]], bounds: Iterable[TopicPartition]) -> AuditOutput:
-    # The order after a shuffle is random, but two reports of the same log should be equal.
+    # Sort the rows: their order after a shuffle is random, but two reports of the same log should be equal.
     rows.sort(key=lambda row: (row["topic"], row["partition"], row["base_offset"] or 0))
     output = AuditOutput(partitions={tp: PartitionTotals() for tp in sorted(bounds)})
     for row in rows:

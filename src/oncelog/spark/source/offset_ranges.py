@@ -201,7 +201,7 @@ def split_ranges(
     fewer than `min_partitions` pieces only if the ranges contain fewer offsets than that.
     """
     pieces = [1 if max_records is None else -(-r.size // max_records) for r in ranges]
-    # A heap, because a scan of all ranges for each piece took 8 s (3,000 ranges, minPartitions=10000).
+    # Use a heap, because a scan of all ranges for each piece took 8 s (3,000 ranges, minPartitions=10000).
     by_size = [(-r.size / count, index) for index, (r, count) in enumerate(zip(ranges, pieces, strict=True))]
     heapq.heapify(by_size)
     for _ in range((min_partitions or 0) - sum(pieces)):

@@ -218,7 +218,7 @@ class _Core:
     async def _serve(self, number: int, upstream: Address, client: Streams) -> None:
         try:
             broker = await asyncio.open_connection(*upstream)
-        # UnicodeError: the host is not a valid name.
+        # UnicodeError means that the host is not a valid name.
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
             self.log.note(f"no broker at {upstream[0]}:{upstream[1]}: {reason}")
