@@ -137,7 +137,7 @@ def _offset(tp: TopicPartition, value: OffsetAndMetadata | int) -> OffsetAndMeta
 
 
 def offset_of(tp: TopicPartition, value: Any) -> int:
-    """Return an offset of a partition. Raises MisuseError unless it is an int from 0 to 2^63 - 1."""
+    """Return an offset as an int. Raises MisuseError unless it is an int from 0 to 2^63 - 1."""
     return _checked_int(value, _INT64_MAX, f"the offset of {tp}")
 
 

@@ -145,7 +145,7 @@ def deleted_offsets(group_id: str, response: OffsetDeleteResponse) -> dict[Topic
 
 
 def check_group_deleted(group_id: str, response: DeleteGroupsResponse) -> None:
-    """Raise the group's error; return if it was deleted."""
+    """Raise the error of the response; return if the group was deleted."""
     code = response.results[0].error_code
     raise_for_code(code, named_text(code, f"group {group_id!r}"))
 

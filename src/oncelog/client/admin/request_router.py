@@ -36,9 +36,7 @@ R = TypeVar("R", bound=ItemResult)
 
 
 class RequestRouter:
-    """The sender of an admin client's requests. The first request opens connections on the running event
-    loop.
-    """
+    """The sender of an admin client's requests. The first one opens connections on the running event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -76,7 +74,7 @@ class RequestRouter:
         """Return the result of each item.
 
         Repeat items with a retriable error until request.timeout.ms has passed. `request_items` sends one
-        request for several items. `failed` makes the result of an item without a response. With
+        request for several items. `failed` builds the result of an item without a response. With
         `raise_errors`, raises the first item's error, with the other errors as notes.
         """
         cluster = await self.connect()
@@ -203,8 +201,8 @@ class RequestRouter:
     ) -> T:
         """Call `attempt(cluster, node id)` with the coordinator of a group or transactional id.
 
-        A coordinator is looked up once. After a retriable error, look it up again and repeat, until
-        request.timeout.ms has passed. UnknownTopicOrPartition is retried for at most
+        Its node id is kept for later calls. After a retriable error, look it up again and repeat the call,
+        until request.timeout.ms has passed. UnknownTopicOrPartition is retried for at most
         `unknown_topic_patience_ms`. Guard: test_a_coordinator_is_looked_up_again_after_an_error.
         """
         cluster = await self.connect()

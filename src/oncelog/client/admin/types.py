@@ -90,7 +90,7 @@ class ConfigEntry:
     """One setting of a resource. `value` is None if the setting is unset or sensitive.
 
     `kind` ("int", "boolean", ...), `default` and `doc` are only known if `describe_configs` was called with
-    `documented`, and the broker sends them. `default` None: unset or unknown.
+    `documented`, and the broker sends them. A `default` of None is unset or unknown.
     """
 
     name: str
@@ -140,7 +140,7 @@ class ClusterDescription:
 class Feature:
     """A feature of the cluster (KIP-584). `level` is 0 if it is off.
 
-    `min_level` and `max_level` are what the broker supports; None if it does not say.
+    `min_level` and `max_level` are the levels that the broker supports; None if it does not report them.
     """
 
     name: str
@@ -151,7 +151,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class BrokerVersions:
-    """The versions that a broker supports: the lowest and highest of each API by its key, and features."""
+    """The lowest and highest version of each API that a broker supports, by API key, and its features."""
 
     node_id: int
     apis: Mapping[int, tuple[int, int]]

@@ -421,7 +421,7 @@ class ClusterConnection:
         return unknown_topic_patience_ms if is_unknown else max(limit_ms, unknown_topic_patience_ms)
 
     def _pause_ms_or_raise(self, error: OncelogError, attempt: int, deadline_ms: float) -> float:
-        """Return the pause before the next attempt. Raise the error if it is final or the time is over."""
+        """Return the pause before the next attempt. Raise a final error, or any after the time limit."""
         is_final = isinstance(error, BrokerError) and not error.retriable
         pause_ms = self.retry_pause_ms(attempt)
         if is_final or self.now_ms() + pause_ms > deadline_ms:
@@ -463,8 +463,8 @@ class ClusterConnection:
     ) -> T:
         """Repeat `attempt_once` until it succeeds.
 
-        Raise its error if that error is final or the time is over. The time limit is `timeout_ms`, or
-        request.timeout.ms if that is None. UnknownTopicOrPartition is retried for at most
+        Raise its error if that error is final or the time limit has passed. The time limit is `timeout_ms`,
+        or request.timeout.ms if that is None. UnknownTopicOrPartition is retried for at most
         `unknown_topic_patience_ms`. By default it is final, because a lookup of leaders has retried it.
         """
         limit_ms = self._settings["request.timeout.ms"] if timeout_ms is None else timeout_ms

@@ -46,7 +46,7 @@ def client_security(settings: Settings) -> ClientSecurity:
 
 
 def tls_failed(peer: str, error: ssl.SSLError) -> AuthenticationError:
-    """Return the error for a failed TLS handshake, with the settings to check."""
+    """Return the error for a failed TLS handshake. Its text names the settings to check."""
     reason = getattr(error, "verify_message", "") or error.reason or str(error)
     return AuthenticationError(
         f"TLS with {peer} failed: {reason}; check that it uses TLS (security.protocol), that you trust its "

@@ -199,7 +199,7 @@ class ConsumerCore:
         self.delivery.drop(tp)
 
     def seek_to(self, partitions: Collection[TopicPartition], to: Reset) -> None:
-        """Look up new positions of these partitions; of all assigned partitions if `partitions` is empty."""
+        """Let `resets` return lookups of these partitions (none given: of all assigned ones)."""
         for tp in partitions or list(self._states):
             self._look_up(self._state(tp), to)
             self.delivery.drop(tp)
@@ -210,7 +210,7 @@ class ConsumerCore:
         state.reset = to
 
     def reset(self, partitions: Collection[TopicPartition]) -> None:
-        """Look up new positions as auto.offset.reset says. Raises MisuseError if that is `none`."""
+        """Let `resets` return lookups by auto.offset.reset. Raises MisuseError if that is `none`."""
         if self._reset_policy == "none":
             raise self._no_position(next(iter(partitions)))
         self.seek_to(partitions, self._reset_policy)
@@ -270,7 +270,7 @@ class ConsumerCore:
     def on_reset(self, call: ResetCall, result: OffsetAt) -> None:
         """Set a position that was looked up, unless a seek has invalidated the lookup.
 
-        If the lookup found no offset, let `resets` return it again.
+        If the lookup found no offset, let `resets` return the lookup again.
         """
         state = self._current(call.tp, call.generation)
         if state and result.offset is not None:

@@ -26,7 +26,7 @@ def not_a_member() -> UnknownMemberId:
 
 
 class Change(Enum):
-    """A kind of rebalance event. After LOST, other members may already own the partitions: do not commit."""
+    """A kind of rebalance event. After LOST, never commit: other members may already own the partitions."""
 
     ASSIGNED = "assigned"
     REVOKED = "revoked"

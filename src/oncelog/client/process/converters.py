@@ -13,7 +13,7 @@ from oncelog.types import ProducerRecord, Record
 
 
 class Converters(NamedTuple):
-    """The converters around a transform; None where bytes stay bytes."""
+    """The converters before and after a transform; None if no conversion is needed."""
 
     deserializer: RecordDeserializer | None
     serializer: RecordSerializer | None

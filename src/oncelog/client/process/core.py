@@ -115,11 +115,11 @@ class LoopIO(Protocol):
     async def begin(self) -> None: ...
 
     async def transform(self, record: Record) -> list[ProducerRecord]:
-        """Call the application's function. Raises every exception of the function."""
+        """Call the application's function. Its exceptions are passed on."""
         ...
 
     async def restore(self) -> None:
-        """Call the application's `restore`. Raises every exception of that function."""
+        """Call the application's `restore`. Its exceptions are passed on."""
         ...
 
     async def send(self, output: ProducerRecord) -> None: ...

@@ -27,7 +27,7 @@ class LoopOptions:
     max_records: int = 1_000
     commit_interval_ms: int = 100
     has_state: bool = False
-    """True if the application has given `restore`."""
+    """True if the application has passed a `restore` function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class LoopPlan:
 def plan_of(
     options: LoopOptions, config: Mapping[str, object] | None, settings: Mapping[str, object]
 ) -> LoopPlan:
-    """Check the options, and give each setting to the clients that know it.
+    """Check the options, and pass each setting to the clients that know it.
 
     Raises ConfigError and MisuseError.
     """

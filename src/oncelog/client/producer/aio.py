@@ -373,7 +373,9 @@ class AsyncProducer:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[None]:
-        """Begin a transaction for the block, and commit it. Abort it if the block or the commit raises."""
+        """Begin a transaction for the `with` block, and commit it. Abort it if the block or the commit
+        raises.
+        """
         manager = self._transaction_manager()
         await self.begin_transaction()
         try:

@@ -94,7 +94,7 @@ def _with_milliseconds(table: Any) -> Any:
     """Return the table with timestamps cast to int64 milliseconds.
 
     Raises MisuseError for a column of another type, and for a time before 1970, as `make_row` does. A batch
-    could not have times that differ by more than 64 bits. Guard:
+    cannot contain times whose difference exceeds 64 bits. Guard:
     test_a_table_with_times_before_1970_is_refused.
     """
     if "timestamp" not in table.schema.names:

@@ -479,7 +479,7 @@ class Producer:
         self._thread.run(require_manager(self._transactions).send_offsets(offsets, group, timeout))
 
     def share_transaction(self) -> TransactionShare:
-        """Return the TransactionShare that lets other producers, also in other processes, join the
+        """Return the TransactionShare with which other producers, even in other processes, join the
         transaction.
         """
         return require_manager(self._transactions).share()
@@ -527,7 +527,8 @@ class Producer:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Begin a transaction for the block, and commit it. Abort it if the block or the commit raises.
+        """Begin a transaction for the `with` block, and commit it. Abort it if the block or the commit
+        raises.
 
         with producer.transaction():
             producer.send("payments", b"42.00")

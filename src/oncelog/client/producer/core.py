@@ -119,7 +119,8 @@ class ProducerCore:
         self._serial = 0
         self._flush_below = 0
         self.appender = Appender(options.buffer_bytes)
-        """Appends to the open batches. Its `topics` has the topics of `self.topics`."""
+        """Appends records to the open batches. Its attribute `topics` has the same topics as `self.topics`.
+        """
         self._hashes_in_python = options.partitioner == "consistent_random"
 
     @property
@@ -203,7 +204,7 @@ class ProducerCore:
     ) -> tuple[BatchResult, int] | None:
         """Append a record to a batch that is open and has room: the fast path of nearly every `send`.
 
-        `topic` and `partition` are the application's arguments, which nothing has checked.
+        `topic` and `partition` are the application's arguments, still unchecked.
 
         Return the batch's result and the record's index in it, or None if the record needs `append`. The
         caller holds the lock. Raises MisuseError in a signal handler that interrupted another call.

@@ -256,7 +256,7 @@ async def _until_done(result: BatchResult) -> None:
 
 @contextmanager
 def delivery_on_error(delivery: Callable[[], Delivery | AsyncDelivery]) -> Iterator[None]:
-    """If the block raises, set the error's attribute `delivery` to the records appended so far, if any."""
+    """If the `with` block raises, set the error's attribute `delivery` to the records appended so far."""
     try:
         yield
     except BaseException as error:
@@ -270,7 +270,8 @@ def delivery_on_error(delivery: Callable[[], Delivery | AsyncDelivery]) -> Itera
 class Parts:
     """The parts of a Delivery while records are appended.
 
-    Consecutive records of a batch become one part. Between two parts of a batch are another thread's records.
+    Consecutive records of a batch become one part. Records of another thread separate two parts of the same
+    batch.
     """
 
     def __init__(self) -> None:

@@ -629,7 +629,7 @@ class TransactionManager:
         return self._cluster.retry_pause_ms(attempt) / 1000
 
     def _versions(self, kind: RequestKind) -> tuple[int | None, int | None]:
-        """Return the lowest and highest version that suit this transaction; None for any."""
+        """Return the lowest and highest version that this transaction may use; None for no limit."""
         if kind is ADD_PARTITIONS:
             return None, _LAST_ADD_VERSION
         first_epoch_version = _FIRST_EPOCH_VERSION.get(kind.name)
