@@ -115,7 +115,7 @@ def bootstrap_options(function: F) -> F:
 
 
 def _near_topic(config: ClientConfig, arguments: Mapping[str, Any]) -> str | None:
-    """Return the topic whose name is most like that of a command's missing topic; None if there is none."""
+    """Return the existing topic whose name is most similar to that of a command's missing topic, or None."""
     from oncelog.config import ADMIN
 
     texts: list[str] = []
@@ -311,7 +311,7 @@ def partition_arguments(texts: Sequence[str]) -> list[tuple[str, list[int] | Non
 
 
 def existing_partitions(admin: Any, where: Sequence[tuple[str, list[int] | None]]) -> list[Any]:
-    """Return the partitions that `partition_arguments` stands for, in order.
+    """Return the partitions that a result of `partition_arguments` contains, in order.
 
     Raises UnknownTopicOrPartition, and click.ClickException for a partition that does not exist.
     """

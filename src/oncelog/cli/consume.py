@@ -305,7 +305,7 @@ def _place(consumer: Any, tps: Sequence[Any], options: _Options, ends: Mapping[A
             consumer.seek(tp, max(start, ends[tp] - options.tail))
     elif options.since_ms is not None:
         found = consumer.offsets_for_times(dict.fromkeys(tps, options.since_ms))
-        # A partition without such a record is read from its end on.
+        # If a partition has no record at or after --since, read it from its end on.
         at_end = consumer.end_offsets([tp for tp in tps if found[tp] is None])
         for tp in tps:
             consumer.seek(tp, at_end[tp] if found[tp] is None else found[tp].offset)
@@ -355,7 +355,7 @@ def _give_back(consumer: Any, rows: Sequence[Any]) -> None:
 
 
 def _save(polls: Iterator[list[Any]], path: Path, counts: _Counts) -> None:
-    """Write records into a Parquet file. Ctrl-C ends it without an error, a second one leaves no file."""
+    """Write records into a Parquet file. The first Ctrl-C completes the file; a second one removes it."""
     from oncelog.cli.parquet_file import ParquetFile
 
     with ParquetFile(path) as file, Interrupt() as interrupt:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from oncelog.types import TopicPartition
 
 _MAX_DIGITS = 19
-"""Digits of the largest 64-bit number. int() of thousands of digits is slow."""
+"""Maximum number of digits: those of the largest 64-bit number. int() of thousands of digits is slow."""
 _MAX_PARTITION = 2**31 - 1
 _MAX_OFFSET = 2**63 - 1
 

@@ -211,7 +211,7 @@ def _send_all(
 
 
 async def _check_topic(settings: Settings, topic: str) -> None:
-    """Raise UnknownTopicOrPartition soon if the topic does not exist.
+    """Raise UnknownTopicOrPartition after a short wait if the topic does not exist.
 
     `Producer.send` waits up to max.block.ms, because an application may start before its topic exists. In a
     command a typing error is more likely.

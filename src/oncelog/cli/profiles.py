@@ -34,7 +34,7 @@ class Profiles:
     profiles: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def get(self, name: str) -> dict[str, str]:
-        """Return the settings of a profile. Raises ConfigError with a similar name if there is none."""
+        """Return the settings of a profile. Raises ConfigError, which names a similar profile."""
         if name not in self.profiles:
             near = difflib.get_close_matches(name, self.profiles, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "see `oncelog profile list`"
@@ -102,7 +102,7 @@ def _quoted(text: str) -> str:
 
 
 def read_profiles() -> Profiles:
-    """Return the profiles of the user; none if there is no file. Raises ConfigError with the file's name."""
+    """Return the profiles of the user; none if there is no file. Raises ConfigError that names the file."""
     path = config_path()
     try:
         return parse_profiles(path.read_text(encoding="utf-8"))
@@ -117,7 +117,7 @@ def read_profiles() -> Profiles:
 
 
 def write_profiles(profiles: Profiles) -> Path:
-    """Replace the file, readable for its owner only, and return its path."""
+    """Replace the file by one that only its owner can read, and return its path."""
     path = config_path()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     target = path.resolve()  # the file may be a symbolic link

@@ -65,7 +65,7 @@ class RecordFilter:
 
 
 def parse_filter(key: str | None, headers: Sequence[str], fields: Sequence[str]) -> RecordFilter:
-    """Return the filter of the options. Raises ValueError for one that is malformed."""
+    """Return the filter that the options describe. Raises ValueError for a malformed option."""
     return RecordFilter(
         None if key is None else os.fsencode(key),
         tuple(map(parse_header, headers)),

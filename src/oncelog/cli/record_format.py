@@ -67,7 +67,7 @@ def parse_format(text: str) -> list[Part]:
 
 
 def unescape(text: str) -> bytes:
-    """Return the bytes of text with the escapes of a format string. Raises ValueError."""
+    """Return text as bytes, with the escapes of a format string replaced. Raises ValueError."""
     parts = parse_format(text.replace("%", "%%"))
     return b"".join(part for part in parts if isinstance(part, bytes))
 

@@ -17,7 +17,7 @@ def now_ms() -> int:
 
 
 class TimeType(click.ParamType):  # type: ignore[type-arg]
-    """The value of an option that takes a time; the command gets ms since 1970."""
+    """The type of an option that takes a time; the command gets ms since 1970."""
 
     name = "time"
 
@@ -32,7 +32,7 @@ class TimeType(click.ParamType):  # type: ignore[type-arg]
 
 
 class DurationType(click.ParamType):  # type: ignore[type-arg]
-    """The value of an option that takes a duration; the command gets ms."""
+    """The type of an option that takes a duration; the command gets ms."""
 
     name = "duration"
 

@@ -287,7 +287,7 @@ def trim(
 def _trim_plan(
     admin: Any, where: list[tuple[str, list[int] | None]], to_offset: int | None, before_ms: int | None
 ) -> dict[Any, tuple[int, int]]:
-    """Return the start offset of each partition, and the start offset that it would get."""
+    """Return the present and the planned start offset of each partition."""
     tps = existing_partitions(admin, where)
     starts = admin.list_offsets(dict.fromkeys(tps, "earliest"))
     ends = admin.list_offsets(dict.fromkeys(tps, "latest"))

@@ -161,7 +161,9 @@ class Actions:
         return RedirectResponse(f"/stories/{quote(name, safe='')}", 303)
 
     def change_faults(self, form: FormData) -> Response:
-        """Add or remove a rule of the fault proxy, cut its connections, or release what it holds."""
+        """Add or remove a rule of the fault proxy, cut its connections, or release the messages that it
+        holds.
+        """
         if self._fault_proxy is None:
             raise _BadForm("these pages have no fault proxy: start them with --fault-proxy", 404)
         proxy, todo = self._fault_proxy.proxy, str(form.get("do", ""))

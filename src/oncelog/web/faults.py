@@ -13,9 +13,9 @@ from oncelog.testing.proxy.events import Direction, Fate, WireEvent
 from oncelog.testing.proxy.proxy import Proxy
 
 MAX_EVENTS = 1_000
-"""The number of kept events. A repeated batch is recognised only if its first request is among them."""
+"""The maximum number of kept events. A repeated batch is recognised only if its first request is kept."""
 MAX_PARTITIONS = 50_000
-"""The number of batches and outcomes in the kept events. One request may have thousands."""
+"""The maximum number of batches and outcomes in the kept events. One request may have thousands."""
 DRAWN_STEPS = 24
 MAX_TEXT = 60
 PRESETS = {

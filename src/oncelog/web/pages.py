@@ -140,7 +140,7 @@ class Pages:
         return {"rows": rows, **shown}
 
     def topic(self, request: Request) -> dict[str, Any]:
-        """Return the settings of the topic in the address, and its partitions' offsets and producers."""
+        """Return the settings of the topic in the URL, and its partitions' offsets and producers."""
         name = request.path_params["name"]
         every, first = self._partitions(name), _whole(request.query_params.get("from") or "0", "from")
         tps = [tp for tp in every if tp.partition >= first][:MAX_SHOWN_PARTITIONS]
@@ -188,7 +188,7 @@ class Pages:
     # Messages
 
     def messages(self, request: Request) -> dict[str, Any]:
-        """Return those messages of the topic in the address that the query selects.
+        """Return the messages of the topic in the URL that the query selects.
 
         The query has `partition` (a number, or empty for all), `from` (last, offset, since or time) with its
         `at`, `limit`, and the filters `key`, `value` and `header`.
@@ -252,7 +252,7 @@ class Pages:
         }
 
     def transaction(self, request: Request) -> dict[str, Any]:
-        """Return the state of the transactional id in the address, and its past transactions."""
+        """Return the state of the transactional id in the URL, and its past transactions."""
         name = request.query_params.get("id", request.path_params["id"])
         described = self._admin.describe_transactions([name])[name]
         past, unreadable = [], None
@@ -280,7 +280,7 @@ class Pages:
         return {"rows": rows, **shown}
 
     def group(self, request: Request) -> dict[str, Any]:
-        """Return the members of the group in the address, and its committed offsets with their lag."""
+        """Return the members of the group in the URL, and its committed offsets with their lag."""
         name = request.query_params.get("id", request.path_params["id"])
         group = self._admin.describe_groups([name])[name]
         offsets = self._admin.group_offsets(name)
@@ -326,7 +326,7 @@ class Pages:
         return {"stories": self.stories.catalogue.values()}
 
     def story(self, request: Request) -> dict[str, Any]:
-        """Return the story in the address, with its last run."""
+        """Return the story in the URL, with its last run."""
         name = request.path_params["name"]
         story = self.stories.catalogue.get(name)
         if story is None:

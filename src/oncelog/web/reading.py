@@ -26,11 +26,11 @@ from oncelog.wire.control import ControlType, decode_control
 MAX_BYTES = 8_000_000
 """The maximum number of bytes that one page reads of a partition. The batch that exceeds it is still read."""
 MAX_DECODED_BYTES = 64_000_000
-"""About the maximum size of the records that one page decodes. The stored bytes may be compressed, and
+"""The approximate maximum size of the records that one page decodes. The stored bytes may be compressed, and
 records take more memory than their bytes. Guard: test_a_page_decodes_a_bounded_number_of_records.
 """
 _RECORD_COST = 200
-"""About the memory in bytes that a record takes beside its key, value and headers."""
+"""The approximate memory in bytes that a record takes in addition to its key, value and headers."""
 WINDOWS = (1, 8, 50, 500, 5_000, 20_000)
 """Numbers of offsets before the log end. They are tried in turn to read the newest batches.
 
@@ -89,7 +89,7 @@ class Found:
     """The result of a search in one partition: the messages, and the offsets that were searched.
 
     `next_offset` is the first offset that was not searched. `damage` is the error of a batch that cannot be
-    decoded, and was passed over.
+    decoded and was skipped.
     """
 
     start: int
