@@ -51,7 +51,7 @@ class Context:
         self.connection = "main"
         """Name of the connection that the next request uses."""
         self.restarts = 0
-        """Number of times that a step restarted the broker. Only steps of tests do."""
+        """Number of times that a step restarted the broker. Only tests have such steps."""
         self.partition_counts: dict[bytes, int] = {}
         """Topic id -> number of partitions, for each topic of the scenario."""
         self._clients: dict[str, RawConnection] = {}

@@ -96,7 +96,7 @@ class RawConnection:
         """
         self._endpoint, self._deadline = endpoint, deadline
         self._core: ConnectionCore | None = None
-        """Versions and SASL; None until the versions were negotiated."""
+        """The negotiated versions and the state of SASL; None before negotiation."""
         self._correlation_id = 0
         setup = deadline.within(_setup_s(endpoint))
         self._socket = _connect(endpoint, setup)
@@ -151,13 +151,13 @@ class RawConnection:
         return self._correlation_id
 
     def write(self, data: bytes) -> None:
-        """Write raw bytes. Raises NoAnswer if the broker does not take them."""
+        """Write raw bytes. Raises NoAnswer if the broker does not accept them."""
         self._send(data, self._deadline)
 
     def read_frame(self) -> bytes | None:
         """Return the next frame without its size, or None if the broker has closed the connection.
 
-        Raises NoAnswer if there is none in time, and Mismatch if it is too large.
+        Raises NoAnswer if no frame arrives in time, and Mismatch if the frame is too large.
         """
         head = self._read(_SIZE.size)
         if head is None:

@@ -79,7 +79,7 @@ class Scenario:
         return self.only is not None or any(_BROKER_NAME.search(step) for step in self.steps)
 
     def cases(self) -> Iterator[int | None]:
-        """Yield the versions to run the scenario with; None: once, each step in the newest version."""
+        """Yield the versions to run the scenario with; a single None if each step uses the newest version."""
         yield from self.versions or (None,)
 
 
@@ -110,7 +110,7 @@ def _read_file(path: Path) -> Iterator[Scenario]:
 
 
 def _versions(text: str | None) -> tuple[Api | None, tuple[int, ...]]:
-    """Return the API, and those of the named versions that we offer."""
+    """Return the API that a header names, and those of its versions that Oncelog's broker offers."""
     if text is None:
         return None, ()
     name, *limits = re.findall(r"\w+", text)

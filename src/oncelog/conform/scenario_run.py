@@ -20,7 +20,7 @@ from oncelog.wire.messages import API_BY_NAME, Api
 
 
 class StepFailed(Exception):
-    """A step of a scenario did not get what it expects. `cause` says what it got."""
+    """The response to a step was not as expected. `cause` describes the response."""
 
     def __init__(self, scenario: Scenario, step: str, cause: Exception) -> None:
         super().__init__(f"{scenario.file}.md, {scenario.title}:\n{step}\n{cause}")
@@ -36,7 +36,7 @@ class Steps(Protocol):
 class Run:
     """One run of a scenario: its steps in order, each by the verb that it begins with.
 
-    `more_steps` makes further classes of steps.
+    `more_steps` creates further objects with steps.
     """
 
     def __init__(
@@ -95,7 +95,9 @@ class Run:
         self._context.connection = connection
 
     def _eventually(self, verb: str, *words: str) -> None:
-        """Repeat a step until it succeeds: Apache Kafka's broker applies the controller's changes later."""
+        """Repeat a step until it succeeds: Apache Kafka's broker applies the controller's changes with a
+        delay.
+        """
         mismatches: list[Mismatch] = []
         for _ in self._context.deadline.attempts(lambda: mismatches[-1]):
             try:
@@ -115,7 +117,7 @@ class _Pending(NamedTuple):
 
     correlation_id: int
     api: Api | None
-    """None for raw bytes, whose response names its API."""
+    """The request's API; None for raw bytes, for which the `<` step names the API of the response."""
     version: int
 
 
@@ -130,7 +132,7 @@ class WrittenRequests:
         """Version and message of a `>>` step, until the `<` step with the response to wait for."""
 
     def check_all_answered(self) -> None:
-        """Raise ScenarioError if a request's response is not among the steps."""
+        """Raise ScenarioError if a request has no `<` step for its response."""
         if any(self._pending.values()):
             raise ScenarioError("a request's answer is not among the steps")
 
@@ -166,7 +168,7 @@ class WrittenRequests:
         self._pending[self._context.connection].append(_Pending(correlation_id, None, api_version))
 
     def receive(self, only_broker: str, name: str | None, version_text: str | None, text: str) -> None:
-        """Read the response to the connection's oldest request. Raise Mismatch if it is not as written."""
+        """Read the response to the connection's oldest request. Raise Mismatch if it is not as expected."""
         if only_broker and only_broker != self._context.target.expects:
             return
         if self._repeated is not None:

@@ -19,7 +19,7 @@ from oncelog.wire.messages import API_BY_NAME
 GROUP, TRANSACTION = 0, 1
 """Kinds of keys in FindCoordinator."""
 FIRST_BATCHED_FIND = 4
-"""Version of FindCoordinator from which on a request has several keys."""
+"""First version of FindCoordinator whose requests have several keys."""
 GONE = {"NONE", "UNKNOWN_TOPIC_OR_PARTITION"}
 """Results of DeleteTopics after which the topic does not exist."""
 NOT_READY = {"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"}

@@ -18,7 +18,7 @@ NO_LEADER = {
 """Codes of the errors that a partition answers until it has a leader."""
 CREATE_TIMEOUT_MS = 10_000
 FIRST_FETCH_BY_ID = 13
-"""Version of Fetch from which on topics have ids instead of names."""
+"""First version of Fetch that identifies topics by id instead of name."""
 WAIT_S = 60.0
 
 _numbers = itertools.count()
@@ -31,7 +31,7 @@ class Client(Protocol):
 
 
 class Names:
-    """Makes up names that no topic, group or transactional id of the cluster has."""
+    """A generator of names that no topic, group or transactional id of the cluster has."""
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
@@ -43,7 +43,7 @@ class Names:
 class Topic(NamedTuple):
     name: str
     topic_id: bytes
-    """NO_ID on a broker whose topics have no ids."""
+    """The topic's id; NO_ID if the broker's topics have no ids."""
 
 
 class Creation(NamedTuple):

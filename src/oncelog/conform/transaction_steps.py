@@ -259,7 +259,10 @@ def _producer_fields(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _visible_values(result: Any, is_committed: bool) -> list[str]:
-    """Return what a consumer delivers. Without `is_committed`, add markers as `<commit>` and `<abort>`."""
+    """Return the values that a consumer delivers; without `is_committed`, also markers.
+
+    The markers are `<commit>` and `<abort>`.
+    """
     isolation = Isolation.READ_COMMITTED if is_committed else Isolation.READ_UNCOMMITTED
     aborted = [(row.producer_id, row.first_offset) for row in result.aborted_transactions or ()]
     visible = VisibilityFilter(isolation, aborted)

@@ -51,7 +51,7 @@ from oncelog.wire.messages import NO_ID
 from oncelog.wire.records import DecodedRecord, NewRecord, decode_records
 
 MAX_SHOWN = 600
-"""Number of characters to which an expected or received value is cut in a text."""
+"""Maximum number of characters of an expected or received value in an error text."""
 
 
 class _ErrorNames(dict[int, str]):
@@ -140,7 +140,7 @@ def _look_up(found: re.Match[str], variables: Variables) -> Any:
 
 
 def build(cls: type[Any], body: dict[str, Any]) -> Any:
-    """Return a message, or a part of one, from a mapping. Raises KeyError for a key that is no field."""
+    """Return a message, or a part of one, from a mapping. Raises KeyError for a key that is not a field."""
     fields = {field.name: field for field in cls._struct.fields}
     values: dict[str, Any] = {}
     for key, value in body.items():

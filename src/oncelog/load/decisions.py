@@ -53,10 +53,10 @@ def layout_of(name: str, requested: Format | None) -> Layout | None:
 
 
 def default_delimiter(name: str) -> str:
-    """Return the column delimiter that a CSV file's name means: a tab for .tsv, otherwise a comma.
+    """Return the column delimiter that a CSV file's name indicates: a tab for .tsv, otherwise a comma.
 
     Extensions are compared in lower case, as in `layout_of`. If the format was set, a .tsv before an unknown
-    extension counts, too. See test_a_tab_separates_the_columns_of_tsv_files_only.
+    extension also counts. See test_a_tab_separates_the_columns_of_tsv_files_only.
     """
     extension, _ = _extensions_of(name)
     return "\t" if extension != "csv" and "tsv" in name.lower().split(".")[1:] else ","
@@ -105,7 +105,9 @@ class FileCheckpoint(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """Start with file number `file` at its `checkpoint` (None: at its beginning), then read the later files.
+    """The decision to resume at the `checkpoint` (None: the beginning) of file number `file`.
+
+    Then the later files are read.
 
     `recheck`: numbers of finished files whose path or modification time has changed. Their digests must match
     their checkpoints.
@@ -117,13 +119,15 @@ class Resume(NamedTuple):
 
 
 class Complete(NamedTuple):
-    """Nothing is left to read. `recheck` is the same as in Resume."""
+    """The decision that nothing is left to read. `recheck` is the same as in Resume."""
 
     recheck: tuple[int, ...] = ()
 
 
 class Assignment(NamedTuple):
-    """Store checkpoints for the files `new` in one transaction, then read `files`, which include `new`.
+    """The decision to store checkpoints for the files `new`, and then to read `files`, which include `new`.
+
+    The checkpoints are stored in one transaction.
 
     All fields contain numbers of files. `recheck` is the same as in Resume, but includes partly read files.
     Check the files in `recheck` before anything is stored. If one of them is a different file now, files may
@@ -136,7 +140,7 @@ class Assignment(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """The load must not continue. `reason` says what differs and what to do."""
+    """The decision that the load must not continue. `reason` says what differs and what to do."""
 
     reason: str
 
@@ -149,7 +153,7 @@ def decide_start(
     topic_id: str | None,
     hows: Sequence[str],
 ) -> Resume | Complete | Refused:
-    """Decide what is left of a load. `checkpoints`: the checkpoints of its first files, in order.
+    """Decide what is left to load. `checkpoints`: the checkpoints of the load's first files, in order.
 
     `hows`: format, key and delimiter of each file now, as text. The key must not change, because it
     determined the partitions of the stored records.
@@ -174,7 +178,7 @@ def decide_assignment(
     topic_id: str | None,
     hows: Sequence[str],
 ) -> Assignment | Refused:
-    """Decide what is left of a load whose files are read in parallel.
+    """Decide what is left to load if the files are read in parallel.
 
     The arguments have the same meanings as in `decide_start`.
     """

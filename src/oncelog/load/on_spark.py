@@ -111,7 +111,9 @@ def _how(load: Load, index: int, layout: Layout) -> str:
 def _begin(
     spark: SparkSession, load: Load, layouts: Sequence[Layout], config: Mapping[str, Any], report: Report
 ) -> tuple[Assignment, dict[int, FileCheckpoint]]:
-    """Decide what is left, check the files that were read before, and store a checkpoint for each new file.
+    """Decide what is left to load, check the files that were read before, and store first checkpoints.
+
+    Each new file gets a first checkpoint.
 
     Return the decision, and each file's checkpoint by file number.
     """

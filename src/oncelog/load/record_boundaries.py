@@ -68,7 +68,7 @@ def chunk_ends(ends: Any, size_bytes: int, *, max_records: int, is_end: bool) ->
 
     `ends`: the end positions of the records in the data. `size_bytes`: the length of the data. Bytes after
     the last result are an incomplete record. `is_end`: True if the data ends with the file; the last record
-    then ends there, too.
+    then also ends there.
     """
     if is_end and size_bytes and (not len(ends) or ends[-1] < size_bytes):
         ends = np.append(ends, size_bytes)

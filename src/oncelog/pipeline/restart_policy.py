@@ -67,8 +67,9 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start a new run after `pause_ms`. `failed_at_ms`: times of the failures within `window_ms`, this one
-    included.
+    """The decision to start a new run after `pause_ms`.
+
+    `failed_at_ms`: times of the failures within `window_ms`, including this one.
     """
 
     pause_ms: int
@@ -77,7 +78,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Start no further run, and exit with `exit_code`."""
+    """The decision to start no further run, and to exit with `exit_code`."""
 
     exit_code: int
 

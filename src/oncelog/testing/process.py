@@ -73,7 +73,7 @@ def are_free(ports: Iterable[int]) -> bool:
 
 @contextmanager
 def deferring_interrupt() -> Iterator[None]:
-    """Defer SIGINT (Ctrl-C) to the end of the block. Works in the main thread only.
+    """Defer SIGINT (Ctrl-C) to the end of the `with` block. Works in the main thread only.
 
     At the end, the signal's handler is called. The signal is not blocked, because a process that is started
     in the block would inherit the signal mask.

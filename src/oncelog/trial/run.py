@@ -265,7 +265,7 @@ class _CellRun:
 
     @contextmanager
     def _parts(self) -> Iterator[None]:
-        """Run the proxy and a producer for the block, and kill the driver at the end."""
+        """Run the proxy and a producer for the `with` block, and kill the driver at the end."""
         from oncelog import Producer
 
         with ExitStack() as stack:

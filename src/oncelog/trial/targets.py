@@ -109,9 +109,9 @@ def _by_partition(ends: Mapping[Any, int]) -> dict[int, int]:
 class ParquetTarget:
     """A directory of Parquet files.
 
-    A driver that is killed leaves files that no later run removes. Spark passes over them, because its log of
-    the directory (`_spark_metadata`) does not name them; other readers read them. `only_committed` reads as
-    Spark does.
+    A driver that is killed leaves files that no later run removes. Spark ignores them, because its log of the
+    directory (`_spark_metadata`) does not name them; other readers read them. `only_committed` reads as Spark
+    does.
     """
 
     def __init__(self, directory: Path, id_name: str, *, only_committed: bool) -> None:
@@ -176,7 +176,7 @@ class DeltaTarget:
 class IcebergTarget:
     """The Iceberg tables of a SQL catalog, whose SQLite file is `catalog.db` in the directory.
 
-    Only the catalog knows which metadata file is a table's newest: a commit that was refused leaves others.
+    Only the catalog knows a table's newest metadata file, because a refused commit leaves metadata files too.
     """
 
     def __init__(self, directory: Path, id_name: str) -> None:
