@@ -12,7 +12,7 @@ OFFSETS_NAMED = 10
 
 
 class Place(NamedTuple):
-    """The place of a record. Places have the order of topic, partition and offset."""
+    """The place of a record. Places are ordered by topic, partition and offset."""
 
     topic: str
     partition: int

@@ -26,7 +26,9 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class RecordFate(IntEnum):
-    """The fate of the record at an offset. It is the index of a row of the table above."""
+    """The fate of the record at an offset. Its value is a row number of the table in the module docstring,
+    from 0.
+    """
 
     COMMITTED = 0
     LATER = 1
@@ -86,7 +88,7 @@ class OffsetRun(NamedTuple):
 
 
 def runs_of(verdicts: Codes, rows: Ints, start: int) -> Iterator[OffsetRun]:
-    """Yield the runs of offsets whose verdict is not SOUND. The first element is for the offset `start`."""
+    """Yield the runs of offsets whose verdict is not SOUND. `start` is the offset of the first element."""
     edges = np.flatnonzero(np.diff(verdicts)) + 1
     firsts = np.concatenate(([0], edges))[: len(verdicts)]
     lasts = np.concatenate((edges, [len(verdicts)]))[: len(firsts)]
@@ -146,7 +148,7 @@ def count_rows(pieces: Iterable[Runs], start: int, end: int) -> Ints:
 class WindowVerdicts(NamedTuple):
     """The verdicts on a window of offsets.
 
-    `counts` has the number of offsets by RowVerdict. `wrong` are the first runs of violations.
+    `counts` has the number of offsets by RowVerdict. `wrong` has the first runs of violations.
     """
 
     records: int
@@ -156,7 +158,7 @@ class WindowVerdicts(NamedTuple):
 
 
 def judge_window(fates: Codes, rows: Ints, start: int, max_runs: int) -> WindowVerdicts:
-    """Judge the rows of a window. The first elements are for the offset `start`."""
+    """Judge the rows of a window. `start` is the offset of the first elements."""
     verdicts = judge_offsets(fates, rows)
     violations = (run for run in runs_of(verdicts, rows, start) if run.verdict.is_violation)
     return WindowVerdicts(

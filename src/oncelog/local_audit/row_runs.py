@@ -20,9 +20,9 @@ from oncelog.types import TopicPartition
 WINDOW_OFFSETS = 1 << 20
 RUNS_IN_MEMORY = 1 << 20
 OUTSIDE_RUNS = 10_000
-"""Maximum number of runs of offsets that never existed to keep per partition. All of them are counted."""
+"""Maximum number of runs to keep per partition, of offsets that never existed. All of them are counted."""
 OUTSIDE_PARTITIONS = 1000
-"""Maximum number of partitions that do not exist to keep."""
+"""Maximum number of nonexistent partitions to keep."""
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 
 
@@ -71,7 +71,7 @@ def _clipped(runs: Runs, low: int, high: int) -> Runs:
 
 
 def _by_partition() -> defaultdict[TopicPartition, defaultdict[int, list[Any]]]:
-    """Return a map from a partition and a window to a list."""
+    """Return an empty map: partition -> window -> list."""
     return defaultdict(lambda: defaultdict(list))
 
 
@@ -89,9 +89,9 @@ class RowRuns:
         """The number of rows with NULL in a column, by file."""
         self.rows_of_other_topics = 0
         self.rows_of_more_partitions = 0
-        """Rows of partitions that do not exist, beyond OUTSIDE_PARTITIONS such partitions."""
+        """The number of rows of further nonexistent partitions, once OUTSIDE_PARTITIONS of them are kept."""
         self.highest: dict[TopicPartition, int] = {}
-        """The highest offset below the end that has a row."""
+        """The highest offset of each partition that is below its end and has a row."""
         self.window_offsets = WINDOW_OFFSETS
         self._ends = ends
         self._waiting: defaultdict[TopicPartition, defaultdict[int, list[Runs]]] = _by_partition()
@@ -101,7 +101,7 @@ class RowRuns:
         self._written = 0
 
     def add_file(self, name: str) -> int:
-        """Return the number of a new file of the table."""
+        """Note a new file of the table, and return its number."""
         self.files.append(name)
         return len(self.files) - 1
 

@@ -17,7 +17,7 @@ ROW_KINDS = {
     "unknown_row": "a row of a partition or offset at which the topic never had a record",
     "unlocated_row": "a row without topic, partition or offset (NULL)",
 }
-"""The kinds of findings, and what is wrong."""
+"""Kind of a finding -> description of the wrong rows."""
 
 
 @dataclass(frozen=True, slots=True)

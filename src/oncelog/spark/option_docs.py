@@ -43,11 +43,10 @@ def client_settings(
     defaults: Mapping[str, object],
     instead_of: Mapping[str, str],
 ) -> dict[str, object]:
-    """Return the client settings: the options `kafka.*` without that prefix, over `defaults`.
+    """Return the client settings: the options `kafka.*` without that prefix, which override `defaults`.
 
-    `instead_of` has the settings that a user cannot set as keys, and advice for the error text as values.
-    Raises ConfigError for a setting in `instead_of`, for a value that `table` refuses, and if bootstrap
-    servers are missing.
+    `instead_of` maps each setting that a user cannot set to advice for the error text. Raises ConfigError for
+    a setting in `instead_of`, for a value that `table` refuses, and if bootstrap servers are missing.
     """
     client: dict[str, object] = {"client.id": "oncelog-spark", **defaults}
     for name, value in options.items():

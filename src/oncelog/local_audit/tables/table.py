@@ -1,4 +1,4 @@
-"""The table of an audit: which columns say where a row comes from, and where the table is."""
+"""The table of an audit: its format and path, and the columns with the place of each row's record."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def parse_table(text: str) -> tuple[str, str]:
 
 
 def topic_column(columns: Columns, present: Sequence[str], topics: Sequence[str], where: str) -> str | None:
-    """Return the column with the topic, or None if all rows are of the only topic. Raises ConfigError."""
+    """Return the column with the topic; None if all rows belong to the only audited topic. Raises
+    ConfigError.
+    """
     name = columns.topic or "topic"
     if name in present:
         return name

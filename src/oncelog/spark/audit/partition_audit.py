@@ -45,7 +45,7 @@ _RESULT_DDL = (
 
 
 def judge(headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findings: int) -> AuditOutput:
-    """Audit batch headers, a DataFrame of HEADERS_SCHEMA. Partitions without a batch get empty totals."""
+    """Audit the headers in a DataFrame of HEADERS_SCHEMA. A partition without batches gets empty totals."""
     ordered = headers.repartition("topic", "partition").sortWithinPartitions(*PLACE_COLUMNS)
     rows = ordered.mapInArrow(_audit_function(bounds, max_findings), _RESULT_DDL).persist()
     try:

@@ -153,7 +153,7 @@ def _counted(placed: DataFrame, window_offsets: int) -> DataFrame:
     counted = placed.groupBy("topic", "partition", "offset", "unlocated_in").agg(
         f.count(f.lit(1)).alias("times"), f.min("file").alias("first_file"), f.max("file").alias("last_file")
     )
-    # Windows of negative offsets have negative numbers, because the division rounds down.
+    # All negative offsets are in window -1, because DIV would round some of them up to window 0.
     window = f.expr(f"CASE WHEN offset < 0 THEN -1 ELSE offset DIV {window_offsets} END")
     return counted.withColumn("window", window).select(*_COUNTS)
 

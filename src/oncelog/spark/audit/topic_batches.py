@@ -122,7 +122,7 @@ class _StoredRange(InputPartition):  # type: ignore[misc]
 
 
 class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
-    """A reader whose tasks return the batches with their last offset in the task's range.
+    """A reader with one task per range. A task returns the batches whose last offset is in its range.
 
     So exactly one task returns a batch that spans two ranges. If a batch is stored after one with higher
     offsets, the task that reads the higher offsets returns both, in stored order. The order shows that the

@@ -35,8 +35,8 @@ themselves.
 _MAX_ATTEMPTS, _MAX_PAUSE_S = 20, 1.6
 _DEFAULT_RETENTION_MINUTES = 10_080
 _FENCED = ProducerFenced, InvalidProducerEpoch, InvalidTxnState
-"""Errors if another task has taken over the note. A commit gets InvalidTxnState if the other task has only
-called `init_transactions`. See test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note.
+"""Errors that mean that another task has taken over the note. A commit gets InvalidTxnState if the other task
+has only called `init_transactions`. See test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note.
 """
 
 

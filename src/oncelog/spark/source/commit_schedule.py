@@ -9,7 +9,7 @@ from oncelog.spark.source.offset_ranges import Offsets, Position
 from oncelog.types import TopicPartition
 
 REFRESH_MS = 600_000
-"""Time after which all offsets are committed again. Otherwise a broker would let those of an idle query
+"""Time after which all offsets are committed again. Otherwise a broker would let the offsets of an idle query
 expire.
 """
 RETRY_MS = 60_000

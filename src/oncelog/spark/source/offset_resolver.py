@@ -22,7 +22,7 @@ _PAUSE_S = 0.1
 def describe_with_retry(
     admin: Admin, names: Collection[str], expected: Collection[TopicPartition]
 ) -> dict[str, TopicDescription]:
-    """Return the descriptions of topics. That of a missing topic has `error` set. Any other error is raised.
+    """Return the descriptions of topics. For a missing topic, `error` is set. Any other error is raised.
 
     An unreachable broker must not look like a deleted topic. See
     test_an_unreachable_broker_is_not_taken_for_a_deleted_topic. While an `expected` partition is missing,
@@ -115,8 +115,8 @@ class OffsetResolver:
     def resolve(self, spec: OffsetsSpec, now: Available) -> Offsets:
         """Return the offset per partition that the user's start or end `spec` means.
 
-        Raises ConfigError if `spec` contains a different set of partitions, or if a partition without a
-        record at or after its starting time is an error.
+        Raises ConfigError if `spec` contains a different set of partitions, or if a partition has no record
+        at or after its starting time and startingOffsetsByTimestampStrategy is `error`.
         """
         times = spec.times(now.earliest)
         if times is None:

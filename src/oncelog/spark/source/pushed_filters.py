@@ -125,7 +125,7 @@ def _low_ms(condition: Filter) -> int | None:
     """Return the earliest time (ms since the epoch) that satisfies a filter, or None for no bound.
 
     A bound of 0 or less is ignored, because records without a timestamp have -1 and ListOffsets accepts no
-    negative time. A time without a time zone is ignored, too.
+    negative time. A time without a time zone is also ignored.
     """
     match condition:
         case (
@@ -142,7 +142,7 @@ def _low_ms(condition: Filter) -> int | None:
 
 @contextmanager
 def times_beyond_python() -> Iterator[None]:
-    """Make PySpark replace filter times that Python cannot represent, until the end of the block.
+    """Make PySpark replace filter times that Python cannot represent, until the end of the `with` block.
 
     A Python datetime is limited to the years 1 to 9999 (UTC). For a time outside this range, PySpark raises
     OverflowError while it plans the query, before it calls the source. A user can write such a time: midnight
