@@ -12,7 +12,7 @@ _DRAFT = re.compile(r"\b(?:wip|fixup!|squash!|tmp)\b|(?:fixup|squash)!", re.IGNO
 
 
 def problems(message: str) -> list[str]:
-    """Return a sentence for each thing that is wrong with a message. Empty if the message follows the style.
+    """Return a sentence for each violation of the style in a message; an empty list if there is none.
 
     Lines that begin with "#" are git's own and are skipped. The subject of a merge or revert is git's, and is
     accepted.

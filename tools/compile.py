@@ -163,7 +163,7 @@ def dotted(path: str) -> str:
 
 
 def file_of(name: str) -> Path | None:
-    """Return the source of a module or package of Oncelog, or None if the name is no module."""
+    """Return the source of a module or package of Oncelog, or None if the name is not a module."""
     path = SOURCE.joinpath(*name.split("."))
     for candidate in (path.with_suffix(".py"), path / "__init__.py"):
         if candidate.is_file():
@@ -230,7 +230,7 @@ def current_manifest(part: Part) -> str | None:
 
 
 def missing_tool(packages: list[str]) -> str | None:
-    """Return what this machine lacks for a build, or None."""
+    """Return the tool that this machine lacks for a build, or None."""
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"the C compiler ({compiler})"

@@ -93,7 +93,7 @@ BROKERS = (
 
 
 def measure(broker: BrokerUnderTest) -> dict[str, Any]:
-    """Start the broker, run all scenarios on it, and return what the page needs."""
+    """Start the broker, run all scenarios on it, and return the results for the page."""
     result: dict[str, Any] = {"title": broker.title, "date": datetime.now(UTC).date().isoformat()}
     try:
         with broker.start() as (address, version):
@@ -156,7 +156,7 @@ def _cell(counts: Sequence[dict[str, Any]], section: str) -> str:
 
 
 def _others(result: dict[str, Any]) -> Iterator[str]:
-    """Yield the lines about what did not pass on one broker."""
+    """Yield lines of text about the scenarios that did not pass on one broker."""
     yield f"### {_name(result)}"
     yield ""
     if not result["not_passed"]:

@@ -21,7 +21,7 @@ setup: no Java {NEEDED} or newer found. Spark needs it; the broker and the clien
 def java_version(command: str) -> int | None:
     """Return the major version of a `java` command.
 
-    None if the command cannot be run or prints no version.
+    Return None if the command cannot be run or prints no version.
     """
     try:
         run = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=60, check=False)
@@ -38,7 +38,7 @@ def java_version(command: str) -> int | None:
 def find_java() -> tuple[str, int] | None:
     """Return the command and the version of the Java that Spark uses (JAVA_HOME before PATH).
 
-    None if that Java is too old.
+    Return None if that Java is too old.
     """
     home = os.environ.get("JAVA_HOME")
     command = os.path.join(home, "bin", "java") if home else shutil.which("java")

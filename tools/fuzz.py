@@ -55,7 +55,7 @@ def _all_targets() -> list[str]:
 
 
 def _run(name: str, arguments: argparse.Namespace) -> bool:
-    """Search in a child process, which a finding ends. Return True if there was no finding."""
+    """Search in a child process. A finding ends the process. Return True if there was no finding."""
     from support.fuzz.seeds import seeds
 
     directory = WORK / name

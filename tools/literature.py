@@ -81,7 +81,7 @@ def render() -> str:
 
 
 def render_guides() -> dict[Path, str]:
-    """Return the guides with figures, by their file."""
+    """Return the text of each guide with figures, by its file."""
     texts = tomllib.loads(GUIDES_FILE.read_text())
     return {ROOT / "docs" / "guides" / f"{name}.md": _filled(text, {}) for name, text in texts.items()}
 
@@ -106,7 +106,7 @@ def _numbers(claims: Mapping[str, Claim]) -> dict[str, str]:
 
 
 def _filled(text: str, texts: Mapping[str, str]) -> str:
-    """Replace each part in braces: by a text, or by the figure that it describes."""
+    """Replace each part in braces by a text, or by the figure that it describes."""
     return re.sub(
         r"\{([^{}]+)\}", lambda match: texts[match[1]] if match[1] in texts else figure_of(match[1]), text
     )

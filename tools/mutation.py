@@ -267,7 +267,7 @@ def _negated(test: ast.expr) -> ast.expr:
 def _is_falsy(node: ast.AST) -> bool:
     """Return True for None and False.
 
-    Callers treat both alike, so one replacing the other is no useful mutant.
+    Callers treat both alike, so replacing one by the other is not a useful mutant.
     """
     return isinstance(node, ast.Constant) and node.value in (None, False)
 

@@ -820,7 +820,7 @@ API_PAGES: dict[str, tuple[str, str, tuple[tuple[str, tuple[str, ...] | None], .
 }
 """Each page's title, introduction, and modules with their public names.
 
-Names None: those in `__all__`, or else those that the module defines.
+If the names are None, the page has those in `__all__`, or else those that the module defines.
 """
 
 
@@ -856,7 +856,7 @@ def summary(module_name: str, name: str) -> str:
 def _constant_doc(module_name: str, name: str) -> str | None:
     """Return the docstring below the assignment of a constant, even of an imported one.
 
-    None for other names.
+    Return None for other names.
     """
     body = ast.parse(Path(str(importlib.import_module(module_name).__file__)).read_text()).body
     for node, after in zip(body, [*body[1:], None], strict=True):

@@ -32,8 +32,9 @@ def enriched(spark: SparkSession, settings: Mapping[str, str]) -> DataFrame:
         .select(f.from_json(f.col("value").cast("string"), ORDER).alias("order"))
         .select("order.*")
     )
-    # Read once per start, so that a repeated micro-batch finds the same customers. For a new table, restart
-    # the query while no batch is half done: a repeated batch whose rows differ is refused, never doubled.
+    # Read the table once per start, so that a repeated micro-batch finds the same customers. For a new table,
+    # restart the query while no batch is half done: a repeated batch whose rows differ is refused, never
+    # doubled.
     customers = f.broadcast(spark.read.csv(settings["CUSTOMERS"], CUSTOMER, header=True))
     # A left join with a broadcast table keeps every order, and keeps it in its partition (the sink's task).
     return orders.join(customers, "customer", "left").select(

@@ -107,7 +107,7 @@ def certificate_properties(given: Path | None, directory: Path) -> dict[str, obj
 
 @contextmanager
 def start_oncelog(directory: Path, ports: dict[str, int], properties: dict[str, object]) -> Iterator[None]:
-    """Run Oncelog's broker during the block."""
+    """Run Oncelog's broker for the `with` block."""
     config = directory / "broker.properties"
     config.write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
     command = [
@@ -133,7 +133,7 @@ def start_oncelog(directory: Path, ports: dict[str, int], properties: dict[str, 
 
 @contextmanager
 def start_kafka(directory: Path, ports: dict[str, int], properties: dict[str, object]) -> Iterator[None]:
-    """Run Apache Kafka during the block."""
+    """Run Apache Kafka for the `with` block."""
     module = "org.apache.kafka.common.security"
     plain = " ".join(f'user_{user}="{password}"' for user, password in USERS.items())
     for protocol in ("sasl_plaintext", "sasl_ssl"):

@@ -48,7 +48,7 @@ class AttackSpec:
 
 @contextlib.contextmanager
 def attacked(spec: AttackSpec) -> Iterator[None]:
-    """Run the attack in a separate process during the block. Raises OncelogError if it cannot begin."""
+    """Run the attack in a separate process for the `with` block. Raises OncelogError if it cannot begin."""
     command = [sys.executable, "-m", "oncelog_bench.attacks", json.dumps(asdict(spec))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -59,7 +59,7 @@ class Side:
 
     @contextmanager
     def topic(self, partitions: int, configs: Mapping[str, object] | None = None) -> Iterator[str]:
-        """Create a new topic for the block, and delete the topic afterwards.
+        """Create a new topic for the `with` block, and delete the topic afterwards.
 
         After the deletion, wait until the broker is idle again.
         """
@@ -76,7 +76,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The running brokers, and per missing broker the reason why it was left out."""
+    """The running brokers, and the reason for each broker that was left out."""
 
     every: Sequence[Side]
     left_out: Mapping[str, str]
@@ -101,7 +101,7 @@ class Sides:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """During the block, let all measurements use the same warm brokers: those that `running` starts first."""
+    """In the `with` block, all measurements use the same warm brokers: the first that `running` starts."""
     global _kept
     with ExitStack() as stack:
         _kept = stack, {}
@@ -113,10 +113,11 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def running(names: Sequence[str], *, warm_up_seconds: float, are_fresh: bool = False) -> Iterator[Sides]:
-    """Run the requested brokers during the block. Without Java, Apache Kafka is left out, with the reason.
+    """Run the requested brokers for the `with` block. Without Java, Apache Kafka is left out, with the
+    reason.
 
-    `are_fresh`: start new brokers also inside `kept`. A process keeps memory of earlier measurements, so a
-    measurement of memory needs this.
+    With `are_fresh`, start new brokers even inside `kept`. A process keeps memory of earlier measurements, so
+    a measurement of memory needs this.
 
     The warm-up makes Kafka's JVM compile the measured code. Three loads run for `warm_up_seconds` each: full
     batches, single records, and batches without sequence numbers. Oncelog compiles nothing, so each load runs

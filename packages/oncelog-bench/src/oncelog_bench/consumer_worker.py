@@ -39,7 +39,7 @@ class WorkerSpec:
 
 
 def _passes(records: int, counts: Iterator[int], rewind: Callable[[], object]) -> Iterator[int]:
-    """Yield the counts. After each pass over the topic, read it from the beginning again."""
+    """Yield the counts of records. After each pass over the topic, read it from the beginning again."""
     seen = 0
     for count in counts:
         seen += count
@@ -174,7 +174,7 @@ def _rows_to_arrow(messages: list[Any]) -> int:
 
 _MANY: dict[str, object] = {"max.poll.records": MAX_RECORDS}
 _AT_ONCE: dict[str, object] = {"fetch.queue.backoff.ms": 0}
-"""Without it, librdkafka pauses 1 s each time that its queue has 100,000 records or 64 MB."""
+"""Without this setting, librdkafka pauses 1 s each time that its queue has 100,000 records or 64 MB."""
 
 CLIENTS: dict[str, Callable[[WorkerSpec], Iterator[int]]] = {
     "oncelog rows": lambda spec: _oncelog_rows(spec, _MANY),
@@ -199,7 +199,7 @@ _MODULES = {
 
 
 def run(spec: WorkerSpec) -> Report:
-    """Read until the given time has passed since the first records. These are not counted."""
+    """Read until the given time has passed since the first records. The first records are not counted."""
     for module in _MODULES[spec.client.split(" ")[0]]:
         importlib.import_module(module)
     if "Arrow" in spec.client:

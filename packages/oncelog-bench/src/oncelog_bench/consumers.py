@@ -41,8 +41,8 @@ class Case(NamedTuple):
 class Plan:
     """The measurement's size.
 
-    A topic has values of `topic_bytes` in total. A run reads it repeatedly for `seconds`. The number of its
-    records should be a multiple of 10,000, because `consume` of confluent-kafka waits for 10,000.
+    A topic has values of `topic_bytes` in total. A run reads it repeatedly for `seconds`. The topic's number
+    of records should be a multiple of 10,000, because `consume` of confluent-kafka waits for 10,000.
     """
 
     clients: tuple[str, ...] = tuple(CLIENTS)
@@ -72,7 +72,7 @@ def _figure(metric: str, client: str, record_bytes: int) -> Callable[[Result], f
 
 
 def _times(what: str, ours: str, other: str, limit: float, record_bytes: int) -> Target:
-    """Return a target for the records per second of two clients."""
+    """Return a target for the ratio of two clients' records per second."""
     name = f"consumer {what}, {'1 KB' if record_bytes == 1_000 else '100 B'}, against {other}"
     return Target(
         name, limit, "times", True, _figure("records_per_s", f"oncelog {ours} / {other}", record_bytes)

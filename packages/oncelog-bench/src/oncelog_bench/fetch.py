@@ -41,9 +41,9 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. For catching up, `partitions` partitions hold `loaded_mb`.
+    """The measurement's size. Consumers that catch up read `loaded_mb` in `partitions` partitions.
 
-    At the end, `tail_per_s` batches of 16 KB arrive per second in one partition.
+    Consumers that wait at the end get `tail_per_s` batches of 16 KB per second from one partition.
     """
 
     brokers: tuple[str, ...] = BROKERS
@@ -92,7 +92,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 @contextmanager
 def _loaded(plan: Plan, side: Side) -> Iterator[tuple[str, int]]:
-    """Create a topic full of batches for the block. Yield the topic and its end offset."""
+    """Create a topic full of batches for the `with` block. Yield the topic and its end offset."""
     with side.topic(plan.partitions) as topic:
         requests = plan.loaded_mb * 10**6 // (plan.partitions * plan.batch_records * plan.record_bytes)
         sizes = {"record_bytes": plan.record_bytes, "batch_records": plan.batch_records}

@@ -193,7 +193,7 @@ ids. Medians of {plan["repeats"]} samples.
 
 
 def sentences(result: Result) -> list[str]:
-    """Return what the figures show, in sentences."""
+    """Return sentences on the conclusions from the figures."""
     plan = result["plan"]
     found = []
     for round_trip in map(link_name, plan["round_trips_ms"]):

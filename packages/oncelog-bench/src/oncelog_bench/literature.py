@@ -54,7 +54,8 @@ def available_clients() -> tuple[str, ...]:
 class Plan:
     """The measurement's size. Each sample at full speed takes about `seconds`.
 
-    `calibration_records` are sent first, to find the number of records for that time. They also warm up.
+    `calibration_records` are sent first, to find the number of records for that time. These records also warm
+    up client and brokers.
     """
 
     clients: tuple[str, ...] = field(default_factory=available_clients)

@@ -128,7 +128,7 @@ def range_of_ratios(result: Result, ratio: str, metric: str, words: str, *, side
 
 
 def target_rows(results: Path) -> list[dict[str, Any]]:
-    """Return a row per target: name, limit, measured figure, and if it is met (None: not measured)."""
+    """Return a row per target: name, limit, measured figure, and whether it is met (None: not measured)."""
     rows = []
     for name in NAMES:
         file = results / f"{name}.json"

@@ -46,7 +46,7 @@ METRICS = (
 class Plan:
     """The measurement's size.
 
-    For `roll_seconds`, large batches fill segments of 16 MB and cause rolls, and pauses are measured.
+    For `roll_seconds`, large batches fill segments of 16 MB, and the pause at each new segment is measured.
     """
 
     ids: tuple[int, ...] = (10_000, 100_000, 1_000_000)

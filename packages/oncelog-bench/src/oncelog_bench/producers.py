@@ -36,7 +36,7 @@ BY = {
     "callbacks": "callbacks",
 }
 DEFAULT = "default"
-"""Stands for the settings that each client has by itself, besides `acks` and `enable.idempotence`."""
+"""The name for each client's own default settings. Only `acks` and `enable.idempotence` are set."""
 WITH_CALLBACKS = ("oncelog rows", BASE)
 """The clients that are also measured with a delivery callback for each record."""
 

@@ -178,7 +178,7 @@ def _tail(spec: FetchSpec) -> tuple[int, int, list[float]]:
 
 
 class _Tail:
-    """The course of `count` paced batches from one sender to every consumer."""
+    """A run in which one sender sends `count` batches at an even pace to every consumer."""
 
     def __init__(
         self, produce: ProduceSpec, count: int, first: int, sender: Sender, consumers: list[Consumer]

@@ -67,7 +67,7 @@ class SlowLink:
 
 
 def _write(writer: socket.socket, chunks: queue.SimpleQueue[tuple[float, bytes]]) -> None:
-    """Write each chunk when it is due. An empty chunk ends the direction."""
+    """Write each chunk when it is due. An empty chunk closes this direction of the connection."""
     while True:
         due, chunk = chunks.get()
         if (wait := due - time.perf_counter()) > 0:

@@ -48,7 +48,8 @@ class Engine:
 
 @contextmanager
 def spark_engine(sides: Sequence[str]) -> Iterator[Engine]:
-    """Run a Spark session during the block. If Spark's connector is missing, leave it out, with the reason.
+    """Run a Spark session for the `with` block. If Spark's connector is missing, leave it out, with the
+    reason.
 
     Raises ConfigError if PySpark or Java is missing.
     """

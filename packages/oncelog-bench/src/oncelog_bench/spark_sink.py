@@ -118,7 +118,7 @@ def _records(plan: Plan, record_bytes: int) -> int:
 
 @contextmanager
 def _cached(plan: Plan, engine: Engine, record_bytes: int) -> Iterator[DataFrame]:
-    """Cache keys and values in Spark's memory for the block, in two partitions. Yield the DataFrame."""
+    """Cache keys and values in Spark's memory, in two partitions, for the `with` block. Yield a DataFrame."""
     text = f"lpad(CAST(id AS STRING), {_KEY_BYTES}, '0')"
     frame = (
         engine.spark.range(0, _records(plan, record_bytes), numPartitions=2)

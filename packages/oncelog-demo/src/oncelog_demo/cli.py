@@ -101,7 +101,7 @@ def command(
 
 
 def _next_step(kept: Path | None) -> str:
-    """Return how to look at the demonstration's log in the console."""
+    """Return a hint with the commands that show the demonstration's log in the console."""
     if kept is None:
         return "to see its batches, producers and transactions afterwards, keep the log: oncelog demo --keep"
     serve = f"oncelog serve --data-dir {shlex.quote(str(kept / 'broker'))} --listen 127.0.0.1:9092"

@@ -24,7 +24,9 @@ from oncelog_demo.loading import COMMON_SETTINGS, fault_rules
 from oncelog_demo.sink_attempts import Attempt, Writer, list_attempts, with_rows
 
 BATCHES = 4
-"""The number of micro-batches into which the flights are divided. The driver is killed in an inner one."""
+"""The number of micro-batches into which the flights are divided. The driver is killed neither in the first
+nor in the last one.
+"""
 DRIVER_TIMEOUT_S = 600.0
 
 
@@ -202,7 +204,7 @@ class _Driver:
 
 
 def count_rows(bootstrap_servers: str, topic: str) -> Counter[Writer]:
-    """Count the rows in the log per writer from the batch headers. Uncommitted rows count too."""
+    """Count each writer's rows in the log, from the batch headers. Uncommitted rows are included."""
     from oncelog import Consumer, TopicPartition
     from oncelog.wire.batch import iter_batches
 

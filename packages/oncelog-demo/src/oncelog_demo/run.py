@@ -93,7 +93,7 @@ def run_demo(
 ) -> DemoResult:
     """Run all steps under `work_dir`, which must be empty or new. Raises OncelogError if a step fails.
 
-    `with_control` runs the enrichment also with Spark's own Kafka sink. Maven downloads the jars of that sink
+    `with_control` also runs the enrichment with Spark's own Kafka sink. Maven downloads the jars of that sink
     once.
     """
     check_spark()

@@ -64,7 +64,7 @@ def list_attempts(events: Iterable[WireEvent], killed_at_ms: float) -> list[Atte
 
 
 class _TransactionLog:
-    """The facts in the messages, by writer.
+    """The facts about each writer's transaction, from the messages.
 
     A response counts even if the client may not have received it.
     """

@@ -152,7 +152,7 @@ def count_faults(events: Sequence[WireEvent], marks: Sequence[Mark]) -> FaultCou
 
 
 def first_lost_acknowledgement(marks: Sequence[Mark]) -> list[Mark]:
-    """Return all attempts to send the first batch whose acknowledgement was lost. Empty if there is none."""
+    """Return all attempts to send the first batch whose acknowledgement was lost; none if none was lost."""
     lost = next((mark for mark in marks if mark.event is BatchEvent.ACK_LOST), None)
     if lost is None:
         return []

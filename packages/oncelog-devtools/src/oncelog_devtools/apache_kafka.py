@@ -21,7 +21,7 @@ from oncelog.errors import OncelogError, TimedOut
 from oncelog.testing.process import READY_TIMEOUT_S, NodeProcess, are_free, dying_with_parent, free_ports
 
 VERSION = "4.3.0"
-"""The version that stands for Apache Kafka wherever none is named."""
+"""The version of Apache Kafka to run if none is named."""
 
 CACHE_ROOT = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog"
 _LOG_LEVEL = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
@@ -133,8 +133,8 @@ class ApacheKafka:
 
     Where `setpriv` exists (Linux), the nodes die with the thread that launched them, unless `outlive_parent`
     is set. `also_listen` names the security protocols of further listeners. `ports` are the nodes' ports if
-    all of them are free; otherwise other ports are chosen. `version` is Kafka's. Raises MissingDependency,
-    TimedOut.
+    all of them are free; otherwise other ports are chosen. `version` is the version of Apache Kafka. Raises
+    MissingDependency, TimedOut.
     """
 
     def __init__(

@@ -134,7 +134,7 @@ def _write(directory: Path, nodes: list[NodeRecord]) -> None:
 
 
 def find(directory: Path) -> list[NodeRecord]:
-    """Return the nodes last started on `directory`, running or not. Empty if none was ever started."""
+    """Return the nodes last started on `directory`, running or not; an empty list if there are none."""
     try:
         state = json.loads((directory / FILE_NAME).read_text())
         return [NodeRecord(*row) for row in state["nodes"]]
