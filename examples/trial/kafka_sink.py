@@ -1,4 +1,4 @@
-r"""Copy a topic to another one with Spark's own Kafka source and sink, which is at least once.
+r"""Copy a topic to another one with Spark's own Kafka source and sink. The sink is at least once.
 
     oncelog trial examples/trial/kafka_sink.py \
         --conf spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0

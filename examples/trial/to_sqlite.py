@@ -2,8 +2,8 @@
 
 oncelog trial examples/trial/to_sqlite.py --target sqlite
 
-With REMEMBER=yes the transaction that inserts the rows also stores the micro-batch, so a repeated one adds
-nothing.
+With REMEMBER=yes the transaction that inserts the rows also stores the micro-batch, so a repeated micro-batch
+adds nothing.
 """
 
 from __future__ import annotations

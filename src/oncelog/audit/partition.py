@@ -25,10 +25,10 @@ with the append rule, so it can prove the append rule wrong.
 
     other input                                                   finding
     bytes that are not a batch                                    unreadable
-    a torn batch at the end of the log                            torn_tail (no violation)
+    a torn batch at the end of the log                            torn_tail (not a violation)
     a log that ends below its log start                           offset_gap at its end
-    a log start that moves during the audit                       log_start_moved (no violation)
-    a damaged list of aborted transactions                        unreadable_index (no violation)
+    a log start that moves during the audit                       log_start_moved (not a violation)
+    a damaged list of aborted transactions                        unreadable_index (not a violation)
 
 `oncelog.audit.transaction_outcomes` audits transactions. Compaction removes batches, so gaps in a compacted
 log are not reported. Batches without a producer id are only counted, because nothing can be proven about

@@ -8,8 +8,8 @@
     none: a marker, or an offset without a record     -         unknown      unknown
     removed: below the log start, or by compaction    -         not judged   doubled
 
-An offset is in a topic once, so more than one row is wrong even if the record is gone. A row of a removed
-record may have been right or wrong: nothing shows it any more. Source: behaviour P8 (docs/behaviours.md).
+An offset is in a topic once, so more than one row is wrong even if the record is gone. Nothing shows any more
+whether a row of a removed record was right. Source: behaviour P8 (docs/behaviours.md).
 """
 
 from __future__ import annotations

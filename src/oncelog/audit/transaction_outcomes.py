@@ -4,7 +4,7 @@
     data, then a COMMIT or ABORT of its epoch or a higher one      -
     a marker without data: nothing was written here, or the        - (counted)
         coordinator wrote the marker again after a restart
-    data at the end of the log without a marker                    open_transaction (no violation)
+    data at the end of the log without a marker                    open_transaction (not a violation)
     data, then data of a higher epoch without a marker between     transaction_without_outcome
     data, then a COMMIT whose epoch is two or more higher, so it   transaction_without_outcome
         belongs to a later transaction
@@ -16,8 +16,8 @@
     open data below the last stable offset that readers get        visible_though_open
     committed data that read_committed readers do not get          hidden_though_committed
 
-A fence raises the producer epoch by one. With transaction.version 2, every end of a transaction does so, too.
-A producer gets a new epoch only after every marker was written, so a new epoch proves that every earlier
+A fence raises the producer epoch by one. With transaction.version 2, every end of a transaction also raises
+it. A producer gets a new epoch only after every marker was written, so a new epoch proves that every earlier
 transaction has ended. Before transaction.version 2, all transactions of a producer share one epoch. A COMMIT
 and then an ABORT are then two transactions.
 

@@ -32,7 +32,7 @@ SCHEMA = pa.schema(
 
 
 class ParquetFile:
-    """A Parquet file that is being written. It replaces `path` when the block ends without an error.
+    """A Parquet file that is being written. It replaces `path` when the `with` block ends without an error.
 
     If `path` is a symbolic link, the link stays, and the file that it points to is replaced.
     """

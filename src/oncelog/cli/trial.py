@@ -216,7 +216,7 @@ def _sigterm_exits() -> Iterator[None]:
 
 @contextmanager
 def _directory(given: Path | None) -> Iterator[Path]:
-    """Yield the directory of a trial. A temporary one is removed if the block ends without an exception."""
+    """Yield the directory of a trial. A temporary one is removed if the `with` block raises no exception."""
     if given is not None:
         if given.exists() and any(given.iterdir()):
             raise ConfigError(f"--work-dir {given} is not empty; choose a new or empty directory")

@@ -5,7 +5,7 @@ Each producer has a name. `$A` is the id of producer A, `$A_epoch` its epoch, `$
     init A -> 0                        InitProducerId with a new transactional id: the epoch, or an error
     init B like=A -> 1                 the same with A's transactional id; pid=$A epoch=$A_epoch: with both
     add A T/0 T/1 -> NONE              AddPartitionsToTxn: each different error, sorted
-    add_offsets A G -> NONE            AddOffsetsToTxn for the group $G, whose id the first use makes up
+    add_offsets A G -> NONE            AddOffsetsToTxn for the group $G; the first use chooses its id
     commit_offsets A G T/0=5 -> NONE   TxnOffsetCommit; generation=, member=, metadata=
     end A commit -> NONE               EndTxn, or `end A abort`; version 5 sets $A and $A_epoch
     write T/0 a b by=A seq=0 -> 0      Produce of a transactional batch; acks, epoch, pid as in `produce`
@@ -19,9 +19,8 @@ A header `Versions:` sets the version of one API. Other APIs use the classic pro
 TxnOffsetCommit 4). With the header `Transactions: epoch` they use the versions of KIP-890 (12, 5, 5), whose
 EndTxn raises the producer epoch.
 
-A request is repeated after an error that passes by itself (CONCURRENT_TRANSACTIONS, COORDINATOR_...), unless
-the step expects that error. A read is repeated until its result is as expected. Both end with the
-scenario's time.
+A request is repeated after a transient error (CONCURRENT_TRANSACTIONS, COORDINATOR_...), unless the step
+expects that error. A read is repeated until its result is as expected. Both end at the scenario's time limit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fate of every record of a partition, as an array with one code per offset.
 
-Only headers and markers are read: a batch with a record for each of its offsets needs no decoding. Records
-are decoded, as columns, where compaction has removed some of a batch.
+Only headers and markers are read, because a batch with a record for each of its offsets needs no decoding. If
+compaction has removed some records of a batch, the remaining ones are decoded, as columns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A temporary directory for what an audit cannot keep in memory."""
+"""A temporary directory for data that an audit cannot keep in memory."""
 
 from __future__ import annotations
 

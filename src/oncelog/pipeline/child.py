@@ -96,8 +96,8 @@ def _lines(fd: int) -> Iterator[str]:
 def _watch_stdin(lines: Iterator[str], stop: threading.Event) -> None:
     for _ in lines:
         stop.set()
-    # The supervisor has ended. A new supervisor may already be starting the same query, which must not run
-    # beside this JVM. See test_a_supervisor_that_is_killed_takes_its_query_along.
+    # The supervisor has ended, so kill this process and its JVM. A new supervisor may already be starting the
+    # same query, which must not run twice. See test_a_supervisor_that_is_killed_takes_its_query_along.
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -2,7 +2,7 @@
 
     exit                                         stop requested   otherwise
     done: the query has ended without an error   Stop 0           Stop 0
-    refused: a restart would be refused, too     Stop 2           Stop 2
+    refused: a restart would also be refused     Stop 2           Stop 2
     setup: no query was started in any run yet   Stop 2           Stop 2
     setup in a later run, failed, died           Stop 1           Restart; Stop 1 after max_failures
 

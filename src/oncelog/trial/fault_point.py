@@ -3,15 +3,15 @@
 A step between the source and the user's plan runs in Spark's Python workers. The functions of foreachBatch
 run in the driver. The trial and these processes communicate by files in a control directory:
 
-    armed           the trial: tasks that read rows strike, or the next micro-batch is held
-    struck-STAGE    a task: it strikes now, and no other task of its stage will
-    written-STAGE   the trial: a write has reached the target, so the fault of that stage comes after it
-    raised-STAGE    a task: it fails now
-    repeated        a task: Spark repeats a task that has failed so, so its failure counted
+    armed           by the trial: tasks that read rows are struck, or the next micro-batch is held
+    struck-STAGE    by a task: it is struck, and no other task of its stage will be
+    written-STAGE   by the trial: a write has reached the target since then, so the struck task may fail
+    raised-STAGE    by a task: it fails now
+    repeated        by a task: Spark repeats the task after this failure, so the failure mattered
 
 One task of each stage fails, because a pipeline may read a micro-batch before it writes it, for example with
-`isEmpty()` or `count()`. A failure in such a job says nothing about the sink. Spark even ignores the failure
-of a task that `isEmpty()` no longer needs.
+`isEmpty()` or `count()`. A failure in such a job proves nothing about the sink. Spark even ignores the
+failure of a task whose rows `isEmpty()` no longer needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A TCP link with a round trip of its own, between a load generator and a broker on the same machine."""
+"""A TCP link with an artificial round-trip time, between a load generator and a broker on one machine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class SlowLink:
             try:
                 near, _ = self._listener.accept()
             except OSError:
-                return  # `close` has shut the listener down
+                return  # `__exit__` has closed the listener
             far = socket.create_connection(self._target)
             self._sockets += [near, far]
             for reader, writer in ((near, far), (far, near)):

@@ -179,8 +179,8 @@ class AsyncConsumer:
                 raise
             await self._end()
         except asyncio.CancelledError:
-            # A second call finishes the close. Leave now. Otherwise the group would wait for a member that is
-            # no longer polled. Guard: test_a_cancelled_close_keeps_no_member_in_the_group.
+            # Leave now, although only a second call completes the close. Otherwise the group would wait for a
+            # member that is no longer polled. Guard: test_a_cancelled_close_keeps_no_member_in_the_group.
             if self._group is not None and not self._closed:
                 self._group.begin_leaving()
             raise

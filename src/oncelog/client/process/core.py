@@ -1,4 +1,4 @@
-"""The consume-transform-produce loop without I/O: `LoopIO` does what it decides.
+"""The consume-transform-produce loop without I/O: the loop decides, and `LoopIO` does the I/O.
 
     poll -> begin -> transform and send each record -> send the offsets -> commit -> poll ...
 

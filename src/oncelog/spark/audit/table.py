@@ -1,9 +1,9 @@
 """The audit of a table as a Spark job, for tables of any format that Spark reads.
 
-A first job counts the table's rows by offset, and Spark keeps the counts. Only then the end of the topic is
-looked up, so a row that a writer adds meanwhile is never taken for one of an unknown record. In a second job
-each task gets the counts of some windows of offsets. It reads the headers of the topic's batches in a window,
-and judges them with the rules of oncelog.audit.table_rows, as the audit without Spark does.
+A first job counts the table's rows by offset, and Spark keeps the counts. Then the end of the topic is looked
+up, so a row that a writer adds meanwhile is never judged as a row of an unknown record. In a second job each
+task gets the counts of some windows of offsets. It reads the headers of the topic's batches in a window, and
+judges them with the rules of oncelog.audit.table_rows, as the audit without Spark does.
 """
 
 from __future__ import annotations

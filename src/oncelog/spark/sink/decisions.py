@@ -324,8 +324,8 @@ class Refuse:
 
     def error(self, batch_id: int, task: int | None = None) -> SinkError:
         """Return the error to raise for this batch, and for this task if one is given."""
-        # OVERTAKEN is not SinkRefused. A zombie whose run was not noted yet can take the batch from the
-        # present run. The next start succeeds, so a supervisor may try again.
+        # OVERTAKEN is a plain SinkError, so that a supervisor tries again. A zombie whose run was not noted
+        # yet can take the batch from the present run, and the next start succeeds.
         kind = SinkError if self.reason is Reason.OVERTAKEN else SinkRefused
         return kind(self.reason.value.format(batch=batch_id, task=task, found=self.found))
 

@@ -234,7 +234,7 @@ def _parse_group(options: Mapping[str, str]) -> str | None:
             "commitOffsetsToGroup is empty: set it to the name of a consumer group, or remove it"
         )
     if group.startswith(_SINK_GROUPS):
-        # A commit of the topic that holds the sink's markers would replace a marker.
+        # If the stream read the topic of the sink's markers, its commit would replace a marker.
         raise ConfigError(
             f"commitOffsetsToGroup={group!r}: groups that begin with {_SINK_GROUPS} are those of the sink, "
             "which keeps its markers there; choose another name"

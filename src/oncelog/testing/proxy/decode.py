@@ -1,4 +1,4 @@
-"""Decodes what the proxy needs of a message: batch headers, error codes, addresses, transaction fields.
+"""Decodes the parts of messages that the proxy needs: batch headers, error codes, addresses, transactions.
 
 All other messages are forwarded without being decoded.
 """
