@@ -5,9 +5,9 @@ the order is fixed: members by instance id, or by member id if they have no inst
 
 The sticky assignors let partitions stay with their owners if possible. Every partition of a subscribed topic
 gets one reader. A member's load is the number of its partitions. In the result, no chain of moves could
-balance the loads further. There is one exception: if members subscribe to different topics among thousands,
-`LEVELLING_STEPS` may end the search for moves early. If all members subscribe to the same topics, as few
-partitions as possible move. The result does not depend on the order of the members or topics.
+balance the loads further. Exception: if there are thousands of topics and the members subscribe to different
+ones, `LEVELLING_STEPS` may end the search for moves early. If all members subscribe to the same topics, as
+few partitions as possible move. The result does not depend on the order of the members or topics.
 Source: kafka RangeAssignor, RoundRobinAssignor, AbstractStickyAssignor, CooperativeStickyAssignor; KIP-54,
 KIP-341, KIP-429.
 """
@@ -26,12 +26,14 @@ from oncelog.types import TopicPartition
 COOPERATIVE = "cooperative-sticky"
 STICKY = "sticky"
 LEVELLING_STEPS = 500_000
-"""Base of the limit on how many topics and members are examined for moves: about half a second of work.
+"""The number of steps after which the search for moves ends: about half a second of work.
 
-STEPS_PER_PARTITION is added for each partition.
+A step examines one topic or member. STEPS_PER_PARTITION steps are added for each partition.
 """
 STEPS_PER_PARTITION = 20
-"""Added to LEVELLING_STEPS for each partition, because each may have to move. Most moves take one step."""
+"""Steps that are added to LEVELLING_STEPS for each partition, because every partition may have to move. Most
+moves take one step.
+"""
 
 
 class Subscriber(NamedTuple):
@@ -252,7 +254,7 @@ class _Loads:
     def _least(self, turns: list[tuple[int, int]]) -> int:
         """Return the least loaded member of a heap of (load, member).
 
-        Loads in the heap may be too low, because members have got partitions since.
+        Members may have got partitions since their entries were added, so loads in the heap may be too low.
         """
         while True:
             load, index = turns[0]
@@ -261,12 +263,12 @@ class _Loads:
             heapq.heapreplace(turns, (self._load[index], index))
 
     def level(self) -> None:
-        """Move partitions away from the most loaded members while that balances the loads.
+        """Move partitions away from the most loaded members until no move can balance the loads further.
 
-        Partitions may also move along a chain of members. Suppose that no member that a giver can reach by a
-        chain has a load two or more below the giver's. Then the giver and all members that it can reach are
-        done. Later chains need not lead through these members, because such a chain would have to end at one
-        of them.
+        Partitions may also move along a chain of members. A chain helps only if the load of its last member
+        is at least two below the giver's. If a giver reaches no such member, the giver and all members that
+        it reaches are done. Later chains need not lead through members that are done, because they would also
+        have to end at one of these members.
         """
         self._topics = [sorted(held) for held in self._held]
         self._common = [{} for _ in self._members]
@@ -354,7 +356,7 @@ class _Loads:
         return move
 
     def _queue(self, kind: int, done: set[int]) -> bool:
-        """Put the least loaded member of a subscription into `_order`. Members that are done are ignored.
+        """Put the subscription's least loaded member that is not done into `_order`.
 
         Return True if the member was in `_order` already.
         """
@@ -396,13 +398,12 @@ class _Loads:
     def _hand_over(self, source: int, topic: str, target: int) -> None:
         """Move one partition of the topic from `source` to `target`.
 
-        If possible, it is a partition that the target owned before, or else one that the source did not own
-        before.
+        A partition that the target owned before is preferred, then one that the source did not own before.
         """
         partition = self._cheapest(source, topic, target)
         held = self._held[source][topic]
         held.remove(partition)
-        # A topic without partitions would slow down every later search.
+        # Forget a topic of which no partition is left: it would slow down every later search.
         if not held:
             del self._held[source][topic]
             self._topics[source].pop(bisect_left(self._topics[source], topic))
@@ -454,10 +455,7 @@ class _Loads:
         raise AssertionError(f"{topic} is not held")
 
     def _cost(self, source: int, topic: str, partition: int) -> tuple[bool, int]:
-        """Return the sort key of a partition.
-
-        `source` hands over the partition with the smallest key first.
-        """
+        """Return the sort key of a partition: `source` hands over the partition with the smallest key first."""
         return TopicPartition(topic, partition) in self._owned[source], -partition
 
     def _push(self, heaps: tuple[list[int], list[int]], index: int, topic: str, partition: int) -> None:

@@ -268,7 +268,9 @@ class MemberList(Mapping[str, Member]):
         return max((member.rebalance_timeout_ms for member in self._by_id.values()), default=0)
 
     def set_deadline(self, member: Member, deadline_ms: int) -> None:
-        """Set the time in ms at which `tick` removes the member. `Member` states the exceptions."""
+        """Set the time in ms at which `tick` removes the member, unless a waiting request protects it (see
+        `Member`).
+        """
         member.deadline_ms = deadline_ms
         if self._due_ms is None or deadline_ms < self._due_ms:
             self._due_ms = deadline_ms
@@ -462,7 +464,7 @@ class ClassicGroup:
         member = Member(
             new_member_id, request.group_instance_id, "", "", 0, 0, (), old.assignment, is_new=False
         )
-        # As in Kafka, the member does not have to send SyncGroup if the group is stable.
+        # As in Kafka: if the group is stable, the member is not removed for sending no SyncGroup.
         member.has_synced = True
         self.members.replace(old, member)
         self._update(member, request, now_ms, callback)
@@ -542,7 +544,7 @@ class ClassicGroup:
         joined = [member for member in self.members.values() if member.join_callback is not None]
         if self.members and not joined:
             # Only static members are left, and they may still join, so wait longer. Their rebalance timeout
-            # may be 0 or -1.
+            # may be 0 or -1, so there is a minimum.
             timeout_ms = max(self.members.max_rebalance_timeout_ms(), _MIN_EXTENSION_MS)
             self._deadline_ms = now_ms + timeout_ms
             return
@@ -635,7 +637,8 @@ class ClassicGroup:
         later record. See test_a_late_save_of_an_empty_group_does_not_end_a_rebalance.
         """
         if isinstance(error, NotCoordinator) and self.state in (GroupState.EMPTY, GroupState.STABLE):
-            # Store the group again. Otherwise a restart would bring back members that have left.
+            # The change could not be stored, so store the group again. Otherwise a restart would bring back
+            # members that have left.
             self.is_unsaved = True
         self._complete_replacements(error, version, now_ms)
         is_completing = self.state is GroupState.COMPLETING_REBALANCE
@@ -697,7 +700,7 @@ class ClassicGroup:
         member that is about to leave. Source: kafka GroupMetadataManager.classicGroupLeaveToClassicGroup.
         """
         codes = [self._leave(member_id, group_instance_id) for member_id, group_instance_id in identities]
-        # Rebalance even if the client that left had a member id and had not joined yet.
+        # Rebalance even if the client that left had only a member id and had not joined yet.
         if 0 in codes and self.state is not GroupState.EMPTY:
             self._rebalance(now_ms)
         return codes
@@ -721,7 +724,7 @@ class ClassicGroup:
 
     def tick(self, now_ms: int) -> None:
         """Handle the deadlines that have passed: remove members, and end a rebalance."""
-        # The clients of these member ids may have died before they joined.
+        # Forget member ids whose clients have not joined in time: these clients may be dead.
         self._pending_member_ids.take(now_ms)
         for member in list(self.members.values()):
             is_waiting = member.sync_callback is not None or (
@@ -757,9 +760,9 @@ class ClassicGroup:
     def _member_error(
         self, member_id: str, group_instance_id: str | None, generation_id: int | None = None
     ) -> type[BrokerError] | None:
-        """Return the error if a request with this member id is rejected; None if it is accepted.
+        """Return the error that rejects a request with this member id; None if the request is accepted.
 
-        `generation_id` is None if the kind of request has no generation.
+        `generation_id` is None for a kind of request that has no generation.
         """
         if self.state is GroupState.DEAD:
             return CoordinatorNotAvailable
@@ -780,10 +783,11 @@ class ClassicGroup:
     def commit_error(
         self, member_id: str, group_instance_id: str | None, generation_id: int, *, is_transactional: bool
     ) -> type[BrokerError] | None:
-        """Return the error if an offset commit is rejected, else None: behaviour T7 (docs/behaviours.md).
+        """Return the error that rejects an offset commit; None if the commit is accepted.
 
         An empty group accepts a commit without a generation from any client. Within a transaction, every
-        group also accepts a commit without a member id, because old clients do not send one.
+        group also accepts a commit without a member id, because old clients do not send one. Source:
+        behaviour T7 (docs/behaviours.md).
         """
         if self.state is GroupState.DEAD:
             return CoordinatorNotAvailable

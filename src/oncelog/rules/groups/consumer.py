@@ -54,10 +54,10 @@ FIRST_EPOCH_COMMIT_VERSION = 9
 FIRST_EPOCH = 1
 """Epoch of a new group. The first member that subscribes to topics raises it."""
 ASSIGNMENT_COST_PER_MS = 20
-"""Cost that a group may use up per ms to compute targets, in members and partitions.
+"""The cost of computing targets that a group may use per ms. A target costs its members and partitions.
 
-At this rate, computing targets takes a fifth of the time of the broker's thread. Source: KIP-1263 for the
-idea. Kafka computes at most one target a second.
+At this rate, computing targets takes a fifth of the time of the broker's thread. Kafka limits the targets in
+another way: to one a second. Source: KIP-1263.
 """
 
 
@@ -220,7 +220,9 @@ class Subscriptions:
         return result
 
     def shared(self, subscription: Subscription) -> Subscription:
-        """Return the object that members with an equal subscription share, else `subscription`."""
+        """Return the object that members with an equal subscription share; `subscription` if there is no such
+        member.
+        """
         return self._kept.get(subscription, subscription)
 
     def size_with(self, subscription: Subscription) -> int:
@@ -340,7 +342,8 @@ class ConsumerGroup:
         self.unsaved: dict[RecordKey, None] = {}
         self._topics: Mapping[str, TopicInfo] | None = None
         self._subscriptions, self._shares_subscriptions = Subscriptions(), False
-        """The subscriptions of all members, and True while another draft of the group uses the same object.
+        """`_subscriptions` has the subscriptions of all members. `_shares_subscriptions` is true if a copy of
+        the group (see `draft`) uses the same object, so that it must be copied before a change.
         """
         self._session_timeout_ms, self._max_size, self._default_assignor = (
             session_timeout_ms,
@@ -455,7 +458,8 @@ class ConsumerGroup:
             self._set_member(member, RecordKey(MEMBER, member.member_id))
         self._update_targets(resolve_topics, is_changed, is_unresolved, now_ms)
         target = self.targets.get(member.member_id, NO_PARTITIONS)
-        # A target of an earlier epoch may not match the member's current subscription.
+        # The group is behind if its target is of an earlier epoch. Such a target may have topics that the
+        # member no longer subscribes to.
         is_behind = self.epoch > self.assignment_epoch and self._topics is not None
         is_behind = is_behind and not is_unresolved(frozenset(filter(None, [member.regex])))
         subscribed_ids = None
@@ -490,8 +494,8 @@ class ConsumerGroup:
         self._check_instance(request, static)
         if member is None:
             raise UnknownMemberId(f"group {self.group_id!r} has no member {request.member_id!r}")
-        # A static member that has left has epoch -2. With `<`, its delayed requests are rejected: they must
-        # not bring the member back.
+        # A static member that has left has epoch -2, which is below its previous epoch. The `<` below rejects
+        # its delayed requests, which must not bring the member back.
         is_repeated = request.epoch == member.previous_epoch < member.epoch and (
             request.owned is not None and request.owned <= member.assigned
         )
@@ -818,7 +822,7 @@ class ConsumerGroup:
 
 
 def _repeats(member: ConsumerMember, request: Heartbeat) -> bool:
-    """Return True if the request is of the member's present epoch and changes none of its fields."""
+    """Return True if the request has the member's current epoch and changes none of the member's fields."""
     return (
         0 < request.epoch == member.epoch
         and request.instance_id in (None, member.instance_id)

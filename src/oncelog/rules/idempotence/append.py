@@ -120,7 +120,7 @@ class Verification(NamedTuple):
     raises_epoch: bool
 
     def with_batch(self, producer_epoch: int, sequence: int) -> Verification:
-        """Return the verification to keep after the coordinator was asked about this batch, too."""
+        """Return the verification after the coordinator was also asked about this batch."""
         is_lower = producer_epoch == self.producer_epoch and sequence < self.lowest_sequence
         if is_lower or producer_epoch > self.producer_epoch:
             return self._replace(producer_epoch=producer_epoch, lowest_sequence=sequence)

@@ -31,9 +31,9 @@ def last_stable_offset(
 
 
 def stable_offset_after(completed: CompletedTransaction, open_first_offset: int | None) -> int:
-    """Return the last stable offset after the end of `completed`. The transaction index stores this offset.
+    """Return the last stable offset as of the end of the transaction `completed`.
 
-    `open_first_offset` is the first offset of the oldest transaction that is still open; None if none is
-    open.
+    The transaction index stores this offset. `open_first_offset` is the first offset of the oldest
+    transaction that is still open; None if none is open.
     """
     return completed.last_offset + 1 if open_first_offset is None else open_first_offset

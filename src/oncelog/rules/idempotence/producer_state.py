@@ -176,8 +176,8 @@ class ProducerTable:
         self._idle: list[dict[int, bytes]] = [{}]
         # One byte for each shard: 1 if an image may share it.
         self._is_shared = bytearray(1)
-        # The id's bits under this mask, with the next higher bit, are the index of its shard. If there is no
-        # such shard yet, the index is the bits under the mask alone.
+        # An id's shard has the index that the id's bits under this mask and the next higher bit form. If
+        # there is no such shard yet, the index is the bits under the mask alone.
         self._mask = 0
         self._idle_count = 0
         self._next_shard = 0

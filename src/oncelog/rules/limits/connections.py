@@ -28,11 +28,11 @@ from oncelog.errors import ConfigError
 Key = TypeVar("Key")
 
 CREDIT_BYTES, CREDIT_MS = 1 << 20, 1_000
-"""Credit of bytes and time in each rate. Without it, a connection that has just begun to use memory would
-count as the slowest.
+"""Bytes and time that are added to each connection's own before its rate is computed. Without them, a
+connection that has just begun to use memory would count as the slowest.
 """
 _RELIEF = 0.75
-"""Fraction of the memory limit that is in use after the slowest connections were closed."""
+"""Fraction of its limit to which the memory in use is reduced by closing the slowest connections."""
 
 
 class CloseReason(StrEnum):
@@ -171,8 +171,8 @@ class Usage:
     since_ms: int
 
     def bytes_per_ms(self, now_ms: int) -> float:
-        """Return the rate at which the connection has sent or received bytes since `since_ms`, with the
-        credit added.
+        """Return the connection's rate since `since_ms`, with CREDIT_BYTES and CREDIT_MS added to its bytes
+        and time.
         """
         moved = self.moved_bytes - self.moved_before
         return (moved + CREDIT_BYTES) / (max(now_ms - self.since_ms, 0) + CREDIT_MS)

@@ -48,7 +48,8 @@ class DirtyRange(NamedTuple):
     """The dirty range: offsets from `first_offset` to below `end_offset`.
 
     `clean_bytes` and `dirty_bytes` are the sizes of the whole segments before and in the range. `oldest_ms`
-    is the smallest first timestamp of the dirty segments. If a segment's is None, its largest one counts.
+    is the smallest first timestamp of the dirty segments. A segment whose first timestamp is unknown counts
+    with its largest timestamp.
     """
 
     first_offset: int
@@ -183,7 +184,7 @@ class UnindexedAborts:
         self._first_offsets: dict[int, int] = {}
 
     def data(self, producer_id: int, base_offset: int) -> None:
-        """Handle a transactional data batch."""
+        """Note a transactional data batch. The producer's first one after a marker begins a transaction."""
         self._first_offsets.setdefault(producer_id, base_offset)
 
     def gap(self) -> None:
@@ -203,8 +204,8 @@ class UnindexedAborts:
 class LastOfProducer(NamedTuple):
     """The batch headers of an active producer that compaction must keep.
 
-    `last_data_offset` is the last offset of the producer's last data batch, whose header stays. None: the
-    producer has only markers in `producer_epoch`, and the headers of these markers stay.
+    `last_data_offset` is the last offset of the producer's last data batch, whose header stays. It is None if
+    the producer has only markers in `producer_epoch`. In that case the headers of these markers stay.
     """
 
     producer_epoch: int

@@ -359,7 +359,9 @@ class CoordinatorEntry(NamedTuple):
 
     @property
     def is_aborted(self) -> bool:
-        """True if an abort is the last thing that happened, and it is complete."""
+        """True if the transactional id's last transaction was aborted, and all markers of the abort are
+        written.
+        """
         return self.state == _COMPLETED_ABORT
 
 
@@ -400,9 +402,10 @@ def fenced_abort_action(
 
 
 SUCCESSOR_PATIENCE_MS = 3_000
-"""Time in ms in which a successor continues its start after the abort of the transaction that it has met.
+"""Time in ms within which a new producer repeats InitProducerId after the first request has aborted an open
+transaction.
 
-A client waits at most retry.backoff.max.ms, by default 1 s, before it sends InitProducerId again.
+A client waits at most retry.backoff.max.ms before this, by default 1 s.
 """
 
 
@@ -413,12 +416,13 @@ def has_successor(
     may_have_timed_out: bool,
     completed_for_ms: float = 0,
 ) -> bool | None:
-    """Return whether another producer got the transactional id after `ours`; None if it must be asked again.
+    """Return True if another producer got the transactional id after `ours`; None to ask the coordinator
+    again.
 
-    Call it for a producer whose transaction was ended by something else. The coordinator raises the epoch by
-    one if it aborts a transaction that has been open for too long. InitProducerId raises it by one too. If it
-    meets an open transaction, it raises the epoch by one, aborts the transaction, and raises the epoch again
-    when the client repeats the request.
+    Call this for a producer whose transaction was ended by another producer or by the coordinator. The
+    coordinator raises the epoch by one if it aborts a transaction that has been open for too long.
+    InitProducerId raises it by one too. If it meets an open transaction, it raises the epoch by one, aborts
+    the transaction, and raises the epoch again when the client repeats the request.
 
     `may_have_timed_out`: the transaction has been open for longer than transaction.timeout.ms.
     `completed_for_ms` is the time since the entry was first seen in CompleteAbort.

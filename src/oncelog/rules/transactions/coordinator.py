@@ -124,7 +124,7 @@ def decide_init(
         client_version=0,
     )
     is_next = expected is None or expected.producer_epoch == entry.producer_epoch
-    # An older version of this broker may have given epoch 32767 to a client that repeated a request.
+    # Epoch 32767 is not for clients, but an older Oncelog may have given it to one that repeated a request.
     is_beyond = entry.producer_epoch == MAX_EPOCH
     if entry.is_exhausted and (is_next or (is_beyond and _is_repeated(entry, expected))):
         if new_producer_id is None:
@@ -317,7 +317,7 @@ def _decide_end_with_epoch(
     is_raised = entry.producer_epoch == producer.producer_epoch + 1
     is_again = entry.client_version >= EPOCH_PER_TRANSACTION and (is_raised or has_rotated)
     if entry.producer_epoch == MAX_EPOCH and not entry.state.is_prepared:
-        # Success would give the client an epoch that no later epoch can fence.
+        # The response would give the client the largest epoch, which no later epoch can fence.
         is_again = False
     if entry.state.is_prepared and is_current:
         return _being_completed(entry)

@@ -113,7 +113,7 @@ _FINAL = (
     TransactionalIdAuthorizationFailed,
     UnsupportedVersion,
 )
-"""Errors that a repetition cannot mend."""
+"""Errors that would recur, because the application or its permissions are wrong."""
 _FENCED = (InvalidProducerEpoch, ProducerFenced)
 _UNREACHABLE = (DisconnectedError, TimedOut)
 _MEMBERSHIP = (
@@ -124,7 +124,7 @@ _MEMBERSHIP = (
     UnknownMemberId,
     UnreleasedInstanceId,
 )
-"""Errors of a group that has moved on without this member; it joins again."""
+"""Errors that mean that the group has rebalanced without this member. The member joins again."""
 _REFUSED_RECORD = (
     InvalidRecord,
     InvalidTimestamp,
@@ -167,7 +167,7 @@ def is_outage(error: OncelogError) -> bool:
 
 
 MAX_ERRORS = 10
-"""Errors in a row, outages apart, after which the loop stops."""
+"""Number of consecutive errors after which the loop stops. Outages do not count."""
 
 
 def is_refused_record(error: Exception | None) -> bool:
@@ -242,7 +242,7 @@ def at_rebalance(change: Rebalance, *, is_open: bool, is_affected: bool) -> AtRe
     any        no     -          KEEP
     ASSIGNED   yes    any        KEEP
     REVOKED    yes    no         KEEP: the member still owns what the transaction has read
-    REVOKED    yes    yes        COMMIT: the next owner continues behind it
+    REVOKED    yes    yes        COMMIT: the next owner continues after these records
     LOST       yes    any        ABORT: another member may own the partitions already, so the coordinator
                                    would refuse the offsets (KIP-447)
     """
