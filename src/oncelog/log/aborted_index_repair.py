@@ -32,7 +32,7 @@ class Restored(NamedTuple):
 
 
 def restore_aborted(segments: Iterable[Segment]) -> Restored:
-    """Add the missing entries to the transaction indexes of `segments`, and sync the index files.
+    """Add the missing entries to the transaction indexes of `segments`, and sync the changed index files.
 
     Raises OSError if the log cannot be read.
     """

@@ -24,9 +24,9 @@ class Kind(IntEnum):
     """The kind of a background task. A blocking call delays only other tasks of the same kind."""
 
     LOG = 0
-    """A task that the log or a timer started. Between its blocking call and its next step, no other LOG task
-    runs, but requests do. So the task must expect every change that a request can make, but no change by
-    another LOG task.
+    """A task that the log or a timer started. Between its blocking call and its next step, requests are
+    handled, but no other LOG task runs. So the task must expect every change that a request can make, but no
+    change by another LOG task.
     """
     REQUEST = 1
     """A client's request that has made no blocking call yet."""
@@ -65,7 +65,9 @@ class BackgroundQueue:
         self.on_added()
 
     def discard(self, task: BackgroundTask) -> None:
-        """Close a task. If its blocking call is running, the result of the call is ignored."""
+        """Close a task, so that it takes no further step. If its blocking call is running, the result of the
+        call is ignored.
+        """
         task.close()
         for queue in self._queues:
             queue.waiting = deque(None if waiting is task else waiting for waiting in queue.waiting)
@@ -97,7 +99,7 @@ class BackgroundQueue:
                 errors.append(error)
                 continue
             if call is not None:
-                with suppress(Exception):  # the next step of its task gets the error
+                with suppress(Exception):  # the next step of the call's task gets the error
                     call()
         if errors:
             raise errors[0]

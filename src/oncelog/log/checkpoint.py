@@ -19,12 +19,12 @@ LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANED_OFFSETS = "cleaner-offset-checkpoint"
 INDEXED_OFFSETS = "oncelog-txnindex-checkpoint"
-"""The offset of each partition below which the transaction indexes are complete. Compaction kept every entry
-below it, or a restart restored the lost entries.
+"""The offset of each partition below which the transaction indexes are complete: compaction has kept every
+entry below this offset, or a restart has restored the lost ones.
 """
 INDEX_STARTS = "oncelog-txnindex-start-checkpoint"
-"""The lowest base offset of each partition from which every segment was created with a transaction index
-file. If a later segment lacks that file, the file was lost.
+"""For each partition, the base offset from which every segment was created with a transaction index file. If
+a segment at or above this offset lacks the file, the file was lost.
 """
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
@@ -111,7 +111,8 @@ def decode_uuid(text: str) -> bytes:
 def write_partition_metadata(disk: Disk, directory: str, topic_id: bytes) -> None:
     """Write partition.metadata without a sync.
 
-    The first flush of the partition syncs the file. Until then, the id is only in oncelog-topics.json.
+    The first flush of the partition syncs the file. Until then, only oncelog-topics.json keeps the id over a
+    power loss.
     """
     text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n"
     disk.replace(f"{directory}/{PARTITION_METADATA}", text.encode(), sync=False)

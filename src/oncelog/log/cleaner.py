@@ -105,10 +105,11 @@ class LogCleaner:
                 segment.read_first_timestamp()
 
     def roll_for_compaction(self, now_ms: int) -> None:
-        """Roll the active segment if it is as large as all closed segments together.
+        """Roll the active segment if it is at least as large as all closed segments together.
 
-        Rolled segments can be compacted, so the cost of reading the log later depends on its live records,
-        and not on its history. `limits.coordinator_roll_bytes` is the minimum size. Raises KafkaStorageError.
+        Only closed segments can be compacted. With this, the cost of reading the log later depends on its
+        live records, and not on its history. `limits.coordinator_roll_bytes` is the minimum size. Raises
+        KafkaStorageError.
         """
         log = self._log
         active_bytes, all_bytes = log.segments.active.size_bytes, log.segments.size_bytes
@@ -183,15 +184,15 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 class SegmentSwapper:
-    """A swapper that replaces segments by their compacted successor. It remembers a failed swap."""
+    """A swapper that replaces segments by their compacted successor. `finish` retries a swap that failed."""
 
     def __init__(self, log: LocalLog) -> None:
         self._log = log
         self.has_leftovers = False
         """True while files of a failed compaction may exist that recovery would swap in."""
         self.unfinished: list[Segment] | None = None
-        """Segments whose compacted successor is complete, but could not take their place yet. None if there
-        are none.
+        """The segments of a swap that failed temporarily: their successor is complete, but does not have
+        their names yet. None if no swap is unfinished.
         """
 
     def discard_leftovers(self) -> BackgroundTask:
@@ -201,8 +202,8 @@ class SegmentSwapper:
             self.has_leftovers = False
 
     def begin(self, segments: list[Segment]) -> None:
-        """Prepare segments for the swap: keep their files open, because their names are about to change or
-        vanish. Raises OSError.
+        """Prepare segments for the swap. Their files are kept open, because the swap renames or deletes them.
+        Raises OSError.
         """
         for segment in segments:
             segment.file.pread(1, 0)  # opens the file now, while it still has its name
@@ -340,7 +341,7 @@ class Compaction:
         return transactions
 
     def _learn_keys(self, latest: LatestOffsets) -> Generator[BlockingCall | None, None, int]:
-        """Note the newest offset of each key in the dirty range.
+        """Add the newest offset of each key in the dirty range to `latest`.
 
         Returns the offset up to which keys were read. That is below the end of the dirty range if there are
         too many keys, or if a segment was deleted.
@@ -505,7 +506,7 @@ def _do(call: BlockingCall, header: BatchHeader, step_items: int) -> BackgroundT
 
 
 def _note_keys(batch: ScannedBatch, latest: LatestOffsets, step_items: int) -> BackgroundTask:
-    """Note the offset of each key in a batch, in bounded steps."""
+    """Add the offset of each key in a batch to `latest`, in bounded steps."""
     parts: list[Iterator[list[DecodedRecord]]] = []
     records: list[DecodedRecord] = []
     left = batch.header.records_count

@@ -61,7 +61,9 @@ class File(Protocol):
 
 
 class DiskLock(Protocol):
-    """A lock on a file, held by this process. It is released when the process ends, if not before."""
+    """A lock on a file, held by this process. It is released by `release`, or at the latest when the process
+    ends.
+    """
 
     def release(self) -> None: ...
 

@@ -132,7 +132,7 @@ def _base_offset(disk: Disk, path: str) -> int:
 
 
 def _entries(disk: Disk, path: str, layout: struct.Struct) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Yield the (position, fields) of each entry. The zeros that Kafka preallocates at the end
+    """Yield (position, fields) of each entry of an index file. The zeros that Kafka preallocates at its end
     are skipped.
     """
     data = disk.read(path)

@@ -35,7 +35,8 @@ class LeaderEpochs:
         log_end_offset: int,
         leader_epoch: int,
     ) -> LeaderEpochs:
-        """Return the epochs of the checkpoint file, corrected by the log; write the file if they changed.
+        """Load the epochs of the checkpoint file, and correct them by the log. Write the file if they
+        changed.
 
         `found` are the (epoch, first offset) pairs of the batches that recovery read. The pairs above the
         file's latest epoch are added. If the file is missing or unreadable, all pairs are added.

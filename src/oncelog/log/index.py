@@ -108,7 +108,7 @@ class _IndexFile(ABC):
         self._written = 0
 
     def _loaded(self, file_size: int) -> None:
-        """Note that the file contains all entries, and cut off preallocated or torn bytes after them."""
+        """Record that the file contains all entries, and cut off preallocated or torn bytes after them."""
         self._written = len(self)
         if file_size != self._written * self.entry_bytes:
             self.cut_file()
@@ -207,7 +207,7 @@ class OffsetIndex(_IndexFile):
         self.cut_file()
 
     def count_below(self, relative_offset: int) -> int:
-        """Return the number of entries whose batch ends below `relative_offset`."""
+        """Return the number of entries at the start whose batch ends below `relative_offset`."""
         return bisect_right(self._offsets, relative_offset - 1) if relative_offset > 0 else 0
 
     def _pack(self, start: int, stop: int) -> bytes:
@@ -281,7 +281,9 @@ class TimeIndex(_IndexFile):
             self.write_runs()
 
     def extend(self, timestamps_ms: list[int], relative_offsets: list[int]) -> None:
-        """Append those of several entries that `append` would append."""
+        """Append several entries. An entry whose timestamp is not above the previous one is skipped, as in
+        `append`.
+        """
         last_ms = self._timestamps[-1] if self._timestamps else None
         for timestamp_ms, relative_offset in zip(timestamps_ms, relative_offsets, strict=True):
             if last_ms is None or timestamp_ms > last_ms:
@@ -457,10 +459,12 @@ class TransactionIndex(_IndexFile):
             raise
 
     def cut_below(self, offset: int) -> None:
-        """Keep only the entries whose marker is below `offset`. The file changes with the next `store`."""
+        """Keep only the entries whose marker is below `offset`. The file keeps the others until the next
+        `store`.
+        """
         kept = [entry for entry in self._entries if entry.last_offset < offset]
-        # The file must be replaced by `store`. Otherwise a power loss could bring back the removed entries
-        # below a later recovery point.
+        # Entries were removed only in memory, so `store` must write the file. Otherwise a power loss could
+        # bring them back, and the recovery point may have passed them by then.
         self.is_unsynced |= len(kept) < len(self._entries)
         self._entries = kept
         self._written = min(self._written, len(kept))

@@ -75,14 +75,15 @@ class LocalLog:
         may be deleted.
         """
         self.unindexed_marker_offset: int | None = None
-        """The offset of a marker that is being appended. None again once the marker's transaction index entry
-        is in memory.
+        """The offset of the ABORT marker that is being appended, until its transaction index entry is in
+        memory; otherwise None.
         """
         self._reader = reader
         self._background = background
         self._min_high_watermark = recovered.log_start_offset
         self.unsnapshotted_bytes = 0
-        # Deleted segments wait until the recovery point reaches this offset; 0 if none wait.
+        # Segments below the log start are deleted once the recovery point has reached this offset; 0 if there
+        # are none.
         self._sync_needed_to = 0
         self._is_directory_dirty = True
         self._rewrites_small_files = False
@@ -224,8 +225,8 @@ class LocalLog:
         self.segments.add(segment)
         self._is_directory_dirty = True
         with suppress(OSError):
-            # If this snapshot fails, recovery uses an older one. A later deletion of segments writes a
-            # snapshot if it needs one.
+            # The roll succeeds even if this snapshot fails: recovery uses an older snapshot, and a later
+            # deletion of segments writes one if it needs one.
             self.snapshot()
         return segment
 
@@ -346,7 +347,7 @@ class LocalLog:
         return dropped
 
     def _remove(self, dropped: list[_DroppedSegment]) -> BackgroundTask:
-        """Delete the files of dropped segments, then do the same with the remaining segments below the log
+        """Delete the files of dropped segments, then drop and delete the remaining segments below the log
         start.
         """
         end_offset = None
@@ -413,7 +414,8 @@ class LocalLog:
             # test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline.
             self._is_directory_dirty = True
             raise KafkaStorageError(f"{self.topic_partition} cannot be flushed: {error}") from error
-        # If the partition was closed during the syncs, some of its files were not synced.
+        # If the partition was closed during the syncs, some of its files were not synced, so the recovery
+        # point must not rise.
         self._check_open()
         self.recovery_point = max(self.recovery_point, end_offset)
 
@@ -492,7 +494,7 @@ class LocalLog:
     def close_unchanged(self) -> None:
         """Close the files of a log that has had no append since it was opened."""
         with suppress(OSError):
-            # A failed write may have left bytes after the end.
+            # Cut off the bytes that a failed write may have left after the end of the log.
             self.segments.active.cut_failed_write()
             self.segments.active.transactions.truncate_reserved()
         self.abandon()

@@ -46,8 +46,8 @@ from oncelog.types import TopicPartition
 LOCK, META_PROPERTIES, CLEAN_SHUTDOWN = ".lock", "meta.properties", ".kafka_cleanshutdown"
 DELETED_SUFFIX = "-delete"
 FORMAT_KEY, FORMAT_VERSION = "oncelog.format.version", 1
-"""The key in meta.properties that has the version of the file formats, and the version that this Oncelog
-writes.
+"""FORMAT_KEY is the key of meta.properties under which the version of the file formats is stored.
+FORMAT_VERSION is the version that this Oncelog writes.
 
 The version is raised if an older Oncelog would misread the files. A directory without the key was written by
 Apache Kafka, or by an early Oncelog, whose files have version 1.
@@ -58,8 +58,8 @@ _META_VERSION = 1
 _NO_IDS: Mapping[str, bytes] = MappingProxyType({})
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9]\d{0,9})")
 _DELETED = re.compile(rf"(?=.{{255}}$|.+-\d+\.[0-9a-f]{{32}}-).+{DELETED_SUFFIX}")
-"""The directory of a deleted partition. Only a name of the maximum length may lack the partition number or
-the id, because long names are cut off.
+"""Matches the directory name of a deleted partition. Only a name of the maximum length may lack the partition
+number or the id, because long names are cut off.
 """
 MAX_PROMPT_DELETIONS = 100
 """The maximum number of deleted partitions whose directories are removed during opening, and again during
@@ -291,8 +291,8 @@ class LogManager:
             self._written_points = dict(self._recovery_points)
 
     def forget_index_starts(self) -> None:
-        """Forget which segments have transaction index files, because Apache Kafka has used the directory
-        since Oncelog's last stop.
+        """Forget from which base offsets on all segments have transaction index files. Call this if Apache
+        Kafka has used the directory since Oncelog's last stop.
 
         Kafka creates such a file only when it writes the first entry. Recovery would treat missing files as
         lost and read the segments, which takes 4 to 18 seconds per gigabyte. See
@@ -307,7 +307,7 @@ class LogManager:
     def delete_partitions(
         self, deleted: Iterable[TopicPartition], topic_ids: Mapping[str, bytes] = _NO_IDS
     ) -> dict[str, KafkaStorageError]:
-        """Delete partitions without yielding. Otherwise the same as `delete_in_steps`."""
+        """Run `delete_in_steps` to its end in one step, and return its errors."""
         steps = self.delete_in_steps(deleted, topic_ids)
         while True:
             try:
@@ -621,7 +621,7 @@ class LogManager:
         return self._new_uuid()
 
     def give_back(self) -> None:
-        """Restore `.kafka_cleanshutdown` if the start was rejected before any partition was opened."""
+        """Restore `.kafka_cleanshutdown` after a start that was rejected before it opened any partition."""
         if self.was_clean and not self.partitions:
             self.disk.replace(CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
 

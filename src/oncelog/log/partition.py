@@ -105,7 +105,7 @@ class Partition:
         self.topic_id = topic_id
         self.recovery_warnings = recovered.warnings
         self.indexed_from = recovered.indexed_from
-        """The base offset from which every segment has a transaction index file."""
+        """Every segment with this base offset or a higher one has a transaction index file."""
         self.opened_cost = 0
         """The total cost of decompressing clients' batches since opening, in records. See `prepare_batch`."""
         self.on_log_start: Callable[[], None] | None = None
@@ -116,8 +116,8 @@ class Partition:
         self._epochs = epochs
         self._producers = recovered.producers
         self._unchanged: tuple[int, int] | None = None
-        """The (log end, log start) after opening, if all files were complete then. While both offsets are
-        unchanged, `close` writes nothing. None if `close` must always write.
+        """The (log end, log start) after opening; None if some files were incomplete then. While both offsets
+        are unchanged, `close` writes nothing. With None, `close` always writes.
         """
 
     @classmethod
@@ -388,7 +388,7 @@ class Partition:
                 entry, epoch, sequence, delta, max_ms, is_transactional, base_offset, now_ms
             )
             if entry is None or entry[4] == base_offset:
-                return None  # the batch begins a transaction here
+                return None  # the producer has no open transaction here: the batch begins one
         elif is_transactional:
             return None
         segment, size, last_offset = log.segments.active, length + LOG_OVERHEAD_BYTES, base_offset + delta
@@ -568,7 +568,7 @@ class Partition:
         return [producer for producer in producers if producer is not None]
 
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
-        """Note that the transaction coordinator is about to be asked whether a batch may be stored.
+        """Record that the transaction coordinator is about to be asked whether a batch may be stored.
 
         The append rule then rejects batches with higher sequences. See `Verification`.
         """

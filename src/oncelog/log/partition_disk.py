@@ -127,8 +127,8 @@ class PartitionDisk:
             self._disk.remove_tree(path)
 
     def sync_directory(self, path: str = "") -> None:
-        # The lock is not held, because a sync may take long. Syncing another partition's directory does no
-        # harm.
+        # The lock is not held, because a sync may take long. If the partition is closed after the check, the
+        # path may belong to another partition, but syncing its directory does no harm.
         self._check()
         try:
             self._disk.sync_directory(path)

@@ -137,7 +137,7 @@ class PartitionProducers:
         self._note_snapshot(snapshot.offset)
 
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
-        """Note that the transaction coordinator is about to be asked whether a batch may be stored."""
+        """Record that the transaction coordinator is about to be asked whether a batch may be stored."""
         verification = self.verifying.get(producer_id)
         if verification is not None:
             self.verifying[producer_id] = verification.with_batch(epoch, sequence)
@@ -192,8 +192,8 @@ class PartitionProducers:
         unsynced = self._unsynced
         while unsynced and unsynced[0][1] < synced_to:
             unsynced.popleft()
-        # Entries that the new entry covers are removed, as in `hide`. At the maximum number, the new entry
-        # replaces the last one and takes its first offset, so it covers both transactions.
+        # Entries that the new entry covers are removed, as in `hide`. If there are _MAX_UNSYNCED entries, the
+        # new entry replaces the last one and takes its first offset, so that it covers both transactions.
         while unsynced and unsynced[-1][0] >= first_offset:
             unsynced.pop()
         if len(unsynced) >= _MAX_UNSYNCED:
@@ -210,8 +210,8 @@ class PartitionProducers:
 
     def hide(self, first_offset: int, marker_offset: int) -> None:
         """Track a completed transaction whose marker is not below the high watermark yet."""
-        # An entry with an equal or lower first offset and a later marker covers the entries before it. They
-        # are removed, so the first entry always has the lowest first offset.
+        # The new entry has a later marker than all others. It covers those whose first offset is not below
+        # its own, so they are removed. Therefore the first entry always has the lowest first offset.
         while self._hidden and self._hidden[-1][0] >= first_offset:
             self._hidden.pop()
         self._hidden.append((first_offset, marker_offset))

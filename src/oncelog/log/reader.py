@@ -78,7 +78,7 @@ class LogReader:
         if next_offset <= offset:
             segment, position = cursor
             raise _damaged(segment, position, f"the batch at offset {offset} has an earlier base offset")
-        # A reader's next fetch begins at `next_offset`.
+        # Remember the position of `next_offset`, because the reader's next fetch begins there.
         if len(cursors) >= self._max_cursors:
             del cursors[next(iter(cursors))]
         segment, position = cursor
@@ -136,7 +136,8 @@ def _scan_to(start: int, segment: Segment, offset: int) -> ReadCursor | None:
         cursor = ReadCursor(segment, batch.position)
         if header.base_offset >= offset or verify_crc(batch.bytes(), 0, header.size_bytes):
             return cursor
-        suspect = suspect or cursor  # its header may claim more offsets than the batch has
+        # The checksum is wrong, so the header may claim offsets that the batch does not have
+        suspect = suspect or cursor
     if suspect is None and damage is not None:
         raise _damaged(segment, damage.position, damage.reason)
     return suspect
@@ -244,7 +245,8 @@ def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int
                 records: list[FoundTime | None] = []
                 call = partial(_append_first_record, records, batch, timestamp_ms, start_offset)
                 cost.spent += header.records_count
-                # Decompressing any batch may take long: 10 KB may become 256 MB.
+                # A compressed batch is always decoded in a separate call, however few records it has: 10 KB
+                # may become 256 MB.
                 if header.records_count > step_cost or header.compression is not Compression.NONE:
                     yield call
                     is_next_step = True
@@ -267,7 +269,7 @@ def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int
 
 
 def _scan_for(segment: Segment, position: int, start_offset: int) -> Iterator[ScannedBatch]:
-    """Yield the batches from `position` on that a search for records at or after `start_offset` needs.
+    """Yield the batches from `position` onwards, for a search for records at or after `start_offset`.
 
     Raises CorruptMessage if damaged bytes may contain such a record. Other damage is skipped. See
     test_a_look_up_by_time_does_not_skip_damage and

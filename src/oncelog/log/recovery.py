@@ -85,7 +85,8 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
     if segments:
         segments[-1].forget_lost_markers()
     if not segments:
-        # Offsets that were synced are never assigned again. See test_a_lost_directory_gives_no_offset_again.
+        # Continue after the synced offsets, which must never be assigned again. See
+        # test_a_lost_directory_gives_no_offset_again.
         base_offset = max(options.log_start_offset, options.recovery_point)
         if base_offset > options.log_start_offset:
             text = f"{disk.describe(directory)} contains no segment, but offsets up to {base_offset} were"
@@ -145,7 +146,8 @@ def _make_transaction_indexes(segments: list[Segment], options: OpenOptions) -> 
         if segment.size_bytes and (
             options.indexed_from is None or segment.base_offset < options.indexed_from
         ):
-            # Apache Kafka, or Oncelog up to 0.5.0, wrote this segment without an index file.
+            # Apache Kafka, or Oncelog up to 0.5.0, wrote this segment without an index file. So only the
+            # segments after it are known to have one.
             first_offset = segment.base_offset + 1
             break
         with suppress(OSError):  # on a full disk, the next restart rebuilds the index from the log
@@ -197,7 +199,8 @@ def _finish_drops(disk: Disk, directory: str) -> None:
     stems = [name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)]
     bases = [int(stem) for stem in stems if stem.isdecimal()]
     if max(bases, default=-1) < newest:
-        # The power loss has removed all segments that were created after this segment. The log now ends here.
+        # The power loss has removed all segments that were created after the newest dropped one. The log now
+        # ends there, so that segment gets its name back.
         disk.rename(f"{directory}/{dropped[newest]}", f"{directory}/{newest:020d}{LOG_SUFFIX}")
     for base in bases:
         if base < newest:
@@ -288,7 +291,7 @@ def _open_segments(
         has_gap = is_unsynced and segment.end_offset != next_base
         is_lost = has_gap and not _may_be_compacted(segment, options)
         if is_lost:
-            # A power loss can remove the end of one segment and keep the next segment.
+            # A power loss has removed the end of this segment and kept the next segment.
             lost = f"offsets {segment.end_offset} to {next_base} (exclusive) are lost"
             warnings.append(f"{lost}, and all later offsets are removed")
         if bad is not None or is_lost:
@@ -305,7 +308,7 @@ def _open_segments(
 
 
 def _drop_empty_tail(segments: list[Segment], options: OpenOptions, warnings: list[str]) -> bool:
-    """Remove empty segments that follow a gap, and return True if there were any.
+    """Remove empty segments at the end of the log that follow a gap. Return True if there were any.
 
     Compaction always keeps the last batch of the range that it cleans. So a gap before an empty segment is a
     loss, and the log ends before the gap. See test_a_compacted_log_ends_where_its_last_batch_does.
@@ -334,7 +337,7 @@ def _may_be_compacted(segment: Segment, options: OpenOptions) -> bool:
 
 
 def _lost_text(end_offset: int, cut_bytes: int, later_bases: list[int]) -> str:
-    """Return a warning about a cut: the cut bytes are an interrupted write, or acknowledged records."""
+    """Return the warning about a cut. It says whether acknowledged records are lost, or may be lost."""
     text = f"{cut_bytes} bytes from offset {end_offset} on are removed"
     if not later_bases:
         return f"{text}: an interrupted write, or acknowledged records that were not synced"

@@ -196,8 +196,8 @@ class Segment:
             self._index.holds_back = self._times.holds_back = True
             self._walk_from_index(self._interval_bytes, verify=False)
             if largest[0] > self.max_timestamp_ms:
-                # The walk ends at damage, so it may miss the largest timestamp. Keep the known one: with a
-                # smaller one, retention would delete the segment too early. See
+                # The walk ends at damage, so it may miss the largest timestamp. Keep the largest timestamp
+                # that was known before: with a smaller one, retention would delete the segment too early. See
                 # test_retention_sees_the_times_behind_a_damage.
                 self.max_timestamp_ms, self.max_timestamp_offset = largest
         self.end_offset = end_offset
@@ -216,7 +216,9 @@ class Segment:
         self.file.release_handle()
 
     def contains_from(self, offset: int) -> bool:
-        """Return True if a whole batch contains `offset` or a later one. May be called before loading."""
+        """Return True if a whole batch of the segment contains `offset` or a later offset. May be called
+        before the segment is loaded.
+        """
         try:
             position = self._read_offset_index().position_for(max(offset - self.base_offset, 0))
         except StorageError:
@@ -271,7 +273,7 @@ class Segment:
                     self._disk.open(index.path, create=True).close()
 
     def forget_lost_markers(self) -> None:
-        """Remove transaction index entries whose marker is above the end of the log.
+        """Remove transaction index entries whose marker is at or above the end of the log.
 
         If a log has lost synced records, their offsets are assigned again. Such an entry would then hide the
         new records. See test_a_log_that_lost_its_synced_end_hides_no_new_records.
@@ -365,7 +367,8 @@ class Segment:
             self.transactions = self._read_transaction_index()
         except StorageError:
             self.transactions_from = self.base_offset
-            self.transactions.is_unsynced = True  # recovery then replaces the file, even by an empty one
+            # Let recovery replace the unreadable file, even by an empty one.
+            self.transactions.is_unsynced = True
         self.transactions.cut_below(self.transactions_from)
         self.index.rewrite_all()
         self.times.rewrite_all()
@@ -374,8 +377,9 @@ class Segment:
         try:
             if trusted_offset > self.base_offset:
                 index, times = self._read_offset_index(), self._read_time_index()
-                # After a crash, one index file may have more entries than the other. Time entries have no
-                # fixed distance. So both indexes are certainly complete only up to the last time entry.
+                # After a crash, one index file may lack entries that the other one has. Time entries have no
+                # fixed distance, so missing ones are not noticed. Both indexes are certainly complete only up
+                # to the last time entry.
                 last = times.last_below(trusted_offset - self.base_offset)
                 index.cut(index.count_below(0 if last is None else last + 1))
                 self._check_last_entry(index)
@@ -473,7 +477,8 @@ class Segment:
         return position
 
     def _note_rows(self, rows: np.ndarray, position: int, index_interval_bytes: int) -> bool:
-        """Update end, times and indexes for the batches in `rows`, the first of which is at `position`.
+        """Update the end offset, timestamps and indexes for the batches in `rows`. The first batch is at
+        `position`.
 
         Return False, with nothing changed, if a batch does not follow the batch before it.
         """
@@ -505,7 +510,7 @@ class Segment:
             self.has_gaps = True
 
     def _note_first_indexed(self, header: BatchHeader) -> None:
-        """Note the end offset and the timestamp of the batch that has the last index entry."""
+        """Set the end offset and the largest timestamp from the batch that has the last index entry."""
         self.end_offset = header.last_offset + 1
         self._unindexed_bytes = header.size_bytes
         if header.max_timestamp_ms > self.max_timestamp_ms:
@@ -605,7 +610,7 @@ class Segment:
         return True
 
     def _note_fill(self, config: LogConfig) -> None:
-        """Note whether the index files are full, after an entry was added."""
+        """Update `index_is_full` after an entry was added."""
         limit = config.segment_index_bytes
         self.index_is_full = (
             len(self.index) >= limit // OffsetIndex.entry_bytes
@@ -632,7 +637,9 @@ class Segment:
     def _note(
         self, position: int, size: int, last_offset: int, max_timestamp_ms: int, index_interval_bytes: int
     ) -> bool:
-        """Update end, times and indexes for a written batch. Return True if the batch got an index entry."""
+        """Update the end offset, timestamps and indexes for a written batch. Return True if it got an index
+        entry.
+        """
         if max_timestamp_ms > self.max_timestamp_ms:
             self.max_timestamp_ms, self.max_timestamp_offset = max_timestamp_ms, last_offset
         self.end_offset = last_offset + 1
@@ -658,7 +665,8 @@ class Segment:
         try:
             return self._disk.modified_ms(self.log_path)
         except OSError:
-            return self.created_ms  # when this object was made, so that nothing is deleted too early
+            # Use the time at which this object was created, so that nothing is deleted too early.
+            return self.created_ms
 
     def confirm_times(self) -> Iterator[None]:
         """Verify that no batch has a larger timestamp than the time index claims, in bounded steps.

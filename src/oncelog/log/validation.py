@@ -48,7 +48,7 @@ _CREATE_TIME, _LAST_CODEC = TimestampType.CREATE_TIME, int(Compression.ZSTD)
 
 
 def no_lead_ms() -> int:
-    """Return 0, for a clock that is not ahead of the wall clock."""
+    """Return 0. This is the default of `lead_ms`: the broker's clock is not ahead of the wall clock."""
     return 0
 
 
@@ -94,10 +94,11 @@ def check_batch(
 
 
 def is_usual_batch(fields: HeaderFields, config: LogConfig, now_ms: int) -> bool:
-    """Return True if a client's batch with these header fields passes `check_batch` with a right checksum.
+    """Return True if a client's batch with these header fields passes `check_batch`, provided that its
+    checksum is right.
 
-    It then needs no `prepare_batch` on a topic that stores batches as they were sent. False means only that
-    those functions must decide.
+    On a topic that stores batches as they were sent, such a batch does not need `prepare_batch`. False does
+    not mean a rejection: `check_batch` and `prepare_batch` must then decide.
     """
     base_offset, length, _, magic, _, attributes, delta, first_ms, max_ms, _, _, _, count = fields
     size, after_max_ms = length + LOG_OVERHEAD_BYTES, config.timestamp_after_max_ms
@@ -137,8 +138,9 @@ def _check_times(header: BatchHeader, config: LogConfig, now_ms: int, lead_ms: C
     base_ms, max_ms = header.base_timestamp_ms, header.max_timestamp_ms
     earliest_ms, latest_ms = now_ms - config.timestamp_before_max_ms, now_ms + config.timestamp_after_max_ms
     if not (earliest_ms <= base_ms <= latest_ms and earliest_ms <= max_ms <= latest_ms):
-        # After a wall clock that was ahead is set back, `now_ms` stays ahead, and present records would look
-        # too old. See test_a_clock_that_was_ahead_refuses_no_record_once_it_is_right.
+        # If the wall clock was ahead and has been set back, `now_ms` stays ahead. Without the correction,
+        # records with the right time would look too old. See
+        # test_a_clock_that_was_ahead_refuses_no_record_once_it_is_right.
         now_ms -= lead_ms()
         _check_time(base_ms, 0, config, now_ms)
         _check_time(max_ms, header.last_offset_delta, config, now_ms)
@@ -164,7 +166,8 @@ def _timestamp_error(index: int, text: str) -> InvalidTimestamp:
 def needs_preparing(header: BatchHeader, config: LogConfig) -> bool:
     """Return True if `prepare_batch` must check or change the batch before it is stored.
 
-    That is so on compacted topics, and if the batch has another codec or timestamp type than the topic.
+    The result is True on compacted topics, and for a batch that has another codec or timestamp type than the
+    topic.
     """
     if config.is_compacted or header.attributes & _LOG_APPEND_TIME_BIT:
         return True
