@@ -1,7 +1,7 @@
 """Reads the bytes of all rows of a binary Arrow column, four bytes of each row at a time.
 
-A computation over the bytes then takes a few NumPy calls per four bytes of the longest row, and no object per
-row.
+A computation over the bytes then takes a few NumPy calls per four bytes of the longest row, and creates no
+Python object for each row.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class RowBytes:
     def words(self) -> Iterator[Words]:
         """Yield the first four bytes of each row as a little-endian number, then the next four, and so on.
 
-        Each array has one number for each row that has four more bytes. These rows are the first of `rows`.
+        Each array has one number for each row that has four more bytes. `rows` begins with these rows, in the
+        same order.
         """
         longest = int(self.sizes[0]) if len(self.rows) else 0
         for at in range(0, longest - 3, 4):

@@ -199,10 +199,11 @@ def rewrite_batch(
 
 
 def _within_64_bits(records: Sequence[DecodedRecord], base_ms: int | None) -> Sequence[DecodedRecord]:
-    """Return records whose timestamps differ from `base_ms`, or from the first one, by a number of 64 bits.
+    """Return the records with timestamps whose distance from the base fits into 64 bits.
 
-    A client may send a timestamp and a delta whose sum has more bits. The result is what Java's arithmetic
-    gives. See test_a_batch_whose_timestamps_overflow_can_be_rewritten.
+    The base is `base_ms`; if that is None, the first record's timestamp. A client may send a timestamp and a
+    delta whose sum has more bits. It is reduced to 64 bits, as in Java. See
+    test_a_batch_whose_timestamps_overflow_can_be_rewritten.
     """
     if not records:
         return records

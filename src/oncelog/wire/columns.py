@@ -134,8 +134,8 @@ def _pick(buffer: Buffer, listed: list[tuple[int, BatchHeader]], wanted: _Wanted
 class _Picked:
     """The batches to decode, and one buffer with the records of all these batches.
 
-    If no batch is compressed, this is the input buffer. Otherwise the buffer has the decompressed
-    records of all batches, one batch after the other.
+    If no batch is compressed, the buffer is the input. Otherwise it has the decompressed records of all
+    batches, one batch after the other.
     """
 
     def __init__(self, buffer: Buffer) -> None:

@@ -164,7 +164,8 @@ class _EncoderMaker:
         elif field.struct is not None:
             self.struct(field.struct, expression, append)
         elif field.kind in FIXED:
-            # Check the length, because struct.pack would silently pad or cut a value of another length.
+            # Check the length of a UUID, because struct.pack would silently pad or cut a value of another
+            # length.
             if field.kind == "uuid":
                 self.source.add(f"if len({expression}) != 16: bad_uuid({field.name!r}, {expression})")
             self.run.append((FIXED[field.kind], expression))
@@ -243,7 +244,9 @@ class _EncoderMaker:
         source.depth -= 1
 
     def is_set(self, field: Field, expression: str) -> str:
-        """Return a condition in Python: the tagged field differs from its default, so it must be written."""
+        """Return a Python condition that is true if the tagged field differs from its default and must be
+        written.
+        """
         if field.default is None:
             return f"{expression} is not None"
         return expression if field.is_array else f"{expression} != {field.default!r}"

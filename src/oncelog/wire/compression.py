@@ -33,13 +33,15 @@ _XERIAL_BLOCK_BYTES = 32 << 10
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _I32 = struct.Struct(">i")
 _SNAPPY_BEST_RATIO = 64
-"""Maximum expansion of snappy: a copy element of 3 bytes yields at most 64 bytes."""
+"""An upper bound of snappy's expansion: no byte yields more than 64, because a copy element yields at most 64
+bytes.
+"""
 _MOST_GROWTH = {
     Compression.NONE: 1,
-    Compression.GZIP: 1032,  # Two bits yield a match of 258 bytes.
+    Compression.GZIP: 1032,  # At best, two bits yield 258 bytes.
     Compression.SNAPPY: _SNAPPY_BEST_RATIO,
-    Compression.LZ4: 255,  # Each further byte of a match's length yields up to 255 bytes.
-    Compression.ZSTD: 1 << 15,  # Four bytes yield a block of 128 KB.
+    Compression.LZ4: 255,  # Each further byte of a match's length yields at most 255 bytes.
+    Compression.ZSTD: 1 << 15,  # At best, four bytes yield 128 KB.
 }
 
 _LIBRARY = {Compression.SNAPPY: "cramjam", Compression.LZ4: "lz4.frame", Compression.ZSTD: "zstandard"}
@@ -182,7 +184,8 @@ def _decompress_gzip(data: memoryview, max_bytes: int) -> bytes | None:
             if unpacker.eof:
                 rest, unpacker, is_begun = unpacker.unused_data, zlib.decompressobj(_GZIP_WINDOW), False
             elif len(part) == _STEP_BYTES and not rest:
-                # The output step is full. zlib returns the remaining output without further input.
+                # The output step is full and the input is used up. zlib returns the remaining output without
+                # further input.
                 while part := unpacker.decompress(b"", _STEP_BYTES):
                     total += len(part)
                     if total > max_bytes:

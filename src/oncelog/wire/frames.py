@@ -255,12 +255,12 @@ class FrameReader:
 
     @property
     def held_bytes(self) -> int:
-        """The size of the buffer in bytes."""
+        """The size in bytes of the buffer for an incomplete frame."""
         return len(self._gathered)
 
     @property
     def spare_bytes(self) -> int:
-        """Return the memory of the buffers that are kept for later frames, in bytes."""
+        """The memory of the buffers that are kept for later frames, in bytes."""
         return sum([len(buffer) for buffer in self._spares])
 
     def feed(self, data: Buffer) -> list[memoryview]:
@@ -314,13 +314,15 @@ class FrameReader:
         return memoryview(self._gathered)[self.pending_bytes : self._frame_bytes]
 
     def fill(self, size_bytes: int) -> None:
-        """Record that `size_bytes` were written into the space that `room` returned."""
+        """Record that `size_bytes` were written into the space that `room` returned. The frame is not
+        returned yet.
+        """
         self.pending_bytes += size_bytes
 
     def filled(self, size_bytes: int) -> memoryview | None:
-        """Record the bytes written into the space that `room` returned.
+        """Do the work of `fill`, and return the frame if it is now complete.
 
-        Return the frame, without its size prefix, if it is now complete; otherwise None.
+        The frame has no size prefix. Return None if it is not complete.
         """
         self.fill(size_bytes)
         return self.first(_EMPTY)[0]
@@ -369,7 +371,8 @@ class FrameReader:
             if len(buffer) < least_bytes:
                 continue
             try:
-                # Raises BufferError while there is a view. Both calls leave the memory where it is.
+                # Raises BufferError while a view of the buffer exists. Neither call moves the buffer's
+                # memory.
                 buffer.append(buffer.pop())
             except BufferError:
                 continue

@@ -54,7 +54,8 @@ _PRODUCER = struct.Struct(">qhi")
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")
 _SEQUENCES = 2**31
-# Indexed by number. Calling the enum for each batch costs ten times as much.
+# These tuples are indexed by the number in the header. Calling the enum for each batch costs ten times as
+# much.
 _COMPRESSIONS, _TIMESTAMP_TYPES = tuple(Compression), tuple(TimestampType)
 
 

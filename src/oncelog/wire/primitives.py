@@ -1,4 +1,4 @@
-"""Encodes and decodes variable-length integers. Has the functions that raise PeerError for malformed lengths.
+"""Encodes and decodes variable-length integers, and raises PeerError for malformed lengths.
 
 An unsigned varint (`uvarint`) has 7 bits per byte, lowest bits first. It is used for lengths and tags. A
 signed varint (`varint`) is zigzag-encoded first. It is used in records. The short encodings are in tables,

@@ -455,7 +455,7 @@ class _Loads:
         raise AssertionError(f"{topic} is not held")
 
     def _cost(self, source: int, topic: str, partition: int) -> tuple[bool, int]:
-        """Return the sort key of a partition: `source` hands over the partition with the smallest key first."""
+        """Return the sort key of a partition. `source` hands over the partition with the smallest key."""
         return TopicPartition(topic, partition) in self._owned[source], -partition
 
     def _push(self, heaps: tuple[list[int], list[int]], index: int, topic: str, partition: int) -> None:
