@@ -127,7 +127,7 @@ GAUGES = {
 }
 
 MAX_NAMED_PARTITIONS = 5_000
-"""Maximum number of partitions with metrics of their own, because all of them are collected in one step."""
+"""Maximum number of partitions that have metrics of their own. All of them are collected in one step."""
 
 
 class PartitionOffsets(NamedTuple):
@@ -189,7 +189,7 @@ def _escaped(text: str) -> str:
 
 
 def _number_text(value: float) -> str:
-    """Return all digits of a number, because rate() of a rounded counter would show zeros and spikes."""
+    """Return a number with all its digits. With rounded counters, rate() would show zeros and spikes."""
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"

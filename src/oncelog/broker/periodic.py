@@ -53,7 +53,7 @@ class PeriodicTasks:
         self._transactions, self._groups, self._sessions = transactions, groups, sessions
         self._flush_queue, self._metrics, self._wall_ms = flush_queue, metrics, wall_ms
         self._flushed_ms: WeakKeyDictionary[Partition, int] = WeakKeyDictionary()
-        """The `now_ms` of each partition's last flush because of flush.ms."""
+        """The time (`now_ms`) of each partition's last flush that flush.ms caused."""
         self._tasks = [(now_ms + every_ms, every_ms, task) for every_ms, task in self._intervals()]
         """(due_ms, every_ms, task) of each task."""
         self.next_ms = min(due_ms for due_ms, _, _ in self._tasks)
@@ -104,14 +104,16 @@ class PeriodicTasks:
         self._transactions.hold_young_decisions(now_ms)
         for coordinator in (self._transactions, self._groups):
             coordinator.topic.roll_for_compaction(now_ms)
-        # Compaction compares this time with the timestamps of records, as `_enforce_retention` does.
+        # Compaction compares this time with the timestamps of records, so it uses the wall clock, as
+        # retention does.
         wall_ms = self._wall_ms(now_ms)
         # Only synced segments are compacted. So compaction begins after these flushes. Otherwise, segments
         # that were just closed would wait for the next run. See test_one_round_compacts_what_was_just_closed.
         self._flush_closed(is_compacted=True, then=lambda: self._log_manager.compact(wall_ms))
 
-    # Expiry uses the wall clock for the same reason as retention. The times that it compares may be from
-    # before the wall clock was ahead. See test_a_clock_that_was_ahead_makes_nothing_expire_once_it_is_right.
+    # The expiry tasks use the wall clock for the same reason as retention. The times that they compare with
+    # it may be from before the wall clock was ahead. See
+    # test_a_clock_that_was_ahead_makes_nothing_expire_once_it_is_right.
 
     def _expire_producers(self, now_ms: int) -> None:
         wall_ms = self._wall_ms(now_ms)

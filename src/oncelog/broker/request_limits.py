@@ -15,10 +15,12 @@ from __future__ import annotations
 from oncelog.errors import PeerError
 
 MAX_PARTITIONS = 100_000
-"""Maximum elements of a request that lists partitions. The result for a partition is small."""
+"""Maximum elements of a request that lists partitions (`_OF_PARTITIONS`). It is the highest maximum, because
+the result for a partition is small.
+"""
 MAX_TOPICS = 50_000
 MAX_NAMES = 20_000
-"""Maximum elements of all other requests."""
+"""Maximum elements of a request that is neither in `_OF_PARTITIONS` nor in `_OF_TOPICS`."""
 MAX_BYTES = 16 << 20
 """Maximum bytes of a request, except for the requests in `_WITH_DATA`.
 

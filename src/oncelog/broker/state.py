@@ -216,7 +216,7 @@ class BrokerState:
         return BrokerAddress(self.node_id, host, port)
 
     def note_stored(self, partition: Partition, size_bytes: int) -> None:
-        """Note an append of `size_bytes`, for the fetches that wait for this partition.
+        """Count an append of `size_bytes` for the fetches that wait for this partition.
 
         These fetches complete at the end of the round of requests, or once a flush has made the records
         visible.
@@ -230,7 +230,7 @@ class BrokerState:
         self.note_visible(partition.topic_partition, size_bytes)
 
     def note_visible(self, tp: TopicPartition, size_bytes: int) -> None:
-        """Note that `size_bytes` became visible to readers, for `complete_satisfied_fetches`."""
+        """Count `size_bytes` that became visible to readers, for `complete_satisfied_fetches`."""
         if self.fetch_purgatory.is_watched(tp):
             self._visible_bytes[tp] = self._visible_bytes.get(tp, 0) + size_bytes
 

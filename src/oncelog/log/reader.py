@@ -190,7 +190,8 @@ def read_at(cursor: ReadCursor, upper_offset: int, max_bytes: int, at_least_one:
 
 
 def _skip(cursor: ReadCursor, chunk: bytes, upper_offset: int) -> int:
-    """Return the position in `chunk` of its last indexed batch. Walking from there reads fewer headers.
+    """Return the position of the last indexed batch in `chunk`. A walk from this position reads fewer
+    headers.
 
     Returns 0 if the chunk may contain batches at or above `upper_offset`.
     """

@@ -657,8 +657,8 @@ class Segment:
 
     @property
     def largest_timestamp_ms(self) -> int:
-        """The largest timestamp in ms, for retention and compaction. If the segment has no timestamp, the
-        time at which the file was modified.
+        """The largest timestamp in ms, for retention and compaction. A segment without timestamps has the
+        time at which its file was modified.
         """
         if self.max_timestamp_ms >= 0:
             return self.max_timestamp_ms

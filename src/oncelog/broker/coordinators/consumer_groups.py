@@ -212,7 +212,7 @@ class ConsumerGroups:
             try:
                 self._replace(draft, now_ms)
             except BrokerError:
-                # This group keeps its members until the retry. The failure must not affect other groups.
+                # This group keeps its members until the retry. Its failure must not affect other groups.
                 self._schedule(group_id, now_ms + RETRY_MS)
 
     def write_tombstones(self, group_id: str, now_ms: int) -> AppendHandle:

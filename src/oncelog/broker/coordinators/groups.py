@@ -97,8 +97,9 @@ class GroupCoordinator:
 
     def group_ids(self) -> Iterable[str]:
         """Return the ids of all groups, including groups that only have offsets."""
-        # Not a set: groups expire in this order, and a seed of the simulator must give the same bytes in
-        # every process. See test_groups_expire_in_the_order_in_which_they_were_created.
+        # Not a set, because groups expire in the order of the result. The order must be deterministic: a seed
+        # of the simulator must give the same bytes in every process. See
+        # test_groups_expire_in_the_order_in_which_they_were_created.
         return dict.fromkeys((*self.consumers.ids(), *self._groups, *self.offsets.groups()))
 
     def has(self, group_id: str) -> bool:
@@ -183,10 +184,12 @@ class GroupCoordinator:
 
     def _publish_changes(self, group: ClassicGroup, now_ms: int) -> None:
         if group.state is GroupState.DEAD:
-            # The group was deleted while the record of an earlier version waited for its flush.
+            # The group was deleted while the record of an earlier version waited for its flush. Nothing may
+            # be stored.
             return
         if group.is_unused:
-            # The group was created for a join that was rejected. Such groups must not accumulate.
+            # The group was created for a join that was rejected. Forget it, so that such groups do not
+            # accumulate.
             if self._groups.get(group.group_id) is group:
                 del self._groups[group.group_id]
             return
@@ -196,7 +199,7 @@ class GroupCoordinator:
 
     def _schedule(self, group: ClassicGroup, now_ms: int) -> None:
         due_ms = group.next_deadline_ms()
-        # The append or the flush failed.
+        # The append or the flush of the group's record has failed, so try again later.
         if group.is_unsaved:
             retry_ms = now_ms + RETRY_MS
             due_ms = retry_ms if due_ms is None else min(due_ms, retry_ms)

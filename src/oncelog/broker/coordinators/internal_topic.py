@@ -320,7 +320,9 @@ def when_durable(flush_queue: FlushQueue, written: Iterable[AppendHandle], then:
 
 
 def when_synced(flush_queue: FlushQueue, written: Iterable[AppendHandle], then: Callable[[], None]) -> None:
-    """Call `then` once every append is synced, whatever flush.messages is. If a sync fails, never call it."""
+    """Call `then` once every append is synced, whatever flush.messages is. If a sync fails, `then` is never
+    called.
+    """
     waiting = [handle for handle in written if handle.last_offset >= handle.partition.recovery_point]
     left = len(waiting)
     if not waiting:

@@ -1,7 +1,7 @@
-"""Answers the requests of a group's members that wait for each other, thousands of them in bounded steps.
+"""Sends the responses to a group's members in bounded steps, because thousands of them may be ready at once.
 
-All members of a classic group wait for the end of its rebalance, and then get their responses together. To
-build and write a response takes some 20 µs, so a group of thousands of members would hold up all other
+All members of a classic group wait for the end of its rebalance, and then get their responses together.
+Building and writing a response takes about 20 µs, so a group of thousands of members would hold up all other
 clients. Guarded by tests/broker/test_broker_group_steps.py.
 """
 
@@ -23,7 +23,7 @@ class MemberResponses:
         self._background, self._step_responses = background, step_responses
         self._waiting: deque[Callable[[], None]] = deque()
         self._sent_count = 0
-        """Number of responses that the present step has sent."""
+        """Number of responses that the current step has sent."""
         self._is_running = False
 
     def send(self, respond: Callable[[], None]) -> None:
@@ -38,7 +38,9 @@ class MemberResponses:
             self._background.add(self._send_waiting(), Kind.REQUEST)
 
     def end_step(self) -> None:
-        """Note that the present request is handled, so that the next one may send responses at once."""
+        """End the step, because the current request is handled. The next request may send responses at once
+        again.
+        """
         self._sent_count = 0
 
     def _send_waiting(self) -> BackgroundTask:

@@ -27,7 +27,7 @@ _KEY_VERSION, _VALUE_VERSION, _EXPIRING_VALUE_VERSION = 1, 3, 1
 
 _Offsets = dict[TopicPartition, CommittedOffset]
 OffsetRecord = tuple[bytes, bytes]
-"""(key, value) of the record of a committed offset"""
+"""The (key, value) of the record that stores a committed offset."""
 
 
 class Offsets:

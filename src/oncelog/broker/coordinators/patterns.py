@@ -104,8 +104,9 @@ class _Resolution:
     """The topic names that match one pattern, and the progress of the search.
 
     `pattern` is None before it is compiled, after all names were examined, and if RE2 rejected it
-    (`is_rejected`). `examined` counts the names in `_in_order` that were matched. `was_complete` is true once
-    all names were examined; after that, `names` can only lack names that were listed later.
+    (`is_rejected`). `examined` is the number of names in `_in_order` that were compared with the pattern.
+    `was_complete` is true once all names were examined. After that, `names` can only lack names that were
+    listed later.
     """
 
     pattern: Pattern | None = None
@@ -140,7 +141,7 @@ class TopicPatterns:
         return len(self._resolutions)
 
     def begin(self) -> None:
-        """Allow the next heartbeat to use up to `step_cost` steps at once."""
+        """Renew the budget of `step_cost` steps that the next heartbeat may use at once."""
         self._steps_left = self._step_cost
 
     def list_topics(self, names: Collection[str]) -> None:

@@ -264,7 +264,7 @@ def _transactional_batches(
             try:
                 header = read_header(part.records)
             except BrokerError:
-                # The append rejects this batch.
+                # The header cannot be read, so the append rejects this batch. It needs no verification.
                 continue
             if not header.is_transactional or header.producer_id is None or header.producer_epoch is None:
                 continue

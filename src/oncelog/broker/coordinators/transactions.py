@@ -166,7 +166,9 @@ class TransactionCoordinator:
         self._owners: dict[int, str] = {}
         """Producer id of a leftover -> the transactional id that uses or used it, according to the log."""
         self._ends: tuple[int, int, dict[int, int]] = -1, 0, {}
-        """(time in ms, calls of `hold_young_decisions` since then, log end offset of each partition then)."""
+        """The state of `hold_young_decisions`: when it last stored the log ends (in ms), how often it was
+        called since then, and the log end offset of each partition.
+        """
         self._timing_out = ExpiryRounds(background, limits.expire_step_entries)
         self._expiring = ExpiryRounds(background, limits.expire_step_entries)
 
@@ -242,13 +244,13 @@ class TransactionCoordinator:
         return entry._replace(producer_epoch=seen_epoch, last_producer_epoch=NO_EPOCH)
 
     def _note_seen_epochs(self) -> None:
-        """Collect the epochs that only partitions know.
+        """Collect in `_seen_epochs` the epochs that partitions know and the coordinator's log lacks.
 
-        Every start does this, because it may follow a power loss.
+        Every start calls this, because the broker may start after a power loss.
         """
         stored = {entry.producer_id: entry.producer_epoch for entry in self._entries.values()}
-        # An EndTxn may have given out the next producer id, and a power loss may have taken the Complete
-        # record that makes it current.
+        # Include next producer ids: an EndTxn response may have contained one, and a power loss may have
+        # removed the Complete record that makes it current.
         next_ids = (entry.next_producer_id for entry in self._entries.values())
         stored |= {next_id: 0 for next_id in next_ids if next_id != NO_ID}
         for _, partition in self._topics.all_partitions() if stored else ():
@@ -445,7 +447,7 @@ class TransactionCoordinator:
         kept: list[tuple[TopicPartition, ProducerIdAndEpoch]] = []
         for number, (tp, producer) in enumerate(self._leftovers):
             if number == at_once:
-                # Begin with the remaining leftovers next time.
+                # The limit is reached. Begin with the remaining leftovers next time.
                 kept = self._leftovers[number:] + kept
                 break
             try:
@@ -454,7 +456,7 @@ class TransactionCoordinator:
             except KafkaStorageError:
                 kept.append((tp, producer))
             except BrokerError:
-                # The partition was deleted, or it knows a newer epoch.
+                # The partition was deleted, or it knows a newer epoch. In both cases it needs no marker.
                 continue
         self._leftovers = kept
 
@@ -645,9 +647,9 @@ class TransactionCoordinator:
     def _write_markers(self, transactional_id: str, now_ms: int) -> None:
         """Write the missing markers of a transactional id, at once or in steps between other requests.
 
-        The steps are for many markers: one sync may make many decisions durable, and `retry_markers` may
-        retry many. `_markers_at_once` is the number of markers that may still be written at once. See
-        test_the_markers_of_many_transactions_are_written_a_few_at_once.
+        Steps are necessary, because there may be many markers: one sync may make many decisions durable, and
+        `retry_markers` may retry many. `_markers_at_once` is the number of markers that may still be written
+        at once. See test_the_markers_of_many_transactions_are_written_a_few_at_once.
         """
         if transactional_id in self._writing:
             return
@@ -695,7 +697,7 @@ class TransactionCoordinator:
     ) -> None:
         if error is not None:
             # The markers that are not durable may be lost, so write them again. A second marker is harmless,
-            # because the producer begins no transaction before the present one is complete.
+            # because the producer begins no transaction before the current one is complete.
             unknown = {handle.partition.topic_partition for handle in marked if is_pending_flush([handle])}
             self._unfinished[prepared.transactional_id] = unknown
             return

@@ -1,7 +1,8 @@
 """DescribeLogDirs (key 35), versions 1-5: the data directory and the size of each partition.
 
-Null topics mean all. As in Kafka, unknown partitions are left out. A partition's size is the sum of its
-segment files in bytes. Version 4 and later add the volume's size and free space. Source: KIP-113, KIP-827.
+Null topics mean all topics. As in Kafka, unknown partitions are left out. A partition's size is the sum of
+its segment files in bytes. Version 4 and later add the volume's size and free space. Source: KIP-113,
+KIP-827.
 """
 
 from __future__ import annotations

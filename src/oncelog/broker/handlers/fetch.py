@@ -89,7 +89,7 @@ def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: i
         # yet. Respond now: the client's next fetch returns the new records.
         return fetch.response(results)
     # A connection that waits for a response is not closed as idle. So limit max_wait_ms to
-    # connections.max.idle.ms. Otherwise the fetch of a client that has vanished could stay for max_wait_ms.
+    # connections.max.idle.ms. Otherwise the fetch of a client that is gone could stay for max_wait_ms.
     idle_ms, max_wait_ms = state.settings["connections.max.idle.ms"], message.max_wait_ms
     pending = PendingResponse(blocks_pipeline=True)
     delayed = DelayedFetch(
@@ -129,7 +129,7 @@ def _read_all(fetch: _Fetch) -> Work[list[tuple[SessionPartition, _Result]]]:
     try:
         for result in fetch.read():
             results.append(result)
-            # Count each result at once. Otherwise all fetches that run in steps would use the same free
+            # Count each result at once. Otherwise all fetches that run in steps would count on the same free
             # memory.
             size_bytes = len(result[1].records or b"")
             unfinished_bytes += size_bytes
@@ -184,7 +184,9 @@ class _Fetch:
         return self.response(results) if is_due or self.missing_bytes(results) <= 0 else None
 
     def missing_bytes(self, results: list[tuple[SessionPartition, _Result]]) -> int:
-        """Return how many more bytes must be appended before the response is due; 0 or less means now."""
+        """Return how many more bytes must be appended before the response is due. If it is 0 or less, respond
+        now.
+        """
         if any(result.error_code or result.diverging_epoch for _, result in results):
             return 0
         have_bytes = sum(len(result.records or b"") for _, result in results)

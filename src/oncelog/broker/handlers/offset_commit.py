@@ -118,7 +118,7 @@ class CommitRows:
         self._too_large: MessageTooLarge | None = None
 
     def check(self, now_ms: int, expire_ms: int) -> Work[None]:
-        """Check each partition, but not the group. Collect the offsets to store in `offsets`."""
+        """Check each partition, but not the group. The offsets of valid partitions are added to `offsets`."""
         for topic, results in zip(self._request.message.topics, self._response_topics, strict=True):
             code = self._topic_code(topic.name, getattr(topic, "topic_id", NO_ID))
             if self._budget.spend():
@@ -199,9 +199,9 @@ class CommitRows:
         return self._records
 
     def _drop_deleted(self) -> bool:
-        """Refuse offsets whose topic was deleted since `check`. Return True if there was such a topic.
+        """Refuse offsets whose topic was deleted since `check`. Return True if there is such a topic.
 
-        Offsets must not outlive their topic.
+        The deletion of a topic removes its committed offsets, so no offset of it may be stored afterwards.
         """
         topics = self._state.topics
         named = {name: topic for name, topic in self._topics.items() if topic is not None}

@@ -1,9 +1,9 @@
 """OffsetFetch (key 9), versions 1-10: the committed offsets of groups.
 
-From version 2 on null topics mean all. A partition without a committed offset has offset -1 and no error.
-With require_stable (version 7 and later), a partition for which an open transaction has a pending offset gets
-UNSTABLE_OFFSET_COMMIT, which clients retry. Version 10 names topics by id; an unknown id gets
-UNKNOWN_TOPIC_ID. Source: KIP-447, KIP-709, KIP-848; Kafka's OffsetMetadataManager.fetchOffsets.
+From version 2 on, null topics mean all topics of the group. A partition without a committed offset has offset
+-1 and no error. With require_stable (version 7 and later), a partition for which an open transaction has a
+pending offset gets UNSTABLE_OFFSET_COMMIT, which clients retry. Version 10 names topics by id; an unknown id
+gets UNKNOWN_TOPIC_ID. Source: KIP-447, KIP-709, KIP-848; Kafka's OffsetMetadataManager.fetchOffsets.
 """
 
 from __future__ import annotations

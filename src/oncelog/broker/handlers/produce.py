@@ -117,7 +117,9 @@ def _name_topics(state: BrokerState, message: ProduceRequest) -> None:
 
 
 def _keep_records(message: ProduceRequest) -> int:
-    """Copy the records out of the buffer that the server reuses. Return their size in bytes."""
+    """Copy the records of the request, because the server reuses the receive buffer. Return their size in
+    bytes.
+    """
     size_bytes = 0
     for topic in message.topic_data:
         for data in topic.partition_data:
@@ -186,7 +188,7 @@ class _Produce:
             if self.is_continued and self.verification.was_open(tp):
                 check_still_open(partition, batch)
             begins_epoch = self.verification.begins_epoch(tp)
-        # Set the log start offset before the append, because the result of a refused batch also has it.
+        # Set the log start offset before the append, because the result of a refused batch also contains it.
         result.log_start_offset = partition.log_start_offset
         opened_before = partition.opened_cost
         try:

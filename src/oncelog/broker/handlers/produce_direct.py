@@ -182,7 +182,7 @@ def _plain_batches(
             if is_transactional or attributes & TRANSACTIONAL_BIT:
                 is_both = is_transactional and attributes & TRANSACTIONAL_BIT
                 if not is_both or not partition.has_open_transaction(fields[9], fields[10]):
-                    # The batch needs the coordinator, or contradicts its request.
+                    # The batch needs the coordinator, or only one of batch and request is transactional.
                     return None
             records = frame[position:end]
             batches.append((name, partition, records, fields))

@@ -1,7 +1,7 @@
 """SaslAuthenticate (key 36), versions 0-2: exchange the messages of the selected SASL mechanism.
 
-From version 1 on, the last response contains the session lifetime. The client must re-authenticate before
-it ends (KIP-368).
+From version 1 on, the last response contains the session lifetime. The client must re-authenticate before the
+session ends (KIP-368).
 
 Errors: SASL_AUTHENTICATION_FAILED, with the same text for an unknown user and a wrong password; the
 connection closes. ILLEGAL_SASL_STATE on a listener without SASL, and for an authenticated client that has not

@@ -101,7 +101,7 @@ class Authenticator:
     def check_request_allowed(self, api_key: int, now_ms: int) -> str | None:
         """Move to the next state for a request that is about to be handled.
 
-        Return None if the request is allowed. Otherwise return why not, and the caller must close the
+        Return None if the request is allowed. Otherwise return the reason, and the caller must close the
         connection.
         """
         if not self.needs_sasl:

@@ -60,7 +60,8 @@ class Users:
         if stored_secret:
             self.secret = stored_secret
         elif new_secret:
-            # The broker must start on a full disk, too.
+            # If the secret cannot be stored, continue with it in memory: the broker must start even on a full
+            # disk.
             with suppress(StorageError):
                 self._save(self._credentials)
 
@@ -81,15 +82,15 @@ class Users:
     def usual_iterations(self) -> int:
         """The most common iteration count.
 
-        The fake credentials of unknown users have it, so that clients cannot tell them from those of known
-        users.
+        The fake credentials of unknown users have this count, so that clients cannot distinguish them from
+        those of known users.
         """
         counted = Counter(held.iterations for held in self._credentials.values())
         return counted.most_common(1)[0][0] if counted else MIN_ITERATIONS
 
     @property
     def usual_salt_bytes(self) -> int:
-        """The most common length of a salt in bytes. The fake salts of unknown users have it."""
+        """The most common length of a salt in bytes. The fake salts of unknown users have this length."""
         counted = Counter(len(held.salt) for held in self._credentials.values())
         return counted.most_common(1)[0][0] if counted else SALT_BYTES
 

@@ -21,7 +21,9 @@ FILE_NAME = "oncelog-configs.json"
 CLUSTER = ""
 """The resource name that means all brokers of the cluster."""
 MAX_GROUPS = 10_000
-"""Largest number of groups with settings. Each change writes the settings of all groups."""
+"""Largest number of groups with settings. The number is limited, because each change writes all groups'
+settings.
+"""
 MAX_GROUP_NAME_CHARS = 256
 """Longest name of a group with settings, in characters. With names of 32 KB the file could have 300 MB."""
 DYNAMIC = frozenset(BROKER_DEFAULT_OF.values()) | {
@@ -30,7 +32,7 @@ DYNAMIC = frozenset(BROKER_DEFAULT_OF.values()) | {
 }
 """Broker settings that clients can change.
 
-Each is read at every use, or is the default of a topic setting.
+A setting can be in this set only if it is read at every use, or is the default of a topic setting.
 """
 
 GROUP_DEFAULT_OF = {

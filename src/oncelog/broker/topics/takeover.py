@@ -2,11 +2,11 @@
 
 Before any partition is opened, Kafka's metadata is converted to this broker's own small files: topics with
 ids and settings, the next producer id, ACLs, SCRAM users, quotas. A problem is something in the directory
-that this broker cannot honour. A problem stops the start, and nothing is written, unless the setting
+that this broker cannot adopt. It stops the start before anything is written, unless the setting
 `oncelog.takeover.accept` contains the word for this kind of problem.
 
 `oncelog-takeover.json` is written last, so that the next start repeats an adoption that a crash interrupted.
-The file has the names and sizes of the files of the metadata log. If they differ from the present files,
+The file has the names and sizes of the files of the metadata log. If they differ from the current files,
 Kafka has run since the adoption, and the newer metadata is adopted.
 """
 
@@ -261,9 +261,9 @@ def _plan_gone(
     before: Mapping[str, TopicEntry],
     taken: set[str],
 ) -> None:
-    """Drop topics of ours that Kafka has deleted.
+    """Remove from the plan those topics of this broker that Kafka has deleted.
 
-    Add a problem for each that Kafka has set aside as a stray.
+    Add a problem for each of this broker's topics that Kafka has set aside as a stray.
     """
     names = {topic.name: topic.topic_id for topic in metadata.topics.values()}
     here = {tp.topic for tp in logs.partition_directories()}
@@ -333,7 +333,8 @@ def _plan_unnamed(plan: TakeoverPlan, logs: LogManager) -> None:
         if (entry is None or is_beyond) and not logs.is_partition(tp):
             plan.notes.append(f"{logs.disk.describe(str(tp))} is not a partition and is left alone")
         elif is_beyond:
-            # It may be a copy whose name ends in a date. The topic would have millions of partitions. See
+            # The directory may be a copy whose name ends in a date. As a partition, it would give its topic
+            # millions of partitions. See
             # test_a_copy_of_a_partition_whose_name_ends_in_a_date_stops_the_start.
             if not logs.is_without_records(tp):
                 plan.add_problem(

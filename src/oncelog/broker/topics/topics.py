@@ -169,7 +169,8 @@ class Topics:
         No topic can be created with them.
         """
         self.offset_ends: Callable[[Collection[str]], Mapping[str, Mapping[int, int]]] = lambda names: {}
-        """Callback: topic names -> topic name -> partition of `__consumer_offsets` -> its log end offset.
+        """A callback with topic names as its argument. It returns topic name -> partition of
+        `__consumer_offsets` -> log end offset of that partition.
 
         The result includes each partition that may have committed offsets of the topic.
         """
@@ -674,7 +675,7 @@ class Topics:
         going = [topic for topic in self._entries.values() if is_going(topic.state)]
         for topic in going:
             self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), None)
-        # This fails on a full disk. Then the next start repeats it.
+        # On a full disk this fails, and the next start tries again.
         with suppress(OSError):
             self._logs.forget_missing_partitions()
         # A start writes oncelog-topics.json only if there are deleted topics, so that a broker can start on a

@@ -192,10 +192,10 @@ class _Loads:
         """
         self._queued: dict[int, tuple[int, int]] = {}
         self._common: list[dict[int, list[str]]] = []
-        """Member -> index of a subscription -> heap of topics in both the subscription and the member's
-        partitions.
+        """Member -> index of a subscription -> heap of the topics that the subscription has and the member
+        has partitions of.
 
-        A heap may also contain topics that the member no longer has partitions of.
+        A heap may also contain topics whose last partition the member has handed over.
         """
         self._steps_left = LEVELLING_STEPS + STEPS_PER_PARTITION * sum(self._counts.values())
         self._candidates: dict[tuple[int, str], tuple[list[int], list[int]]] = {}
