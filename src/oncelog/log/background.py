@@ -142,7 +142,9 @@ class _KindQueue:
 
 
 class RunningCall:
-    """A blocking call to run once, in any thread. Its error is raised in the next step of its task."""
+    """A blocking call to run once, in any thread. If it raises an error, the next step of the task raises the
+    error.
+    """
 
     __slots__ = ("_queue", "call")
 

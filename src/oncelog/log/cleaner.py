@@ -303,7 +303,7 @@ class Compaction:
         Raises OSError, StorageError, and BrokerError for an unreadable batch.
         """
         yield from self._read_aborted()
-        # Each key in `latest` takes about 100 bytes of memory.
+        # The number of keys is limited, because each key in `latest` takes about 100 bytes of memory.
         latest = LatestOffsets(self._config.limits.max_compaction_keys)
         end_offset = yield from self._learn_keys(latest)
         cleaner = Cleaner(
@@ -398,7 +398,8 @@ class Compaction:
             try:
                 yield partial(make_swap, log.disk, log.directory, output, group[-1].log_path)
             except OSError:
-                # DeleteRecords or retention may have removed a segment's file names during the call.
+                # Ignore the error if DeleteRecords or retention has removed a segment's file names during the
+                # call.
                 if log.owns_segments(group):
                     raise
             if log.owns_segments(group):

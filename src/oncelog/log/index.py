@@ -320,7 +320,7 @@ class TimeIndex(_IndexFile):
 def decode_aborted(data: bytes, base_offset: int, path: str) -> list[AbortedTransaction]:
     """Return the entries of a `.txnindex` file. A torn entry at the end is ignored.
 
-    Raises StorageError with `path` if an entry is invalid.
+    Raises StorageError, which names `path`, if an entry is invalid.
     """
     entries: list[AbortedTransaction] = []
     previous = base_offset - 1

@@ -71,8 +71,8 @@ class LocalLog:
         """The reason why the partition is offline, None while it is online."""
         self.is_closed = False
         self.is_swapping = False
-        """True while compaction replaces segments. The old segments' files have no names then, so no segment
-        may be deleted.
+        """True while compaction replaces segments. During that time the old segments' files may have no
+        names, so no segment may be deleted.
         """
         self.unindexed_marker_offset: int | None = None
         """The offset of the ABORT marker that is being appended, until its transaction index entry is in
@@ -150,7 +150,9 @@ class LocalLog:
             raise KafkaStorageError(f"{self.topic_partition} is offline: {self.failure}")
 
     def owns_segments(self, segments: list[Segment]) -> bool:
-        """Return True if the partition is open and online, and all of `segments` are still in its list."""
+        """Return True if the partition is open and online, and all of `segments` are still in its segment
+        list.
+        """
         return not self.is_closed and self.failure is None and set(self.segments).issuperset(segments)
 
     # Writing
@@ -335,7 +337,8 @@ class LocalLog:
             # See test_no_power_loss_takes_the_first_segment_that_retention_leaves.
             self.disk.sync_directory(self.directory)
         try:
-            # A segment has four files to rename; eight segments take about two milliseconds.
+            # `dead` is limited, because each segment has four files to rename: eight segments take about two
+            # milliseconds.
             for segment in dead:
                 dropped.append(_DroppedSegment(segment.end_offset, segment.drop(self.disk)))
                 self.segments.drop_first()

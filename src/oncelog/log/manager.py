@@ -243,7 +243,7 @@ class LogManager:
         """Remove a directory without records that belongs to another topic of the same name.
 
         Returns True if the directory was removed. Such a directory remains if a topic's creation or growth
-        failed on a broken disk, and would prevent opening a recreated topic. See
+        failed on a broken disk. It would prevent the opening of a new topic of this name. See
         test_a_directory_that_another_topic_left_does_not_prevent_a_start.
         """
         try:
@@ -368,7 +368,9 @@ class LogManager:
 
     def _forget(self, tp: TopicPartition) -> bool:
         """Forget a partition and its checkpoints. Return True if it was open."""
-        self._deletion_count += 1  # a checkpoint file that is being written may contain this partition
+        # A checkpoint file that is being written may contain this partition. The count lets `_write_aside`
+        # discard it.
+        self._deletion_count += 1
         for table in (self._recovery_points, self._log_starts, self._cleaned, self._indexed):
             self._is_forgetting |= table.pop(tp, None) is not None
         # A removed index start does not set `_is_forgetting`. A recreated partition may inherit the old index

@@ -611,7 +611,8 @@ class Partition:
             yield table.expire(now_ms, config.producer_expiration_ms, max_examined)
 
     def restore_aborted_index(self, cleaned_to: int) -> bool:
-        """Restore index entries of aborted transactions that compaction up to 0.4.1 lost below `cleaned_to`.
+        """Restore index entries of aborted transactions that the compaction of Oncelog up to 0.4.1 lost below
+        `cleaned_to`.
 
         Reads every batch header below `cleaned_to`. Returns False if the entries are only in memory because
         writing failed, for example on a full disk. The next restart must then restore them again. Raises

@@ -136,7 +136,7 @@ def _scan_to(start: int, segment: Segment, offset: int) -> ReadCursor | None:
         cursor = ReadCursor(segment, batch.position)
         if header.base_offset >= offset or verify_crc(batch.bytes(), 0, header.size_bytes):
             return cursor
-        # The checksum is wrong, so the header may claim offsets that the batch does not have
+        # The checksum is wrong, so the header may claim offsets that the batch does not have.
         suspect = suspect or cursor
     if suspect is None and damage is not None:
         raise _damaged(segment, damage.position, damage.reason)

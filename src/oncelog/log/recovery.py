@@ -436,7 +436,8 @@ def _replay_block(
 
 
 def _is_whole(segment: Segment, row: np.void, end: int) -> bool:
-    """Return True if the checksum of the batch that ends at position `end` is valid; else note the damage.
+    """Return True if the checksum of the batch that ends at position `end` is valid. Otherwise add the batch
+    to `damaged`.
 
     If a damaged header were used, the broker could reject a producer's next batch or treat it as a duplicate.
     See test_a_damaged_header_gives_no_state_of_producers. Batches that `rebuild` has verified are not read

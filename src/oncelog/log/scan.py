@@ -133,7 +133,7 @@ def scan_whole(
 ) -> Iterator[HeaderBlock]:
     """Yield the headers of the batches from `position` to `end` whose checksums are right, many at a time.
 
-    The scan ends before the first batch that is not whole. `scan` from there says what is wrong with it.
+    The scan ends before the first batch that is not whole. Call `scan` from there to get the reason.
     """
     find = whole_batches if _c is None else _c.whole_batches
     read_bytes = limits.scan_chunk_bytes
@@ -320,7 +320,7 @@ def find_headers(data: Buffer, position: int, limit: int, max_count: int) -> tup
     """Return the batch headers in `data` from `position` on, at most `max_count`, and where the next batch
     begins.
 
-    A batch must end at or before `limit`, which may be behind the end of `data`. Nothing else is checked.
+    A batch must end at or before `limit`, which may be after the end of `data`. Nothing else is checked.
     """
     view, length_at, last = memoryview(data), _LENGTH.unpack_from, len(data) - HEADER_BYTES
     headers: list[memoryview] = []

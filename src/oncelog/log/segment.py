@@ -262,7 +262,7 @@ class Segment:
         return bad
 
     def _make_missing_files(self) -> None:
-        """Create missing index files that have no entries. A power loss may have removed them.
+        """Create the missing file of an index that has no entries. A power loss may have removed it.
 
         A clean stop does not write an index without entries, so the next restart would report a missing file.
         See test_a_clean_stop_after_a_lost_index_leaves_nothing_to_report.
@@ -312,7 +312,7 @@ class Segment:
             if follower == self.size_bytes:
                 self.end_offset = sure_offset
                 return None
-            # The first batch after the damage needs an index entry.
+            # With this value, the first batch after the damage gets an index entry.
             self._unindexed_bytes = index_interval_bytes + 1
             bad = self._walk(follower, index_interval_bytes, verify=True)
         if bad is not None:
@@ -456,7 +456,7 @@ class Segment:
         return None
 
     def _walk_whole(self, position: int, index_interval_bytes: int) -> int:
-        """Index the whole batches from `position` on, thousands at a time, as `_walk` does one by one.
+        """Index the whole batches from `position` on, as `_walk` does, but thousands at a time.
 
         Return the position of the first batch that is left to `_walk`, because it is not whole or does not
         follow the batch before it. See test_batches_are_indexed_alike_one_by_one_and_in_blocks.

@@ -79,7 +79,7 @@ def finish_swaps(disk: Disk, directory: str) -> None:
             for base in bases:
                 if base_offset <= base < end_offset:
                     _remove_files(disk, directory, base, "")
-            # Synced before the renames, as in `take_place`.
+            # The deletions are synced before the renames, as in `take_place`.
             disk.sync_directory(directory)
         _take_names(disk, directory, base_offset)
     if swaps:
@@ -91,7 +91,8 @@ def _end_of_swap(disk: Disk, path: str, base_offset: int) -> int:
     file = disk.open(path)
     end_offset = base_offset + 1
     try:
-        # If the scan ended at damage, old segments with higher offsets would stay beside the successor.
+        # The scan must not end at damage. Otherwise old segments with higher offsets would stay beside the
+        # successor.
         for item in scan_headers_past_damage(file, 0, file.size(), base_offset):
             if isinstance(item, HeaderBlock):
                 end_offset = read_header(item.headers, len(item.headers) - 61).last_offset + 1

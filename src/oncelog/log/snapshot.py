@@ -328,7 +328,7 @@ class Snapshots:
         data = self._disk.read(self._path(offset, SNAPSHOT_SUFFIX))
         full = self._path(offset, FULL_SUFFIX)
         if not self._disk.exists(full):
-            # Apache Kafka wrote the snapshot.
+            # Without its second file, the snapshot is one of Apache Kafka's.
             return {pid: pack_entry(entry) for pid, entry in decode_snapshot(data, now_ms)}
         _open(data)
         return decode_full(self._disk.read(full), crc_of(data))

@@ -310,7 +310,7 @@ def _snappy_block(raw: Any, block: memoryview, max_bytes: int) -> bytes | None:
         )
     try:
         return bytes(raw.decompress_raw(block))
-    # DecompressionError of cramjam, or an error of its Rust code.
+    # The call may raise cramjam's DecompressionError, or any error of its Rust code.
     except Exception as error:
         raise _corrupt(Compression.SNAPPY, error) from error
 

@@ -58,7 +58,7 @@ def append_whole_batches(
     The C code reads no batch that has a verdict other than `verdict`, is compressed or damaged, ends before
     the current offset, or would make `rows` longer than `max_records`. Without the C code, read nothing.
     """
-    # After a damaged batch, the offset may have more than 64 bits.
+    # The C code cannot represent an offset of more than 64 bits, which a damaged batch may cause.
     if _c is None or start_offset > _MAX_OFFSET:
         return index, start_offset, 0
     check = crc32c.crc32c if verify else None

@@ -373,7 +373,8 @@ class ConsumerGroup:
 
         If none is requested, it is the broker's default.
         """
-        # A log of Apache Kafka may have members with an assignor that this broker does not have.
+        # Ignore unknown assignors: a log of Apache Kafka may have members with one that this broker does not
+        # have.
         requested = [
             name for member in self.members.values() if (name := member.server_assignor) in SERVER_ASSIGNORS
         ]
@@ -596,7 +597,7 @@ class ConsumerGroup:
             is_other = self._targets_differ_from(topics)
         else:
             is_other = topics is not self._topics and topics != self._topics
-        # If the current epoch has no target yet, do not raise it: its target will be computed from these
+        # Changed topics do not raise an epoch that has no target yet: its target will be computed from these
         # topics.
         if is_changed or (is_other and self.epoch == self.assignment_epoch):
             self._raise_epoch()

@@ -72,10 +72,10 @@ _ROWS: dict[int, tuple[str, str, str, str, str, str]] = {
     69: ("reset", "reset", "reset", "reset", "raise", "reset"),  # GROUP_ID_NOT_FOUND
     79: ("join", "join", "raise", "raise", "raise", "raise"),  # MEMBER_ID_REQUIRED
     82: ("end", "end", "end", "end", "raise", "end"),  # FENCED_INSTANCE_ID
-    # A transaction is about to commit another offset.
+    # A transaction is about to commit another offset, so the error ends with the transaction.
     88: ("raise", "raise", "raise", "raise", "retry", "raise"),  # UNSTABLE_OFFSET_COMMIT
     110: ("raise", "raise", "raise", "reset", "raise", "reset"),  # FENCED_MEMBER_EPOCH
-    # The next heartbeat brings the current epoch.
+    # The member has an old epoch. Its next heartbeat brings the current one.
     113: ("raise", "raise", "raise", "retry", "retry", "retry"),  # STALE_MEMBER_EPOCH
 }
 """The reactions by request. All other error codes are raised."""

@@ -241,7 +241,7 @@ class RequestKind(NamedTuple):
 
 
 _DEFAULT_ACTIONS = {
-    # The topic may have been created just now.
+    # The topic may be so new that the coordinator does not know it yet.
     UnknownTopicOrPartition.code: ErrorAction.RETRY,
     RequestTimedOut.code: ErrorAction.RETRY,
     NetworkException.code: ErrorAction.FIND_COORDINATOR,
