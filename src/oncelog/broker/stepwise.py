@@ -293,7 +293,9 @@ class _ResponseSteps:
         except Exception as error:
             failure = error
         if self._is_over:
-            return False  # cancelled since the last step; the broker may be stopping, with its log closed
+            # The response was cancelled since the last step. Do no further work: the broker may be stopping,
+            # with its log closed.
+            return False
         try:
             self._call = self._pending.build(partial(_next_step, self._work, failure))
         except _Done as done:

@@ -256,8 +256,8 @@ class GroupCoordinator:
             written = yield from self.delete_offsets(
                 group_id, self.offsets.partitions_of(group_id), budget, now_ms
             )
-            # The group may have been forgotten between two steps, if it only consisted of member ids that
-            # were given to clients and the last of them expired.
+            # The group may be gone: if it had only member ids that were given to clients, the last of them
+            # may have expired between two steps.
             group = self._groups.get(group_id)
             if group is not None:
                 written = self._write_tombstone(group, now_ms)
@@ -450,7 +450,7 @@ class GroupCoordinator:
         group = self.get(group_id)
         is_empty = group is None or group.state is GroupState.EMPTY
         if group is not None and not is_empty and group.state is not GroupState.STABLE:
-            # The subscriptions are unknown until the rebalance is complete.
+            # Until the rebalance is complete, the subscriptions are unknown, so nothing may expire.
             return
         subscribed = self.subscribed_topics(group_id)
         if subscribed is None:

@@ -71,7 +71,7 @@ class Pattern:
 
 
 def _encode(text: str) -> bytes:
-    # The wire decoder rejects lone surrogates, but a stored pattern may contain them.
+    # Encode lone surrogates, too: the wire decoder rejects them, but a stored pattern may contain them.
     return text.encode("utf-8", "surrogatepass")
 
 

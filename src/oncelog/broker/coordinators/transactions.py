@@ -374,8 +374,8 @@ class TransactionCoordinator:
         """Remember the transactional id and the decision of each leftover that the record is about."""
         if record.value is None:
             return
-        # A record that a newer one replaces may be unreadable. `_load_partition` raises an error for the
-        # newest ones.
+        # An unreadable record is ignored here, because a newer one may replace it. If it is the newest one of
+        # its key, `_load_partition` raises an error.
         with suppress(PeerError, ValueError):
             entry = decode_value(decode_key(record.key or b""), record.value)
             named = (entry.producer_id, entry.previous_producer_id, entry.next_producer_id)

@@ -176,7 +176,8 @@ def _plan(state: BrokerState, requested: _Requested, names: TopicNames) -> NewTo
     if state.topics.get(requested.name) is not None or state.topics.is_changing(requested.name):
         raise TopicAlreadyExists(f"topic {requested.name!r} already exists")
     names.check(requested.name)
-    # If a setting is named twice, the last value is used, but no value may be null.
+    # If the request names a setting twice, the last value is used. But a null value is refused even if
+    # another value follows it.
     nulls = [(config.name, None) for config in requested.configs if config.value is None]
     own = {config.name: config.value for config in requested.configs}
     overrides = check_overrides(state.settings, own | dict(nulls))

@@ -43,8 +43,8 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> DescribeTopicPa
             if requested:
                 unauthorized.append(_error_result(name, error))
             continue
-        # Check this only after the authorization, because `next_cursor` must not name a topic that the client
-        # may not describe.
+        # End the page only after the authorization, because `next_cursor` must not name a topic that the
+        # client may not describe.
         if page.is_full:
             page.end_at(name, 0)
             break

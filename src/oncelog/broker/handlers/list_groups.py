@@ -40,7 +40,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListGroupsResponse
         try:
             group = _list_group(state, group_id)
         except NotCoordinator:
-            # Another request is deleting this group in steps.
+            # Another request is deleting this group in steps, so leave it out.
             continue
         if (
             group is not None

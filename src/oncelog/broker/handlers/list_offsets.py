@@ -62,7 +62,7 @@ def _answer_all(state: BrokerState, request: Request) -> Work[ListOffsetsRespons
         if budget.spend():
             yield None
         is_allowed = request.is_authorized(ResourceType.TOPIC, topic.name)
-        # A partition gets one result, even if it is named many times.
+        # A partition gets one result, even if the request names it many times. The result is then an error.
         for requested in {requested.partition_index: requested for requested in topic.partitions}.values():
             if budget.spend():
                 yield None

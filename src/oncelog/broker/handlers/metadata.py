@@ -173,7 +173,7 @@ def _create_missing(
         if isinstance(result, Topic):
             state.quotas.charge(MUTATIONS, request.quota_principal, count, now_ms)
         elif not isinstance(result, TopicAlreadyExists):
-            # TopicAlreadyExists means that another request is creating the topic: this client repeats its
+            # Leave out TopicAlreadyExists: another request is creating the topic, and this client repeats its
             # request.
             refused[new.name] = result if isinstance(result, BrokerError) else KafkaStorageError(str(result))
     return refused

@@ -153,7 +153,7 @@ class CommitRows:
             return TopicAuthorizationFailed.code
         topic = self._state.topics.get(name)
         if self._has_ids and (topic is None or topic.topic_id != topic_id):
-            # The topic was deleted between two steps, and a new topic may have its name.
+            # The topic was deleted between two steps. A topic that now has its name is another one.
             self._topics[name] = None
             return UnknownTopicId.code
         self._topics[name] = topic

@@ -220,7 +220,8 @@ class _Produce:
     ) -> None:
         if partition.unflushed_record_count < flush_messages:
             return
-        # A duplicate of a batch that is not on disk yet waits like the batch itself.
+        # Only a duplicate can be below the recovery point. A duplicate of a batch that is not synced yet
+        # waits for the flush, like the batch itself.
         if appended.last_offset < partition.recovery_point:
             return
         self.waiting += 1
@@ -262,7 +263,7 @@ class _Produce:
         try:
             header = read_header(records) if records else None
         except Exception:
-            # A refused batch may be invalid. Its event then has no producer fields.
+            # A refused batch may have an unreadable header. Its event then has no producer fields.
             header = None
         self.state.on_append(
             AppendEvent(
@@ -320,8 +321,8 @@ class _Produce:
                     yield None
                     self.is_continued = True
                     if self.request.header.api_version >= FIRST_ID_VERSION:
-                        # A topic may have been deleted since the last step, and a new topic may have its
-                        # name.
+                        # Look the names up again: a topic may have been deleted since the last step, and a
+                        # new topic may have its name.
                         _name_topics(self.state, self.message)
                 results.append(result_of(topic.name, data))
                 data.records = None

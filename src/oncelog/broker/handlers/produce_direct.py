@@ -83,7 +83,8 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
         position = 10 + name_bytes if name_bytes > 0 else 10
         batches = _plain_batches(state, frame, position, access, version >= FIRST_ID_VERSION)
     except (struct.error, IndexError, UnicodeDecodeError, PeerError, BrokerError):
-        # The bytes are malformed, or the header is refused. `broker.handlers.produce` returns the error.
+        # The bytes are malformed, or the header is refused. Leave the request to `broker.handlers.produce`,
+        # which returns the error.
         return None
     if batches is None:
         return None
@@ -122,7 +123,7 @@ def _append(
         metrics = state.metrics
         metrics.batches_stored += 1
         metrics.records_stored += fields[12]
-    # In a topic with `allows_direct_produce`, records are visible to readers without a flush.
+    # Count the bytes at once: in a topic with `allows_direct_produce`, records are visible without a flush.
     if state.fetch_purgatory.is_watching:
         state.note_visible(partition.topic_partition, len(records))
     return done if base_offset is None else base_offset

@@ -119,7 +119,7 @@ class ScramExchange:
             self._server.set_client_final(text)
             final = str(self._server.get_server_final()).encode()
         except ScramException:
-            # The text of scramp's error could reveal whether the user exists.
+            # Do not pass on the text of scramp's error: it could reveal whether the user exists.
             raise SaslAuthenticationFailed("wrong user or password") from None
         self.user = self._user
         return final

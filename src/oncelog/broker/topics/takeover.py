@@ -194,8 +194,8 @@ def _plan_topics(
         own = _own_settings(plan, topic.name, configs, settings)
         existing = plan.topics.get(topic.name)
         if is_first and existing is not None:
-            # An older version of this broker had adopted the directory, and clients may have changed these
-            # settings since. They override Kafka's.
+            # An older version of this broker has adopted the directory before, and clients may have changed
+            # the topic's settings since. So the existing settings override Kafka's.
             own |= existing.settings
         plan.topics[topic.name] = TopicEntry(topic.topic_id, len(topic.partitions), own, is_deleting=False)
     if unlisted:
@@ -225,7 +225,7 @@ def _own_settings(
     for key, value in sorted(configs.items()):
         text = f"topic {name}: {key}={value}"
         if key == "cleanup.policy" and not value.strip():
-            # With an empty list of policies, Kafka neither deletes nor compacts.
+            # With an empty list of policies, Kafka neither deletes nor compacts, so keep the records forever.
             own |= KEPT_FOREVER
         elif key == "remote.storage.enable" and value == "true":
             plan.add_problem(
@@ -387,7 +387,8 @@ def _plan_formats(plan: TakeoverPlan, logs: LogManager, own_topics: set[str]) ->
                 file = logs.disk.open(f"{tp}/{name}")
                 head = file.pread(_MAGIC_POSITION + 1, 0)
                 file.close()
-                # A power loss may leave zeros. They are not a message: its length would not be 0.
+                # A power loss may leave zeros instead of a message. A message's length is never 0, so the
+                # bytes of the length distinguish them.
                 if len(head) > _MAGIC_POSITION and head[_MAGIC_POSITION] < MAGIC and any(head[8:12]):
                     old.setdefault(tp.topic, head[_MAGIC_POSITION])
     for topic, version in sorted(old.items()):

@@ -388,7 +388,8 @@ class Topics:
                 )
             if topic.name in failures:
                 continue
-            # The settings of the topic or the broker may have changed since the partitions were opened.
+            # Configure the partitions again, because the settings of the topic or the broker may have changed
+            # since the partitions were opened.
             topic.configure(self._settings, topic.overrides)
             config = self._log_config(topic)
             for partition in topic.new_partitions:
@@ -468,7 +469,8 @@ class Topics:
         self._move(topics, TopicEvent.MARKED)
         ends = self.offset_ends({topic.name for topic in topics})
         for topic in topics:
-            # An earlier topic with this name may have left offsets in other partitions.
+            # Keep the bounds of an earlier topic with this name: it may have left offsets in other
+            # partitions.
             earlier = self.offsets_to_delete.get(topic.name)
             earlier_ends = {} if earlier is None or earlier.before is None else earlier.before
             if before := {**earlier_ends, **ends.get(topic.name, {})}:
