@@ -150,7 +150,7 @@ class _Call(Generic[T]):
 
         Return False after `timeout` seconds, or if the loop has ended before the coroutine.
         """
-        # Each wait is short: a signal that arrives just before a wait begins does not interrupt this wait.
+        # Each wait is short, because a signal that arrives just before a wait begins does not interrupt it.
         while not self._has_ended and (timeout is None or timeout > 0):
             # A loop that has ended will never complete this call.
             if has_loop_ended():
@@ -198,7 +198,8 @@ class LoopThread:
                 self._is_loop_closed = True
 
     def _drain(self) -> None:
-        # Cancelled tasks, and the last calls from other threads, may start further tasks.
+        # Repeat until no task is left: cancelled tasks, and the last calls from other threads, may start
+        # further tasks.
         self._loop.run_until_complete(asyncio.sleep(0))
         while tasks := asyncio.all_tasks(self._loop):
             for task in tasks:
@@ -315,8 +316,8 @@ class LoopThread:
         self._stopped = True
         # RuntimeError: the loop is already closed.
         with suppress(RuntimeError):
-            # Do this even if `_stopped` was already True: an interrupt may have ended an earlier call before
-            # this line.
+            # Stop the loop even if `_stopped` was already True: an interrupt may have ended an earlier call
+            # before this line.
             self._loop.call_soon_threadsafe(self._stop_loop)
         if threading.current_thread() is not self._thread:
             self._thread.join()

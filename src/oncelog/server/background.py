@@ -67,7 +67,8 @@ class BackgroundRunner:
                 except Exception as error:
                     _report(error)
                 if has_begun_call and not self._background.is_ready:
-                    # In a deletion, every step begins a blocking call. Waiting for this call is pause enough.
+                    # Without a pause: no task can continue before a blocking call has ended, so requests are
+                    # handled anyway. A deletion, for example, begins a blocking call in every step.
                     break
                 await asyncio.sleep(PAUSE_SECONDS)
 
@@ -95,7 +96,8 @@ class BackgroundRunner:
         try:
             await asyncio.get_running_loop().run_in_executor(None, call)
         except Exception as error:
-            # Needed if no thread could be started. If the call itself fails, it has already recorded its end.
+            # If no thread could be started, `call` has not run, so end it here. If `call` itself failed, it
+            # has ended already, and this does nothing.
             call.end(error)
 
     def _on_call_done(self, task: asyncio.Task[None]) -> None:

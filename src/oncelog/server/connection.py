@@ -4,8 +4,8 @@ A request is started as soon as no earlier request blocks the pipeline. The pipe
 that waits for records, and by responses that the client does not read. An append that waits for the disk does
 not block the pipeline.
 
-Bytes behind a request that blocks the pipeline stay in the RequestReader's backlog, not yet split into
-frames. Reading pauses while the backlog is too large.
+Bytes after a request that blocks the pipeline stay in the RequestReader's backlog, not yet split into frames.
+Reading pauses while the backlog is too large.
 
 Requests are started in rounds. A round ends when the requests of one connection have cost MAX_ROUND_REQUESTS,
 or after MAX_ROUND_RESPONSE_BYTES of responses. After a round, the event loop handles the other connections.
@@ -191,7 +191,8 @@ class Connection(asyncio.BufferedProtocol):
             if rest:
                 self.reader.keep(rest)
         self._end_round(now_ms)
-        # A round of plain Produce requests sets no deadline and waits for no flush.
+        # After a round of plain Produce requests there is nothing to do: they set no deadline and wait for no
+        # flush.
         if requests.has_dispatched or self._node.has_visible_bytes:
             self._server.after_round(now_ms)
 
@@ -296,7 +297,7 @@ class Connection(asyncio.BufferedProtocol):
                 cost += self._node.slots.run_with_slot(partial(self._start_request, frame, now_ms, started))
             else:
                 # No slot is free, so the request waits as bytes. If its frame was collected in a separate
-                # buffer, rebuild the input: the frame's size, the frame, and the bytes behind it.
+                # buffer, rebuild the input: the frame's size, the frame, and the bytes after it.
                 is_view_of_data = frame.obj is before.obj
                 return (
                     before if is_view_of_data else memoryview(b"".join((len(frame).to_bytes(4), frame, data)))

@@ -70,7 +70,7 @@ class RealFile:
                 return
             view = memoryview(data)
             while written < len(view):
-                # On a nearly full disk, one call writes a part, and the next call fails.
+                # Repeat for the rest: on a nearly full disk, one call writes a part, and the next call fails.
                 step = os.pwrite(fd, view[written:], position + written)
                 if step == 0:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -274,8 +274,8 @@ class RealDisk:
         if not os.path.islink(full):
             shutil.rmtree(full)
             return
-        # An administrator moved the partition to another volume and left a link. Keep the directory itself:
-        # it may be a mount point.
+        # The path is a link: an administrator has moved the partition to another volume. Delete the content
+        # and the link, but keep the linked directory: it may be a mount point.
         if os.path.isdir(full):
             for entry in os.scandir(full):
                 if entry.is_dir(follow_symlinks=False):

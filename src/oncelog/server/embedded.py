@@ -174,7 +174,7 @@ def open_node(
         data_dir.mkdir(parents=True, exist_ok=True)
         disk = RealDisk(data_dir)
     except OSError as error:
-        # These errors of mkdir mean that the given path is wrong. Other errors mean that the disk has a
+        # Only these errors of mkdir mean that the given path is wrong. All others mean that the disk has a
         # problem.
         is_wrong_path = isinstance(error, (FileNotFoundError, NotADirectoryError, FileExistsError))
         hint = "; set another directory with --data-dir or ONCELOG_DATA_DIR" if is_wrong_path else ""
@@ -286,7 +286,7 @@ class Broker:
         self._running: RunningBroker | None = None
         self._thread: LoopThread | None = None
         self._process_id = os.getpid()
-        """The process that called `start`, or before that the process that created this object."""
+        """The process that called `start`; before the first start, the process that created this object."""
 
     def start(self) -> Self:
         """Open the data directory and listen.
@@ -398,7 +398,7 @@ async def _start(
 ) -> RunningBroker:
     try:
         running = RunningBroker(node, clock, listeners, metrics)
-    # Raised by the Server's constructor, for example for an invalid certificate.
+    # The Server's constructor raises this, for example for an invalid certificate.
     except ConfigError:
         node.close(clock.now_ms())
         raise

@@ -129,8 +129,8 @@ async def bind_sockets(host: str, port: int) -> list[socket.socket]:
                 for listening in sockets:
                     listening.close()
                 raise
-            # For localhost, /etc/hosts often contains ::1 although IPv6 is disabled, for example in
-            # containers.
+            # Continue without an IPv6 address that this computer lacks. For localhost, /etc/hosts often
+            # contains ::1 although IPv6 is disabled, for example in containers.
             missing = error
     if missing is not None:
         if not sockets:
@@ -159,7 +159,7 @@ def _keep_alive(listening: socket.socket) -> None:
     """Enable TCP keep-alive. The accepted sockets inherit this option."""
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEP_ALIVE.items():
-        # macOS lacks TCP_KEEPIDLE.
+        # Some systems lack an option: macOS has no TCP_KEEPIDLE.
         if hasattr(socket, name):
             listening.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 

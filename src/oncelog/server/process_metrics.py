@@ -44,7 +44,9 @@ class LoopLag:
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
         self._delays: deque[tuple[float, float]] = deque()
-        """(time, delay) of the window, each delay larger than all later ones."""
+        """The (time, delay) pairs of the last LAG_WINDOW_S seconds. A pair is removed when a delay that is
+        not smaller follows, so the first delay is the largest.
+        """
 
     def start(self) -> None:
         """Begin to measure on the running event loop."""
@@ -62,7 +64,7 @@ class LoopLag:
         return self._delays[0][1] if self._delays else 0.0
 
     def note(self, now_s: float, delay_s: float) -> None:
-        """Add a delay, and forget those before the window."""
+        """Add a delay, and remove delays that are older than LAG_WINDOW_S."""
         while self._delays and self._delays[-1][1] <= delay_s:
             self._delays.pop()
         self._delays.append((now_s, delay_s))

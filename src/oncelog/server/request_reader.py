@@ -51,7 +51,7 @@ class RequestReader:
 
     def get_buffer(self) -> memoryview:
         """Return the buffer for the next read."""
-        # Bytes behind a backlog must not be added to a frame before the backlog was processed.
+        # Bytes that follow a backlog must not be added to a frame before the backlog was processed.
         self._frame_space = None if self.backlog else self.frames.room(LARGE_REST_BYTES)
         return self._shared if self._frame_space is None else self._frame_space
 
