@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncelog import compiled
 
-compiled.select()  # Before the first import of a module that may have a compiled form.
+compiled.select()  # This must precede the first import of a module that may be compiled.
 
 from oncelog import config, errors  # noqa: E402
 from oncelog.types import (  # noqa: E402

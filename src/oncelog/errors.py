@@ -4,7 +4,7 @@
 | --- | --- |
 | ConfigError | a setting is invalid, or two settings contradict each other |
 | MissingDependency | an optional package is not installed |
-| MisuseError | a call that is not allowed in the present state; the text names the right call |
+| MisuseError | a call that is not allowed in the current state; the text names the right call |
 | PeerError | the other side sent bytes that break the protocol |
 | StorageError | the disk failed, or data is unreadable; the text names file and position |
 | TimedOut | an operation did not finish in time |
@@ -41,7 +41,7 @@ class MissingDependency(ConfigError, ImportError):
 
 
 class MisuseError(OncelogError, RuntimeError):
-    """The call is not allowed in the present state. The text says what to do instead."""
+    """The call is not allowed in the current state. The text says what to do instead."""
 
 
 class PeerError(OncelogError, ValueError):
@@ -100,7 +100,7 @@ class LoadRefused(OncelogError):
 
 
 class SerializationError(OncelogError, ValueError):
-    """A serializer failed, or returned something else than bytes. The record was not sent.
+    """A serializer failed, or returned something other than bytes. The record was not sent.
 
     `part` is "key" or "value". `partition` is None if the application named none. `__cause__` is the error of
     the serializer.
@@ -116,7 +116,7 @@ class SerializationError(OncelogError, ValueError):
 class DeserializationError(OncelogError, ValueError):
     """A deserializer failed. The record counts as not delivered, so the next poll raises the error again.
 
-    To continue behind the record, seek to `offset + 1`. `part` is "key" or "value". `record` is the record
+    To continue after the record, seek to `offset + 1`. `part` is "key" or "value". `record` is the record
     with its bytes. `__cause__` is the error of the deserializer.
     """
 
@@ -133,7 +133,7 @@ MAX_MESSAGE_CHARACTERS = 1_000
 
 
 def text_of(error: Exception) -> str:
-    """Return the text of an exception, also if its `__str__` raises."""
+    """Return the text of an exception, even if its `__str__` raises."""
     try:
         return str(error)
     except Exception:

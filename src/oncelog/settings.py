@@ -93,7 +93,8 @@ def _parts(value: SettingValue) -> list[str]:
 
 def _parse_int(setting: Setting, raw: object) -> int:
     try:
-        # Java's parser rejects underscores and numbers of more than 64 bits. Python's int() accepts both.
+        # As Java's parser does, reject underscores and numbers of more than 64 bits. Python's int() accepts
+        # both.
         if isinstance(raw, bool) or (isinstance(raw, float) and not raw.is_integer()):
             raise ValueError
         if isinstance(raw, str) and not _WHOLE.fullmatch(raw.strip()):

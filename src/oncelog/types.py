@@ -52,7 +52,9 @@ class Isolation(IntEnum):
 
 
 class Origin(Enum):
-    """The source of an appended batch. Sequences are checked only for CLIENT, and no epoch for REPLAY."""
+    """The source of an appended batch. Sequences are checked only for CLIENT. For REPLAY, epochs are not
+    checked either.
+    """
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
