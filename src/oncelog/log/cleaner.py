@@ -107,9 +107,9 @@ class LogCleaner:
     def roll_for_compaction(self, now_ms: int) -> None:
         """Roll the active segment if it is at least as large as all closed segments together.
 
-        Only closed segments can be compacted. With this, the cost of reading the log later depends on its
-        live records, and not on its history. `limits.coordinator_roll_bytes` is the minimum size. Raises
-        KafkaStorageError.
+        Only closed segments can be compacted. Without rolling, the cost of reading the log at a start would
+        depend on its history instead of its live records. `limits.coordinator_roll_bytes` is the minimum
+        size. Raises KafkaStorageError.
         """
         log = self._log
         active_bytes, all_bytes = log.segments.active.size_bytes, log.segments.size_bytes

@@ -513,6 +513,6 @@ class LocalLog:
         # all deferred work.
         self.disk.close()
         # The callback refers to this log, which refers to the disk. Without the callback, a deleted partition
-        # is freed now. With it, the partition stays until the garbage collector runs, and for good if GcTuner
-        # has frozen it. See test_a_deleted_partition_is_freed_without_the_garbage_collector.
+        # is freed now. With the callback, the partition would stay until the garbage collector runs, and for
+        # good if GcTuner has frozen it. See test_a_deleted_partition_is_freed_without_the_garbage_collector.
         self.disk.on_sync_failed = ignore_failure

@@ -18,7 +18,8 @@ from oncelog.log.disk import Disk, DiskLock, File, PartitionClosed, SyncFailed, 
 
 DROPPED_SUFFIX = ".deleted"
 """Kafka's ending of deleted files. Recovery removes such files."""
-# Makes names unique within the process, in all directories. Recovery removes the files of earlier processes.
+# The counter makes names unique within the process, in all directories. Recovery removes the files of earlier
+# processes.
 _drops = itertools.count()
 
 

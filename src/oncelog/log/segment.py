@@ -728,8 +728,9 @@ class Segment:
     def give_up_indexes(self) -> None:
         """Delete the offset index and time index files of a segment that will be deleted. Raises OSError.
 
-        This makes room on a full disk, and later flushes need not write these files. If recovery meets the
-        segment, it rebuilds them. The directory must be synced before the recovery point passes the segment.
+        This makes room on a full disk, and later flushes need not write these files. If recovery finds the
+        segment, it rebuilds the index files. The directory must be synced before the recovery point passes
+        the segment.
         """
         for suffix in (INDEX_SUFFIX, TIME_SUFFIX):
             remove_if_exists(self._disk, self._path(suffix))
@@ -763,7 +764,7 @@ class Segment:
         """Let the next `sync` write the bytes from `from_offset` on again, before it syncs.
 
         After a failed sync, Linux keeps the bytes in memory and marks them clean. A restarted process can
-        still read them, but a sync would succeed without writing them.
+        still read these bytes, but a sync would succeed without writing them.
         """
         if self.end_offset > from_offset:
             start = self.index.position_for(max(from_offset - self.base_offset, 0))

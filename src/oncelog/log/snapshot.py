@@ -356,9 +356,9 @@ class Snapshots:
         """Remove all snapshots except those at `offsets`, and `.producers` files without a snapshot.
 
         With `synced_to`, the newest snapshot at or below it and the oldest one above it stay, too. The oldest
-        one above it may be the only snapshot that covers the producers of deleted segments: an earlier
-        process may have synced the log up to that snapshot, deleted segments, and lost power before it stored
-        its recovery point. See
+        one above `synced_to` may be the only snapshot that covers the producers of deleted segments. An
+        earlier process may have synced the log up to that snapshot, deleted segments, and lost power before
+        it stored the recovery point. See
         test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known.
         """
         names = self._disk.list(self._directory)

@@ -225,8 +225,8 @@ class FrameReader:
 
     With `keeps_size`, the buffer has room for the largest earlier frame of the stream from the start, and the
     buffers of the last two frames are used again once no view of them is left. A client that fetches much
-    then neither allocates nor copies repeatedly. A broker has many clients, each of which could make it
-    allocate that much again and again for a few bytes, so it does not use this.
+    then neither allocates nor copies repeatedly. A broker must not use `keeps_size`: each of its many clients
+    could make it allocate that much again and again for a few bytes.
     """
 
     __slots__ = (

@@ -77,8 +77,8 @@ def read_uvarint_rest(buffer: memoryview, position: int, first: int) -> tuple[in
 
 
 def fail_length(what: str, length: int, remaining: int) -> NoReturn:
-    """Raise PeerError: a length is negative, exceeds the remaining bytes, or is null where null is not
-    allowed.
+    """Raise PeerError for a length that is negative, exceeds the remaining bytes, or is null where null is
+    not allowed.
     """
     if length < 0:
         raise PeerError(f"{what} has the length {length}, but null is not allowed")
@@ -86,12 +86,12 @@ def fail_length(what: str, length: int, remaining: int) -> NoReturn:
 
 
 def fail_string(what: str, length: int) -> NoReturn:
-    """Raise PeerError: a string is longer than MAX_STRING_BYTES."""
+    """Raise PeerError for a string that is longer than MAX_STRING_BYTES."""
     raise PeerError(f"{what} is a string of {length} bytes; the limit is {MAX_STRING_BYTES}")
 
 
 def fail_array(what: str, length: int, remaining: int, left: int) -> NoReturn:
-    """Raise PeerError: the length of an array is invalid or exceeds the element budget `left`."""
+    """Raise PeerError for an array whose length is invalid or exceeds the element budget `left`."""
     if left >= 0 or length < 0 or length > remaining:
         fail_length(what, length, remaining)
     raise PeerError(

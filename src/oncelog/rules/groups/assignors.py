@@ -127,7 +127,7 @@ def _owners(members: Iterable[Subscriber]) -> dict[TopicPartition, str]:
     """Return the owner of each partition.
 
     If several members claim a partition, the member with the latest generation owns it. If several members of
-    the latest generation claim it, it has no owner.
+    the latest generation claim the partition, it has no owner.
     """
     claims: dict[TopicPartition, dict[int, list[str]]] = {}
     for member in members:

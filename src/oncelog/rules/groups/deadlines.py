@@ -3,7 +3,7 @@
 A key has one deadline at a time. `take` returns the keys whose deadlines have passed, each once. An operation
 costs O(log n) for n keys. If a key gets another deadline or is removed, its old heap entry becomes outdated.
 Outdated entries are skipped. They are removed once they are more than half of the heap, so a key whose
-deadline changes often does not fill it.
+deadline changes often does not fill the heap.
 """
 
 from __future__ import annotations

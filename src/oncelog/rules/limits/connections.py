@@ -61,7 +61,7 @@ class ConnectionLimiter:
     counts: dict[str, int] = field(default_factory=dict)
 
     def enter(self, address: str, *, descriptor: int | None, descriptor_limit: int) -> CloseReason | None:
-        """Count a new connection. Return the limit that it exceeds; None if it is accepted.
+        """Count a new connection. Return the limit that it exceeds; None if the connection is accepted.
 
         Even a connection that exceeds a limit counts until `leave`. `descriptor` is the connection's file
         descriptor; None skips the check of descriptors. The operating system allocates the lowest free

@@ -16,8 +16,8 @@ absent (-). All clients in the last column share the quota:
 
 The usage of these clients is added to a bucket that drains at the quota's rate. (Kafka's TokenBucket is the
 opposite: it contains unused tokens.) A bucket may contain the usage that drains in `burst_seconds`, which is
-quota.window.num times quota.window.size.seconds. If it contains more, the clients are throttled until it has
-drained to that amount. Source: KIP-13, KIP-55, KIP-124, KIP-546, KIP-599, KIP-612, KIP-936; kafka
+quota.window.num times quota.window.size.seconds. If the bucket contains more, the clients are throttled until
+it has drained to that amount. Source: KIP-13, KIP-55, KIP-124, KIP-546, KIP-599, KIP-612, KIP-936; kafka
 ClientQuotaManager.
 """
 

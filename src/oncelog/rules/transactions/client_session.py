@@ -293,7 +293,8 @@ END_IF_BEGUN = RequestKind(
     "EndTxn",
     {UnknownTopicOrPartition.code: ErrorAction.FAIL_PRODUCER, InvalidTxnState.code: ErrorAction.ABORT},
 )
-"""The abort of a transaction that the coordinator may not know. If it does not, it answers INVALID_TXN_STATE.
+"""The abort of a transaction that may not have begun at the coordinator. If it has not, the response is
+INVALID_TXN_STATE.
 """
 
 ABORT_OWN_EPOCH = RequestKind(
@@ -421,8 +422,8 @@ def has_successor(
 
     Call this for a producer whose transaction was ended by another producer or by the coordinator. The
     coordinator raises the epoch by one if it aborts a transaction that has been open for too long.
-    InitProducerId raises it by one too. If it meets an open transaction, it raises the epoch by one, aborts
-    the transaction, and raises the epoch again when the client repeats the request.
+    InitProducerId raises it by one too. If a transaction is open, InitProducerId raises the epoch by one,
+    aborts the transaction, and raises the epoch again when the client repeats the request.
 
     `may_have_timed_out`: the transaction has been open for longer than transaction.timeout.ms.
     `completed_for_ms` is the time since the entry was first seen in CompleteAbort.

@@ -375,7 +375,7 @@ def fence(
 
     The coordinator does this if a new instance uses the transactional id, or if the transaction times out.
     With an epoch per transaction, the producer may still get its next epoch by InitProducerId, as if it had
-    lost the response to EndTxn. If it already has the last epoch, it gets epoch 0 of `new_producer_id`.
+    lost the response to EndTxn. A producer that already has the last epoch gets epoch 0 of `new_producer_id`.
     """
     if server_version >= EPOCH_PER_TRANSACTION:
         if not entry.is_exhausted:
