@@ -204,7 +204,7 @@ class QuotaManager:
         return share
 
     def _sweep(self, now_ms: int) -> None:
-        """Remove buckets without usage, at most once per doubling of their number."""
+        """Remove buckets without usage. The next call is due when the number of buckets has doubled."""
         self._buckets = {
             (key, share): bucket
             for (key, share), bucket in self._buckets.items()

@@ -91,8 +91,8 @@ class ResponseSlots:
         return True
 
     def decline(self, on_free: Callable[[], None]) -> None:
-        """Give the slot that is reserved for `on_free` to the next waiter. No effect without a
-        reserved slot.
+        """Give the slot that is reserved for `on_free` to the next waiter. Without a reserved slot, this does
+        nothing.
         """
         if on_free in self._notified:
             self._notified.remove(on_free)

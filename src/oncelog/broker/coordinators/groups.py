@@ -237,7 +237,8 @@ class GroupCoordinator:
             group = self._groups.get(group_id)
             if group is not None:
                 group.tick(now_ms)
-                # This does not raise: if the group cannot be stored, the waiting requests get the error.
+                # The call does not raise an error: if the group cannot be stored, the waiting requests get
+                # the error.
                 self.publish_changes(group, now_ms)
 
     def delete(self, group_id: str, budget: StepBudget, now_ms: int) -> Work[AppendHandle | None]:

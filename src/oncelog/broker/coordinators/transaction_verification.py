@@ -251,8 +251,9 @@ def _transactional_batches(
 ) -> Iterator[tuple[TopicPartition, ProducerIdAndEpoch, Partition, int | None]]:
     """Yield each partition with a transactional batch, with the batch's producer and base sequence.
 
-    Topics that the client may not write to are left out. The request is refused for them, so they must not
-    join the transaction. See test_a_producer_that_may_not_add_a_partition_may_not_write_either.
+    Topics that the client may not write to are left out. The request is refused for these topics, so their
+    partitions must not join the transaction. See
+    test_a_producer_that_may_not_add_a_partition_may_not_write_either.
     """
     message: ProduceRequest = request.message
     for topic in message.topic_data:

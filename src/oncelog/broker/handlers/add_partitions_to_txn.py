@@ -130,7 +130,7 @@ class _PartitionAdder:
         return results
 
     def _refusal(self, tp: TopicPartition) -> int:
-        """Return the error code of a partition that cannot be added; 0 if it can."""
+        """Return the error code of a partition that cannot be added; 0 if it can be added."""
         if self.is_by_client and not self.request.is_authorized(ResourceType.TOPIC, tp.topic):
             return TopicAuthorizationFailed.code
         topic = self.state.topics.get(tp.topic)

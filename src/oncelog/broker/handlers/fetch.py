@@ -76,7 +76,9 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 
 
 def _read(state: BrokerState, request: Request, context: FetchContext, now_ms: int) -> Work[Answer]:
-    """Read in steps. If there is too little data, let the fetch wait in the purgatory."""
+    """Read the partitions of a fetch in steps. If there is too little data, let the fetch wait in the
+    purgatory.
+    """
     message: FetchRequest = request.message
     fetch = _Fetch(state, request, context)
     results = yield from _read_all(fetch)
@@ -179,7 +181,9 @@ class _Fetch:
             yield target, result
 
     def answer(self, is_due: bool) -> FetchResponse | None:
-        """Read again and return the response; None if there is too little data and the fetch is not due."""
+        """Read the partitions again and return the response; None if there is too little data and `is_due` is
+        false.
+        """
         results = list(self.read())
         return self.response(results) if is_due or self.missing_bytes(results) <= 0 else None
 

@@ -1,10 +1,11 @@
 """The fast path of Produce: append the batches of a plain request without decoding it into a message.
 
 All checks that refuse a request before an append are in `broker.handlers.produce`. A request that might fail
-one of them is not plain, and this module leaves it unchanged for that handler. A request is not plain if it
-has an old version, acks=0, malformed bytes, an unknown topic, or a topic without `allows_direct_produce`.
-While `BrokerState.on_append` is set, no request is plain. A transactional batch is plain if its producer's
-transaction is already open in the partition. The first batch of a transaction needs the coordinator.
+one of these checks is not plain, and this module leaves it unchanged for that handler. A request is not plain
+if it has an old version, acks=0, malformed bytes, an unknown topic, or a topic without
+`allows_direct_produce`. While `BrokerState.on_append` is set, no request is plain. A transactional batch is
+plain if its producer's transaction is already open in the partition. The first batch of a transaction needs
+the coordinator.
 
     request   i16 key | i16 version | i32 correlation id | client id | tags | transactional id | i16 acks
               | i32 timeout | topics: name, partitions: (i32 index, records, tags), tags | tags

@@ -118,8 +118,8 @@ class Authorizer:
         self.super_users = parse_super_users(super_users)
         self.allows_if_none = allows_if_none
         self.version = 0
-        # An unreadable file must stop the broker. Without the ACLs in it, the broker would allow operations
-        # that they deny.
+        # An unreadable file must stop the broker: without the file's ACLs, operations that they deny would be
+        # allowed.
         self.acls = AclTable(read_state(disk, FILE_NAME, _parse) or ())
         self._accesses: WeakValueDictionary[tuple[str, str], AccessByAcls] = WeakValueDictionary()
 

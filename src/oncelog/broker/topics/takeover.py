@@ -288,7 +288,7 @@ def _is_stray_of(directory: str, name: str) -> bool:
     """Return True if the directory is a stray of the topic.
 
     Kafka renames a directory to `...-stray` if the cluster's metadata does not assign the partition to the
-    node. It truncates names that are too long.
+    node. Kafka truncates names that are too long.
     """
     match = _STRAY.fullmatch(directory)
     assert match is not None

@@ -311,8 +311,8 @@ class Topics:
         try:
             self._save()
         except Exception:
-            # If the file was written but not synced, the next start may find the topics. Then it creates them
-            # empty.
+            # If the file was written but not synced, the next start may find the topics in it, and creates
+            # them as empty topics.
             self._move(created, TopicEvent.NOT_LISTED)
             raise
         failures = yield from self._open_new(created, now_ms)
@@ -337,7 +337,7 @@ class Topics:
     def _open_new(self, created: list[Topic], now_ms: int) -> Steps[dict[str, BrokerError | StorageError]]:
         """Create the partitions of new topics that the file already names.
 
-        Return the error of each topic that failed. Errors of other types than BrokerError, StorageError and
+        Return the error of each topic that failed. Errors of types other than BrokerError, StorageError and
         OSError are raised at the end.
         """
         failures = yield from self._open_missing(created, now_ms)
@@ -764,7 +764,9 @@ def _missing_count(topic: Topic) -> int:
 
 
 def _growth_refusal(topic: Topic, count: int) -> BrokerError | None:
-    """Return the error if a topic's partition count cannot be increased to `count`; None if it can."""
+    """Return the error that prevents the increase of a topic's partition count to `count`; None if there is
+    none.
+    """
     if topic.state is not TopicState.LIVE:
         return UnknownTopicOrPartition(f"topic {topic.name!r} was deleted during the request")
     if count <= topic.partition_count:
