@@ -79,7 +79,8 @@ class BackgroundRunner:
             try:
                 call = self._background.step()
             except Exception as error:
-                # For example, the disk is full. Periodic work is retried when it is next due.
+                # The step has failed, for example because the disk is full. Periodic work is retried when it
+                # is next due.
                 _report(error)
             else:
                 if call is not None:

@@ -110,7 +110,9 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = self.address = ""
         """The client's address: HOST:PORT in `peer`, the IP address alone in `address`."""
         self.active_ms = self.opened_ms = server.clock.now_ms()
-        """Clock times in ms: when bytes were last sent or received, and when the connection was accepted."""
+        """Clock times in ms: bytes were last sent or received at `active_ms`, and the connection was accepted
+        at `opened_ms`.
+        """
         self.is_closing = False
         self.is_gone = False
         """True once the transport has ended. Requests that were received earlier may still be carried out."""
@@ -251,9 +253,9 @@ class Connection(asyncio.BufferedProtocol):
         self.reader.clear()
         self._node.slots.remove_waiter(self._schedule_turn)
         self._server.lost(self)
-        # The callbacks of these objects refer to the connection. Without the callbacks it is freed now. With
-        # them it stays until the garbage collector runs, and for good if GcTuner has frozen it. See
-        # test_a_closed_connection_is_freed_without_the_garbage_collector.
+        # The callbacks of these objects refer to the connection. Without the callbacks, the connection is
+        # freed now. With them, it would stay until the garbage collector runs, and for good if GcTuner has
+        # frozen it. See test_a_closed_connection_is_freed_without_the_garbage_collector.
         self.auth.on_authenticated = self._responses.on_large = self._throttle.on_mute = _ignore
         self._requests.close = self._requests.on_late_response = _ignore
 

@@ -35,7 +35,7 @@ class RealFile:
     def __init__(self, path: str, fd: int | None = None) -> None:
         self._path = path
         self._fd = fd
-        # Protects the descriptor and the user count. The lock is never held during a sync.
+        # The lock protects the descriptor and the user count. It is never held during a sync.
         self._lock = threading.Lock()
         self._user_count = 0
         self._fd_to_close: int | None = None

@@ -112,7 +112,7 @@ class RunningBroker:
 def checked_listeners(settings: Settings) -> tuple[Listener, ...]:
     """Return the listeners of the settings.
 
-    Raises ConfigError for a listener on another address than loopback that has no authentication, or that
+    Raises ConfigError for a listener on an address other than loopback that has no authentication, or that
     would receive passwords or tokens in clear text. `oncelog.insecure` allows both.
     """
     listeners = parse_listeners(settings, socket.gethostname())
@@ -296,8 +296,9 @@ class Broker:
         if self._running is not None:
             raise MisuseError("the broker is running; stop it before starting it again")
         if self._process_id != os.getpid():
-            # This object was copied by a fork, and the other process may use the directory. A start that
-            # fails would remove it. See test_a_broker_made_before_a_fork_gets_a_directory_in_each_process.
+            # This object was copied by a fork, and the other process may use the directory. A failed start
+            # would remove that directory. See
+            # test_a_broker_made_before_a_fork_gets_a_directory_in_each_process.
             self._process_id = os.getpid()
             self.data_dir = _temporary_name() if self._is_temporary else self.data_dir
         try:

@@ -16,7 +16,7 @@ def listen_error_text(address: str, error: OSError | UnicodeError) -> str:
     """Return the reason why listening on `address` (HOST:PORT) failed, with a hint for common errors.
 
     The reason is the operating system's text, because the texts of asyncio and Python repeat the address.
-    UnicodeError: the host is not a valid name.
+    A UnicodeError means that the host is not a valid name.
     """
     number = (error.errno or 0) if isinstance(error, OSError) else 0
     reason = os.strerror(number) if number > 0 else str(error)

@@ -27,7 +27,7 @@ _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 """TCP keep-alive: idle seconds, seconds between probes, number of probes.
 
-Detects a lost peer within two minutes.
+With these values, the operating system detects a lost peer within two minutes.
 """
 
 

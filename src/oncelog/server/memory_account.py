@@ -8,7 +8,9 @@ from typing import Any
 from oncelog.rules.limits.connections import CloseReason, MemoryBudget
 
 Evict = Callable[[MemoryBudget[Any], CloseReason, int], None]
-"""(budget, reason, now_ms): close the slowest connections until the total is within the budget."""
+"""A function of (budget, reason, now_ms) that closes the slowest connections until the total is within the
+budget.
+"""
 
 
 class MemoryAccount:

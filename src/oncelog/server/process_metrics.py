@@ -1,7 +1,7 @@
 """Metrics of the process: processor time, memory, file descriptors, its version, and the event loop's lag.
 
 The names are those of Prometheus' client libraries. Memory and open file descriptors come from /proc, so they
-are left out on other systems than Linux.
+are left out on systems other than Linux.
 """
 
 from __future__ import annotations

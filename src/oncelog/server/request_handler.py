@@ -69,7 +69,9 @@ class RequestHandler:
         self.close, self.on_late_response = close, on_late_response
         self._quotas = node.quotas
         self.has_dispatched = False
-        """True if a request was passed to the handler of its API since the connection set this to False."""
+        """True if a request was passed to the handler of its API since the connection last set this attribute
+        to False.
+        """
         self._close_timer: asyncio.TimerHandle | None = None
 
     def carry_out(self, frame: memoryview, now_ms: int, started: float) -> int:

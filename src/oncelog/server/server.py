@@ -237,8 +237,8 @@ class Server:
         try:
             tick(self.node, self.clock.now_ms())
         except Exception as error:
-            # For example, a checkpoint fails because the disk is full. Periodic work is retried when it is
-            # next due.
+            # A periodic task has failed: for example, a checkpoint on a full disk. The task is retried when
+            # it is next due.
             log_event("error", "periodic work failed", error=repr(error), exc_info=error)
         self.after_round(self.clock.now_ms())
 
