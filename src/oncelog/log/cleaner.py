@@ -141,8 +141,8 @@ class LogCleaner:
             yield from self._swapper.discard_leftovers()
             yield from compaction.run()
         except Exception as error:
-            # The traceback keeps all local variables of the failed compaction in memory, and `LogManager`
-            # collects the errors of all partitions. See
+            # Without this call, the traceback would keep all local variables of the failed compaction in
+            # memory, and `LogManager` collects the errors of all partitions. See
             # test_partitions_that_cannot_be_compacted_keep_none_of_what_they_read.
             _clear_frames(error)
             if not log.is_closed:
@@ -432,8 +432,8 @@ class Compaction:
             return 0
         retention = cleaner.retention(_facts(header))
         rewritten: list[bytearray | memoryview | None] = []
-        # A batch of many records is rewritten in a thread, because that is slow. Nothing else uses `cleaner`
-        # during the call.
+        # A batch of many records is rewritten in a thread, because the rewriting is slow. Nothing else uses
+        # `cleaner` during the call.
         yield from _do(
             lambda: rewritten.append(self._rewritten(batch, retention, cleaner)), header, self._step_items
         )

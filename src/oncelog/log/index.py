@@ -392,7 +392,7 @@ class TransactionIndex(_IndexFile):
         if count < self._placed:
             return
         file = self._disk.open(self._path, create=True)
-        # Set before the write, because a full disk may store a part of the zeros. See
+        # `_extent` is raised before the write, because a full disk may store a part of the zeros. See
         # test_a_clean_stop_leaves_no_zeros.
         self._extent = count + self._run_entries
         try:

@@ -391,7 +391,8 @@ class LocalLog:
         self.check_online()
         self._check_open()
         end_offset = self.end_offset
-        # The appending thread may have written a marker, but not yet noted its transaction index entry. See
+        # Flush only the records below a marker that the appending thread has written without its transaction
+        # index entry. The next flush includes the marker. See
         # test_a_flush_during_an_abort_makes_no_marker_durable_without_its_index_entry.
         if (marker_offset := self.unindexed_marker_offset) is not None:
             end_offset = min(end_offset, marker_offset)

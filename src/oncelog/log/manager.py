@@ -411,7 +411,7 @@ class LogManager:
         failure = None
         for directory in directories:
             if self._is_closing:
-                # The next start removes the remaining ones. See
+                # While closing, remove only a few directories. The next start removes the remaining ones. See
                 # test_a_stop_and_a_start_wait_for_few_deletions.
                 if not self._prompt_deletions:
                     return

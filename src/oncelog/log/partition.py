@@ -175,7 +175,7 @@ class Partition:
             raise StorageError(f"{disk.describe(directory)} cannot be opened: {explain(error)}") from error
         if partition.high_watermark < partition.log_end_offset:
             # The high watermark hides records that flush.messages has not synced. Readers may have seen some
-            # of them before the process ended. So all are synced here, which makes them visible again.
+            # of them before the process ended. A sync makes all records visible again.
             try:
                 partition.flush()
             except KafkaStorageError as error:
@@ -221,8 +221,8 @@ class Partition:
         partition = cls(log, reader, cleaner, epochs, recovered, topic_id or stored_id)
         is_stored = options.is_clean and stored_id is not None
         is_stored &= recovered.producers.snapshot_offset == end_offset
-        # If recovery has cut off a torn batch at offset 0, the cut is not synced yet. See
-        # test_a_clean_stop_does_not_bring_the_torn_batch_of_an_empty_log_back.
+        # Warnings mean changed files: if recovery has cut off a torn batch at offset 0, the cut is not synced
+        # yet. See test_a_clean_stop_does_not_bring_the_torn_batch_of_an_empty_log_back.
         if not recovered.warnings and (end_offset == 0 or is_stored):
             partition._unchanged = end_offset, recovered.log_start_offset
         return partition

@@ -314,6 +314,6 @@ def search_max_timestamp(segments: SegmentList, start_offset: int, cost: StepCos
         record = yield from search_timestamp(segments, newest.max_timestamp_ms, start_offset, cost)
         if record is not None or any(segment is newest for segment in segments):
             return record
-        # The segment was compacted or deleted during a step, and its record with it. Another record may have
-        # the largest timestamp now. See
+        # Search again: the segment was compacted or deleted during a step, together with its record. Another
+        # record may have the largest timestamp now. See
         # test_a_look_up_of_the_largest_time_continues_if_its_segment_is_deleted_during_a_job.

@@ -146,7 +146,7 @@ def scan_whole(
             yield HeaderBlock(position, position + size_bytes, headers)
             position += size_bytes
             continue
-        # A file that is shorter than `end` gives fewer bytes, however often they are read. Guard:
+        # If the file is shorter than `end`, another read would return as few bytes, forever. Guard:
         # test_a_batch_larger_than_a_chunk_is_read_whole.
         if len(data) < wanted_bytes:
             return

@@ -25,7 +25,7 @@ def make_swap(disk: Disk, directory: str, output: Segment, newest_path: str) -> 
     A crash after the renames keeps the compacted segment. `newest_path` is the log file of the last segment
     that it replaces.
     """
-    # If a segment has no timestamps, retention and compaction use the file's modification time. See
+    # Keep the modification time: if a segment has no timestamps, retention and compaction use this time. See
     # test_compaction_keeps_the_files_time. Source: Kafka's Cleaner, which copies the time of the last
     # segment.
     disk.set_modified_ms(output.log_path, disk.modified_ms(newest_path))
@@ -73,8 +73,8 @@ def finish_swaps(disk: Disk, directory: str) -> None:
         base_offset = int(stem)
         if f"{stem}{LOG_SUFFIX}{SWAP}" in names:
             end_offset = _end_of_swap(disk, f"{directory}/{stem}{LOG_SUFFIX}{SWAP}", base_offset)
-            # An old log file may be deleted already, but not its index files. Such an index must not become
-            # an index of the new log. See test_an_index_of_what_is_replaced_is_not_taken_over.
+            # An old log file may be deleted already, while its index files still exist. They must not become
+            # index files of the new log. See test_an_index_of_what_is_replaced_is_not_taken_over.
             bases = {int(name.partition(".")[0]) for name in names if name.endswith(SUFFIXES)}
             for base in bases:
                 if base_offset <= base < end_offset:

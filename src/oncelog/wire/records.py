@@ -395,8 +395,9 @@ def find_records_without_key(payload: Buffer, header: BatchHeader, limit: int) -
                 raise _bad_record(base_offset, index)
             offset_delta, position = read_varint(data, position)
             if offset_delta != index:
-                # Otherwise two records could have the same offset, or a record could have an offset outside
-                # the batch. See test_a_compacted_topic_accepts_only_records_with_their_own_offsets.
+                # The delta must be the record's index. Otherwise two records could have the same offset, or a
+                # record could have an offset outside the batch. See
+                # test_a_compacted_topic_accepts_only_records_with_their_own_offsets.
                 raise InvalidRecord(
                     f"record {index} of the batch at offset {base_offset} has the offset delta {offset_delta}"
                 )

@@ -513,7 +513,7 @@ class ClassicGroup:
     # Rebalances
 
     def _rebalance(self, now_ms: int) -> None:
-        """Begin a rebalance, in which all members must join again, unless one is in progress."""
+        """Begin a rebalance, unless one is in progress. All members must join again."""
         if self.state in _CAN_REBALANCE:
             if self.state is GroupState.COMPLETING_REBALANCE:
                 for member in self.members.values():
