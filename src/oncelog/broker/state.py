@@ -303,7 +303,7 @@ class BrokerState:
         self.groups.consumers.patterns.close()
         self.groups.close()
         self.transactions.close()
-        # Closing expires producer ids, by the same clock as `PeriodicTasks`. See
+        # Pass the wall clock's time, as `PeriodicTasks` does, because closing expires producer ids. See
         # test_a_stop_after_a_clock_was_ahead_makes_no_producer_expire.
         self.log_manager.close(self.wall_ms(now_ms))
 

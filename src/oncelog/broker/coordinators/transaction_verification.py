@@ -92,8 +92,8 @@ class TransactionVerification:
         if capabilities.adds_partitions:
             self._add()
         elif unverified and settings["transaction.partition.verification.enable"]:
-            # The client's AddPartitionsToTxn has appended a record that may not be durable yet. The client
-            # may not have waited for the response. See
+            # Wait for the record of the client's AddPartitionsToTxn: it may not be durable yet, because the
+            # client may not have waited for the response. See
             # test_a_partition_that_joined_a_transaction_takes_nothing_before_that_is_durable.
             self._written += transactions.last_append(transactional_id)
 

@@ -515,7 +515,7 @@ class TransactionCoordinator:
             self._follow(entry, self._last_append(entry.transactional_id), now_ms)
 
     def _bound_start_times(self, now_ms: int) -> None:
-        """Set start times of open transactions that are later than `now_ms` to `now_ms`.
+        """Lower the start times of open transactions to `now_ms` if they are later.
 
         The clock may have been ahead when a transaction began. Without the correction, the transaction could
         not time out before the clock has reached that time, and would block read_committed readers. See
