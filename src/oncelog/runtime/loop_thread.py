@@ -179,8 +179,9 @@ class LoopThread:
         self._process_id = os.getpid()
         self._loop = loop or new_event_loop()
         self._stopped = False
-        # Set when `_run` ends. Thread.is_alive is not used, because it can be wrong: if a signal handler
-        # raises during is_alive() or join(), is_alive() later returns False although the thread is running.
+        # This flag is set when `_run` ends. Thread.is_alive is not used, because it can be wrong: if a signal
+        # handler raises during is_alive() or join(), is_alive() later returns False although the thread is
+        # running.
         self._is_loop_closed = False
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

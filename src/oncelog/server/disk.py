@@ -223,7 +223,7 @@ class RealDisk:
         full = self._prefix + path
         if create:
             return RealFile(full, _open(full, os.O_RDWR | os.O_CREAT))
-        # Raises FileNotFoundError here. Otherwise the first use of the file would raise it.
+        # Raise FileNotFoundError here, if the file does not exist, and not at its first use.
         os.stat(full)
         return RealFile(full)
 

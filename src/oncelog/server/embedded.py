@@ -296,8 +296,8 @@ class Broker:
         if self._running is not None:
             raise MisuseError("the broker is running; stop it before starting it again")
         if self._process_id != os.getpid():
-            # This object was copied by a fork, and the other process may use the directory. A failed start
-            # would remove that directory. See
+            # This object was copied by a fork, so choose a new temporary directory: the other process may use
+            # the old one, and a failed start would remove it. See
             # test_a_broker_made_before_a_fork_gets_a_directory_in_each_process.
             self._process_id = os.getpid()
             self.data_dir = _temporary_name() if self._is_temporary else self.data_dir
@@ -332,8 +332,8 @@ class Broker:
         may need minutes for thousands of them. The files of a temporary directory are removed without a sync.
         In a forked child this does nothing: the broker runs in the parent.
         """
-        # Otherwise a child that leaves a `with` block would remove the directory of the running broker. See
-        # test_a_forked_child_leaves_the_broker_of_its_parent_alone.
+        # Do nothing in a forked child. Otherwise a child that leaves a `with` block would remove the
+        # directory of the running broker. See test_a_forked_child_leaves_the_broker_of_its_parent_alone.
         if self._process_id != os.getpid():
             return
         if self._running is not None and self._thread is not None:
@@ -433,7 +433,7 @@ def run_foreground(
     async def serve() -> None:
         stopped = asyncio.Event()
         numbers = [signal.SIGTERM, signal.SIGINT]
-        # nohup sets SIGHUP to be ignored. The signal must stay ignored.
+        # nohup makes a process ignore SIGHUP. In that case the signal must stay ignored.
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             numbers.append(signal.SIGHUP)
         for number in numbers:

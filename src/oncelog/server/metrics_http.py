@@ -100,7 +100,8 @@ class MetricsServer:
     def _response(self, head: bytes) -> bytes:
         request_line, *headers = head.split(b"\r\n")
         method, path, *_ = [*request_line.split(b" "), b"", b""]
-        # Load balancers check with GET or with HEAD. Guard: test_health_is_told_to_get_and_head_alike.
+        # Accept both GET and HEAD, because load balancers check with either of them. Guard:
+        # test_health_is_told_to_get_and_head_alike.
         with_body, is_reading = method != b"HEAD", method in (b"GET", b"HEAD")
         page = path.split(b"?")[0]
         if is_reading and page == b"/healthz":
