@@ -114,7 +114,8 @@ def unpack_entry(data: bytes) -> ProducerEntry:
 
 
 def with_older(entry: ProducerEntry, earlier: ProducerEntry) -> ProducerEntry:
-    """Return `entry` with the batches of `earlier` that were deleted from the start of the log.
+    """Return `entry` with those batches of `earlier` that are older. They were deleted from the start of the
+    log.
 
     `earlier` is an older entry of the same producer id. If its epoch differs, `entry` is returned unchanged.
     """

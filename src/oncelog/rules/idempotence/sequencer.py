@@ -274,7 +274,9 @@ class PartitionSequencer(Generic[B]):
     # New sequences
 
     def resume(self, producer: ProducerIdAndEpoch, next_sequence: int, acked_producer_id: int | None) -> None:
-        """Restore the state of a partition that the producer forgot while no batches were in flight."""
+        """Restore the state of a partition. The producer had dropped it, because the topic was idle
+        (metadata.max.idle.ms).
+        """
         self.identity, self.next_sequence = producer, next_sequence
         self.acked_producer_id = acked_producer_id
 
