@@ -157,8 +157,8 @@ _PARSERS: dict[Kind, Callable[[Setting, object], SettingValue]] = {
 
 
 class Settings(Mapping[str, Any]):
-    """The parsed settings of one table, by key: `settings["linger.ms"]`. `is_user_set` tells which ones the
-    user has set.
+    """The parsed settings of one table, by key: `settings["linger.ms"]`. `is_user_set` returns True for a key
+    that the user has set.
 
     `layers`: values that were set at run time, as text. Earlier layers override later ones.
     """
