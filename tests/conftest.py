@@ -8,15 +8,14 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 from oncelog_devtools.apache_kafka import ApacheKafka, MissingDependency, fetch_jars
-from support import TESTS, costs_plugin, tiers_plugin
-from xdist.scheduler import LoadFileScheduling
+from support import TESTS, collection_plugin, costs_plugin, tiers_plugin
+from support.scheduler import OneOfEach
 
 from oncelog import Admin, Broker, Producer
 from oncelog.errors import TransactionalIdNotFound
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from support.security.brokers import Certificates
 
 # Asserts in helpers explain themselves, and hold under `python -OO`: pytest turns them into plain code.
-_PLUGINS = {"costs_plugin", "tiers_plugin"}
+_PLUGINS = {"collection_plugin", "costs_plugin", "scheduler", "tiers_plugin"}
 pytest.register_assert_rewrite(
     *(f"support.{path.stem}" for path in (TESTS / "support").iterdir() if path.stem not in _PLUGINS)
 )
@@ -82,6 +81,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     use_own_temporary_directory(config)
     config.pluginmanager.register(tiers_plugin.Tiers())
+    config.pluginmanager.register(collection_plugin.Collection())
     from support.spark.worker_python import spark_python  # imported here, so that its asserts are rewritten
 
     # Spark's planner and tasks run in Python workers, which must be this interpreter.
@@ -98,40 +98,13 @@ def pytest_configure(config: pytest.Config) -> None:
 LONG_ONES = ("spark", "sim", "pipeline", "dev", "cli", "kill", "interop", "bench")
 
 
-class OneOfEach(LoadFileScheduling):
-    """A scheduler that gives each file to one process.
-
-    All files with a Spark session go to a single process, and so do all that request the shared Apache Kafka.
-    A second session or server costs more than it gives, and on few cores two at a time starve each other.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file: str = super()._split_scope(nodeid)
-        if file.startswith("tests/spark/") and _has_session(file):
-            return "spark"
-        is_for_apache_kafka = "apache" in tiers_plugin.words_of_parameters(nodeid) or _names_it(file)
-        return "apache_kafka" if is_for_apache_kafka and self.config.option.markexpr != "quick" else file
-
-
-@cache
-def _names_it(file: str) -> bool:
-    return "apache_kafka:" in (Path(__file__).parents[1] / file).read_text()
-
-
-@cache
-def _has_session(file: str) -> bool:
-    """Return True for a file that requests the fixture `spark`, or starts its own drivers."""
-    text = (Path(__file__).parents[1] / file).read_text()
-    return "spark: Any" in text or "PYSPARK_PYTHON" in text
-
-
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the number of processes for `-n auto`: two for each core, because tests often wait."""
     return min(2 * len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4, 8)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneOfEach:
     return OneOfEach(config, log)
 
 

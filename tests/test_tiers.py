@@ -10,6 +10,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from support.scheduler import group_of
 from support.tiers_plugin import COLLECTED, FULL_FIXTURES, needs, shuffle, words_of_parameters
 
 ROOT = Path(__file__).parents[1]
@@ -172,6 +173,13 @@ def test_no_quick_test_requests_a_fixture_of_the_full_tier(whole_suite: list[pyt
     quick = [item for item in whole_suite if item.get_closest_marker("quick")]
     assert len(quick) > len(whole_suite) / 2
     assert [item.nodeid for item in quick if not FULL_FIXTURES.keys().isdisjoint(item.fixturenames)] == []  # type: ignore[attr-defined]
+
+
+def test_one_process_runs_all_quick_tests_with_a_spark_session(whole_suite: list[pytest.Item]) -> None:
+    """The scheduler does not know the fixtures of a test, so it reads the text of its file."""
+    quick = [item for item in whole_suite if item.get_closest_marker("quick")]
+    with_session = [item.nodeid for item in quick if "spark" in item.fixturenames]  # type: ignore[attr-defined]
+    assert {group_of(nodeid, is_quick=True) for nodeid in with_session} == {"spark"}
 
 
 def test_every_row_and_finding_is_proved_in_the_quick_tier_as_far_as_one_process_can(

@@ -1,0 +1,53 @@
+"""Makes it cheaper to collect the tests, which each process of xdist does.
+
+In a fresh clone pytest rewrites the asserts of every test module, and writes the result beside the bytecode.
+That takes more processor time than the rest of the collection, and each process would do it for all modules.
+With this plugin each process first rewrites its share of the modules. The collected tests stay until the end,
+so the garbage collector leaves it alone.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Generator, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+
+# There are no public names for these. If pytest renames one, each run fails at once.
+from _pytest.assertion import rewrite as assertions
+
+
+class Collection:
+    """Shares the rewriting of asserts among the processes, and collects no garbage during the collection."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
+        worker = getattr(session.config, "workerinput", None)
+        if worker is not None and not sys.dont_write_bytecode:
+            number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
+            rewrite(session.config, modules_in(session.config.args)[number % count :: count])
+        gc.disable()
+        try:
+            return (yield)
+        finally:
+            gc.freeze()
+            gc.enable()
+
+
+def modules_in(arguments: Iterable[str]) -> list[Path]:
+    """Return the test modules in the directories that pytest collects."""
+    directories = [path for path in map(Path, arguments) if path.is_dir()]
+    return sorted({module.absolute() for path in directories for module in path.rglob("test_*.py")})
+
+
+def rewrite(config: pytest.Config, modules: Sequence[Path]) -> None:
+    """Write the bytecode with rewritten asserts of modules that have none, or an older one."""
+    state = config.stash[assertions.assertstate_key]
+    for path in modules:
+        bytecode = assertions.get_cache_dir(path) / (path.name.removesuffix(".py") + assertions.PYC_TAIL)
+        if assertions._read_pyc(path, bytecode, state.trace) is None:
+            bytecode.parent.mkdir(exist_ok=True)
+            digest, code = assertions._rewrite_test(path, config)
+            assertions._write_pyc(state, code, digest, bytecode)
