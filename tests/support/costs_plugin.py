@@ -8,10 +8,12 @@ comparable and wall times do not.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import time
 from collections import defaultdict
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ def processor_seconds() -> float:
     for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
         usage = resource.getrusage(who)
         total += usage.ru_utime + usage.ru_stime
-    for process in psutil.Process().children(recursive=True) if _has_children() else ():
+    for process in _descendants():
         try:
             times = process.cpu_times()
         except psutil.Error:
@@ -38,12 +40,29 @@ def processor_seconds() -> float:
     return total
 
 
-def _has_children() -> bool:
-    """Return False if the process has no children, without reading every process of the machine (1 ms)."""
-    try:
-        return any(path.read_bytes() for path in Path("/proc/self/task").glob("*/children"))
-    except OSError:
-        return True  # a thread ended during the read
+def _descendants() -> list[psutil.Process]:
+    """Return the processes below this one.
+
+    psutil reads every process of the machine for that, which takes 3 ms or more after each test. Linux has
+    lists of the children of each thread.
+    """
+    if not Path("/proc/self/task").is_dir():
+        return psutil.Process().children(recursive=True)
+    found, parents = list[psutil.Process](), [os.getpid()]
+    while parents:
+        for child in _children(parents.pop()):
+            with suppress(psutil.Error):
+                found.append(psutil.Process(child))
+                parents.append(child)
+    return found
+
+
+def _children(process: int) -> list[int]:
+    children = list[int]()
+    for thread in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # the thread has ended meanwhile
+            children += map(int, thread.read_text().split())
+    return children
 
 
 class Measure:
