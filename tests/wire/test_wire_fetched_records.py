@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.row_loops import c_module
 from support.wire import NOW_MS, RECORDS, records_strategy
 
-from oncelog.errors import OncelogError
+from oncelog.errors import InvalidRecord, OncelogError
 from oncelog.types import Compression, Record, TimestampType, TopicPartition
 from oncelog.wire import columns, fetched_records
 from oncelog.wire.batch import HEADER_BYTES, BatchHeader, build_batch, iter_batches, read_header
@@ -236,6 +236,19 @@ def test_timestamps_at_the_limits_of_columns_are_the_same_in_c(c: ModuleType) ->
     fast, slow = both_forms(c, lambda: batches_to_arrow(data, topic="t", partition=0))
     assert fast == slow
     assert fast.column("timestamp").null_count == 4
+
+
+@pytest.mark.parametrize("size", [2, 3, 40])
+def test_damaged_headers_give_the_same_error_in_c(c: ModuleType, size: int) -> None:
+    """R1241: without C, the headers of a record were read on in the next record."""
+    data = build_batch([NewRecord(NOW_MS, None, b"x", (("n", b"v"),)) for _ in range(2)])
+    place = bytes(data).index(b"\x02n\x02v") + 2
+    data[place] = 2 * size  # the size of the first record's header value, whose record has one byte left
+    write_crc(data, 0, len(data))
+    arguments: dict[str, Any] = {"topic": "t", "partition": 0, "include_headers": True}
+    fast, slow = both_forms(c, lambda: batches_to_arrow(bytes(data), **arguments))
+    assert fast == slow
+    assert fast[0] is InvalidRecord
 
 
 def test_batches_are_listed_up_to_the_first_that_python_must_judge(c: ModuleType) -> None:

@@ -257,7 +257,7 @@ def _c_headers(
             headers = buffer[position + start : position + stop]
         else:
             headers = payloads[index][start:stop]
-        lists[row] = _header_list(bytes(headers), 0, stop - start)
+        lists[row] = _header_list(bytes(headers))
     return pa.array(lists, HEADERS_TYPE)
 
 
@@ -389,13 +389,16 @@ def _headers(data: bytes, columns: _Columns) -> pa.Array:
     """
     lists: list[list[dict[str, object]] | None] = [None] * len(columns.offset)
     for row in np.flatnonzero(columns.headers_count).tolist():
-        lists[row] = _header_list(data, int(columns.headers_at[row]), int(columns.end[row]))
+        # Without the bytes behind the record, malformed headers give the same error as in the C code. Guard:
+        # test_damaged_headers_give_the_same_error_in_c.
+        headers = data[int(columns.headers_at[row]) : int(columns.end[row])]
+        lists[row] = _header_list(headers)
     return pa.array(lists, HEADERS_TYPE)
 
 
-def _header_list(data: bytes, position: int, stop: int) -> list[dict[str, object]]:
-    """Return the headers of a record that ends at `stop`."""
-    headers, position = parse_headers(data, position, stop, READING)
-    if position != stop:
+def _header_list(data: bytes) -> list[dict[str, object]]:
+    """Return the headers of a record. `data`: the end of the record, from the number of headers on."""
+    headers, position = parse_headers(data, 0, len(data), READING)
+    if position != len(data):
         raise InvalidRecord("the headers of a record do not fill the record exactly")
     return [{"key": name, "value": value} for name, value in headers]
