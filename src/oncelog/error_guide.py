@@ -609,7 +609,7 @@ EXCEPTIONS: dict[str, ErrorGuide] = {
         "A package of an extra is not installed.", _ANY, "The text has the command that installs it.", "Run that command."
     ),
     "MisuseError": ErrorGuide(
-        "The call is not allowed in the present state, for example `send()` after `close()`.",
+        "The call is not allowed in the current state, for example `send()` after `close()`.",
         _ANY,
         "The text says what to do instead.",
         "Correct the order of the calls.",
@@ -675,7 +675,7 @@ EXCEPTIONS: dict[str, ErrorGuide] = {
         "Restore what differs, then run the same load again: it resumes. A load with another id stores all records again, also those that are committed already.",
     ),
     "SerializationError": ErrorGuide(
-        "A serializer of the application failed, or returned something else than bytes. The record was not sent.",
+        "A serializer of the application failed, or returned something other than bytes. The record was not sent.",
         _PRODUCER,
         "The text names the topic, and key or value. `__cause__` is the error of the serializer.",
         "Correct the data or the serializer, then send the record again.",

@@ -25,6 +25,7 @@ from oncelog.spark.sink.decisions import (
     decide_plan,
     decide_repeated,
     decide_same_content,
+    decide_same_topics,
     decide_still_mine,
     decide_task,
     is_plan_repeated,
@@ -146,9 +147,10 @@ def test_one_run_writes_a_batch(note: PlanNote | None, answer: PlanNote | str) -
         assert refusal == Refuse(Reason.OVERTAKEN, found)
 
 
-def test_only_a_start_that_was_overtaken_may_be_tried_again() -> None:
+def test_only_a_start_that_was_overtaken_or_lost_its_topic_may_be_tried_again() -> None:
     for reason in Reason:
-        kind = SinkError if reason is Reason.OVERTAKEN else SinkRefused
+        is_passing = reason in (Reason.OVERTAKEN, Reason.TOPIC_REPLACED)
+        kind = SinkError if is_passing else SinkRefused
         assert type(Refuse(reason).error(5)) is kind
 
 
@@ -268,3 +270,11 @@ def test_every_reason_says_what_to_do() -> None:
         assert any(word in reason.value for word in ("checkpoint", "must", "Restart", "option", "give")), (
             reason
         )
+
+
+def test_a_transaction_whose_topic_was_created_again_is_refused() -> None:
+    before = [("t", "id of t"), ("u", None)]
+    for now in ({"t": "id of t", "u": None}, {"t": None, "u": "id of u"}):
+        assert decide_same_topics(before, now) is None
+    refusal = decide_same_topics(before, {"t": "another id", "u": None})
+    assert refusal == Refuse(Reason.TOPIC_REPLACED, "'t'")

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from support.spark.topics import create_topic, fill, read, read_stream, take_back
 
 import oncelog
+from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
-from oncelog.errors import ConfigError
+from oncelog.errors import ConfigError, OncelogError
 from oncelog.spark import write_atomic
 from oncelog.spark.sink import atomic, atomic_task
+from oncelog.spark.sink.atomic_task import ShareReport
 from oncelog.spark.sink.decisions import RowSum, SinkError, TaskMarker
 from oncelog.spark.sink.sink_metrics import FILE_VARIABLE, SinkMetrics
 from oncelog.spark.sink.sink_options import FULL_RETRY, parse_sink_options
@@ -208,6 +211,8 @@ def test_one_attempt_of_a_task_writes(version: int) -> None:
     rows = pa.RecordBatch.from_pydict({"key": [b"a", b"b", None], "value": ["v0", "v1", "v2"]})
     with oncelog.Broker(config={"oncelog.transaction.version": version}) as broker:
         create_topic(broker.bootstrap_servers, "t")
+        with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+            topic_id = admin.describe_topics(["t"])["t"].topic_id
         settings = parse_sink_options(options_of(broker.bootstrap_servers, "t"), "stream")
         sink = Sink("shared", settings)
         placed = list(atomic_task.place_rows([rows], settings=settings, counts={"t": 1}))
@@ -219,7 +224,8 @@ def test_one_attempt_of_a_task_writes(version: int) -> None:
                 (report,) = atomic_task.write_share(placed, **told)
                 (found_sum,) = atomic_task.sum_rows([rows], settings=settings)
                 wanted = {"topic": "t", "partition": 0, "rows": 3, "size_bytes": 8}
-                assert report.to_pylist() == [wanted | {"hash": found_sum["hash"][0].as_py()}]
+                wanted |= {"hash": found_sum["hash"][0].as_py(), "topic_id": topic_id}
+                assert report.to_pylist() == [wanted]
                 with pytest.raises(SinkError, match=r"an earlier attempt of task 0 of batch \d had begun"):
                     list(atomic_task.write_share(placed, **told))
                 kept = {sink.marker_at: TaskMarker(batch_id, RowSum(3)).encode()}
@@ -233,7 +239,57 @@ def test_one_attempt_of_a_task_writes(version: int) -> None:
 
 
 def test_a_partition_with_two_writers_is_an_error() -> None:
-    reports = [("t", 0, 3, 30, "7"), ("t", 1, 4, 5, str(2**64 - 1))]
+    reports = [ShareReport("t", 0, 3, 30, "7", "a"), ShareReport("t", 1, 4, 5, str(2**64 - 1), "a")]
     assert atomic.check_reports(reports) == (RowSum(7, 6), 35)
     with pytest.raises(SinkError, match="two tasks wrote to t-0; nothing of this batch was committed"):
         atomic.check_reports([reports[0], reports[0]])
+
+
+@pytest.mark.parametrize("moment", ["between two tasks", "after the tasks", "for good"])
+def test_a_topic_created_again_while_its_tasks_write_gets_no_rows(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1240: the new topic had the rows of the later tasks only, and the batch counted as committed."""
+    rows = pa.RecordBatch.from_pydict({"value": [f"v{n}" for n in range(9)], "partition": [0, 1, 2] * 3})
+    with (
+        oncelog.Broker(config={"auto.create.topics.enable": False}) as broker,
+        Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+    ):
+        create_topic(broker.bootstrap_servers, "t", partitions=3)
+        settings = parse_sink_options(options_of(broker.bootstrap_servers, "t"), "stream")
+        sink = Sink("twice", settings, part="atomic")
+
+        def run(df: Any, batch_id: int, sink: Sink, share: Any, counts: dict[str, int]) -> list[ShareReport]:
+            placed = pa.Table.from_batches(
+                atomic_task.place_rows([rows], settings=sink.settings, counts=counts)
+            )
+            reports: list[ShareReport] = []
+            for task in range(3):
+                mine = placed.filter(pc.equal(placed["partition"], task)).to_batches()
+                told: Any = {"sink": sink, "batch_id": batch_id, "share": share, "task": task}
+                for batch in atomic_task.write_share(mine, **told):
+                    reports += [ShareReport(**row) for row in batch.to_pylist()]
+                if is_first_run and task == {"between two tasks": 0}.get(moment, 2):
+                    admin.delete_topics(["t"])
+                    if moment != "for good":
+                        create_topic(broker.bootstrap_servers, "t", partitions=3)
+            return reports
+
+        monkeypatch.setattr(atomic, "_run", run)
+        is_first_run, error = True, "t" if moment == "for good" else "deleted and created again"
+        with pytest.raises(OncelogError, match=error):
+            atomic._write_once(None, 0, sink, "twice", is_in_stream=False)  # type: ignore[arg-type]
+        if moment == "for good":
+            create_topic(broker.bootstrap_servers, "t", partitions=3)
+        is_first_run, counts = False, list[int]()
+        for _ in range(2):
+            partitions = [oncelog.TopicPartition("t", number) for number in range(3)]
+            options = {"bootstrap.servers": broker.bootstrap_servers, "isolation.level": "read_committed"}
+            with oncelog.Consumer(options) as consumer:
+                ends = consumer.end_offsets(partitions)
+                pieces = [piece for tp in partitions for piece in consumer.fetch_range(tp, 0, ends[tp])]
+            counts.append(sum(piece.num_rows for piece in pieces))
+            if not counts[1:]:
+                written = atomic._write_once(None, 0, sink, "twice", is_in_stream=False)  # type: ignore[arg-type]
+                assert written[:3] == (0, 9, False)
+        assert counts == [0, 9]

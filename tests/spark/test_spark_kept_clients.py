@@ -11,11 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.spark.topics import create_topic
+from support.wait import wait_until
 
 import oncelog
 from oncelog.client.connection.broker_connection import BrokerConnection
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import OncelogError
+from oncelog.spark.sink.decisions import SinkError
 from oncelog.spark.sink.kept_clients import MAX_KEPT, KeptClients, TaskClients
 from oncelog.spark.sink.sink_options import parse_sink_options
 from oncelog.spark.sink.task import Sink, finish, write_task
@@ -98,7 +100,7 @@ def test_a_second_task_of_a_worker_uses_the_clients_of_the_first(
         assert later not in (first, beside)
 
 
-def test_a_task_sends_eight_requests_and_the_first_of_a_micro_batch_seven_more(
+def test_a_task_sends_nine_requests_and_the_first_of_a_micro_batch_eight_more(
     shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/spark.md ("What a micro-batch costs") has these numbers."""
@@ -121,7 +123,7 @@ def test_a_task_sends_eight_requests_and_the_first_of_a_micro_batch_seven_more(
             counts.append(len(sent))
         sent.clear()
         finish(sink, batch_id, reports, kept)
-    assert (*counts, len(sent)) == (15, 8, 2)
+    assert (*counts, len(sent)) == (17, 9, 2)
 
 
 def test_a_micro_batch_uses_the_partitions_that_its_topic_has_now(
@@ -149,6 +151,34 @@ def test_a_micro_batch_uses_the_partitions_that_its_topic_has_now(
         admin.delete_topics([topic])
     create_topic(bootstrap, topic, partitions=2)
     assert partitions_of(0) == 2
+
+
+def test_a_topic_created_again_while_a_task_writes_gets_no_rows(workers: list[KeptClients]) -> None:
+    """R1242: the new topic had the rows of one partition, and the marker counted those of both."""
+    kept = workers[0]
+    with (
+        oncelog.Broker(config={"auto.create.topics.enable": False}) as broker,
+        oncelog.Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+    ):
+        bootstrap = broker.bootstrap_servers
+        create_topic(bootstrap, "t", partitions=2)
+        sink, tps = sink_of(bootstrap, "t"), [oncelog.TopicPartition("t", number) for number in range(2)]
+
+        def source(is_first_attempt: bool) -> Iterator[pa.RecordBatch]:
+            yield pa.RecordBatch.from_pydict({"value": ["a"], "partition": pa.array([0], pa.int32())})
+            if is_first_attempt:
+                wait_until(lambda: admin.list_offsets({tps[0]: "latest"})[tps[0]].offset == 1)
+                admin.delete_topics(["t"])
+                create_topic(bootstrap, "t", partitions=2)
+            yield pa.RecordBatch.from_pydict({"value": ["b"], "partition": pa.array([1], pa.int32())})
+
+        with pytest.raises(SinkError, match="topic 't' was deleted and created again while batch 0"):
+            write_task(sink, 0, 0, source(True), kept)
+        with oncelog.Consumer({"bootstrap.servers": bootstrap}) as consumer:
+            ends = consumer.end_offsets(tps)
+            assert not [rows for tp in tps for rows in consumer.fetch_range(tp, 0, ends[tp])]
+        finish(sink, 0, [write_task(sink, 0, 0, source(False), kept)], kept)
+        assert committed(bootstrap, "t") == [b"a", b"b"]
 
 
 def test_a_worker_keeps_clients_for_a_few_settings_only(workers: list[KeptClients]) -> None:

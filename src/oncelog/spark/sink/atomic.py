@@ -13,14 +13,21 @@ import logging
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import ConfigError, OncelogError
-from oncelog.spark.sink.atomic_task import REPORT_SCHEMA, SUM_SCHEMA, place_rows, sum_rows, write_share
+from oncelog.spark.sink.atomic_task import (
+    REPORT_SCHEMA,
+    SUM_SCHEMA,
+    ShareReport,
+    place_rows,
+    sum_rows,
+    write_share,
+)
 from oncelog.spark.sink.batch_plan import note_begun
 from oncelog.spark.sink.decisions import (
     BatchCommit,
@@ -33,9 +40,11 @@ from oncelog.spark.sink.decisions import (
     Write,
     decide_atomic,
     decide_same_content,
+    decide_same_topics,
     is_plan_repeated,
 )
 from oncelog.spark.sink.error_hints import explain_error
+from oncelog.spark.sink.kept_clients import topic_ids
 from oncelog.spark.sink.sink_metrics import SinkMetrics, publish
 from oncelog.spark.sink.sink_options import FULL_RETRY, parse_sink_options, repeats_whole_stages
 from oncelog.spark.sink.sink_rows import KINDS, check_columns
@@ -179,6 +188,7 @@ def _write_once(
                 with producer.transaction():
                     reports = _run(df, batch_id, sink, producer.share_transaction(), counts)
                     total, size_bytes = check_reports(reports)
+                    _check_topics(batch_id, reports, admin)
                     written_at = time.monotonic()
                     kept = {sink.marker_at: TaskMarker(batch_id, total, planned).encode()}
                     producer.send_offsets_to_transaction(kept, sink.group)
@@ -261,8 +271,8 @@ def _partition_counts(admin: Admin, topic: str | None) -> dict[str, int]:
 
 def _run(
     df: DataFrame, batch_id: int, sink: Sink, share: TransactionShare, counts: Mapping[str, int]
-) -> list[tuple[str, int, int, int, str]]:
-    """Run the tasks and return their reports: (topic, partition, rows, bytes, hash)."""
+) -> list[ShareReport]:
+    """Run the tasks and return their reports."""
     columns = [name for name in KINDS if name in df.columns]
     placed_schema = ", ".join(
         f"{name} {_ddl(df, name)}" for name in columns if name not in ("topic", "partition")
@@ -276,7 +286,17 @@ def _run(
     written = placed.repartition(tasks, "topic", "partition").mapInArrow(
         partial(write_share, sink=sink, batch_id=batch_id, share=share), REPORT_SCHEMA
     )
-    return [tuple(row) for row in written.collect()]
+    return [ShareReport(*row) for row in written.collect()]
+
+
+def _check_topics(batch_id: int, reports: Sequence[ShareReport], admin: Admin) -> None:
+    """Raise SinkError if a topic was deleted and created again while tasks wrote to it."""
+    # Without this check, the new topic would have only the rows that were sent after its creation, and the
+    # batch would count as committed. Guard: test_a_topic_created_again_while_its_tasks_write_gets_no_rows.
+    before = {(report.topic, report.topic_id) for report in reports}
+    refusal = decide_same_topics(before, topic_ids(admin, {topic for topic, _ in before}))
+    if refusal is not None:
+        raise refusal.error(batch_id)
 
 
 def _ddl(df: DataFrame, name: str) -> str:
@@ -284,17 +304,16 @@ def _ddl(df: DataFrame, name: str) -> str:
     return kind
 
 
-def check_reports(reports: Iterable[tuple[str, int, int, int, str]]) -> tuple[RowSum, int]:
+def check_reports(reports: Sequence[ShareReport]) -> tuple[RowSum, int]:
     """Return the sum of all rows, and the sum of their bytes.
 
     Raises SinkError if two tasks wrote one partition.
     """
-    reports = list(reports)
-    writers = Counter((topic, partition) for topic, partition, *_ in reports)
+    writers = Counter((report.topic, report.partition) for report in reports)
     for (topic, partition), count in writers.items():
         if count > 1:
             raise SinkError(f"two tasks wrote to {topic}-{partition}; nothing of this batch was committed")
     total = RowSum()
     for report in reports:
-        total = total.plus(report[2], int(report[4]))
-    return total, sum(report[3] for report in reports)
+        total = total.plus(report.rows, int(report.hash))
+    return total, sum(report.size_bytes for report in reports)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +24,14 @@ from oncelog.errors import OncelogError, TimedOut
 from oncelog.spark.python_worker import freeze_modules
 from oncelog.spark.sink.decisions import RowRefused, RowSum, SinkError, WriteLease, may_acquire_lease
 from oncelog.spark.sink.error_hints import explain_error
+from oncelog.spark.sink.kept_clients import topic_ids
 from oncelog.spark.sink.sink_options import SinkSettings
 from oncelog.spark.sink.sink_rows import Part, SinkRows, row_sizes
 from oncelog.spark.sink.task import Sink, send_part
 from oncelog.types import TransactionShare
 from oncelog.wire.row_hash import hash_rows
 
-REPORT_SCHEMA = "topic string, partition int, rows bigint, size_bytes bigint, hash string"
+REPORT_SCHEMA = "topic string, partition int, rows bigint, size_bytes bigint, hash string, topic_id string"
 _REPORT = pa.schema(
     [
         ("topic", pa.string()),
@@ -37,12 +39,28 @@ _REPORT = pa.schema(
         ("rows", pa.int64()),
         ("size_bytes", pa.int64()),
         ("hash", pa.string()),
+        ("topic_id", pa.string()),
     ]
 )
 SUM_SCHEMA = "rows bigint, hash string"
 _SUM = pa.schema([("rows", pa.int64()), ("hash", pa.string())])
 """The hash is text, because it is an unsigned 64-bit number and Spark has no type for that."""
 _CAUSE_CHARS = 600
+
+
+class ShareReport(NamedTuple):
+    """The rows that a task wrote to one Kafka partition: a row of REPORT_SCHEMA.
+
+    `hash` is the sum of the rows' hashes as text. `topic_id` is the topic's id before the task sent its first
+    row, or None on a cluster without topic ids.
+    """
+
+    topic: str
+    partition: int
+    rows: int
+    size_bytes: int
+    hash: str
+    topic_id: str | None
 
 
 def place_rows(
@@ -111,8 +129,9 @@ def write_share(
     lease = TaskLease(sink, _task_number() if task is None else task, batch_id, share)
     rows = SinkRows(None, sink.settings.max_row_bytes)
     try:
-        lease.acquire()
-        written = _write(sink, share, rows, chain((first,), filled))
+        with Admin(sink.settings.admin) as admin:
+            lease.acquire(admin)
+            reports = _write(sink, admin, share, rows, chain((first,), filled))
     except Exception as error:
         text = str(error)
         if isinstance(error, OncelogError):
@@ -120,10 +139,7 @@ def write_share(
         lease.record_failure(text)
         kind = type(error) if isinstance(error, SinkError) else SinkError
         raise kind(text) from error
-    columns = zip(
-        *((*partition, sums.rows, size, str(sums.hash)) for partition, (sums, size) in written.items()),
-        strict=True,
-    )
+    columns = zip(*reports, strict=True)
     yield pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, _REPORT, strict=True)], schema=_REPORT
     )
@@ -156,9 +172,10 @@ def sum_rows(batches: Iterable[pa.RecordBatch], *, settings: SinkSettings) -> It
 
 
 def _write(
-    sink: Sink, share: TransactionShare, rows: SinkRows, batches: Iterable[pa.RecordBatch]
-) -> dict[tuple[str, int], tuple[RowSum, int]]:
-    """Send the rows; return the rows' sum and the bytes of keys and values, per topic and partition."""
+    sink: Sink, admin: Admin, share: TransactionShare, rows: SinkRows, batches: Iterable[pa.RecordBatch]
+) -> list[ShareReport]:
+    """Send the rows, and return a report for each partition once all of them are stored."""
+    before: dict[str, str | None] = {}
     written: dict[tuple[str, int], tuple[RowSum, int]] = defaultdict(lambda: (RowSum(), 0))
     deliveries: list[Delivery] = []
     producer = Producer({**sink.settings.producer, "transactional.id": share.transactional_id})
@@ -167,6 +184,8 @@ def _write(
         for batch in batches:
             for part in rows.parts(rows.take(batch)):
                 assert part.partition is not None
+                if part.topic not in before:
+                    before |= topic_ids(admin, [part.topic])
                 deliveries.append(send_part(producer, part))
                 sums, size = written[part.topic, part.partition]
                 sums = sums.plus(part.rows.num_rows, hash_part(part))
@@ -180,7 +199,10 @@ def _write(
             producer.close(0)
         raise
     producer.close()
-    return written
+    return [
+        ShareReport(topic, partition, sums.rows, size, str(sums.hash), before[topic])
+        for (topic, partition), (sums, size) in written.items()
+    ]
 
 
 class TaskLease:
@@ -197,9 +219,9 @@ class TaskLease:
         self._name = sink.task_id(task)
         self._is_mine = False
 
-    def acquire(self) -> None:
+    def acquire(self, admin: Admin) -> None:
         """Acquire the lease. Raises SinkError if another attempt has acquired it."""
-        with self._session() as (producer, found):
+        with self._session(admin) as (producer, found):
             if not may_acquire_lease(self._mine, found):
                 cause = (found.cause if found else "") or "its cause is unknown"
                 raise SinkError(
@@ -213,17 +235,19 @@ class TaskLease:
         """Store the reason why this attempt failed. The next attempt's error quotes the reason."""
         if not self._is_mine:
             return
-        with suppress(OncelogError), self._session() as (producer, found):
+        with (
+            suppress(OncelogError),
+            Admin(self._sink.settings.admin) as admin,
+            self._session(admin) as (producer, found),
+        ):
             if self._mine.is_same_attempt(found):
                 self._commit(producer, self._mine._replace(cause=text[:_CAUSE_CHARS]))
 
     @contextmanager
-    def _session(self) -> Iterator[tuple[Producer, WriteLease | None]]:
-        settings = self._sink.settings
-        with Producer({**settings.producer, "transactional.id": self._name}) as producer:
+    def _session(self, admin: Admin) -> Iterator[tuple[Producer, WriteLease | None]]:
+        with Producer({**self._sink.settings.producer, "transactional.id": self._name}) as producer:
             producer.init_transactions()
-            with Admin(settings.admin) as admin:
-                kept = admin.group_offsets(self._name, [self._sink.marker_at]).get(self._sink.marker_at)
+            kept = admin.group_offsets(self._name, [self._sink.marker_at]).get(self._sink.marker_at)
             yield producer, WriteLease.decode(self._name, kept)
 
     def _commit(self, producer: Producer, lease: WriteLease) -> None:

@@ -32,7 +32,7 @@ Source: behaviours P2, P4 and P6 (docs/behaviours.md).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
@@ -269,6 +269,11 @@ class Reason(Enum):
         "Nothing was written. Restore the newest checkpoint, or begin with a new one, whose rows are written "
         "as new"
     )
+    TOPIC_REPLACED = (
+        "topic {found} was deleted and created again while batch {batch} was written. Some rows of the "
+        "transaction may be gone with the old topic, so none of them is committed. Restart the query, or "
+        "repeat the write, to write all of them to the new topic"
+    )
     WRITTEN_TWICE = (
         "write_atomic was called for batch {batch} a second time in this run with the name {found} and the "
         "same topic: give each write of one micro-batch its own name, as in write_atomic(df, batch_id, "
@@ -324,9 +329,10 @@ class Refuse:
 
     def error(self, batch_id: int, task: int | None = None) -> SinkError:
         """Return the error to raise for this batch, and for this task if one is given."""
-        # OVERTAKEN is a plain SinkError, so that a supervisor tries again. A zombie whose run was not noted
-        # yet can take the batch from the present run, and the next start succeeds.
-        kind = SinkError if self.reason is Reason.OVERTAKEN else SinkRefused
+        # Two reasons are not SinkRefused. A zombie whose run was not noted yet can take the batch from the
+        # present run, and a topic is replaced once. The next start succeeds, so a supervisor may try again.
+        is_passing = self.reason in (Reason.OVERTAKEN, Reason.TOPIC_REPLACED)
+        kind = SinkError if is_passing else SinkRefused
         return kind(self.reason.value.format(batch=batch_id, task=task, found=self.found))
 
 
@@ -485,6 +491,21 @@ def may_acquire_lease(mine: WriteLease, found: WriteLease | None) -> bool:
     # After the last epoch the coordinator assigns another producer id. Ids have no order, so a different id
     # is treated as newer.
     return found.producer_id != mine.producer_id or found.producer_epoch < mine.producer_epoch
+
+
+def decide_same_topics(
+    before: Iterable[tuple[str, str | None]], now: Mapping[str, str | None]
+) -> Refuse | None:
+    """Return a refusal if a topic was deleted and created again while a transaction wrote to it.
+
+    `before` has (topic, id) from before the first rows, and `now` the ids after all rows were stored. Topic
+    ids are never reused. So if no id has changed, no row is in an earlier topic with the same name. An id is
+    None on a cluster without topic ids.
+    """
+    for topic, topic_id in before:
+        if None not in (topic_id, now[topic]) and topic_id != now[topic]:
+            return Refuse(Reason.TOPIC_REPLACED, repr(topic))
+    return None
 
 
 def decide_repeated(expected: RowSum, now: RowSum) -> Refuse | None:

@@ -5,7 +5,8 @@ with a few rows. So a task borrows clients whose connections earlier tasks of it
 connections and look-ups are kept. A task still gets an epoch of its own (InitProducerId), which fences every
 other attempt, and reads its marker after that. So nothing depends on which tasks ran in which worker before.
 The first task of a worker in a micro-batch also looks up the partitions of its topics again. A topic may have
-more of them than before, or fewer, if it was deleted and created again.
+more of them than before, or fewer, if it was deleted and created again. Each task compares the ids of its
+topics with those at that look-up before it commits.
 
 Clients are closed if their borrower fails. A task also closes kept clients that were idle for half a minute
 or are five minutes old, so replaced certificate files take effect soon. If a broker has closed a kept
@@ -14,7 +15,7 @@ connection, the client opens it again, as any client does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from oncelog.client.admin.blocking import Admin
@@ -28,6 +29,13 @@ MAX_KEPT = 4
 _MAX_IDLE_NS, _MAX_AGE_NS = 30 * 10**9, 300 * 10**9
 
 
+def topic_ids(admin: Admin, topics: Iterable[str]) -> dict[str, str | None]:
+    """Return the present ids of topics, or None for each on a cluster without topic ids."""
+    topics = sorted(topics)
+    found = admin.describe_topics(topics) if topics else {}
+    return {topic: description.topic_id for topic, description in found.items()}
+
+
 class TaskClients:
     """An admin client and a transactional producer, used by one task at a time."""
 
@@ -36,16 +44,25 @@ class TaskClients:
         self._settings = settings
         self._producer: Producer | None = None
         self._scope: object = None
+        self._topic_ids: dict[str, str | None] = {}
         self._is_scope_new = False
         self.made_ns = self.used_ns = current().monotonic_ns()
 
     def begin(self, scope: object) -> None:
-        """Note the scope of the next use: within one scope, the partitions of topics are looked up once.
+        """Note the scope of the next use: within one scope, partitions and ids of topics are looked up once.
 
         Guard: test_a_micro_batch_uses_the_partitions_that_its_topic_has_now.
         """
-        self._is_scope_new |= scope != self._scope
+        if scope != self._scope:
+            self._is_scope_new = True
+            self._topic_ids = {}
         self._scope = scope
+
+    def topic_id(self, topic: str) -> str | None:
+        """Return the id that a topic had at the first call for it in this scope."""
+        if topic not in self._topic_ids:
+            self._topic_ids |= topic_ids(self.admin, [topic])
+        return self._topic_ids[topic]
 
     def producer(self, transactional_id: str) -> Producer:
         """Return the producer, with this transactional id. The caller must call `init_transactions` first."""

@@ -42,11 +42,12 @@ from oncelog.spark.sink.decisions import (
     Write,
     decide_finish,
     decide_repeated,
+    decide_same_topics,
     decide_still_mine,
     decide_task,
 )
 from oncelog.spark.sink.error_hints import explain_error
-from oncelog.spark.sink.kept_clients import KeptClients, TaskClients
+from oncelog.spark.sink.kept_clients import KeptClients, TaskClients, topic_ids
 from oncelog.spark.sink.sink_rows import Part, TaskRows
 from oncelog.spark.sink.state import Sink, forget_markers
 from oncelog.types import TransactionShare
@@ -141,9 +142,9 @@ class _SinkTask:
                 self._agree(expected)
                 return report
             case Write() if plan.is_repeat or not self._commits:
-                return self._prepare(producer, batches, plan if plan.is_repeat else None)
+                return self._prepare(clients, producer, batches, plan if plan.is_repeat else None)
             case Write():
-                return self._commit(producer, batches)
+                return self._commit(clients, producer, batches)
             case AlreadyCommitted():
                 raise AssertionError("handled above")
 
@@ -190,18 +191,24 @@ class _SinkTask:
         repeated = plan if plan is not None and plan.is_repeat else None
         return TaskReport(self._task, self.rows.sum, already_committed, self.rows.size_bytes, plan=repeated)
 
-    def _commit(self, producer: Producer, batches: Iterator[pa.RecordBatch]) -> TaskReport:
+    def _commit(
+        self, clients: TaskClients, producer: Producer, batches: Iterator[pa.RecordBatch]
+    ) -> TaskReport:
         with producer.transaction():
-            sent_at = self._send(producer, batches)
+            sent_at = self._send(clients, producer, batches)
         seconds = time.monotonic() - sent_at
         return TaskReport(self._task, self.rows.sum, False, self.rows.size_bytes, seconds)
 
     def _prepare(
-        self, producer: Producer, batches: Iterator[pa.RecordBatch], plan: PlanNote | None
+        self,
+        clients: TaskClients,
+        producer: Producer,
+        batches: Iterator[pa.RecordBatch],
+        plan: PlanNote | None,
     ) -> TaskReport:
         producer.begin_transaction()
         try:
-            sent_at = self._send(producer, batches)
+            sent_at = self._send(clients, producer, batches)
             prepared = producer.hand_over_transaction()
         except BaseException:
             # If the abort fails too, report only the first error.
@@ -211,15 +218,27 @@ class _SinkTask:
         seconds = time.monotonic() - sent_at
         return TaskReport(self._task, self.rows.sum, False, self.rows.size_bytes, seconds, plan, prepared)
 
-    def _send(self, producer: Producer, batches: Iterator[pa.RecordBatch]) -> float:
-        """Send rows and marker. Return the monotonic time in seconds at which the last row was sent."""
-        sink = self._sink
+    def _send(self, clients: TaskClients, producer: Producer, batches: Iterator[pa.RecordBatch]) -> float:
+        """Send rows and marker. Return the monotonic time in seconds at which the last row was sent.
+
+        Raises SinkError if a topic was deleted and created again meanwhile.
+        """
+        sink, before = self._sink, dict[str, str | None]()
         for batch in batches:
             for part in self.rows.parts(self.rows.take(batch)):
+                if part.topic not in before:
+                    before[part.topic] = clients.topic_id(part.topic)
                 send_part(producer, part)
         sent_at = time.monotonic()
         kept = {sink.marker_at: TaskMarker(self._batch_id, self.rows.sum).encode()}
         producer.send_offsets_to_transaction(kept, sink.task_id(self._task))
+        # Without this check, the new topic would have only the rows for partitions to which none was sent
+        # before, and the marker would say that all rows are there. Guard:
+        # test_a_topic_created_again_while_a_task_writes_gets_no_rows.
+        producer.flush()
+        refusal = decide_same_topics(before.items(), topic_ids(clients.admin, before))
+        if refusal is not None:
+            raise refusal.error(self._batch_id, self._task)
         return sent_at
 
     def _agree(self, expected: RowSum) -> None:

@@ -105,6 +105,15 @@ MUTANTS = [
         guards=("spark/test_spark_atomic.py::test_one_attempt_of_a_task_writes",),
     ),
     Mutant(
+        "rows in a topic and in the next one of its name are committed together",
+        ((atomic, "decide_same_topics", nothing), (sink_task, "decide_same_topics", nothing)),
+        findings=("R1240", "R1242"),
+        guards=(
+            "spark/test_spark_atomic.py::test_a_topic_created_again_while_its_tasks_write_gets_no_rows",
+            "spark/test_spark_kept_clients.py::test_a_topic_created_again_while_a_task_writes_gets_no_rows",
+        ),
+    ),
+    Mutant(
         "a worker that keeps its clients keeps a task's marker, too",
         ((sink_task._SinkTask, "_marker", _remembered_marker),),
         "lanes",
@@ -163,6 +172,9 @@ MUTANTS = [
     ),
 ]
 NOT_CAUGHT = {
+    "rows in a topic and in the next one of its name are committed together": (
+        "no simulated topic of the sink is deleted and created again"
+    ),
     "a transaction with its own epoch begins with any sequence": (
         "what repaired F39 guards the same, at least in the first 115 seeds"
     ),

@@ -111,7 +111,7 @@ OUT_OF_REACH: dict[str, str] = {
         " R495 R497 R499 R500 R505 R550 R575 R576 R623 R634 R624 R686 R701 R755 R820 R823 R1034"
         " R1123 R1124 R1125 R1128"
     ),
-    "nothing but its reader runs after a flipped bit": "R244 R245 R301 R1126",
+    "nothing but its reader runs after a flipped bit": "R244 R245 R301 R1126 R1241",
     "each simulated cluster is one broker, at one address that resolves": (
         "R490 R491 R492 R493 R498 R577 R578 R579 R742"
     ),
