@@ -24,8 +24,9 @@ from oncelog.wire.frames import LARGE_BYTES
 from oncelog.wire.primitives import Buffer
 
 PACED_BYTES = 65_536
-"""Largest write of a paced connection in bytes, and the size of unsent bytes at which its transport pauses the
-writer.
+"""Largest write of a paced connection in bytes.
+
+Its transport pauses the writer when this many bytes are unsent.
 """
 
 Payload = bytes | list[Buffer]
