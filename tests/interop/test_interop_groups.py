@@ -104,7 +104,9 @@ def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
         make_topic(broker.bootstrap_servers, "topic", PARTITIONS)
         fill(broker.bootstrap_servers, "topic", 0, 40)
         rebalances: list[str] = []
-        consumer = member(broker.bootstrap_servers, "group", **{"reconnect.backoff.max.ms": 200})
+        # On a busy machine a start takes longer than the six seconds of the other tests' sessions.
+        patient = {"reconnect.backoff.max.ms": 200, "session.timeout.ms": 60_000}
+        consumer = member(broker.bootstrap_servers, "group", **patient)
         consumer.subscribe(["topic"], on_assign=lambda *_: rebalances.append("assign"))
         seen: list[int] = []
 
