@@ -70,7 +70,7 @@ _CANCELLABLE = {"send", "flush", "close", "poll", "commit", "position", "seek_to
 
 
 class CallCancelled(TimedOut):
-    """A call was cancelled."""
+    """A client's call was cancelled. Applications treat it like a call that timed out."""
 
 
 class _Counted:
@@ -204,7 +204,8 @@ class SharedAsyncProducer(Application):
             await asyncio.sleep(max(self.world.expected_errors.lasting_us - self.world.now_us, 0) / 1e6)
         for count in range(3):
             await self.send_and_flush_in_callback(producer, count)
-        # A cancelled close gives up the records that it waits for.
+        # From here on a failed record is no violation, because a cancelled close gives up the records that it
+        # waits for.
         self.is_closing = True
         with (
             time_limit(self, "close()", 0.0, self.timeouts.close_s)
@@ -253,7 +254,8 @@ class SharedAsyncProducer(Application):
             self.callback_counts[value] = self.callback_counts.get(value, 0) + 1
             if error is not None and self.world.expected_errors and not self.is_closing:
                 check_error(self, f"{value!r}", error)
-                # In a batch of several records, delivery.timeout.ms counts from the first record.
+                # Check the time only with one record a batch: delivery.timeout.ms counts from a batch's first
+                # record.
                 if self.settings["batch.size"] == 1:
                     check_time(self, f"{value!r}", error, call, self.timeouts.delivery_s)
             if on_delivery is not None:
@@ -283,7 +285,8 @@ class SharedAsyncProducer(Application):
         except CallCancelled:
             return
         except MisuseError:
-            # The callback of a record delivered during the close flushes a closed producer.
+            # In a seed with faults a record may be delivered during the close. Its callback then flushes a
+            # closed producer, which is a MisuseError.
             if not (self.world.expected_errors and self.is_closing):
                 raise
             return
@@ -369,7 +372,7 @@ class AsyncMember(Application):
         return listener
 
     async def finish(self, consumer: CancellingClient) -> None:
-        """Do the last work before the consumer closes."""
+        """Do what a subclass does last, before the consumer closes. The base class does nothing."""
 
     async def read(self, consumer: CancellingClient) -> None:
         match self.rng.choice(("poll", "poll", "iterate", "commit")):
@@ -405,7 +408,7 @@ class AsyncMember(Application):
 
 
 class LastAsyncMember(AsyncMember):
-    """Reads the records that the group has not committed, until no more arrive."""
+    """The member that starts last. It reads all records that the group has not committed."""
 
     def end_us(self) -> float:
         return 0.0
@@ -417,7 +420,7 @@ class LastAsyncMember(AsyncMember):
 
 
 class AsyncTwin(AsyncMember):
-    """One of two members with the same group.instance.id, until it is fenced."""
+    """One of two members with the same group.instance.id. It runs until it is fenced."""
 
     async def work(self) -> None:
         try:
@@ -465,7 +468,7 @@ class CancelledWriter(Writer):
             self.end(call, Outcome.OK)
             await asyncio.sleep(FREE_SECONDS)
             if self.world.expected_errors.is_disturbed(began_us - FAULT_EFFECT_US, self.world.now_us):
-                # The broker may not have received the abort.
+                # During a fault the broker may not have received the abort, so the transaction may stay open.
                 return
             for tp, log in sorted(self.simulation.node.log_manager.partitions.items()):
                 if tp.topic == self.topic and log.last_stable_offset < log.high_watermark:
@@ -480,7 +483,8 @@ class CancelledCopier(ConsumeTransformProduce):
 
     async def work(self) -> None:
         while not self.stop_requested:
-            # The consumer is closed when _Restart leaves `work`.
+            # _Restart leaves `work` of the base class, which closes the consumer. The loop then creates a new
+            # one.
             with suppress(_Restart):
                 await super().work()
 
@@ -498,7 +502,7 @@ class CancelledCopier(ConsumeTransformProduce):
 
 
 class _Restart(Exception):
-    """The application starts over because a transaction was aborted."""
+    """Raised to start the application over, because a transaction was aborted."""
 
 
 class _CancellingProducer(CancellingClient):
@@ -555,7 +559,9 @@ def _add_members(simulation: ClientSimulation, rng: Random) -> None:
 
 
 class CopyWaiter(Application):
-    """Stops the copiers when everything is copied, or when the time for copying is over."""
+    """An application that stops the copiers when everything is copied, or when the time for copying is
+    over.
+    """
 
     def __init__(
         self,

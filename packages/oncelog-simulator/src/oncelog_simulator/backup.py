@@ -43,7 +43,7 @@ LIMIT_SECONDS = 400.0
 
 
 class SuccessiveProducers(TransactionalClient):
-    """A producer that keeps a transaction open over the restore, and later producers with its transactional
+    """A producer that keeps a transaction open during the restore, and later producers with its transactional
     id.
     """
 
@@ -84,7 +84,7 @@ class SuccessiveProducers(TransactionalClient):
         return self.transaction
 
     async def _transact(self, producer: AsyncProducer) -> AsyncProducer:
-        """Commit a transaction. Return the producer that continues."""
+        """Commit a transaction. Return the producer for the next one: a new producer after an error."""
         try:
             await self._begin(producer)
             await self.commit(producer)
@@ -94,8 +94,8 @@ class SuccessiveProducers(TransactionalClient):
         return producer
 
     async def _commit_as_before(self, producer: AsyncProducer, transaction: int) -> None:
-        """Commit with the old producer as if nothing had happened. A newer instance was initialized
-        before.
+        """Commit with the old producer, although a newer instance with its transactional id was
+        initialized.
         """
         self.transaction = transaction
         call = self.begin(Kind.COMMIT, transaction=transaction)
@@ -165,7 +165,8 @@ class BackupSimulation(ClientSimulation):
         self.copier = ConsumeTransformProduce(world, "copier-0", INWARD, OUTWARD, count, protocol)
         self.reader = Reader(world, "reader-0", self.partitions, "read_committed")
         for sender in self.senders:
-            # The broker does not know what this client sent after the copy.
+            # The restored broker does not know what this client sent after the copy, so it may forget the
+            # client's producer.
             sender.keeps_producers = False
         self.first = [*self.senders, self.copier, self.reader]
 
@@ -182,7 +183,8 @@ class BackupSimulation(ClientSimulation):
         self.copier.stop_requested = self.reader.stop_requested = True
         await self._until_done(self.first)
         for tp, log in self._logs().items():
-            # If the copy does not know a producer, its first sequence there may be any.
+            # If the copy does not know a producer, the partition may begin with any sequence of that
+            # producer.
             check_log(self.world, tp, log, frozenset({FindingKind.SEQUENCE_GAP}))
         self.last = await self._read("last")
         self._check_restored()
@@ -242,8 +244,8 @@ class BackupSimulation(ClientSimulation):
             check_copies(self.world, operations, self.last.name, INWARD, OUTWARD)
 
     def _kept(self, operations: list[Operation]) -> Iterator[Operation]:
-        """Yield the operations without what the restore takes back: everything acknowledged or read since the
-        copy.
+        """Yield the operations, except those that the restore undoes: everything acknowledged or read since
+        the copy.
 
         A consumer whose position is above the log end starts over, so the order of its polls is not checked.
         """
@@ -258,7 +260,8 @@ class BackupSimulation(ClientSimulation):
         gone = {item.value for sent_operation in sent for item in sent_operation.items} - there
         for number, operation in enumerate(operations):
             if operation.process == "succession-0" and not self.fences:
-                # R260: the broker may take a record of a new instance for a duplicate of an old one's.
+                # R260: the broker may take a new instance's record for a duplicate of an old instance's
+                # record.
                 items = tuple(item._replace(offset=None) for item in operation.items)
                 operation = replace(operation, outcome=Outcome.UNKNOWN, items=items)
             is_undone = self._is_undone(operation)

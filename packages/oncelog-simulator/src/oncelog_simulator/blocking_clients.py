@@ -55,7 +55,7 @@ from oncelog_simulator.world import World
 
 KINDS = ("producer", "consumer", "consumer", "twins")
 EARLY_SECONDS = 1.0
-"""Seconds by which a call may time out too early. The longest pause between retries is shorter."""
+"""Tolerance in seconds for a call that times out too early. The longest pause between retries is shorter."""
 BOOTSTRAP_SECONDS = 5.0
 """Seconds: the default of oncelog.bootstrap.timeout.ms."""
 ITERATION_SECONDS = 2.0
@@ -65,7 +65,7 @@ SLOW_PACE = 100.0
 
 
 class ThreadRuntime(SimRuntime):
-    """A SimRuntime whose clients have their own threads, which the scheduler runs."""
+    """A SimRuntime in which each client has its own threads. The scheduler runs them."""
 
     def __init__(self, loop: SimLoop, rng: Any, scheduler: Scheduler) -> None:
         super().__init__(loop, rng)
@@ -260,7 +260,8 @@ class SharedProducer(ThreadedApplication):
             self.callback_counts[value] = self.callback_counts.get(value, 0) + 1
             if error is not None:
                 check_error(self, f"{value!r}", error)
-                # In a batch of several records, delivery.timeout.ms counts from the first record.
+                # Check the time only with one record a batch: delivery.timeout.ms counts from a batch's first
+                # record.
                 if self.settings["batch.size"] == 1:
                     check_time(self, f"{value!r}", error, call, self.timeouts.delivery_s)
             if self.callback_rng.random() < 0.03:
@@ -384,7 +385,7 @@ class Member(ThreadedApplication):
         return max(self.end_s * 1e6, self.world.expected_errors.lasting_us)
 
     def finish(self, consumer: Consumer) -> None:
-        """Do the last work before the consumer closes.
+        """Do the member's last work before its consumer closes.
 
         The member may leave a loop at a record, which close() must not commit. Or another thread closes the
         consumer during a poll.
@@ -440,7 +441,7 @@ class Member(ThreadedApplication):
 
 
 class LastMember(Member):
-    """Reads the records that the group has not committed, until no more arrive."""
+    """The member that starts last. It reads all records that the group has not committed."""
 
     def end_us(self) -> float:
         return 0.0
@@ -455,7 +456,7 @@ class LastMember(Member):
 
 
 class Twin(Member):
-    """One of two members with the same group.instance.id, until it is fenced."""
+    """One of two members with the same group.instance.id. It runs until it is fenced."""
 
     def main(self) -> None:
         try:

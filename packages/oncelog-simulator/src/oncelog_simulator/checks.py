@@ -31,7 +31,10 @@ from oncelog_simulator.world import World
 
 _EVERYTHING = 1 << 40
 REPLAY_EVERY = 10
-"""Observations between two replays of the coordinators' logs. A replay reads all that they have stored."""
+"""Number of observations from one replay of the coordinators' logs to the next.
+
+Replays are rare because each reads the whole logs.
+"""
 
 
 class ProducerSummary(NamedTuple):
@@ -46,7 +49,10 @@ class ProducerSummary(NamedTuple):
 
 
 def batches_of(partition: Partition, from_offset: int | None = None) -> list[tuple[BatchHeader, memoryview]]:
-    """Return the batches of a partition with their bytes, from an offset on or from the log start."""
+    """Return the batches of a partition with their bytes, from `from_offset` onwards.
+
+    None begins at the log start.
+    """
     batches = []
     offset = partition.log_start_offset if from_offset is None else from_offset
     while offset < partition.log_end_offset:
@@ -114,7 +120,7 @@ class InvariantMonitor:
         during a write.
         """
         self.state: State | None = None
-        """State of the coordinators when the last broker ended. None as for `before`."""
+        """State of the coordinators when the last broker ended. None in the same cases as `before`."""
         self.metadata: Metadata | None = None
         """Contents of the small files when the last broker ended. None if it ended during a write."""
         self.writes_failed = False
@@ -127,7 +133,10 @@ class InvariantMonitor:
         self.positions: dict[tuple[str, TopicPartition], int] = {}
         """Offsets that groups had committed at the last observation."""
         self.compares_producers = True
-        """False once producers may have expired. A start restores even expired producers from the log."""
+        """False once producers may have expired; memory and a replay then differ.
+
+        A start restores even expired producers from the log.
+        """
         self.unguarded_groups: set[str] = set()
         """Groups whose committed offsets are not checked."""
 
@@ -263,7 +272,7 @@ def check_log(
     for header, data in batches_of(partition):
         is_last_epoch = header.producer_epoch == MAX_EPOCH
         if is_last_epoch and header.is_transactional and not header.is_control:
-            # No request can fence the last epoch.
+            # Clients must never write with the last epoch: it has no higher epoch that could fence it.
             world.violate("a client has the last epoch", f"{tp} id {header.producer_id}")
         sequence = header.base_sequence
         if sequence is not None and first_sequence is not None:

@@ -37,7 +37,8 @@ FAULTS_PATIENCE_SECONDS = 5.0
 """Seconds that a call may exceed its documented time-out in a seed with faults."""
 TOPIC = "read"
 MOST_ASSIGNMENTS = 4
-"""Maximum number of assignments of two consumers with one group.instance.id, in a seed without faults.
+"""Maximum number of times that partitions are assigned to two consumers with one group.instance.id, in a seed
+without faults.
 
 With more assignments the two consumers take the partitions from each other. Each fault may end a session, and
 then both consumers may be assigned partitions once more.
@@ -368,7 +369,7 @@ class ClientSimulation:
             self._check_given()
 
     def _check_read_on(self) -> None:
-        """Report records that the surviving members have not read when the last member starts."""
+        """Report records that the group's members had not read when the last member started."""
         if self.kind != "consumer":
             return
         for tp, log in self._logs().items():

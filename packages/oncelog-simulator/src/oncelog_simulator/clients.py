@@ -57,7 +57,7 @@ class Call:
 
 
 class Application(Host, ABC):
-    """A host whose processes run `work` until it is done.
+    """A simulated host. Each of its processes runs `work`, until one of them completes it.
 
     `session` changes whenever the order of the operations starts over, for example with a new producer.
     """
@@ -65,8 +65,9 @@ class Application(Host, ABC):
     keeps_producers = True
     """False if the broker may forget this application's producers, as after a topic is deleted."""
     patience_s = 10.0
-    """Seconds that a call may exceed its time-out in seeds without faults. The time-out of a flush counts as
-    0.
+    """Seconds that a call may exceed its time-out in seeds without faults.
+
+    A flush counts as a call with a time-out of 0.
     """
 
     def __init__(self, world: World, name: str) -> None:
@@ -124,7 +125,8 @@ class Application(Host, ABC):
             if done.cancelled() or isinstance(error, OutcomeUnknown):
                 self.end(call, Outcome.UNKNOWN)
                 is_gap = isinstance(getattr(error, "cause", None), OutOfOrderSequenceNumber)
-                # If an earlier batch was given up and never stored, a gap is correct.
+                # If an earlier batch was given up and never stored, a later record rightly fails with a gap
+                # in the sequence.
                 if is_gap and self.keeps_producers and (call.session, item.partition) not in self.given_up:
                     self.world.violate("a retry was not recognised", f"{self.name}: {item.value!r}")
                 self.given_up.add((call.session, item.partition))

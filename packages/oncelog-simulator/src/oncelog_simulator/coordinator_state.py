@@ -2,8 +2,8 @@
 restart.
 
 A coordinator is a state machine over its log. So its state in memory must equal the state after a replay of
-its log, at any moment between two requests. The state after a kill and a start must be the same, too. A
-replay creates a second set of coordinators on the same node, which only read.
+its log, at any moment between two requests. The state after a kill and a start must be the same. A replay
+creates a second set of coordinators on the same node, which only read.
 
 Three differences are correct, and no others:
 
@@ -38,7 +38,7 @@ State = dict[str, dict[Any, Any]]
 
 
 class Metadata(NamedTuple):
-    """Contents of the broker's small files, and topics whose partitions are not all created yet.
+    """The contents of the broker's small files, and topics whose partitions are not all created yet.
 
     `next_producer_id` is above all ids that were handed out. `first_producer_id` is the next id to hand out.
     """
@@ -164,8 +164,9 @@ def _state(node: BrokerState, transactions: TransactionCoordinator, groups: Grou
 
 
 def _is_at_rest(group: ClassicGroup) -> bool:
-    """Return True for a group whose state in memory equals its record. A group without a generation is never
-    stored.
+    """Return True if the group's state in memory must equal its stored record.
+
+    A group without a generation is never stored.
     """
     is_quiet = group.state in (GroupState.STABLE, GroupState.EMPTY) and not group.is_unsaved
     return is_quiet and group.generation_id > 0

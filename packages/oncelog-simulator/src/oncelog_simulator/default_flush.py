@@ -1,8 +1,8 @@
 """Power losses with the default flush settings: unsynced data may be lost, and the clients keep running.
 
 The broker leaves records, offsets and transaction decisions to the operating system, as Apache Kafka does by
-default (no flush.messages). It loses its power repeatedly. Before each loss every partition is noted, and
-compared with what the next start finds.
+default (no flush.messages). It loses its power repeatedly. Before each loss the simulation notes every
+partition, and compares it with what the next start finds.
 
 These rules are checked:
 
@@ -47,7 +47,7 @@ GROUP = "followers"
 
 
 class Before(NamedTuple):
-    """A partition just before a kill or power loss.
+    """A partition as it was just before a kill or power loss.
 
     `recovery_point` is its synced end. `batches` has the bytes of each batch by base offset.
     """
@@ -60,7 +60,7 @@ class Before(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """Offsets from `first` on that a power loss took."""
+    """A power loss that removed the offsets from `first` onwards."""
 
     at_us: int
     tp: TopicPartition
@@ -226,8 +226,8 @@ class DefaultFlushSimulation(ClientSimulation):
             if end < before.recovery_point:
                 text = f"{tp} ends at {end}, {before.recovery_point} were synced"
                 self.world.violate("what was synced is lost", text)
-            # Compaction may leave a segment empty and without a file. The next start then begins at the next
-            # segment.
+            # Compaction may leave an empty segment that has no file. The next start then takes the base
+            # offset of the following segment as the log start.
             first = (
                 min(before.batches, default=before.end_offset) if before.is_compacted else before.start_offset
             )
@@ -334,7 +334,8 @@ class DefaultFlushSimulation(ClientSimulation):
                     is_refuted = call.transaction not in requested and not self._may_be_mixed(item, first_us)
                     if is_refuted and read_item is not None:
                         self.world.violate("read what was not committed", f"{read_item}")
-                    # A transaction that was open at a power loss may be torn.
+                    # A transaction that was open during a power loss may be only partly stored, so it is not
+                    # checked.
                     is_kept = is_kept and call.transaction in sure and first_us > last_loss_us
                 below = starts.get(TopicPartition(item.topic, item.partition), 0)
                 if is_kept and (item.offset or 0) >= below and read_item != item:
@@ -344,7 +345,7 @@ class DefaultFlushSimulation(ClientSimulation):
         """Return True if the marker of a later transaction may have ended one that began at `begun_us`.
 
         With transaction version 0 all transactions of a producer have one epoch, so any later power loss may
-        cause that: it may take the marker of the earlier transaction.
+        cause this. It may remove the marker of the earlier transaction.
         """
         return self.version == 0 and any(lost.at_us >= begun_us for lost in self.lost)
 

@@ -25,7 +25,7 @@ from oncelog_simulator.world import World
 
 ROT_CHANCE = 0.1
 START_KILL_CHANCE = 0.3
-"""Share of the first starts after the damage that are killed, within MAX_START_STEPS disk operations."""
+"""Probability that the first start after the damage is killed, within MAX_START_STEPS disk operations."""
 MAX_START_STEPS = 2_000
 ENTRY_BYTES = {".index": 8, ".timeindex": 12}
 UNCHECKED = (".index", ".timeindex", ".txnindex", LOG_STARTS, "cleaner-offset-checkpoint")
@@ -177,8 +177,9 @@ def draw_state(rng: Random) -> str | None:
 
 
 class CoordinatorData(NamedTuple):
-    """Committed offsets and transactional ids, each by the partition of the coordinator's log and the
-    name.
+    """Committed offsets and transactional ids.
+
+    The keys are the partition of the coordinator's log and the name.
     """
 
     offsets: dict[tuple[int, str], dict[TopicPartition, int]]
@@ -186,7 +187,7 @@ class CoordinatorData(NamedTuple):
 
 
 def known(node: BrokerState) -> CoordinatorData:
-    """Return what the coordinators of a broker have in memory."""
+    """Return the committed offsets and transactional ids that the coordinators have in memory."""
     counts = {name: sum(tp.topic == name for tp in node.log_manager.partitions) for name in INTERNAL}
     offsets, transactions = {}, {}
     for group in node.groups.offsets.groups():

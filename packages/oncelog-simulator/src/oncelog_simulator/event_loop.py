@@ -26,7 +26,7 @@ MAX_STEPS_AT_ONCE = 100_000
 
 
 class Livelock(Exception):
-    """Livelock: callbacks keep running but virtual time does not advance."""
+    """Callbacks keep running, but virtual time does not advance."""
 
 
 class Process:
@@ -75,8 +75,9 @@ class _Handle:
 
 
 _Loop: Any = asyncio.AbstractEventLoop
-"""Base class of SimLoop. It is typed Any, because SimLoop has only the methods that asyncio and the product
-call.
+"""Base class of SimLoop.
+
+It is typed Any because SimLoop implements only the methods that asyncio and the product call.
 """
 
 
@@ -123,7 +124,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
         self.run_threads: Callable[[], bool] = lambda: False
         """Runs threads before time advances (scheduler.py). Returns True if any thread ran."""
 
-    # Running
+    # Running the loop
 
     def run_until(self, future: asyncio.Future[Any], limit_us: int) -> bool:
         """Run until the future is done. Return False if it is not done at `limit_us`, or if nothing is left

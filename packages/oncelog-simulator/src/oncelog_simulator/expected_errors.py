@@ -25,11 +25,12 @@ from oncelog.errors import (
 )
 
 AFTERMATH_SECONDS = 60.0
-"""Seconds after the last fault in which a call may fail. The call may have begun earlier, with a long
-time-out.
+"""Seconds after the last fault during which a call may still fail.
+
+The call may have begun earlier, with a long time-out.
 """
 LASTING_SECONDS = AFTERMATH_SECONDS + 15.0
-"""Seconds after the last fault at which clients end that live through all faults (`is_lasting`)."""
+"""Seconds from the last fault to the end of clients that live through all faults (`is_lasting`)."""
 MEMBERSHIP = (IllegalGeneration, UnknownMemberId, RebalanceInProgress, FencedMemberEpoch, StaleMemberEpoch)
 
 
@@ -65,7 +66,7 @@ class ExpectedErrors:
         return self.end_us + LASTING_SECONDS * 1e6 if self.is_lasting else 0.0
 
     def is_disturbed(self, begin_us: int, end_us: int) -> bool:
-        """Return True if a fault was active at some time from `begin_us` to `end_us`."""
+        """Return True if a fault was active at any time from `begin_us` to `end_us`."""
         return any(begin <= end_us and begin_us <= end for begin, end in self._spans_us)
 
     def explains(self, error: OncelogError, now_us: int) -> bool:

@@ -1,4 +1,4 @@
-"""Let days pass after a run, and check which data has expired. Also check look-ups by time.
+"""Let days pass after a run, and check which data has expired. Look-ups by time are checked too.
 
 One application works alone. So a small model knows every record with its timestamp, and every commit with its
 time. Between rounds the broker's clock is set forward by minutes to months, or back. The broker may also be
@@ -28,7 +28,7 @@ EXPIRY_CHANCE = 0.07
 """Probability that days pass at the end of a seed."""
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 _SETTLE_SECONDS = 60.0
-"""Seconds after a change of the clock by which the broker's periodic tasks have run.
+"""Seconds within which the broker's periodic tasks run after a change of the clock.
 
 This includes the suspensions of background jobs (`JobSettings`).
 """
@@ -99,7 +99,10 @@ class ExpiryApplication(Application):
         self.latest_ms = 0
         """The latest time in milliseconds that any of the broker's processes had."""
         self.restarted_ms = 0
-        """The broker's latest time in milliseconds after a restart. A start may date producer ids by it."""
+        """The broker's latest time in milliseconds after a restart.
+
+        A start may use it as the last use of a producer id.
+        """
         broker.disk.now_ms = self._wall_ms
 
     def _wall_ms(self) -> int:
@@ -200,7 +203,7 @@ class ExpiryApplication(Application):
         offset, node = sent.result().offset or 0, self.broker.node
         assert node is not None
         partition = node.log_manager.partitions[tp]
-        # Wait for the marker. It may be written twice.
+        # Wait for the marker, or for both markers if it is written twice.
         await asyncio.sleep(1.0)
         for header, _ in batches_of(partition):
             # This includes the record and its markers, which have timestamps too.
@@ -227,7 +230,8 @@ class ExpiryApplication(Application):
             await asyncio.sleep(0.05)
         now_ms = self.now_ms
         self.restarted_ms = max(self.restarted_ms, now_ms)
-        # A start gives the time of its own clock, which may be behind, to producers that only the log knows.
+        # For a producer that only the log knows, a start takes its own clock as the time of last use. That
+        # clock may be behind.
         self.expiring_items = [
             item._replace(earliest_ms=min(item.earliest_ms, now_ms)) if item.kind == "producer id" else item
             for item in self.expiring_items
@@ -239,7 +243,7 @@ class ExpiryApplication(Application):
         before_ms = self.now_ms
         self.broker.set_clock(self.rng.choice(_STEPS_MS))
         earliest_ms = self.now_ms
-        # Nothing expires while the clock is behind its earlier time.
+        # If the clock was set back, `passed_ms` is negative, and nothing must have expired.
         passed_ms = earliest_ms - before_ms
         await asyncio.sleep(_SETTLE_SECONDS)
         self.latest_ms = max(self.latest_ms, self.now_ms)
@@ -254,7 +258,7 @@ class ExpiryApplication(Application):
         return sorted(int(name[:20]) for name in names if name.endswith(".log"))
 
     def _expected_start(self, tp: TopicPartition, segments: list[int], now_ms: int) -> int:
-        """Return the log start after retention by time has deleted all that it may delete at `now_ms`."""
+        """Return the log start that retention by time must produce at `now_ms`."""
         end = self.records[tp][-1].offset + 1
         if tp.topic == "kept":
             return segments[0]
@@ -310,7 +314,9 @@ class ExpiryApplication(Application):
                 self.expiring_items.remove(item)
 
     async def _look_up(self) -> None:
-        """Check that ListOffsets by time finds the first record, by offset, that is at least as new."""
+        """Check ListOffsets by time: it must return the lowest offset whose timestamp is not below the
+        requested time.
+        """
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             for tp, records in self.records.items():
                 stamps = [record.timestamp_ms for record in records]

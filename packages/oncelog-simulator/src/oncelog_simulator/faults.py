@@ -120,7 +120,7 @@ async def repeat_connection(simulation: FaultTarget, fault: Fault) -> None:
 
 
 async def _deliver_again(world: World, data: bytes) -> None:
-    """Send a client's bytes once more, and ignore the responses."""
+    """Send a client's bytes a second time, and ignore the responses."""
     process = Process("echo")
     context = copy_context()
     context.run(PROCESS.set, process)
@@ -171,7 +171,7 @@ async def bad_network(simulation: FaultTarget, fault: Fault) -> None:
         slow_chance=0.2, disconnect_chance=fault.amount / 1000
     )
     await _span(fault)
-    # If a later fault of this kind has replaced the conditions, it removes its own.
+    # Restore the conditions only if they are still this fault's. A later fault of this kind restores its own.
     if network.conditions is conditions:
         network.conditions = NetworkConditions()
 
@@ -200,8 +200,8 @@ async def broken_disk(simulation: FaultTarget, fault: Fault) -> None:
 async def fail_syncs(simulation: FaultTarget, fault: Fault) -> None:
     """Fail the syncs of one kind of file.
 
-    Data whose sync failed stays readable but is never written to the disk. The broker is then restarted with
-    pages that are marked clean and are not durable.
+    Data whose sync failed stays readable but is never written to the disk. The restarted broker then sees
+    pages that the system marks as clean although they are not durable.
     """
     disk, what = simulation.broker.disk, ("sync", SYNCED_FILES[fault.amount])
     disk.errors[what] = errno.EIO
@@ -234,10 +234,10 @@ SYNCED_FILES = (
     "partition.metadata",
     "checkpoint.new",
     ".json",
-    "-0",  # the directory of a partition
+    "-0",  # the name of a partition's directory ends so
     "",  # every file
 )
-"""Suffixes of the paths whose syncs fail."""
+"""Suffixes of paths. A fault fails the syncs of all paths with one of them."""
 FAILED_SYNC_CHANCE = 0.12
 
 

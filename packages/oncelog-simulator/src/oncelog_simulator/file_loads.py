@@ -1,8 +1,8 @@
 """A workload that runs `oncelog load` on real files with a broker and a network that fail.
 
 The loader is killed and started again at any moment. Between its runs the list of files changes: a file is
-added at the front or at the end, grows, or changes its position. The loader either refuses the list, and the
-change is undone. Or every record of the files must be in the topic exactly once. In some seeds executors run
+added at the front or at the end, grows, or changes its position. If the loader refuses the list, the change
+is undone. Otherwise every record of the files must be in the topic exactly once. In some seeds executors run
 the tasks of a load (load/on_spark.py).
 """
 
@@ -97,8 +97,8 @@ class FileList:
 
     def _line(self, number: int, token: bytes) -> bytes:
         if "csv" in self.kind:
-            # A quote within a field is text. A quote at the beginning of a field allows line ends in the
-            # field.
+            # Cover both kinds of quotes: one within a field is plain text, and one at its beginning allows
+            # line ends.
             return token + (b',5" pipe' if number % 3 == 0 else b',"two\nlines"')
         return b'{"id":"%s"}' % token if self.kind == "jsonl" else token
 
@@ -114,7 +114,7 @@ class FileList:
 
 
 class Session:
-    """The part of a SparkSession that a load uses: it runs a function for each item on executors."""
+    """The part of a SparkSession that a load uses: it runs a function on executors, once for each item."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.sparkContext = self
@@ -208,7 +208,9 @@ class Loader(Application):
             self.world.call_later(self.rng.uniform(0.5, 3.0), self.start_if_down)
 
     def _change(self) -> None:
-        """Change the list of files. A load must refuse the change or load it correctly."""
+        """Change the list of files for the next run, which must either refuse the change or load it
+        correctly.
+        """
         files, change = self.files, self.rng.choice(CHANGES)
         names = list(files.names)
         contents = {name: list(tokens) for name, tokens in files.contents.items()}

@@ -5,9 +5,9 @@ not notice.
                     and the largest requests of the catalogue (oncelog_devtools/worst_requests.py)
     harmed reader   random bits of its requests and responses flip
 
-Three rules are checked. One step of the broker's loop makes a limited number of calls, so no other client
-waits long. The broker closes connections of these two clients only. No request makes the broker raise an
-unexpected exception.
+Three rules are checked. One step of the broker's loop makes a limited number of function calls, so no other
+client waits long. The broker closes connections of these two clients only. No request makes the broker raise
+an unexpected exception.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from oncelog_simulator.world import BROKER_HOST, BROKER_PORT, World
 
 TOPIC = "hostile"
 MAX_CALLS_A_STEP = 1_000_000
-"""Maximum number of calls in one step of the broker's loop. Seeds 0 to 29 make at most 329,006.
+"""Maximum number of function calls in one step of the broker's loop. Seeds 0 to 29 make at most 329,006.
 
 docs/security.md gives the cost of the largest requests.
 """
@@ -49,7 +49,9 @@ WORST_BYTES = (500, 4_000, 20_000)
 EXTREMES = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 127, 32_767, 2**31 - 1, 2**63 - 1)
 NAMES = ("", TOPIC, "hostile-1", "\u00e9\u4e2d\U0001f600", "no/name", "..", "h" * 249, "h" * 32_767)
 DESTRUCTIVE = frozenset({"WriteTxnMarkers"})
-"""Requests that are not sent, because an authorized client may end other clients' transactions with them."""
+"""Requests that are not sent, because with them any authorized client may end another client's
+transaction.
+"""
 CREATING = frozenset({"CreateTopics", "CreatePartitions", "Metadata"})
 """Requests that are not sent with thousands of names, because each name becomes a topic."""
 HARM_CHANCE = 0.2
@@ -60,14 +62,14 @@ _CLOSED = re.compile(r'event="connection closed" peer=([a-z-]+[0-9]*):[0-9]+ rea
 
 
 class CallCounter:
-    """Counts the calls in each step of one host. It does not change the run."""
+    """Counts the function calls in each step of one host. Counting does not change the run."""
 
     def __init__(self, world: World, host: str) -> None:
         self._world, self._host = world, host
         self.count = self.max_count = 0
 
     def step(self, process: Process | None, run: Callable[[], object]) -> None:
-        """Run a step of the loop. Count its calls if the step is the host's."""
+        """Run a step of the loop. Count its function calls if the step belongs to the host."""
         if process is None or process.name != self._host:
             run()
             return
@@ -87,7 +89,7 @@ class CallCounter:
 
 
 class Attacker(Application):
-    """A process that attacks the broker repeatedly on its own connections."""
+    """A client that attacks the broker repeatedly, each time on a connection of its own."""
 
     def __init__(self, world: World, name: str, counter: CallCounter) -> None:
         super().__init__(world, name)
@@ -117,7 +119,9 @@ class Attacker(Application):
         return transport  # type: ignore[no-any-return]
 
     async def send(self, data: bytes) -> None:
-        """Send bytes on a new connection, and count the broker's calls for one second."""
+        """Send bytes on a new connection, and count the function calls of the broker during the next
+        second.
+        """
         transport = await self.connect()
         loop: Any = self.world.loop
         loop.run_step = self._counter.step
@@ -287,7 +291,10 @@ def _draw_value(rng: Random, kind: str, name: str) -> Any:
 
 
 class HarmedReader(Reader):
-    """A reader whose network flips bits. After any OncelogError it starts again."""
+    """A reader whose requests and responses arrive with flipped bits.
+
+    After any OncelogError it starts again.
+    """
 
     def __init__(self, world: World, name: str, partitions: list[TopicPartition]) -> None:
         super().__init__(world, name, partitions, "read_committed")

@@ -2,8 +2,8 @@
 
 A job is the work of one `run_in_executor` call. It runs in a real thread that takes turns with the loop.
 Before a disk operation a job may be suspended for a drawn time. In that time the loop may rename, delete or
-create again the files that the job uses. A suspended job may also run just before a disk operation of the
-loop. Only one thread runs at a time, so the run stays determined by its seed.
+re-create the files that the job uses. A suspended job may also run just before a disk operation of the loop.
+Only one thread runs at a time, so the seed still determines the run.
 """
 
 from __future__ import annotations
@@ -137,8 +137,9 @@ class Jobs:
         self._turn(Job(work, done), 0)
 
     def on_disk(self, is_sync: bool) -> None:
-        """Maybe suspend the current job, or outside a job run a suspended one. Called before each disk
-        operation.
+        """Maybe suspend the current job.
+
+        Outside a job, maybe run a suspended one. Called before each disk operation.
         """
         job, rng = self._current, self._chance
         if job is not None:

@@ -28,7 +28,7 @@ EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT =
 OFFSETS, TRANSACTIONS, METADATA = "__consumer_offsets", "__transaction_state", "__cluster_metadata"
 INTERNAL_PARTITIONS = 2
 GROUPS = ("group-0", "group-1", "group-2")
-"""Groups with drawn positions. A transaction that ends may move a position back."""
+"""Groups that commit drawn positions. A transaction that ends may move a position back."""
 FIRST_PRODUCER_ID, NEXT_PRODUCER_ID = 3, 1_000
 END_MS = EPOCH_NS // 1_000_000 - 5_000
 """Milliseconds since 1970 when Kafka stopped: five seconds before the simulation begins."""
@@ -231,7 +231,7 @@ class KafkaHistory:
         if self.rng.random() < 0.1:
             marked = self.rng.randint(0, marked)
             self._mark(entry, marked, is_commit=is_commit)
-            # The transaction stays in this state.
+            # Kafka stops here: the transaction stays in this state.
             return
         self._mark(entry, marked, is_commit=is_commit)
         entry.state = COMPLETE_COMMIT if is_commit else COMPLETE_ABORT
@@ -243,7 +243,7 @@ class KafkaHistory:
             self.logs[tp].append_marker(entry.producer_id, entry.epoch, self.now_ms, is_commit=is_commit)
 
     def _decided(self, entry: KafkaTransactionalId, *, is_commit: bool) -> None:
-        """Note the outcome. It holds no matter which broker writes the markers."""
+        """Note the outcome of a transaction. It is final, no matter which broker writes the markers."""
         kind = Kind.COMMIT if is_commit else Kind.ABORT
         self._call(kind, entry.process, [], entry.transaction)
         for (group, tp), (offset, place) in entry.pending.items() if is_commit else ():

@@ -117,7 +117,7 @@ class KafkaProducer:
     time_ms: int = 0
     coordinator_epoch: int = -1
     first_offset: int = -1
-    """First offset of the open transaction; -1 without one."""
+    """First offset of the open transaction; -1 if none is open."""
 
 
 @dataclass(slots=True)
@@ -200,7 +200,7 @@ class KafkaLog:
 
     @property
     def first_unstable_offset(self) -> int:
-        """The first offset of any open transaction; the log end offset without one."""
+        """The first offset of the oldest open transaction, or the log end offset if none is open."""
         opened = [producer.first_offset for producer in self.producers.values() if producer.first_offset >= 0]
         return min(opened, default=self.end_offset)
 
@@ -301,7 +301,9 @@ class KafkaLog:
             self.epochs = [(covering[-1][0], self.start_offset), *later]
 
     def compact(self) -> None:
-        """Replace all closed segments by one segment without the records that newer ones replace."""
+        """Replace all closed segments by one segment, without records that a newer record of their key
+        replaces.
+        """
         result = self._compacted()
         if result is not None:
             self._replace(*result)

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from oncelog_simulator.faults import Fault
 
 SMALL_CHANCE = 0.4
-"""Probability that a seed draws small limits or settings, and that each of them is small in such a seed."""
+"""Probability that a seed draws small limits or settings.
+
+In such a seed, also the probability that each one is small.
+"""
 NEAR_END_CHANCE = 0.25
 """Probability that a seed begins near the maximum of a number."""
 CROWD_CHANCE = 0.06
@@ -80,7 +83,7 @@ _SMALL_LIMITS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class FirstNumbers:
-    """The first values of numbers in a run; None for the usual first value."""
+    """The first producer id and first sequence of a run; None for the usual value."""
 
     producer_id: int | None = None
     """The first producer id, near 2^63."""

@@ -133,7 +133,7 @@ class SimTransport(asyncio.Transport):
             self._timer = self.loop.call_at(due_s, self._deliver, context=self.context)
 
     def put(self, parcel: _Parcel) -> None:
-        """Add a parcel that is in flight to this end."""
+        """Add a parcel to those in flight to this end."""
         self._inbox.append(parcel)
         self._inbox_bytes += len(parcel.data or b"")
         self.arm()
@@ -156,7 +156,7 @@ class SimTransport(asyncio.Transport):
         if self.network.are_partitioned(self, self.peer):
             # `heal` sets the timer again.
             return
-        # A paused process is about to accept the connection.
+        # The connection has no protocol yet, because a paused process has still to accept it. Try again soon.
         if self.protocol is None:
             self._timer = self.loop.call_soon(self._deliver, context=self.context)
             return
@@ -193,7 +193,7 @@ class SimTransport(asyncio.Transport):
             self.loop.call_soon(self.protocol.resume_writing, context=self.context)
 
     def lose(self, error: Exception | None) -> None:
-        """End the connection for this end."""
+        """End the connection at this end only, and notify the protocol."""
         if not self._is_lost:
             self._is_lost = self._is_closing = True
             self.network.forget(self)
@@ -229,7 +229,7 @@ class Network:
         self.listeners: dict[tuple[str, int], _Listener] = {}
         self.on_arrival: Callable[[SimTransport, bytes | None], object] = lambda transport, data: None
         self.sent_by: dict[str, list[bytearray]] = {}
-        """Bytes that each client has sent, by connection, including connections that are closed."""
+        """For each client and connection, the bytes sent so far. Closed connections are included."""
         self.harmed: dict[str, Callable[[bytes], bytes]] = {}
         """Clients whose bytes change in both directions. Each function maps the bytes of a write to the bytes
         that arrive.
@@ -356,7 +356,7 @@ class Network:
     def power_lost(self, process: Process) -> None:
         """Forget the connections of a host that lost power.
 
-        The other ends notice nothing until they write to the host after its restart.
+        The other ends notice the loss only when they write to the host after its restart.
         """
         self._silent.add(process.name)
         for transport in [end for _, end in sorted(self._open.items()) if end.process is process]:

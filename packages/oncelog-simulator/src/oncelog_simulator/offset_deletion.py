@@ -34,12 +34,12 @@ from oncelog_simulator.world import World
 GROUPS = ("forgotten-a", "forgotten-b")
 STEPS = 9
 UNRETRIED_US = 1_000_000
-"""Microseconds. A shorter call was not retried, so no request of it is left in the network."""
+"""Microseconds. A call shorter than this was not retried, so none of its requests is left in the network."""
 LATE_US = 2_000_000
-"""Microseconds after the response to a commit; later, no copy of the request can arrive any more."""
+"""Microseconds after the response to a commit. Later than that, no copy of the request can arrive."""
 
 Place = tuple[str, TopicPartition]
-"""Group and partition."""
+"""The group and partition of a committed offset."""
 
 
 @dataclass(eq=False, slots=True)
@@ -64,7 +64,9 @@ class Commit:
 
     @property
     def is_sure(self) -> bool:
-        """Return True if the position holds until it is deleted or until another one is committed."""
+        """Return True if the commit certainly took effect, so that its position holds until a deletion or
+        another commit.
+        """
         return self.outcome is Outcome.OK
 
     @property
@@ -398,7 +400,7 @@ class OffsetDeletion(Workload):
     clients: ClassVar[tuple[str, ...]] = ("committer-0", "committer-1", "plain", "member", "deleter")
     unguarded_groups: ClassVar[tuple[str, ...]] = GROUPS
     is_repeatable: ClassVar[bool] = False
-    """A repeated plain commit moves a position back."""
+    """False, because a repeated plain commit would move a position back."""
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         super().__init__(world, scenario)
@@ -431,7 +433,8 @@ class OffsetDeletion(Workload):
         for place in self.positions.commits:
             group, tp = place
             committed = offsets.of(group).get(tp)
-            # A committed position takes effect with its marker, possibly slightly after the response.
+            # A committed position takes effect with its marker, possibly slightly after the response. Skip
+            # pending ones.
             if tp in offsets.pending_of(group):
                 continue
             why = self.positions.check(place, None if committed is None else committed.offset)

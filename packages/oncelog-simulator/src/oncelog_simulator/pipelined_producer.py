@@ -117,7 +117,7 @@ class Batch:
 
 
 class Abortable(Exception):
-    """The transaction must be aborted."""
+    """Raised when the open transaction must be aborted."""
 
 
 class Pipeliner(Application):
@@ -154,7 +154,7 @@ class Pipeliner(Application):
             # Most transactions follow at once, while the markers of the previous one are being written.
             if self.rng.random() < 0.3:
                 await self.sleep_up_to(15.0)
-        # This aborts an open transaction.
+        # Initialize once more, because this aborts a transaction that is still open.
         await self._initialize()
 
     # Requests
@@ -167,7 +167,10 @@ class Pipeliner(Application):
         return self.wire
 
     async def _ask(self, message: Any, version: int) -> Any:
-        """Send a request until it is answered. Raises BrokerError for an error that is not retried."""
+        """Send a request repeatedly until a response arrives.
+
+        Raises BrokerError for an error that is not retried.
+        """
         while True:
             try:
                 wire = await self._connected()
@@ -224,7 +227,8 @@ class Pipeliner(Application):
             is_commit = False
         await self._end(is_commit)
         if not all(batch.is_stored for batch in batches):
-            # A late attempt must not reach the next transaction. Java's client requests a new epoch too.
+            # Request a new epoch, as Java's client does: a late attempt of a batch must not reach the next
+            # transaction.
             self.is_initialized = False
 
     def _batch(self, partitions: Sequence[int]) -> Batch:

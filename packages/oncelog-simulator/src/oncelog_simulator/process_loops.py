@@ -1,4 +1,4 @@
-"""Loops of `oncelog.aio.process` that copy a topic, and are stopped, cancelled and killed.
+"""Loops of `oncelog.aio.process` copy a topic while they are stopped, cancelled and killed.
 
 A seed draws the group protocol, the limits of a transaction, transforms that raise, and when a loop is
 stopped or cancelled. Half of the seeds also have faults (`client_simulation.py`). The history has the polls,

@@ -94,12 +94,14 @@ class RecordDeletion(Workload):
     def ending(self) -> None:
         """Note the time before which a log start must have been acknowledged to survive the restart.
 
-        A restart may forget the newest ones, as on Apache Kafka. After refused writes it may forget all.
+        A restart may forget the newest log starts, as on Apache Kafka. After refused writes it may forget all
+        of them.
         """
         self._kept_until_us = self.world.now_us - int(KEPT_SECONDS * 1e6)
 
     def recovered(self, node: BrokerState) -> None:
-        # Not in `ending`: a response that is in flight at that time arrives before the next start (seed 618).
+        # Filter here and not in `ending`: a response in flight at that time still adds a log start (seed
+        # 618).
         is_broken = any(fault.kind in REFUSED_WRITES for fault in self.scenario.faults)
         self.trimmer.log_starts = [
             start for start in self.trimmer.log_starts if start.at_us < self._kept_until_us and not is_broken

@@ -205,7 +205,7 @@ class Scheduler:
         return True
 
     def _end(self) -> None:
-        """Let the remaining threads unwind, one after the other."""
+        """End the remaining threads one after the other: each runs until it has unwound."""
         self.is_over = True
         for thread in list(self.threads):
             self.running = thread
@@ -272,8 +272,9 @@ class Scheduler:
         return self.loop.now_us + int(seconds * 1e6)
 
     def give_way(self) -> None:
-        """Let other threads run first. At times the thread also sleeps, as if the operating system had
-        suspended it.
+        """Let other threads run first.
+
+        Sometimes the thread also sleeps, as if the operating system had suspended it.
         """
         if self.rng.random() < 0.3:
             self.wait(lambda: False, self.rng.uniform(0.0, STALL_SECONDS), may_signal=False)
@@ -281,7 +282,7 @@ class Scheduler:
             self.switch()
 
     def switch(self) -> None:
-        """Run a thread that the seed draws; it may be the same one."""
+        """Switch to a thread that the seed draws, which may be the current one."""
         mine, following = self.running, self._choose()
         assert mine is not None
         if following is not mine:
@@ -352,7 +353,7 @@ class ThreadLoop(SimLoop):
 
     @now_us.setter
     def now_us(self, _: int) -> None:
-        """Ignore the value, because the simulation's loop sets the time."""
+        """Ignore the assigned value, because the simulation's loop sets the time."""
 
     def run_forever(self) -> None:
         self._run(lambda: self._is_stopping)
@@ -410,7 +411,7 @@ def _locks_of_modules() -> list[tuple[ModuleType, str]]:
 class _OrderedSet(MutableSet[Any]):
     """A set in the order of insertion, in place of `set` in concurrent.futures.
 
-    The built-in set has futures in the order of their addresses in memory, which no seed determines.
+    The built-in set iterates over futures in the order of their memory addresses, which no seed determines.
     """
 
     def __init__(self, items: Iterable[Any] = ()) -> None:

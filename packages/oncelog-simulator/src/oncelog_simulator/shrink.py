@@ -11,7 +11,7 @@ from oncelog_simulator.simulation import Result
 
 
 def rule_of(violation: str) -> str:
-    """Return the rule of a violation without the details, which differ from run to run."""
+    """Return the name of the violated rule, without the details that differ from run to run."""
     return violation.partition(":")[0]
 
 
@@ -40,7 +40,9 @@ def shrink(failed: Result, run: Callable[[Scenario], Result], *, max_runs: int =
 def shrink_run(
     failed: ClientResult, run: Callable[[int, Collection[int]], ClientResult]
 ) -> tuple[ClientResult, list[int]]:
-    """Return a run of interrupted clients with only the faults it needs, and the numbers of these faults."""
+    """Return a run of interrupted clients with only the faults that its violation needs, and the numbers of
+    these faults.
+    """
     rule, best, kept = rule_of(failed.violations[0]), failed, list(range(len(failed.faults)))
     for number in tuple(kept):
         others = [other for other in kept if other != number]

@@ -180,11 +180,14 @@ def _draw_flip(seed: int) -> str | None:
 
 
 def _draw_retention(seed: int, workloads: tuple[str, ...], faults: list[Fault]) -> dict[str, object]:
-    """Return settings that expire the offsets of an idle query, or no settings."""
+    """Return the settings with which the offsets of an idle query expire.
+
+    Return none if the seed has no such query.
+    """
     is_idle = SinkTasks.topic in workloads and is_idle_query(seed)
     # A clock that is set forward by minutes rightly expires offsets that are kept for two minutes.
     is_clock_set = any(fault.kind == "clock" for fault in faults)
-    # The checks of `deletions` would take an expired offset for a lost one (seed 40591).
+    # The checks of `deletions` would mistake an expired offset for a lost one (seed 40591).
     is_kept = is_clock_set or OffsetDeletion.topic in workloads
     return SHORT_RETENTION if is_idle and not is_kept else {}
 
@@ -337,7 +340,7 @@ class Simulation:
         for host in self.world.hosts.values():
             host.set_clock(
                 -host.wall_offset_ns // 1_000_000
-                # The broker refuses records that are more than an hour ahead.
+                # Correct the clock: the broker refuses records whose timestamps are more than an hour ahead.
             )
         await self._until(lambda: all(sender.is_done for sender in self.senders), "not all is sent")
         theirs = [application for workload in self.workloads for application in workload.applications]
@@ -382,13 +385,13 @@ class Simulation:
         settings, loses_power = self.scenario.broker, self.scenario.loses_power
         application = ExpiryApplication(self.world, self.broker, settings, loses_power=loses_power)
         self.monitor.compares_producers = False
-        # The offsets that workloads committed may have expired.
+        # The workloads' own checks stop here, because the offsets that they committed may have expired.
         self.broker.on_recovered = self.monitor.recovered
         application.start()
         await self._until(lambda: application.is_done, "the days do not pass")
 
     async def _rot(self, how: str) -> bool:
-        """Damage a file while the broker is down. Return True if the broker started again."""
+        """Damage a file or directory while the broker is down. Return True if the broker started again."""
         broker, node = self.broker, self.broker.node
         assert node is not None
         before, batches, ends = known(node), internal_batches(node), log_ends(node)
@@ -439,7 +442,7 @@ class Simulation:
         if what is None:
             return
         reader = DamageReader(self.world, logs[what.tp], what)
-        # Cancel a crash that was prepared and has not happened.
+        # Cancel a crash that a fault has prepared and that has not happened yet.
         self.broker.disk.crash_after = None
         flip(self.broker.disk, logs[what.tp], what)
         self.broker.on_recovered = lambda node: None
@@ -541,7 +544,7 @@ class Simulation:
 
 
 class LivenessTimeout(Exception):
-    """The simulation does not finish; the violation is recorded already."""
+    """Raised when the simulation does not finish. The violation is already recorded."""
 
 
 def run_scenario(scenario: Scenario) -> Result:

@@ -5,9 +5,9 @@ A driver plans micro-batches, and executors run the tasks that write them. Both 
 of each batch, and which batches are committed. A failed task is tried again, and a slow task gets a second
 attempt. The losing attempt may continue as a zombie.
 
-Some queries are set back to an older checkpoint. Others lose their checkpoint and start with a new one. Some
-are idle for longer than the broker keeps offsets. Some are followed by batch writes, with and without a
-writeId. The expected contents of the log are counted from the rows of `Source`, which the sink cannot read.
+Some queries are reset to an older checkpoint. Others lose their checkpoint and start with a new one. Some are
+idle for longer than the broker keeps offsets. Some are followed by batch writes, with and without a writeId.
+The expected contents of the log are counted from the rows of `Source`, which the sink cannot read.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ KILL_CHANCE = 0.15
 batch.
 """
 MOVE_CHANCE = 0.3
-"""Probability that a run moves rows to other tasks than the run before."""
+"""Probability that a run assigns rows to other tasks than the previous run did."""
 MAX_FAILURES = 4
 """Attempts of a task before its batch fails, as in spark.task.maxFailures."""
 IDLE_SECONDS = 150.0
-"""Seconds: longer than the broker of an idle query keeps offsets."""
+"""Pause of an idle query in seconds, longer than its broker keeps offsets."""
 SHORT_RETENTION: dict[str, object] = {
     "offsets.retention.minutes": 2,
     "offsets.retention.check.interval.ms": 5_000,
@@ -130,7 +130,7 @@ class Executor(Host):
     async def _task(self, attempt: Attempt) -> None:
         try:
             report = await in_thread(attempt.write)
-            # The driver does not know the report yet.
+            # During this pause the task is done, but the driver does not know its report yet.
             await asyncio.sleep(attempt.rng.choice((0.0, 0.0, 1.0)))
             attempt.report = report
         except OncelogError as error:
@@ -140,7 +140,7 @@ class Executor(Host):
 
 
 class Source:
-    """An independent record of the rows that queries and writes were given, and of the commits."""
+    """An independent record of the rows given to queries and batch writes, and of the commits."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[str, int], list[bytes]] = {}
@@ -151,13 +151,13 @@ class Source:
         self.rows[name, batch_id] = [row for task in rows_by_task for row in task]
 
     def commit(self, name: str, batch_id: int) -> None:
-        """Note that the writer was told that the batch is committed."""
+        """Note that the sink has reported the batch as committed."""
         self.committed.add((name, batch_id))
 
     def check(self, actual: Counter[bytes]) -> Iterator[str]:
         """Yield what is wrong with the counted rows.
 
-        An unfinished batch may be there in part, but no row may be there twice.
+        A batch that was not committed may be stored in part, but no row may be stored twice.
         """
         expected = set()
         for batch, rows in self.rows.items():
@@ -345,7 +345,10 @@ class Driver(Application):
         """Do nothing, in place of a write that is never repeated."""
 
     async def _write_batch(self, batch_id: int) -> None:
-        """Write a batch once. Assign its rows to tasks as an earlier run did, or in a new way."""
+        """Write a batch once.
+
+        Assign its rows to tasks as an earlier run did, or in a new way, which is drawn.
+        """
         placements = self.placements[batch_id]
         if self.rng.random() < MOVE_CHANCE:
             rows = [row for task in self.planned[batch_id] for row in task]
@@ -363,7 +366,7 @@ class Driver(Application):
         if self.rng.random() < KILL_CHANCE:
             self.world.call_later(self.rng.uniform(0.5, 3.0), self.start_if_down)
             self.kill()
-            # The process ends here.
+            # Let the loop end this process, so that nothing below runs.
             await asyncio.sleep(0)
 
     async def _run_batch(self, batch_id: int, placement: list[list[bytes]]) -> list[TaskReport]:
@@ -374,7 +377,7 @@ class Driver(Application):
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
-                # An attempt that an executor has begun continues.
+                # This cancels only the driver's wait. An attempt that an executor has begun continues.
                 task.cancel()
 
     async def _run_task(self, batch_id: int, task: int, rows: list[bytes]) -> TaskReport:
@@ -426,8 +429,9 @@ class SinkTasks(Workload):
     unguarded_groups: ClassVar[tuple[str, ...]] = tuple(
         f"oncelog-{name}/{note}" for name in (*QUERIES, WRITE_ID) for note in ("finished", "begun")
     )
-    """Groups of the driver's notes. The sink reads the tasks' markers first, so these offsets may move
-    back.
+    """Groups of the driver's notes.
+
+    The sink trusts the tasks' markers before these notes, so their offsets may move back.
     """
 
     def __init__(self, world: World, scenario: Scenario) -> None:

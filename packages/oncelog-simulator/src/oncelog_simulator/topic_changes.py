@@ -117,7 +117,7 @@ class Witness:
                 self.compacted_ids.add(partition.topic_id)
 
     def recovered(self, node: BrokerState) -> None:
-        """Note what a start finds. That may be less or more than the witness has seen."""
+        """Note what a start finds. A start may find fewer or more records than the witness has noted."""
         topic = node.topics.get(self.topic)
         for number, partition in enumerate(topic.partitions if topic else ()):
             assert topic is not None
@@ -234,7 +234,7 @@ class TopicChanger(Application):
         self.deletions: list[Deletion] = []
         self.deleting_since_us: int | None = None
         self.may_retain = False
-        """True once retention may have deleted records of any topic of this name."""
+        """True once retention may have deleted records from some topic of this name."""
         self.steps_left = self.rng.randint(6, 12)
 
     async def work(self) -> None:
@@ -298,15 +298,17 @@ class TopicChanger(Application):
 
 
 class TopicChanges(Workload):
-    """Checks that readers of a changing topic see all records that they must, and no others."""
+    """Checks that readers of a changing topic see all records that they must see, and none that they must
+    not.
+    """
 
     topic: ClassVar[str] = "changed"
     clients: ClassVar[tuple[str, ...]] = ("sender-changed", "writer-changed", "reader-changed", "changer")
     legal_findings: ClassVar[frozenset[FindingKind]] = frozenset(FindingKind)
-    """A topic that was compacted or created again may have gaps of every kind."""
+    """All kinds, because a topic that was compacted or re-created may have every kind of gap."""
     compacts: ClassVar[bool] = True
     is_repeatable: ClassVar[bool] = False
-    """Requests name the topic, so a late one may reach a new topic."""
+    """False, because requests name the topic: a repeated one may reach a new topic of that name."""
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         super().__init__(world, scenario)
@@ -358,7 +360,8 @@ class TopicChanges(Workload):
         for tp, offset, record in self.witness.lost:
             call = notes.sends.get(record.name)
             if call is None or call.outcome is not Outcome.OK or call.items[0].offset != offset:
-                # A record that was never acknowledged may be stored later at another offset.
+                # Skip this record: without an acknowledgement at this offset, it may be stored at another
+                # one.
                 continue
             logs = [log for (_, number), log in self.witness.logs.items() if number == tp.partition]
             if not any(offset in log and log[offset].name == record.name for log in logs):

@@ -27,7 +27,7 @@ from oncelog_simulator.world import World
 
 BURSTS = 6
 LATE_SECONDS = 2.0
-"""Seconds: longer than the network delays any byte without a partition."""
+"""Seconds, more than the longest delay of a byte while the network has no partition."""
 
 
 class Deletion(NamedTuple):
@@ -101,10 +101,11 @@ class TopicRecreation(Workload):
     topic: ClassVar[str] = "remade"
     clients: ClassVar[tuple[str, ...]] = ("sender-remade", "writer-remade", "reader-remade")
     legal_findings: ClassVar[frozenset[FindingKind]] = frozenset({FindingKind.SEQUENCE_GAP})
-    """A producer continues with the sequence that it had in the old topic."""
+    """A gap is legal, because a producer continues with the sequence that it had in the old topic."""
     is_repeatable: ClassVar[bool] = False
-    """Requests name the topic. The new topic of that name does not know the producer, so it would store them
-    again.
+    """False, because requests name the topic.
+
+    The new topic of that name does not know the producer, so it would store repeated batches again.
     """
 
     def __init__(self, world: World, scenario: Scenario) -> None:

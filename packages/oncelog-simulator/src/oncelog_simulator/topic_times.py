@@ -70,11 +70,11 @@ SLOW_SYNCS_MS = 4 * SECOND_MS
 The broker reports a batch after its sync, on a slow disk after two syncs of 1.5 s each (seed 1048).
 """
 SETTLE_MS = 45 * SECOND_MS
-"""Milliseconds after a change by which retention and compaction have run again."""
+"""Milliseconds within which retention and compaction run again after a change."""
 FAR_CHANCE = 0.4
-"""Probability that a seed begins near one of the following offsets."""
+"""Probability that a seed's offsets begin near one of FAR_ENDS."""
 FAR_ENDS = (2**31, 2**31, 2**32)
-"""Offsets within a segment and within a batch are signed 32-bit numbers."""
+"""Limits of relative offsets, which are signed 32-bit numbers within a segment and within a batch."""
 MAX_RELATIVE_OFFSET = DEFAULT_LIMITS.max_relative_offset
 LAST_SECONDS = 110.0
 """Seconds between the last record and the last check: more than max.compaction.lag.ms plus SETTLE_MS."""
@@ -283,8 +283,8 @@ class TimeChanger(TopicChanger):
         for tp in self.partitions:
             directory, first = f"{tp.topic}-{tp.partition}", f"{0:020}"
             if self.is_one_batch:
-                # Compaction may leave only the header of a batch, so that its last offset is not assigned
-                # again.
+                # Such a batch is possible: compaction may leave only its header, so that its last offset is
+                # not assigned again.
                 left = KafkaBatch(0, self.first_offset - 1, (), NO_LIMIT, 0).encode()
                 disk.replace(f"{directory}/{first}.log", left)
             else:
@@ -334,7 +334,7 @@ class TimeChanger(TopicChanger):
 
 
 class TopicTimes(TopicChanges):
-    """Checks that time deletes and compacts what it may, and nothing else."""
+    """Checks that the passing of time deletes and compacts the records that it must, and no others."""
 
     topic: ClassVar[str] = "timed"
     clients: ClassVar[tuple[str, ...]] = ("sender-timed", "writer-timed", "reader-timed", "time-changer")
@@ -424,7 +424,8 @@ class TopicTimes(TopicChanges):
             if start <= before:
                 continue
             limit_bytes, limit_ms = most.retention_bytes, most.retention_ms
-            # Compaction and power losses make a log smaller after retention has measured it.
+            # Skip the check if compaction or a power loss may have made the log smaller since retention
+            # measured it.
             is_smaller = may_be_cut or topic.topic_id in self.timed.compacted_ids
             if limit_bytes != NO_LIMIT and is_smaller:
                 continue
@@ -450,7 +451,7 @@ class TopicTimes(TopicChanges):
         if record is None or record.is_tombstone:
             return False
         if not Notes(self.senders).is_visible(record.name, self.world.now_us):
-            # The transaction was aborted.
+            # The record's transaction was aborted or may be, so compaction may remove the record.
             return False
         return not any(
             other_offset > offset and other.key == record.key for other_offset, other in log.items()
@@ -508,7 +509,7 @@ class TopicTimes(TopicChanges):
         return max((record.at_us for log in logs for record in log.values()), default=0)
 
     def _check_old(self, key: tuple[bytes, int], partition: Any, retention_ms: int) -> None:
-        """Check that the oldest segment has a young record, or no records."""
+        """Check that the oldest segment has a record younger than retention.ms, or no records."""
         there = [header.base_offset for header, _ in batches_of(partition)]
         bases = self._bases(partition)
         end = bases[1] if len(bases) > 1 else partition.log_end_offset

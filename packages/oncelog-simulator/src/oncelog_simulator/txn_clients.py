@@ -79,7 +79,7 @@ class TransactionalClient(Sender):
                     await self.sleep_up_to(rest_s)
             except OncelogError as error:
                 self.world.note(self.name, f"needs a new producer: {error!r}")
-        # Abort an open transaction, or readers would wait for its time-out.
+        # Abort an open transaction. Otherwise readers would wait for its time-out.
         await self.new_producer()
 
     async def commit(self, producer: AsyncProducer) -> bool:
@@ -185,7 +185,8 @@ class ConsumeTransformProduce(TransactionalClient):
             "group.protocol": group_protocol,
         }
         strategy = self.rng.choice(("range", "cooperative-sticky"))
-        # With the consumer protocol the coordinator assigns partitions.
+        # These settings apply to the classic protocol only. With the consumer protocol the coordinator
+        # assigns partitions.
         if group_protocol == "classic":
             self.reading |= {
                 "heartbeat.interval.ms": 2_000,
@@ -209,7 +210,7 @@ class ConsumeTransformProduce(TransactionalClient):
                 try:
                     await self.copy(consumer, producer)
                 except FencedInstanceId:
-                    # A repeated request joined with the same instance id, so the application needs a new
+                    # The network repeated a JoinGroup, which fenced this member. The application needs a new
                     # consumer.
                     raise
                 except OncelogError as error:

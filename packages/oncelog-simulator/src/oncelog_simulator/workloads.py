@@ -23,7 +23,7 @@ from oncelog_simulator.world import BrokerHost, World
 
 
 class Workload(ABC):
-    """Applications on one topic, and what must hold for that topic.
+    """Applications on one topic, and the checks of that topic.
 
     `clients` names the hosts that faults may choose. `applications` end by themselves. `readers` end when
     `stop_requested` is set.
@@ -36,13 +36,16 @@ class Workload(ABC):
     legal_findings: ClassVar[frozenset[FindingKind]] = frozenset()
     """Kinds of findings that an audit of the topic may report."""
     makes_topics: ClassVar[bool] = False
-    """True if clients create topics at random. Neither these topics nor the workload's own are checked."""
+    """True if clients create topics at random.
+
+    Neither these topics nor the workload's own topic are checked.
+    """
     compacts: ClassVar[bool] = False
     """True if the topic may be compacted at some time."""
     keeps_one_batch: ClassVar[bool] = False
     """True if the partitions start with Apache Kafka's snapshots, which have one batch of each producer."""
     is_repeatable: ClassVar[bool] = True
-    """False if the network must not deliver the clients' requests a second time."""
+    """True if the network may deliver the clients' requests a second time."""
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         self.world, self.scenario = world, scenario
@@ -70,10 +73,10 @@ class Workload(ABC):
         """Change the broker's host before its first start."""
 
     def stored(self, event: AppendEvent) -> None:  # noqa: B027
-        """Note the broker's verdict on a batch."""
+        """Note the broker's verdict on a produced batch: stored, duplicate or refused."""
 
     def observe(self, node: BrokerState) -> None:  # noqa: B027
-        """Check what must hold while the broker runs. Called every second."""
+        """Check conditions that must hold while the broker runs. Called every second."""
 
     def ending(self) -> None:  # noqa: B027 (most need not know)
         """Called when the broker is about to end."""

@@ -52,7 +52,7 @@ class Event(NamedTuple):
 class World:
     """The event loop, the network, the timeline and the violations of one seed.
 
-    `violations` lists broken rules in the order in which they were detected.
+    `violations` lists the violated rules in the order in which they were detected.
     """
 
     def __init__(self, seed: int) -> None:
@@ -102,7 +102,7 @@ class World:
         self._digest.update(str(event).encode())
 
     def violate(self, rule: str, text: str) -> None:
-        """Record that a rule is broken. The same rule and text are recorded once."""
+        """Record a violation of a rule. The same rule and text are recorded only once."""
         violation = f"{rule}: {text}"
         if not self.is_over and violation not in self.violations:
             self.violations.append(violation)
@@ -184,14 +184,14 @@ class BrokerHost(Host):
         self.node: BrokerState | None = None
         self.running: RunningBroker | None = None
         self.before_exit: Callable[..., object] = lambda *, is_in_write, lose_power: None
-        """Called just before the broker process is killed or told to stop, while `node` is still set."""
+        """Called just before the broker process is killed or receives SIGTERM, while `node` is still set."""
         self.on_recovered: Callable[[BrokerState], object] = lambda node: None
         self.may_refuse: Callable[[Exception], bool] = lambda error: False
         """Return True for an error with which the broker may refuse to start."""
         self.is_refused = False
         self.start_crashes: list[tuple[int, bool]] = []
-        """Crashes of the next starts, as pairs. First the number of disk operations before the crash, then
-        True for a power loss.
+        """Crashes of the next starts: the number of disk operations before each crash, and True for a power
+        loss.
         """
         self.on_stored: Callable[[AppendEvent], object] = lambda event: None
         """Called with the verdict on every Produce batch."""
@@ -199,10 +199,13 @@ class BrokerHost(Host):
         """True if the last process ended by a complete stop."""
         self._lost_power = False
         self._past: list[tuple[BrokerState | None, MemoryDisk]] = []
-        """Earlier states and disks. Freeing one would run finalizers, which a killed process never does."""
+        """Earlier states and disks, kept alive.
+
+        Freeing one would run finalizers, which a killed process never does.
+        """
 
     def start(self) -> None:
-        """Start a broker with what the last one left on the disk.
+        """Start a broker on the files that the previous one left on the disk.
 
         A broker that fails to start is a violation, unless `may_refuse` allows its error.
         """
@@ -317,7 +320,7 @@ class BrokerHost(Host):
                 self.world.note(
                     self.name,
                     f"stops with {error!r}",
-                    # A broken disk can fail the stop, but it loses nothing.
+                    # A broken disk may make the stop fail, but nothing is lost, so this is no violation.
                 )
             elif error is not None:
                 self.world.violate("broker does not stop", repr(error))

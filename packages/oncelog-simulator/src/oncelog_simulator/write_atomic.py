@@ -1,8 +1,8 @@
 """A workload that runs `write_atomic` without Spark, on a DataFrame whose jobs run on simulated executors.
 
 A driver calls foreachBatch for the micro-batches of a source. Each batch has one or two frames for the same
-topic. Tasks are killed, tried again, and fail for good. The driver is killed, and starts again with the same
-batch. The expected records are counted from the source's rows, which the sink cannot read.
+topic. Tasks are killed, retried, and sometimes fail permanently. The driver is killed, and starts again with
+the same batch. The expected records are counted from the source's rows, which the sink cannot read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ QUERY_ID = "a-query"
 SECOND = "second"
 """Suffix of the name of a batch's second frame."""
 SAME_NAME_CHANCE = 0.2
-"""Probability that an application forgets to name the second frame."""
+"""Probability that an application forgets to give the second frame a name."""
 _POLL_SECONDS = 0.2
 
 
@@ -73,7 +73,7 @@ class Cluster:
             return list(await asyncio.gather(*running))
         finally:
             for future in running:
-                # An attempt that an executor has begun continues.
+                # This cancels only the driver's wait. An attempt that an executor has begun continues.
                 future.cancel()
 
     async def _run_task(self, work: Work) -> list[pa.RecordBatch]:
@@ -251,7 +251,7 @@ class AtomicDriver(Application):
             ]
             for batch in range(rng.randint(2, 4))
         ]
-        """Rows by batch and frame. The source gives the same rows whenever it is read."""
+        """Rows by batch and frame. The source returns the same rows each time it is read."""
         self.committed_count = self.run_count = 0
         self.options = {f"kafka.{key}": str(value) for key, value in SHORT_TIMEOUTS.items()} | {
             "kafka.client.id": name,
@@ -265,7 +265,7 @@ class AtomicDriver(Application):
     async def work(self) -> None:
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await create_topic(admin, NewTopic(TOPIC, num_partitions=self.partition_count))
-        # These entries belong to the previous process.
+        # Clear what the previous process left here.
         atomic._returned.clear()
         self.run_count += 1
         while self.committed_count < len(self.source_rows):
@@ -311,12 +311,14 @@ class AtomicDriver(Application):
         if self.rng.random() < KILL_CHANCE:
             self.world.call_later(self.rng.uniform(0.5, 3.0), self.start_if_down)
             self.kill()
-            # The process ends here.
+            # Let the loop end this process, so that nothing below runs.
             await asyncio.sleep(0)
 
 
 class AtomicWrites(Workload):
-    """Checks that every frame of every micro-batch is in the log exactly once and whole, and nothing else."""
+    """Checks that every frame of every micro-batch is in the log completely and exactly once, and that
+    nothing else is there.
+    """
 
     topic: ClassVar[str] = TOPIC
     clients: ClassVar[tuple[str, ...]] = ("atomic-driver", "atomic-executor-0", "atomic-executor-1")

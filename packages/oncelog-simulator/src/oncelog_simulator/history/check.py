@@ -70,7 +70,7 @@ class UnsentRead(Anomaly):
 
 
 class OffsetConflict(Anomaly):
-    """Operations: the one that saw another value at the offset of `item`, and the one that has `item`."""
+    """Operations: the one that has another value at the offset of `item`, and the one that has `item`."""
 
 
 class Duplicate(Anomaly):
@@ -169,7 +169,7 @@ def _lost(history: History) -> Iterator[Anomaly]:
         if offset is not None and offset > highest.get((topic, partition), (-1, poll))[0]:
             highest[topic, partition] = (offset, poll)
     for sent in _by_session((send, history.known(item)) for send, item in history.sends.values()).values():
-        # The record is at this offset or below it.
+        # An upper bound of the record's offset; None if no later record of the session has a known offset.
         below: int | None = None
         for send, item in reversed(sent):
             below = below if item.offset is None else item.offset

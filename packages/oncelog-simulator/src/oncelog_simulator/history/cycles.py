@@ -57,8 +57,8 @@ def _dependencies(history: History, kinds: frozenset[str]) -> Graph:
             graph.setdefault(first.unit, {}).setdefault(second.unit, Dependency(kind, first, second))
 
     polls = [(poll, item) for poll, item in history.polls if poll.transaction is not None]
-    # Add `wr` first: of several dependencies between two transactions the first one stays, and Kafka promises
-    # only `wr`.
+    # Add `wr` first. Only the first dependency between two transactions is kept, and Kafka makes promises for
+    # `wr` only.
     for poll, item in polls:
         if item.value in history.sends:
             add("wr", history.sends[item.value][0], poll)

@@ -29,7 +29,7 @@ class Outcome(Enum):
 
 
 class Item(NamedTuple):
-    """One record. `offset` is None if the client did not learn it."""
+    """One record. `offset` is None if the client never learned the offset."""
 
     topic: str
     partition: int

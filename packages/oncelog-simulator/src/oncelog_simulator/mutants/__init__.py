@@ -42,4 +42,4 @@ NOT_CAUGHT: dict[str, str] = {
     )
     for name, reason in module.NOT_CAUGHT.items()
 }
-"""For the name of each mutant that no seed catches, the reason. Its guard tests catch it."""
+"""Mutants that no seed catches, each with the reason. Their guard tests catch them."""

@@ -258,11 +258,11 @@ FORGETFUL: tuple[Patch, ...] = (
 )
 """A broker that, like Apache Kafka, remembers one batch of a producer after a restart instead of five.
 
-It is stopped while several batches wait for its disk.
+The broker is stopped while several batches wait for its disk.
 """
 
 SLOW_SYNCS = ((simulation, "draw_faults", _draw_slow_syncs),)
-"""A broker that repeatedly loses its power during a slow sync."""
+"""In every seed the broker repeatedly loses its power during a slow sync."""
 
 MUTANTS = [
     Mutant("no sequence check", ((append, "_check_sequence", nothing),)),
@@ -415,7 +415,7 @@ MUTANTS = [
         "a reader does not check checksums", ((fetch_messages, "payload_of", _payload_unchecked),), "flip"
     ),
 ]
-"""In the order in which a record passes through the product."""
+"""The mutants in the order in which a record passes the mutated code."""
 NOT_CAUGHT = {
     "older markers are accepted": "one coordinator writes them in order; an older one needs a second node",
     "offsets are read before their transaction ends": (

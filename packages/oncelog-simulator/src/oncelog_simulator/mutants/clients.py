@@ -54,12 +54,17 @@ def _keep_for_the_default(self: Any, admin: Any, group: str, kept: Any, *, reten
 
 
 def _quoted_by_parity(column: Any, quotes: Any, delimiter: int) -> tuple[Any, Any]:
-    """Return the quotes, and for each number of quotes before a position whether it is odd."""
+    """Return the quotes.
+
+    For each position, only the parity of the quotes before it says whether it is quoted.
+    """
     return quotes, np.arange(len(quotes) + 1) % 2 == 1
 
 
 def _remembered_marker(self: Any, admin: Any, finished: Any) -> Any:
-    """Read the marker once, and then return what this worker committed itself."""
+    """Read a task's marker once and return it from memory afterwards, so commits of other workers are
+    missed.
+    """
     markers = _MARKERS.setdefault(admin, {})
     name = self._sink.task_id(self._task)
     if name not in markers:

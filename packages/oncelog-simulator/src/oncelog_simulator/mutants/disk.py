@@ -83,10 +83,10 @@ ROTTEN: tuple[Patch, ...] = (
 SLOW_JOBS: tuple[Patch, ...] = ((simulation, "draw_jobs", _slow_jobs), (topic_changes, "LATE_SECONDS", 0.2))
 """Background jobs that are suspended for seconds, and topics that are created again soon after a deletion."""
 EARLY_LOSSES: tuple[Patch, ...] = ((simulation, "draw_faults", _lose_power_early),)
-"""A broker that loses its power repeatedly in its first 12 s."""
+"""In every seed the broker loses its power repeatedly in its first 12 s."""
 PREEMPTED: tuple[Patch, ...] = ((simulation, "draw_jobs", _preempt_often),)
 FAILING: tuple[Patch, ...] = ((simulation, "draw_failed_syncs", _fail_then_lose_power),)
-"""Syncs that fail, a restart, and a power loss soon after the restart."""
+"""In every seed syncs fail, the broker is restarted, and a power loss follows soon."""
 
 MUTANTS = [
     Mutant(

@@ -1,7 +1,7 @@
-"""Findings that no mutant puts back, each with the reason.
+"""Findings that no mutant reintroduces, each with the reason.
 
-A finding is a row of docs/internals/findings.md. A mutant names the findings that it puts back. A test checks
-that every finding is named here or by a mutant. `SECTIONS` has whole sections of findings.
+A finding is a row of docs/internals/findings.md. A mutant names the findings that it reintroduces. A test
+checks that every finding is named here or by a mutant. `SECTIONS` has whole sections of findings.
 """
 
 from __future__ import annotations
@@ -134,17 +134,19 @@ OUT_OF_REACH: dict[str, str] = {
         "L25b R47 R48 R273 R274 R650 R651 R685 R782 R1033 R1121"
     ),
 }
-"""Ids of findings by reason, separated by spaces."""
+"""For each reason, the ids of its findings, separated by spaces."""
 
 SECTIONS: dict[str, str] = {
     "D": "commands, web pages, packages and documents are not simulated",
     "F": "only our clients' requests and random ones are sent",
 }
-"""Reasons by the first letter of an id, for findings that no mutant names."""
+"""For the first letter of a finding's id: the reason why no mutant reintroduces the findings of that
+section.
+"""
 
 
 def reason_of(finding: str) -> str | None:
-    """Return why no mutant puts a finding back; None if no reason is given."""
+    """Return why no mutant reintroduces a finding; None if no reason is given."""
     for reason, findings in OUT_OF_REACH.items():
         if finding in findings.split():
             return reason

@@ -129,7 +129,7 @@ def _leave_silently(self: Any) -> None:
 
 
 def _notify_of_exceptions(self: Any) -> Any:
-    """Run callbacks. A BaseException that is no Exception propagates."""
+    """Run callbacks. An error that is a BaseException but not an Exception propagates."""
     callbacks, self.callbacks = self.callbacks, {}
     for index, callback in callbacks.items():
         try:
@@ -176,7 +176,7 @@ def _make_condition_first(self: Any) -> None:
 
 
 async def _forget_on_cancellation(self: Any, *how: Any) -> Any:
-    """Send a request. A cancelled request counts as not sent."""
+    """Send a request. If the call is cancelled, treat the request as if it was never sent."""
     before = self._may_be_committed
     try:
         return await _ORIGINAL_ASK(self, *how)
@@ -190,7 +190,7 @@ async def _start_once(self: Any) -> None:
 
 
 async def _poll_on(self: Any) -> None:
-    """Do not wake a poll of another thread."""
+    """Do nothing, so that a poll of another thread keeps waiting."""
 
 
 CLIENT_MUTANTS = [

@@ -1,4 +1,4 @@
-"""Mutants break rules of the product deliberately. `search` looks for a seed that catches one."""
+"""Mutants are deliberate faults in the product. `search` looks for a seed that catches a mutant."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Patch = tuple[Any, str, Any]
 
 
 class Mutant(NamedTuple):
-    """A rule of the product that is broken deliberately, to be caught by scenarios.
+    """A deliberate fault in the product, which a simulated scenario must notice.
 
     If `workload` names a workload, every seed runs it, as with --workload. If it names another part of a
     scenario, only seeds with that part are run. `world` has further patches, which alone violate nothing.
-    `findings` has the ids of docs/internals/findings.md that this mutant puts back. `guards` names tests,
+    `findings` has the ids of docs/internals/findings.md that this mutant reintroduces. `guards` names tests,
     relative to `tests/`. Each guard fails under the patches alone, as `tools/mutants.py --guards` checks.
     """
 
@@ -38,7 +38,7 @@ class Mutant(NamedTuple):
 
 
 class ClientMutant(NamedTuple):
-    """A rule of the product that is broken deliberately, to be caught by client simulations.
+    """A deliberate fault in the product, which a client simulation must notice.
 
     `clients` is blocking, asyncio, backup or unsynced. Only seeds of the given `kinds` are run; if `kinds` is
     empty, all seeds are. With `needs_faults` only seeds with faults are run. `findings` and `guards` are as
@@ -76,7 +76,10 @@ _CLIENT_SIMULATIONS: dict[str, tuple[Callable[[int], str], Callable[[int], Clien
 
 
 def caught_by_clients(mutant: ClientMutant, seeds: Iterable[int]) -> tuple[int, str] | None:
-    """Return the first seed that catches a ClientMutant, and the violated rule, or None."""
+    """Return the first seed that catches a ClientMutant, and the violated rule.
+
+    Return None if no seed does.
+    """
     kind_of, run_seed = _CLIENT_SIMULATIONS[mutant.clients]
     for seed in seeds:
         if (mutant.kinds and kind_of(seed) not in mutant.kinds) or (
@@ -96,7 +99,7 @@ def caught_by_clients(mutant: ClientMutant, seeds: Iterable[int]) -> tuple[int, 
 
 
 def caught_by(mutant: Mutant, seeds: Iterable[int]) -> tuple[int, str] | None:
-    """Return the first seed that catches the mutant, and the violated rule, or None."""
+    """Return the first seed that catches the mutant, and the violated rule. Return None if no seed does."""
     for seed in seeds:
         apart = mutant.workload if mutant.workload in (*WORKLOADS, *INDEPENDENT_WORKLOADS) else None
         scenario = scenario_for(seed, workload=apart)
@@ -123,5 +126,5 @@ def violated(seed: int, patches: tuple[Patch, ...], workload: str | None = None)
 
 
 def search(mutant: Mutant | ClientMutant, seeds: Iterable[int]) -> tuple[int, str] | None:
-    """Return the first seed that catches the mutant, and the violated rule, or None."""
+    """Return the first seed that catches the mutant, and the violated rule. Return None if no seed does."""
     return caught_by(mutant, seeds) if isinstance(mutant, Mutant) else caught_by_clients(mutant, seeds)

@@ -65,7 +65,7 @@ def _no_part(self: Any, dead: Any) -> list[Any]:
 
 
 def _sync_once(self: Any, *, is_active: bool) -> None:
-    """Sync a closed segment only until its indexes are synced, though a start may have cut it since."""
+    """Skip the sync of a closed segment whose indexes were synced once, even if a start has cut it since."""
     if is_active or not self.is_index_synced:
         _SYNC_SEGMENT(self, is_active=is_active)
 

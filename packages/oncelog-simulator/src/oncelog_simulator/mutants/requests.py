@@ -41,7 +41,7 @@ class _NoPace:
     """A step budget that never ends a step."""
 
     def __init__(self, step_elements: int) -> None:
-        """Ignore the limit."""
+        """Ignore `step_elements`, the limit of a step."""
 
     def next(self, cost: int = 1) -> bool:
         return False
@@ -70,7 +70,7 @@ def _delete_as_it_was(self: Any, group_id: str, budget: Any, now_ms: int) -> Any
 
 
 def _code_by_name(self: Any, name: str, topic_id: bytes) -> int:
-    """Check a topic by the name that its id had when the request arrived."""
+    """Check only the topic's current name, instead of the name that its id had when the request arrived."""
     if not name and topic_id:
         return UnknownTopicId.code
     if not self._request.is_authorized(ResourceType.TOPIC, name):
@@ -131,7 +131,7 @@ async def _await_news(self: Any, deadline_ms: float) -> Any:
 
 
 def _call_all(self: Any, listener: Any) -> None:
-    """Call the listeners of other threads as well."""
+    """Call all listeners, including those that other threads registered."""
     self._listeners.append(listener)
     if self.is_done:
         for raised in self._call_listeners():
@@ -176,7 +176,7 @@ def _code_of_a_new_topic(self: Any, name: str, topic_id: bytes) -> int:
 
 
 def _group_by_name(node: Any, request: Any, requested: Any, is_stable: bool, budget: Any) -> Any:
-    """Answer with the ids that the topics' names have at the end of the request."""
+    """Return the ids that the topics' names have when the request ends."""
     group = yield from _FETCH_GROUP(node, request, requested, is_stable, budget)
     names = {bytes(topic.topic_id): topic.name for topic in requested.topics or () if topic.name}
     for result in group.topics:
@@ -385,7 +385,7 @@ MUTANTS: list[Mutant | ClientMutant] = [
         guards=("security/test_security_tls.py::test_a_damaged_tls_record_leaves_the_outcome_unknown",),
     ),
 ]
-"""In the order of the findings."""
+"""The mutants in the order of the findings that they reintroduce."""
 NOT_CAUGHT: dict[str, str] = {
     "a marker that failed is written again everywhere": "a second marker violates nothing",
     "a cancellation that comes with the result is lost": (

@@ -1,4 +1,4 @@
-"""Mutants of recovery, compaction, retention and deferred work. Most of them put back a finding."""
+"""Mutants of recovery, compaction, retention and deferred work. Most of them reintroduce a finding."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _open_unsynced(disk: Any, *rest: Any) -> Any:
 
 
 def _append_control_at_once(self: Any, *how: Any) -> Any:
-    """Append a marker that a flush counts as durable before its index entry exists."""
+    """Append a marker in such a way that a flush counts it as durable before its index entry exists."""
     with patch.object(LocalLog, "unindexed_marker_offset", property(lambda _: None, nothing), create=True):
         return _APPEND_CONTROL(self, *how)
 
@@ -143,7 +143,7 @@ LONG_OPEN: tuple[Patch, ...] = (
     (topic_changes.KeyedWriter, "late_chance", 0.8),
     (topic_changes, "POLICIES", ("compact",)),
 )
-"""A compacted topic, most of whose transactions stay open until the coordinator aborts them."""
+"""In every seed the topic is compacted, and most transactions stay open until the coordinator aborts them."""
 LOST_POINTS: tuple[Patch, ...] = (
     (simulation, "draw_state", _always_killed),
     (simulation, "draw_rot", _lose_points),
@@ -165,7 +165,7 @@ _RETAINED_FROM = Partition._retained_from
 _OPEN_SEGMENTS = recovery._open_segments
 _APPEND_CONTROL = Partition._append_control
 POWER_LOSSES: tuple[Patch, ...] = ((simulation, "draw_faults", _draw_power_losses),)
-"""A broker that loses its power repeatedly, also during writes."""
+"""In every seed the broker loses its power repeatedly, sometimes during a write."""
 MUTANTS = [
     Mutant(
         "checksums of the node's small files are not checked",

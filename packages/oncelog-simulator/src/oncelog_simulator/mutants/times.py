@@ -69,7 +69,7 @@ COMPACTED: tuple[Patch, ...] = (
     (topic_times, "POLICIES", ("compact",)),
     (topic_times, "MAX_LAGS_MS", (40 * topic_times.SECOND_MS,)),
 )
-"""A topic with continuous compaction and no faults."""
+"""In every seed the topic is compacted continuously and there are no faults."""
 FAR: tuple[Patch, ...] = (
     (topic_times, "FAR_CHANCE", 1.0),
     (topic_times, "FAR_ENDS", (topic_times.MAX_RELATIVE_OFFSET,)),
