@@ -1,4 +1,4 @@
-"""Run every measurement of brokers at a tiny size, and check the recorded fields and the page."""
+"""Run every broker benchmark at a tiny size, and check the recorded fields and the generated page."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ FIELDS = {
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
-    """The result of each measurement of clients."""
+    """Run each measurement of clients once, and return the results."""
     taken = {}
     with kept():
         for name in FIELDS:

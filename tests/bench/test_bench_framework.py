@@ -1,4 +1,6 @@
-"""The benchmark framework: pairs and ratios, which side runs first, sections of the page, and targets."""
+"""Tests of the benchmark framework: pairs and ratios, the order of the two sides, page sections, and
+targets.
+"""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_a_template_sets_sequences_and_checksums_of_its_batches() -> None:
 
 
 def test_a_refused_batch_among_acknowledged_ones_is_seen() -> None:
-    """The server of this test rejects the second of two batches."""
+    """The test's own server acknowledges the first of two batches and rejects the second."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         peer = threading.Thread(target=_refuse_second, args=(listener,), daemon=True)
         peer.start()

@@ -40,8 +40,8 @@ def wait_for_join(client: RawClient, first: str) -> str:
 def test_a_leave_behind_a_join_is_handled_after_its_client_disconnects(cut: int) -> None:
     """Regression: the group kept a member until its session timed out.
 
-    librdkafka and kafka-python leave like this. With `cut`, the LeaveGroup is incomplete. It must not keep
-    the connection open after the response to the join.
+    librdkafka and kafka-python leave like this. If `cut` is not 0, the LeaveGroup is incomplete. Then it must
+    not keep the connection open after the response to the join.
     """
     config = {"group.initial.rebalance.delay.ms": 0}
     with (
@@ -55,7 +55,7 @@ def test_a_leave_behind_a_join_is_handled_after_its_client_disconnects(cut: int)
             second = wait_for_join(client, first)
             frame = encode_request(LeaveGroupRequest(group_id="g", member_id=second), 1, 2, "raw")
             leaver.socket.sendall(frame[: len(frame) - cut])
-        for _ in range(3):  # gives the event loop rounds in which it notices the disconnect
+        for _ in range(3):  # lets the event loop notice the disconnect
             client.ask(ApiVersionsRequest(), 0)
         assert busy.ask(join("g", first, **PATIENT), 3).error_code == 0
         wait_until(lambda: broker.metrics()["connections"] == 2)

@@ -1,4 +1,6 @@
-"""Requests that ask for much work: each step of it is bounded, and others are served between the steps."""
+"""Requests that cause much work: each step of the work is bounded, and other clients are served between
+steps.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,15 @@ _RECORD, _KEYLESS = b"\x0e\0\0\0\2k\1\0", b"\x0c\0\0\0\1\1\0"
 
 
 def payload(count: int, key: bytes | None = b"k") -> bytes:
-    """Very many small records, each with its own offset."""
+    """Return `count` encoded small records, each with its own offset."""
     return b"".join(encode_records(repeat(NewRecord(NOW_MS, key, None), count), NOW_MS))
 
 
 def bomb(count: int, key: bytes | None = b"k", attributes: int = 0) -> bytearray:
-    """A small batch of very many records, with a correct header."""
+    """Return a small compressed batch of `count` records that all have the offset delta 0.
+
+    Its header is correct.
+    """
     data = compress(Compression.ZSTD, payload(count, key))
     tail = struct.pack(">hiqqqhii", attributes | _ZSTD, count - 1, NOW_MS, NOW_MS, -1, -1, -1, count) + bytes(
         data
@@ -58,7 +63,7 @@ def bomb(count: int, key: bytes | None = b"k", attributes: int = 0) -> bytearray
 
 
 def numbered(count: int) -> bytearray:
-    """A small batch of very many records, each with its own offset."""
+    """Return a small compressed batch of `count` records, each with its own offset."""
     parts = encode_records(repeat(NewRecord(NOW_MS, b"k", b""), count), NOW_MS)
     batch = seal(parts, count, NOW_MS, NOW_MS, compression=Compression.ZSTD)
     assert len(batch) < 1_000_000
@@ -67,7 +72,7 @@ def numbered(count: int) -> bytearray:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes of the payloads that the log opened."""
+    """Record the sizes of the payloads that the log decompresses."""
     sizes: list[int] = []
     original = validation.decompress_within
 
@@ -203,7 +208,8 @@ def test_records_before_a_damaged_one_are_delivered_once(monkeypatch: pytest.Mon
     placed = deque([FetchedBatch(0, read_header(data), Verdict.DELIVER)])
     completed = CompletedFetch(TopicPartition("t", 0), data, placed, 12)
     rows, position, _ = completed.take_records(0, 100, check_crcs=True)
-    # Every record of this batch claims offset 0: only the parts before the damage matter here.
+    # Every record of this batch claims offset 0. So the position is 1 after the eight records before the
+    # damage.
     assert len(rows) == 8 and position == 1
     with pytest.raises(InvalidRecord, match="seek past it"):
         completed.take_records(8, 100, check_crcs=True)
@@ -249,7 +255,7 @@ def test_readers_refuse_a_batch_of_very_many_records_before_they_open_it(
 
 
 def test_gzip_of_many_members_copies_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: after each gzip member, the rest of the input was copied."""
+    """Regression: the rest of the input was copied after each gzip member, which takes quadratic time."""
     copied: list[int] = []
     make = compression.zlib.decompressobj
 
@@ -272,7 +278,9 @@ def test_gzip_of_many_members_copies_little(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def behind() -> Partition:
-    """A partition whose largest timestamp is below its log start: a lookup reads all and finds nothing."""
+    """A partition whose largest timestamp is below its log start: a look-up by time reads all batches and
+    finds nothing.
+    """
     partition = open_partition(log_config=config(segment_bytes=200_000, limits=Limits(search_step_cost=100)))
     put(partition, log_batch(timestamp_ms=NOW_MS + 1_000))
     for _ in range(3_000):

@@ -84,7 +84,8 @@ def test_a_clock_that_was_ahead_makes_nothing_expire_once_it_is_right() -> None:
         entry = node.transactions.get("x")
         return node.groups.offsets.has("g"), entry is not None, partition.producer(1) is not None
 
-    # The wall clock was 30 days ahead for a moment, and the broker's clock never goes back.
+    # The wall clock is 30 days ahead for a moment. The broker's own clock stays ahead, because it never goes
+    # back.
     ahead_ms = 30 * 24 * HOUR_MS
     node.clock_lead_ms = lambda: ahead_ms
     for hour in range(1, 4):

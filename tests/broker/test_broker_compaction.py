@@ -37,7 +37,7 @@ SHORT = Limits(coordinator_roll_bytes=2_000)
 
 
 def small(servers: str, **settings: object) -> str:
-    """A compacted topic with short segments."""
+    """Create a compacted topic with short segments, and return its name."""
     return new_topic(servers, cleanup_policy="compact", internal_segment_bytes=2_000, **settings)
 
 
@@ -62,7 +62,9 @@ def test_a_topic_shrinks_to_its_keys() -> None:
 
 
 def test_one_round_compacts_what_was_just_closed() -> None:
-    """librdkafka's test 0077 waits 20 s: longer than one interval between rounds, and shorter than two."""
+    """librdkafka's test 0077 waits 20 s for compaction, which is longer than one interval between rounds and
+    shorter than two.
+    """
     node = recover_node(MemoryDisk(), BROKER.parse({}), Clock())
     now_ms = Clock().now_ms()
     configs = {
@@ -136,7 +138,7 @@ def _transaction(producer: Producer, topic: str, key: bytes, value: bytes, *, co
 
 
 class Coordinators:
-    """A node without sockets that is opened again and again, and whose logs the test compacts."""
+    """A node without sockets that the test restarts repeatedly, and whose logs it compacts."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

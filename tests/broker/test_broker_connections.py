@@ -298,7 +298,9 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
 def test_a_large_request_is_begun_while_many_small_ones_are_answered_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise an offset commit of 4 KB waits forever while other clients keep listing many groups."""
+    """Without its turn, an offset commit of 4 KB would wait forever while other clients keep listing many
+    groups.
+    """
     gate, work = threading.Event(), BackgroundRunner._work
     monkeypatch.setattr(BackgroundRunner, "_work", lambda self: work(self) if gate.is_set() else None)
     tp, committed = TopicPartition("t", 0), CommittedOffset(1, -1, "", 1, -1, -1)

@@ -42,7 +42,7 @@ def offset(value: int) -> CommittedOffset:
 
 
 class Kill(BaseException):
-    """The process ends at this point."""
+    """Raised where the broker's process is killed."""
 
 
 def begun(node: BrokerState) -> ProducerIdAndEpoch:
@@ -150,7 +150,10 @@ def state_after_kill(
     append_count: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> tuple[dict[str, Any], bool]:
-    """Return the state after a kill behind `append_count` appends (None: no kill), True if it responded."""
+    """Run a request. Kill the broker before append number `append_count`, unless that is None.
+
+    Return the state after the next start, and True if the broker responded before the kill.
+    """
     disk, appended = MemoryDisk(), 0
     node = open_node(disk)
     who = begun(node)
@@ -188,7 +191,8 @@ def test_a_kill_at_any_append_leaves_a_request_undone_or_done(
     is_answered, append_count = False, 0
     while not is_answered:
         state, is_answered = state_after_kill(run, append_count, monkeypatch)
-        # The first append is the decision. After it, the whole request counts.
+        # The first append stores the decision. After it, a start completes the request. Without it, nothing
+        # has changed.
         assert state == (after if append_count else before)
         append_count += 1
     assert append_count > 1
@@ -203,7 +207,9 @@ def flush(node: BrokerState) -> None:
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["power loss", "full disk"])
 def test_a_static_member_gets_its_new_id_only_after_it_is_stored(is_full: bool) -> None:
-    """Otherwise the next start would answer FENCED_INSTANCE_ID, a fatal error for the client."""
+    """If the new id was not stored, the broker would answer FENCED_INSTANCE_ID after a restart, a fatal
+    error.
+    """
     disk = MemoryDisk()
     node = open_node(disk)
     node.groups.topic.ensure(NOW_MS).flush_messages = 1
@@ -272,9 +278,9 @@ def test_a_group_that_is_deleted_while_an_earlier_state_waits_for_its_sync_stays
         node.groups.tick(NOW_MS + 3_000)
         assert ask(node, LeaveGroupRequest(group_id="j", member_id=answers[0].member_id), 1).error_code == 0
 
-    join_and_leave()  # stored, but not synced yet
+    join_and_leave()  # this is stored, but not synced yet
     disk.capacity_bytes = disk.used_bytes()
-    join_and_leave()  # not stored, so the broker must try again
+    join_and_leave()  # this is not stored, so the broker must try again
     disk.capacity_bytes = None
     assert isinstance(ask(node, DeleteGroupsRequest(groups_names=["j"]), 2), PendingResponse)
     flush(node)

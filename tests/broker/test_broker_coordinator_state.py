@@ -55,7 +55,8 @@ TOPICS, GROUPS, IDS = ("t", "u"), ("g", "h"), ("x", "y")
 def state_of(node: BrokerState) -> dict[str, Any]:
     """Return the coordinators' state, except for what Kafka does not keep over a restart either.
 
-    That is the timers, and the previous epoch, with which a client repeats a request whose response was lost.
+    These are the timers, and the previous epoch, with which a client repeats a request whose response was
+    lost.
     """
     offsets, consumers = node.groups.offsets, node.groups.consumers
     return {
@@ -93,7 +94,10 @@ def full(*_: Any) -> Any:
 
 
 class CoordinatorState(RuleBasedStateMachine):
-    """Requests of every kind that changes coordinators' state; after each, a restart must change nothing."""
+    """Random requests of every kind that changes the coordinators' state.
+
+    A restart after any of them must change nothing.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,12 +242,14 @@ AT = TopicPartition("t", 0)
 
 
 class Crash(Exception):
-    """The process ends at this point."""
+    """Raised where the broker's process dies."""
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A data directory with a topic, an offset of it and a pending one."""
+    """Create a data directory with a topic, a committed offset, and an offset that is pending in a
+    transaction.
+    """
     node = opened(tmp_path)
     node.topics.create("t", 1, {}, 0)
     node.groups.offsets.commit("g", {AT: offset(100)}, 0)
@@ -282,7 +288,7 @@ def delete_and_flush(node: BrokerState) -> None:
 
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, calls: int) -> None:
-    """Let the process die in the given call of the method, before it does anything."""
+    """Let the process die at call number `calls` of the method, before the method does anything."""
     method: Callable[..., Any] = getattr(owner, name)
     left = calls
 
@@ -557,7 +563,7 @@ def test_a_deletion_is_forgotten_once_its_tombstones_are_on_the_disk(directory: 
 def test_offsets_of_a_recreated_topic_are_deleted_with_it(
     directory: Path, monkeypatch: pytest.MonkeyPatch, is_log_full: bool
 ) -> None:
-    """Otherwise readers of the next topic of this name would start at the old offsets and skip records."""
+    """With the old offsets, readers of a new topic of the same name would skip its first records."""
     node = opened(directory)
     with monkeypatch.context() as patch:
         if is_log_full:

@@ -141,6 +141,7 @@ def test_large_requests_are_answered_while_a_job_of_the_log_is_running(gate: thr
         for number, each in enumerate(looking):
             _, response = each.receive(ListOffsetsResponse, 7)
             assert response.topics[0].partitions[0].offset == number
-        # These sync the directories of many partitions, so they are blocking calls themselves.
+        # The other two requests sync many directories. These syncs are blocking calls too, so they run at the
+        # end.
         for request, version in (creation, deletion):
             client.ask(request, version)

@@ -1,4 +1,7 @@
-"""Many groups, transactional ids and transactions expire in steps, between which others use them."""
+"""Many groups, transactional ids and transactions expire in steps.
+
+Between the steps, clients use some of them.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,7 @@ def test_groups_expire_a_few_in_a_step_and_those_in_use_stay(node: SteppedNode) 
     node.step()
     (used, *_) = groups.group_ids()
     node.ask(commit(used, 6, generation_id_or_member_epoch=-1), 7)
-    groups.expire(node.now_ms)  # a round that starts meanwhile must not repeat the work
+    groups.expire(node.now_ms)  # a round during another one must not repeat its work
     took = rounds_of(node, lambda: len(list(groups.group_ids())))
     assert max(took) <= STEP
     assert sum(took) == COUNT - STEP - 1
@@ -187,7 +190,7 @@ def test_a_deleted_topics_offsets_go_a_few_in_a_step_and_its_name_is_free_after_
     deleted = node.ask(DeleteTopicsRequest(topic_names=["many"]), 5)
     assert not deleted
     assert 0 < COUNT - held() <= STEP
-    # Readers of a topic that was created now would start at the remaining offsets.
+    # The name stays taken for now, because readers of a new topic would start at the remaining offsets.
     assert make() == TopicAlreadyExists.code
     took = rounds_of(node, held)
     assert max(took) <= STEP

@@ -1,4 +1,4 @@
-"""Fetch: limits, waiting, sessions, ids, errors."""
+"""Fetch requests: limits, waiting for data, sessions, topic ids and errors."""
 
 from __future__ import annotations
 

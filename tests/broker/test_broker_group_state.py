@@ -53,7 +53,9 @@ class Players:
         self.epochs: dict[tuple[str, int], int] = {}
 
     def classic(self, group: str, client: int, action: int) -> None:
-        """Join, send the SyncGroup that the response requires, leave or commit."""
+        """Play one action of a classic member: join, send the SyncGroup that the response requires, leave or
+        commit.
+        """
         key = group, client
         member = self.members.get(key, "")
         instance = f"static-{client}" if client == 0 else None
@@ -82,7 +84,7 @@ class Players:
             self.joins.pop(key, None)
 
     def consumer(self, group: str, client: int, action: int) -> None:
-        """Join (again), heartbeat, leave or commit."""
+        """Play one action of a member of the consumer protocol: join (again), heartbeat, leave or commit."""
         key, member = (group, client), f"m{client}"
         epoch = self.epochs.get(key, 0)
         instance = f"static-{client}" if client == 0 else None
@@ -104,7 +106,9 @@ class Players:
         )
 
     def operator(self, group: str, topic: str, action: int) -> None:
-        """Commit from outside, delete offsets, groups or topics; let time pass; restart."""
+        """Play one action of an operator: commit for an idle group, delete something, let time pass, or
+        restart the broker.
+        """
         if action <= 1:
             self.node.ask(commit(group, action, topic), 7)
         elif action == 2:
@@ -135,7 +139,7 @@ Steps = st.lists(
 
 
 def play(players: Players, steps: list[tuple[str, int, int, int]]) -> None:
-    """Play both protocols, each with a group of its own and both in a shared one."""
+    """Play actions of both protocols: each protocol has its own group, and both share a third one."""
     for kind, number, client, action in steps:
         if kind == "classic":
             players.classic(f"g{number}", client, action)
@@ -561,8 +565,8 @@ def test_a_pattern_that_a_heartbeat_has_resolved_holds_for_all_members() -> None
     place.limits = Limits(pattern_step_cost=1)
     place.restart()
     place.ask(create("t"), 5)
-    place.ask(heartbeat("other", "c"), 1)  # creates the coordinator's topic
-    place.node.log_manager.background.on_added = lambda: None  # no background task runs
+    place.ask(heartbeat("other", "c"), 1)  # this creates the coordinator's topic
+    place.node.log_manager.background.on_added = lambda: None  # from now on, no background task runs
     pattern: dict[str, Any] = {"subscribed_topic_names": [], "subscribed_topic_regex": "t"}
     place.ask(heartbeat("g", "a", **pattern), 1)
     place.ask(heartbeat("g", "b", subscribed_topic_names=["z"]), 1)

@@ -11,7 +11,9 @@ from oncelog.limits import DEFAULT_LIMITS
 
 
 def test_the_members_of_a_group_are_answered_in_bounded_steps() -> None:
-    """Regression: a rebalance of 5,000 members held up all other clients while it answered them."""
+    """Regression: a rebalance of 5,000 members held up all other clients until all members had their
+    responses.
+    """
     place = GroupNode(group_initial_rebalance_delay_ms=3_000)
     place.limits = replace(DEFAULT_LIMITS, step_member_responses=2)
     place.restart()
@@ -19,7 +21,7 @@ def test_the_members_of_a_group_are_answered_in_bounded_steps() -> None:
     background.on_added = lambda: None
 
     def answered_counts(answers: list[list[Any]]) -> list[int]:
-        """Return the number of answers after each step, and check that they come in order."""
+        """Return the number of responses sent after each step, and check that they are sent in order."""
         counts = []
         while True:
             is_answered = [bool(answer) for answer in answers]
@@ -32,7 +34,7 @@ def test_the_members_of_a_group_are_answered_in_bounded_steps() -> None:
     joins = [place.ask(join("g"), 3) for _ in range(5)]
     assert not any(joins)
     place.pass_time(3_000)
-    # The first step of a task is the end of the request's own step.
+    # The first two counts are equal, because the task's first step belongs to the step of the request.
     assert answered_counts(joins) == [2, 2, 4, 5]
     ids = [answer.member_id for (answer,) in joins]
     assert {answer.generation_id for (answer,) in joins} == {1} and len(set(ids)) == 5
@@ -40,5 +42,5 @@ def test_the_members_of_a_group_are_answered_in_bounded_steps() -> None:
     leader = place.ask(sync("g", ids[0], 1, {member: member.encode() for member in ids}), 3)
     assert answered_counts([leader, *followers]) == [2, 2, 4, 5]
     assert [answer.assignment for (answer,) in (leader, *followers)] == [member.encode() for member in ids]
-    # A response of another group waits for nothing.
+    # A member of another group gets its response at once.
     assert len(place.ask(join("other"), 4)) == 1

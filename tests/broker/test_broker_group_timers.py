@@ -21,7 +21,7 @@ def node() -> GroupNode:
 
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The groups whose deadlines were examined, in order."""
+    """Record the groups whose deadlines are examined, in order."""
     seen: list[str] = []
     for kind in (ClassicGroup, ConsumerGroup):
 
@@ -34,10 +34,10 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def settled(node: GroupNode, group: str, **fields: Any) -> Any:
-    """Join a group and send its first assignment."""
+    """Join a group, send its first assignment, and return the response to the join."""
     (joined,) = node.ask(join(group, **fields), 3)
     node.ask(sync(group, joined.member_id, joined.generation_id, {joined.member_id: b"x"}), 3)
-    node.pass_time(6_000)  # the deadline of the rebalance, which is earlier than those below
+    node.pass_time(6_000)  # passes the rebalance deadline, which would come first
     return joined
 
 
@@ -46,14 +46,14 @@ def test_a_group_is_looked_at_once_for_each_of_its_deadlines(node: GroupNode, ti
     for earlier_ms in range(500):
         node.ask(
             join("g", session_timeout_ms=30_000 - earlier_ms), 4
-        )  # gets a member id, and never comes back
+        )  # each of these gets a member id and never joins with it
     node.pass_time(31_000)
     ticks.clear()
     for _ in range(4):
         beat = HeartbeatRequest(group_id="g", generation_id=joined.generation_id, member_id=joined.member_id)
         assert node.ask(beat, 3)[0].error_code == 0
         node.pass_time(50_000)
-    # Once per session: the entries that the 500 left behind must not be examined again and again.
+    # The group is examined about once per session time-out. The timers of the 500 absent members add nothing.
     assert len(ticks) <= 8
 
 

@@ -44,7 +44,9 @@ def _sync(joined: JoinGroupResponse, member_ids: list[str]) -> SyncGroupRequest:
 
 
 def test_a_member_may_leave_right_behind_its_sync(broker: Broker) -> None:
-    """Regression (simulator, seed 287 with 50 faults): the others were still being answered when it left."""
+    """Regression (simulator, seed 287 with 50 faults): the member left while the other members were still
+    getting their responses.
+    """
     clients = [RawClient(broker.bootstrap_servers) for _ in range(3)]
     first = clients[0].ask(_join(""), JOIN)
     for client in clients[1:]:

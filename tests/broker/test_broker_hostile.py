@@ -147,7 +147,9 @@ def test_a_client_that_never_says_who_it_is_is_cut_off(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0 or not hasattr(socket, "TCP_KEEPIDLE"), reason="needs TCP_REPAIR")
 def test_a_peer_that_vanishes_silently_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peer waits in a fetch of one day, so only TCP keep-alive can notice that it is gone."""
+    """The peer waits for the response to a fetch of one day, so only TCP keep-alive can detect that it has
+    vanished.
+    """
     probes = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1}
     monkeypatch.setattr(listener, "KEEP_ALIVE", probes)
     with Broker() as broker, many(broker, 1) as (gone,):
@@ -191,7 +193,7 @@ def test_many_connections_at_once(tmp_path: Path, count: int) -> None:
         clients = [stack.enter_context(RawClient(broker.bootstrap_servers)) for _ in range(count)]
         for client in clients:
             client.send(ApiVersionsRequest(), 0)
-            client.socket.sendall(struct.pack(">i", 100 * MB) + b"12345")  # a large request begins
+            client.socket.sendall(struct.pack(">i", 100 * MB) + b"12345")  # the client begins a large request
         assert quick.produce("t", batch(b"beside")).error_code == 0
         assert all(each.read_frame() for each in clients)
         assert quick.produce("t", batch(b"after")).error_code == 0
@@ -206,7 +208,7 @@ def _rss_kb(pid: int) -> int:
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="Linux only")
 def test_the_broker_survives_running_out_of_descriptors(tmp_path: Path) -> None:
-    """Open connections until only the descriptors reserved for the log are free, and then until none is."""
+    """Open many connections. First only the descriptors reserved for the log stay free, then none."""
     with BrokerProcess(tmp_path / "data") as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
         assert client.produce("t", batch(b"before")).error_code == 0
@@ -251,7 +253,7 @@ def test_half_sent_requests_are_bounded_together() -> None:
             with contextlib.suppress(OSError):
                 each.socket.sendall(struct.pack(">i", 2 * MB) + bytes(MB))
             assert broker.metrics()["request_bytes_held"] <= 9 * MB
-        pass_time(broker, 1_500)  # a new client counts as faster only once these make no progress
+        pass_time(broker, 1_500)  # these must be idle, so that a new client is preferred
         with RawClient(broker.bootstrap_servers) as quick:
             quick.create_topic("t", max_message_bytes=4 * MB)
             assert quick.produce("t", batch(b"x" * 3 * MB)).error_code == 0

@@ -31,7 +31,8 @@ def test_a_retry_after_a_lost_acknowledgement_is_stored_once(
     with RawClient(broker.bootstrap_servers) as loser:
         loser.send(produce_request(topic, sent), 9)
         wait_until(lambda: client.offset(topic) == 2)
-        # The connection ends with the acknowledgement unread: the producer cannot know.
+        # The connection ends before the acknowledgement is read, so the producer cannot know that the batch
+        # is stored.
     retried = client.produce(topic, sent)
     assert (retried.error_code, retried.base_offset) == (0, 0)
     assert client.values(topic) == [b"a", b"b"]
@@ -53,7 +54,7 @@ def test_producer_ids_are_unique_over_sessions_and_restarts(tmp_path: object) ->
                 with RawClient(broker.bootstrap_servers) as session:
                     seen += [session.new_producer_id() for _ in range(3)]
     assert len(set(seen)) == len(seen) == 18
-    # Each start begins a range of its own, larger than the one before.
+    # Each start assigns ids from a range of its own, above the previous range.
     starts = seen[::6]
     assert starts == sorted(starts) and all(pid - starts[0] == n for n, pid in enumerate(seen[:6]))
 
@@ -161,7 +162,7 @@ def test_inactive_producers_expire() -> None:
     config = {"connections.max.idle.ms": -1}
     with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("expiring")
-        old = 1_000  # Old records: producer state must expire by the time of the append.
+        old = 1_000  # The records are old, but the producer's state must expire by the time of the append.
         client.produce("expiring", batch(b"x", pid=1, sequence=0, timestamp_ms=old))
         pass_time(broker, 86_400_000 + 600_000)
         wait_until(lambda: broker.metrics()["producers_expired"] == 1)
@@ -177,7 +178,7 @@ def test_a_back_fill_does_not_lose_its_producer() -> None:
         pid = client.new_producer_id()
         sent = batch(b"1998", pid=pid, sequence=0, timestamp_ms=900_000_000_000)
         client.produce("back-fill", sent)
-        pass_time(broker, 3_600_000)  # producers are looked at for expiry every ten minutes
+        pass_time(broker, 3_600_000)  # the broker checks producers for expiry every ten minutes
         again = client.produce("back-fill", sent)
         assert (again.error_code, again.base_offset) == (0, 0)
         assert client.offset("back-fill") == 1

@@ -293,7 +293,7 @@ WRITERS: list[Action] = [
 
 
 class Asked:
-    """A started action, and its response once it is ready."""
+    """An action that was started, and its response once that is ready."""
 
     def __init__(self, client: Client, action: Action) -> None:
         self._answers: list[Any] = []
@@ -335,7 +335,7 @@ def error_codes(message: Any) -> Iterator[int]:
 
 
 class Outcome(NamedTuple):
-    """The error codes of both answers, the returned offsets, and the state afterwards."""
+    """The error codes of both responses, the returned offsets, and the state afterwards."""
 
     codes: dict[str, set[int]]
     offsets: dict[TopicPartition, int]
@@ -345,7 +345,7 @@ class Outcome(NamedTuple):
 def outcome(first: Action, second: Action, cut: int | None, failing_sync: int = 0) -> tuple[Outcome, bool]:
     """Return the outcome of two actions, and True if the first had ended before the second began.
 
-    `cut`: the number of steps of the first before the second starts; None: when the first has ended. With
+    The second action starts after `cut` steps of the first one, or after its end if `cut` is None. With
     `failing_sync`, every append of a coordinator waits for its sync, and the sync of that number fails.
     """
     client = Client(syncs=failing_sync > 0)
@@ -372,7 +372,7 @@ def outcome(first: Action, second: Action, cut: int | None, failing_sync: int = 
 
 
 def comparable(node: BrokerState, state: dict[str, dict[Any, Any]]) -> dict[str, Any]:
-    """Return the state without offsets of the log, which depend on the order of the requests."""
+    """Return the state without record offsets, because these depend on the order of the requests."""
     topics = {topic.name: len(topic.partitions) for topic in node.topics.all() if not topic.is_internal}
     offsets = {
         kind: {key: value._replace(record_offset=0) for key, value in state[kind].items()}
@@ -390,8 +390,8 @@ def serial(first: Action, second: Action) -> Outcome:
 def is_one_after_the_other(found: Outcome, orders: list[Outcome], *, by_offset: bool) -> bool:
     """Return True if running the requests in one of the two orders explains the outcome.
 
-    Each row's error and committed offset must occur in one of the orders, and the state must equal that of
-    one order. `by_offset`: each offset may come from a different order.
+    Each error code and committed offset must occur in one of the orders, and the state must equal the state
+    after one order. With `by_offset`, each committed offset of the state may come from a different order.
     """
     for name, codes in found.codes.items():
         if not codes <= orders[0].codes[name] | orders[1].codes[name]:
@@ -413,8 +413,8 @@ def is_one_after_the_other(found: Outcome, orders: list[Outcome], *, by_offset: 
 def pairs(first: Action) -> Iterator[Action]:
     """Yield the actions to combine with `first`.
 
-    Two pairs are left out. A producer ends a transaction by only one version of EndTxn. Expiry postpones a
-    group whose offsets are being deleted to its next round.
+    Two pairs are left out. A producer ends a transaction by only one version of EndTxn. If a group's offsets
+    are being deleted, expiry postpones the group to its next round.
     """
     for second in ACTIONS:
         pair = {first, second}
@@ -430,7 +430,7 @@ def test_the_outcome_of_two_requests_in_steps_is_that_of_one_after_the_other(fir
         orders = [serial(first, second), serial(second, first)]
         for cut in count():
             found, was_over = outcome(first, second, cut)
-            # Offsets expire one by one.
+            # Offsets expire one by one, so each may be as after a different order.
             by_offset = expire_offsets in (first, second)
             assert is_one_after_the_other(found, orders, by_offset=by_offset), (second.__name__, cut)
             if was_over:
@@ -449,7 +449,7 @@ def test_no_request_is_acknowledged_whose_sync_failed(action: Action) -> None:
     client = Client(syncs=True)
     client.is_failing = lambda: True
     request = Asked(client, action)
-    for _ in range(1_000):  # bounded, because a client would retry forever
+    for _ in range(1_000):  # bounded, because without a limit the retries never end
         if not client.step():
             break
     assert request.codes and 0 not in request.codes
@@ -467,7 +467,7 @@ def test_the_next_start_finishes_what_a_kill_between_two_steps_left(action: Acti
         client.node.log_manager.release()
         node = open_node(client.node.log_manager.disk, 1000)
         after = live_state(node)
-        if action is not delete_topic:  # the start deletes the topic's remaining offsets
+        if action is not delete_topic:  # after a topic deletion, the start deletes remaining offsets
             assert differences(after_resume(before, after), after) == []
         assert differences(after, replayed_state(node, NOW_MS)) == []
         entry = node.transactions.get("x")

@@ -1,4 +1,4 @@
-"""Metadata of many partitions: kept encoded, and never stale."""
+"""Metadata responses for many partitions are cached in encoded form, and the cache is never stale."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_repeated_request_gets_the_same_metadata(client: RawClient, version: i
     first, again = client.ask(request, version), client.ask(request, version)
     assert first == again
     assert sorted(p.partition_index for p in again.topics[0].partitions) == list(range(COUNT))
-    # Another version and another list of topics have cached responses of their own.
+    # Each version and each list of topics has its own cached response.
     assert _counts(client, 4, None) == {"big": COUNT}
 
 

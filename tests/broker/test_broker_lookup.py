@@ -124,7 +124,7 @@ def test_a_confluent_consumer_with_a_group_id_and_assign_sees_no_error(client: R
     consumer = Consumer({"bootstrap.servers": address, "group.id": "g", "enable.auto.commit": False})
     consumer.assign([Assigned(topic, 0, 0)])
     got = [consumer.poll(60) for _ in range(10)]
-    # An error of the coordinator would be logged as one more message.
+    # If the coordinator failed, poll() would return its error as one more message.
     assert consumer.poll(0.5) is None
     consumer.close()
     assert [m.value() for m in got if m and not m.error()] == [b"%d" % n for n in range(10)]

@@ -58,7 +58,7 @@ class Producer:
         return recover_node(RealDisk(self.directory), BROKER.parse(SETTINGS), StoppedClock(), limits=limits)
 
     def begin(self) -> None:
-        """Replace the producer by a newer instance of its transactional id."""
+        """Initialize the transactional id again. The new instance replaces the producer."""
         entry = self.node.transactions.init("x", None, 60_000, NOW_MS).entry
         self.who, self.sequences = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch), {}
 
@@ -120,7 +120,7 @@ class Producer:
         return self.directory / str(tp) / f"{0:020d}.log"
 
     def compact(self) -> None:
-        """Begin the next round of compaction of what is synced: all of the coordinator's log."""
+        """Sync the coordinator's log, and begin the next round of compaction."""
         now_ms = self.round_ms = self.round_ms + ROUND_MS
         self.node.transactions.topic.roll_for_compaction(now_ms)
         self.node.topics.partition(STATE)[1].flush()
@@ -186,7 +186,9 @@ def test_a_start_writes_the_marker_that_a_power_loss_took(
 def test_a_start_writes_the_marker_of_the_last_epoch_of_a_producer_id(
     tmp_path: Path, is_commit: bool
 ) -> None:
-    """Regression: readers waited, because a transaction of another producer id does not end this one."""
+    """Regression: readers waited, because the next transaction has another producer id, and so did not end
+    the open one.
+    """
     producer = Producer(tmp_path / "data", EXHAUSTED_EPOCH)
     producer.send(T0, "a")
     size = producer.size(T0)
@@ -204,7 +206,9 @@ def test_a_start_writes_the_marker_of_the_last_epoch_of_a_producer_id(
 def test_an_open_transaction_is_ended_when_another_producer_id_takes_over(
     tmp_path: Path, way: str, when: str
 ) -> None:
-    """Regression: readers waited, because the older id never begins another transaction."""
+    """Regression: readers waited, because the older producer id never begins another transaction, which would
+    end the open one.
+    """
     producer = Producer(tmp_path / "data", EXHAUSTED_EPOCH)
     sizes = {"state": producer.size(STATE)}
     producer.send(T0, "a", is_classic=way == "classic")
@@ -312,7 +316,7 @@ def test_an_undecided_transaction_is_aborted_before_its_producer_begins_another(
 
 @pytest.mark.behaviour("T6")
 def test_a_decision_that_a_start_follows_does_not_end_an_older_transaction(producer: Producer) -> None:
-    """Compaction of `__transaction_state` has removed the older decision."""
+    """Compaction of `__transaction_state` has removed the decision about the older transaction."""
     producer.send(T0, "aborted")
     size = producer.size(T0)
     producer.end(False)
@@ -366,7 +370,10 @@ def test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_it
 def test_an_epoch_that_only_a_partition_remembers_is_not_given_again(
     producer: Producer, is_ended: bool, is_classic: bool, has_clean_stop: bool
 ) -> None:
-    """Regression: the new instance's record counted as a duplicate, so it was acknowledged but not stored."""
+    """Regression: the id was given to a new instance again.
+
+    Its record then counted as a duplicate, so it was acknowledged but not stored.
+    """
     producer.send(T0, "first", is_classic=is_classic)
     producer.end(True, is_classic=is_classic)
     state_size = producer.size(STATE)

@@ -44,7 +44,7 @@ METRIC = re.compile(r"(?:oncelog|process)_\w+")
 
 
 def scrape(broker: Broker) -> dict[str, float]:
-    """The page as Prometheus reads it: `name{labels}` to value."""
+    """Return the metrics page as Prometheus reads it, with the value of each `name{labels}`."""
     with urllib.request.urlopen(f"http://127.0.0.1:{broker.metrics_port}/metrics", timeout=60) as page:
         lines = page.read().decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))
@@ -280,7 +280,7 @@ def test_prometheus_takes_the_alert_rules() -> None:
 
 
 def test_every_verdict_is_an_event() -> None:
-    """The events that explain draws: stored, duplicate and refused, each with the batch's numbers."""
+    """`oncelog explain` draws these events: stored, duplicate and refused, each with the batch's numbers."""
     events: list[AppendEvent] = []
     with Broker(on_append=events.append) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("told")

@@ -1,8 +1,8 @@
-"""Two features on one topic, interleaved, with a restart between: readers see what the records say.
+"""Two features on one topic, interleaved and with restarts: readers see exactly the records that they must.
 
-Seven features remove records, hide them, or make a start take a directory over. Each is combined with
-each other one. Every limit is small, and deferred work waits until a random moment, so that later operations
-overtake it.
+Seven features remove records, hide them, or make a start take a directory over. Each pair of features is
+tested. Every limit is small, and deferred work waits until a random moment, so that later operations overtake
+it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ OVERRIDES = {
 
 
 class Topic:
-    """A topic `t` on a node, the records that its readers must see, and the features that act on it."""
+    """A topic `t` on a node, the records that its readers must see, and one method for each feature."""
 
     def __init__(self, draw: Random, *, is_compacted: bool) -> None:
         self.draw, self.is_compacted = draw, is_compacted
@@ -103,7 +103,7 @@ class Topic:
     # Records
 
     def produce(self, name: str | None = None) -> None:
-        """Append a few records. `name`: the transactional id in whose open transaction they are."""
+        """Append a few records. With `name`, they belong to the open transaction of that transactional id."""
         if not self.exists:
             self.create()
         for _ in range(self.draw.randrange(1, 4)):
@@ -171,7 +171,7 @@ class Topic:
         self.create()
 
     def transactions(self) -> None:
-        """Begin, continue or end the transaction of one of two transactional ids."""
+        """For one of two transactional ids, begin a transaction, continue it or end it."""
         name = self.draw.choice(("x", "y"))
         if name in self.pending and self.draw.random() < 0.5:
             self.end(name)
@@ -188,7 +188,7 @@ class Topic:
         who, is_commit = self.pending.pop(name), self.draw.random() < 0.5
         self.node.transactions.end(name, who, is_commit, 2, self.now_ms)
         if self.exists and self.partition.log_end_offset > self.model.end:
-            # With an epoch per transaction, the marker carries the epoch of the next one.
+            # With an epoch per transaction, the marker has the epoch of the next transaction.
             epoch = who.producer_epoch + 1
             marker = Written(
                 self.model.end, ((None, None),), self.now_ms, self.now_ms, who.producer_id, epoch
@@ -202,7 +202,7 @@ class Topic:
             self.model.start = max(self.model.start, before)
 
     def takeover(self) -> None:
-        """The list of topics is lost: the next start takes the directories over, and deletes nothing."""
+        """Lose the list of topics. The next start must take the directories over and delete nothing."""
         self.finish()
         self.close()
         if self.disk.exists(FILE_NAME):
@@ -222,7 +222,7 @@ class Topic:
     def run_job(self) -> None:
         job, self.job = self.job, None
         if job is not None:
-            with suppress(Exception):  # the next step of its task gets the error
+            with suppress(Exception):  # the next step of the job's task raises the error
                 job()
 
     def finish(self) -> None:
@@ -241,7 +241,7 @@ class Topic:
             self.close()
             self.open(self.disk.after_kill())
             return
-        self.finish()  # so that log starts are stored
+        self.finish()  # finish all work first, so that log starts are stored
         old = self.disk
         self.open(old.after_kill())
         old.release()

@@ -113,7 +113,7 @@ STREAM = [
     numbered(4),
     damaged(numbered(6)),
     numbered(0, epoch=1),
-    numbered(6),  # fenced
+    numbered(6),  # an older epoch than the batch before, so it is fenced
     numbered(0, pid=6),
     batch(b"not numbered", timestamp_ms=NOW_MS),
     batch(b"too early", timestamp_ms=NOW_MS * 2),
@@ -147,7 +147,7 @@ def test_several_topics_and_partitions_in_one_request(
 
 
 def several(batches: list[tuple[str, int, bytearray]], version: int) -> memoryview:
-    """Return one request with these batches. Adjacent batches of one topic share a topic entry."""
+    """Return one request with these batches. Adjacent batches of the same topic share one topic entry."""
     request = produce_request(*batches[0][::2], batches[0][1])
     for topic, index, records in batches[1:]:
         (data,) = produce_request(topic, bytearray(records), index).topic_data
@@ -168,7 +168,7 @@ def begun(node: BrokerState) -> ProducerIdAndEpoch:
 
 
 def transacted(who: ProducerIdAndEpoch, sequence: int, version: int = 12, **more: Any) -> memoryview:
-    """Return a request with one transactional batch. `more`: options of the batch."""
+    """Return a request with one transactional batch. `more` has options of the batch."""
     pid, epoch = more.pop("pid", who.producer_id), more.pop("epoch", who.producer_epoch)
     partition = more.pop("partition", 0)
     records = numbered(sequence, pid, epoch=epoch, is_transactional=True, **more)
@@ -195,7 +195,7 @@ def test_a_request_that_needs_the_coordinator_is_left_to_the_general_way(node: B
     who = begun(node)
     fenced, other = who.producer_epoch - 1, who.producer_id + 1
     for left in (
-        transacted(who, 0, partition=1),  # joins the transaction by this request
+        transacted(who, 0, partition=1),  # a partition that joins the transaction with this request
         transacted(who, 2, epoch=who.producer_epoch + 1),
         transacted(who, 2, epoch=fenced),
         transacted(who, 2, pid=other),

@@ -45,7 +45,7 @@ def records(key: bytes | None = b"k", **fields: Any) -> bytes:
 
 
 def request(*parts: tuple[int, bytes], acks: int = 1, **fields: Any) -> ProduceRequest:
-    """Return a request for topic t: (partition, its batch)."""
+    """Return a request for topic t. Each of `parts` is a partition and its batch."""
     data = [_Data(index=index, records=batch) for index, batch in parts]
     topic = ProduceRequest.TopicProduceData(name="t", partition_data=data)
     return ProduceRequest(acks=acks, timeout_ms=5_000, topic_data=[topic], **fields)
@@ -149,7 +149,9 @@ def test_batches_of_a_transaction_that_ends_between_the_steps_are_refused() -> N
 def test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_no_more_batches(
     is_commit: bool,
 ) -> None:
-    """Produce 12 adds partitions implicitly, and EndTxn before version 5 does not raise the epoch."""
+    """The case exists because Produce 12 adds partitions implicitly, and EndTxn below version 5 does not
+    raise the epoch.
+    """
     node = driven(COMPACTED)
     transactions, topic = node.transactions, node.topics.get("t")
     assert topic is not None

@@ -33,8 +33,8 @@ BY_CLOCK = NOW_MS << IDS_PER_MS_BITS
         (BY_CLOCK + 7, -1, NOW_MS, BY_CLOCK + 7),  # the clock went back
         (0, BY_CLOCK + 7, NOW_MS, BY_CLOCK + 8),
         (0, 41, 0, 42),
-        (0, 2**63 - 1, NOW_MS, BY_CLOCK),  # a client's own id
-        (0, -1, 2**60, 0),  # an impossible clock
+        (0, 2**63 - 1, NOW_MS, BY_CLOCK),  # an id that a client chose itself is ignored
+        (0, -1, 2**60, 0),  # the clock shows an impossible time
     ],
 )
 def test_ids_begin_above_everything_known(stored: int, seen: int, now_ms: int, first: int) -> None:

@@ -26,7 +26,7 @@ from oncelog.wire.frames import encode_request
 ANONYMOUS = QuotaEntity(user="ANONYMOUS")
 RAW = QuotaEntity(client_id="raw")
 WINDOW = {"quota.window.num": 1}
-"""The broker allows a burst of one second."""
+"""With this setting, the broker allows a burst of one second."""
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def test_a_client_over_its_fetch_quota_is_throttled_on_a_new_connection_too(
     first = fetch(raw, "t", session_epoch=-1)
     assert first.throttle_time_ms > 1_000 and first.responses[0].partitions[0].records
     with RawClient(limited.bootstrap_servers) as again:
-        second = fetch(again, "t", session_epoch=-1)  # a new connection does not help
+        second = fetch(again, "t", session_epoch=-1)  # a new connection does not end the throttling
     assert 0 < second.throttle_time_ms <= first.throttle_time_ms and second.responses == []
 
 
@@ -216,7 +216,7 @@ def test_admin_waits_its_turn(admin: Admin, limited: Broker) -> None:
 
 
 def test_producers_above_the_rate_of_producer_ids_wait_for_their_ids(limited: Broker, admin: Admin) -> None:
-    """They get their ids later, and without an error."""
+    """Above the rate, producers get their ids later, instead of an error."""
     admin.create_topics([NewTopic("t", 1)])
     admin.alter_client_quotas({QuotaEntity(DEFAULT): {"producer_ids_rate": 5}})
     with ExitStack() as stack:
@@ -319,7 +319,9 @@ def test_quotas_outlive_a_restart(tmp_path: Path) -> None:
 
 
 class WorkClock:
-    """A clock of the thread's work: 1 s to read a request, 10 s to carry it out, 100 s for its response."""
+    """A fake clock of processor time: reading a request takes 1 s, handling it 10 s, and encoding its
+    response 100 s.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1.0

@@ -29,7 +29,7 @@ SUBSCRIPTIONS: tuple[dict[str, Any], ...] = (
     {"subscribed_topic_names": ["t1"], "subscribed_topic_regex": "[tu]."},
 )
 ROUNDS = 40
-"""After this many heartbeats of each member, a group must be stable if nothing changes any more."""
+"""Number of heartbeats of each member after which a group must be stable, once nothing else changes."""
 
 
 class Member:
@@ -150,7 +150,7 @@ class Run:
             for member in members:
                 self.beat(member, joins=not member.is_in)
                 self.finish()
-            self.place.pass_time(2_000)  # an assignment may have to wait for earlier ones
+            self.place.pass_time(2_000)  # an assignment may wait until earlier ones are adopted
 
     def check(self) -> None:
         for group in ("g", "h"):

@@ -9,7 +9,7 @@ clock come between any two steps. After each start, and at the end, these condit
 - no offset is committed for a topic that was deleted before;
 - no pair of producer id and epoch is assigned twice.
 
-A seed gives the same run each time. To look at one: `run(seed, note=print)`.
+A seed gives the same run each time. `run(seed, note=print)` prints the events of a run.
 """
 
 from __future__ import annotations
@@ -77,9 +77,12 @@ PLACES = (
     "-delete",
     "__transaction_state-0/00000000000000000000.log",
 )
-"""A call fails if its path ends with one of these. The empty one matches every path."""
+"""Suffixes of paths.
+
+A fault hits the disk operations on paths with one of them; the empty suffix matches every path.
+"""
 EXPECTED = (OSError, BrokerError, StorageError)
-"""On a failing disk, periodic work may end with these errors."""
+"""Errors with which periodic work may end while the disk fails."""
 
 
 QUICK_SEEDS = range(20)
@@ -126,7 +129,7 @@ class Run:
         """Nodes and disks of dead processes. Freeing a node would run the clean-up code of its generators."""
         self.identities = dict.fromkeys(IDS, ProducerIdAndEpoch(-1, -1))
         self.handed: dict[ProducerIdAndEpoch, object] = {}
-        """Every producer id and epoch that was given out, and the request that got it."""
+        """For every assigned producer id and epoch, the request that got it."""
         self.first_seen: dict[bytes, int] = {}
         """Topic id -> the event after which the topic was first seen."""
         self.asked: set[int] = set()
@@ -161,7 +164,7 @@ class Run:
         self.syncing: list[Partition] = []
         """Partitions whose syncs are under way, which end in any order."""
         self.jobs: list[BlockingCall] = []
-        """Jobs of background tasks that are under way; steps of other requests come between."""
+        """Unfinished jobs of background tasks. Steps of other requests run before they end."""
         self.look()
         self.check_memory()
         self.check_transactions()
@@ -211,7 +214,7 @@ class Run:
                 flush_queue.complete(partition, None)
         elif self.jobs and (not background.is_ready or self.rng.random() < 0.3):
             job = self.jobs.pop(self.rng.randrange(len(self.jobs)))
-            with suppress(Exception):  # the next step of its task gets the error
+            with suppress(Exception):  # the next step of the job's task raises the error
                 job()
         elif background.is_ready:
             with suppress(*EXPECTED):
@@ -486,7 +489,7 @@ class Run:
         self.act(Run.finish)
         self.check_memory()
         self.check_transactions()
-        # Each transaction under way times out.
+        # Let each open transaction time out.
         for _ in range(3):
             self.now_ms += MINUTE_MS + 1
             self.node.transactions.retry_markers(self.now_ms)
@@ -574,11 +577,11 @@ def test_random_requests_leave_a_sound_state_in_thousands_of_runs() -> None:
     run_all(range(200, 20_000))
 
 
-# A bug that is put back
+# A bug that is reintroduced
 
 
 def wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Revert the fix of R478, so that records that are not durable yet admit older requests."""
+    """Revert the fix of R478: an older request is admitted although newer records are not durable yet."""
     monkeypatch.setattr(TransactionCoordinator, "last_append", lambda self, transactional_id: [])
 
 

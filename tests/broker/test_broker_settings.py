@@ -40,7 +40,10 @@ BROKER_TYPE, GROUP_TYPE = 4, 32
 
 
 def alter(client: RawClient, resource_type: int, name: str, **values: str | None) -> int:
-    """Set values (`a__b` is a.b), or delete those that are None. Return the error code."""
+    """Set the given values, or delete those that are None.
+
+    `a_b` in a name stands for a.b. Return the error code.
+    """
     configs = [
         Alter.AlterableConfig(
             name=key.replace("_", "."), config_operation=DELETE if value is None else SET, value=value
@@ -119,7 +122,7 @@ def test_a_broker_setting_holds_at_once_and_after_a_restart(tmp_path: Path) -> N
 
 def test_a_setting_that_cannot_be_stored_is_not_changed(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
-        (tmp_path / CONFIGS_FILE).mkdir()  # so that no file can take its place
+        (tmp_path / CONFIGS_FILE).mkdir()  # a directory of this name cannot be replaced by a file
         assert alter(client, BROKER_TYPE, "1", message_max_bytes="1000") == KafkaStorageError.code
         assert alter(client, GROUP_TYPE, "g", consumer_session_timeout_ms="46000") == KafkaStorageError.code
         assert describe(client, BROKER_TYPE, "1", "message.max.bytes") == [("1048588", 5)]
@@ -353,8 +356,8 @@ def test_unknown_assignors_refuse_the_start(text: str) -> None:
 def test_the_own_settings_of_a_topic_have_a_maximum_length(client: RawClient) -> None:
     """Regression: with settings of 64 KB for each of 1,000 topics, the broker took 1.3 GB.
 
-    Each change of a topic writes the settings of all topics, which took 2 s then. A list takes 20 times its
-    length in memory.
+    Each change of a topic writes the settings of all topics, which took 2 s with so long settings. In memory,
+    a list takes 20 times the length of its text.
     """
     key, longest = "leader.replication.throttled.replicas", ",".join(["0:1"] * 512)
 

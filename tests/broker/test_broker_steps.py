@@ -87,7 +87,10 @@ def handle(node: BrokerState, message: Any) -> Any:
 
 
 def finish(node: BrokerState, deferred: PendingResponse, *, may_block: bool = False) -> tuple[int, Any]:
-    """Run the steps of a response; return their number and the response. `may_block`: also blocking calls."""
+    """Run the steps of a response; return their number and the response.
+
+    With `may_block`, also run blocking calls.
+    """
     answers: list[Any] = []
     deferred.add_done_callback(answers.append)
     steps = 0
@@ -204,7 +207,7 @@ def test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn()
 
 
 class Compared(int):
-    """A producer id that counts how often it is compared."""
+    """A producer id. The class counts how often any of them is compared."""
 
     count = 0
 
@@ -308,7 +311,7 @@ def test_many_new_topics_are_checked_in_steps(validate_only: bool) -> None:
     node, count = driven(MemoryDisk()), 5 * PARTITIONS_PER_STEP
     answer = handle(node, create_many(count, validate_only=validate_only))
     assert isinstance(answer, PendingResponse)
-    other = handle(node, create("new-0", 2))  # created before the first request writes the file
+    other = handle(node, create("new-0", 2))  # this topic is created before the first request writes the file
     assert other.topics[0].error_code == 0
     steps, response = finish(node, answer, may_block=True)
     assert steps >= (5 if validate_only else 10)
@@ -399,7 +402,7 @@ def test_a_topic_that_is_half_made_when_the_broker_stops_is_whole_at_the_next_st
     disk, count = MemoryDisk(), 5 * PARTITIONS_PER_STEP
     node = driven(disk)
     handle(node, create("many", count))
-    node.topics.create("other", 1, {}, NOW_MS)  # writes the file while the first request is under way
+    node.topics.create("other", 1, {}, NOW_MS)  # this writes the file while the first request is under way
     named = {topic["name"]: topic["partitions"] for topic in json.loads(disk.read(FILE_NAME))["topics"]}
     assert named == {"many": count, "other": 1}
     node.close(NOW_MS)
@@ -502,7 +505,9 @@ def test_a_fetch_of_several_steps_that_waits_goes_with_its_connection() -> None:
 
 
 def waiting_fetch(node: BrokerState) -> tuple[Topic, PendingResponse]:
-    """Return a topic of many partitions, and a fetch of committed records that waits for any of them."""
+    """Return a topic of many partitions, and the response to a fetch that waits for committed records in any
+    of them.
+    """
     topic = node.topics.create("t", MANY, {}, NOW_MS)
     rows = [FetchRequest.FetchPartition(partition=i, partition_max_bytes=1 << 20) for i in range(MANY)]
     named = FetchRequest.FetchTopic(topic_id=topic.topic_id, partitions=rows)
@@ -534,7 +539,7 @@ def test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps() -> None:
         append(node, topic, sequence)
         background.finish()
     append(node, topic, 3)
-    assert not background  # nothing new is committed: nothing is read again
+    assert not background  # no new record is committed, so no partition is read again
     assert len(node.fetch_purgatory) == 1
     node.markers.write(topic.partitions[0].topic_partition, Marker(5, 0, 0, True), NOW_MS)
     end_round(node)
@@ -553,7 +558,7 @@ def test_a_deadline_of_a_waiting_fetch_of_many_partitions_is_kept_in_steps() -> 
     node, responses = driven(MemoryDisk()), list[Any]()
     topic, answer = waiting_fetch(node)
     answer.add_done_callback(responses.append)
-    append(node, topic, 0)  # the deadline comes while it is read again
+    append(node, topic, 0)  # the deadline passes while the partition is read again
     tick(node, NOW_MS + 501)
     assert len(node.log_manager.background) == 1 and not responses
     node.log_manager.background.finish()
@@ -591,7 +596,7 @@ def test_large_answers_to_small_requests_are_made_a_few_at_a_time() -> None:
         if len(background) > MAX_LARGE:
             background.step()
     assert len(background) == MAX_LARGE
-    last.cancel()  # cancels a request that still waits
+    last.cancel()  # this request still waits for a slot
     background.finish()
     assert len(responses) == len(answers)
     assert len({len(response.groups) for response in responses}) == 1
@@ -606,7 +611,7 @@ def test_places_for_large_answers_are_given_in_the_order_in_which_they_are_asked
     queue.release()
     assert called == ["first"]
     newcomer = list[None]()
-    # The free slot is reserved for the first one that waits
+    # The free slot is reserved for the first request that waits for one.
     assert not queue.try_acquire(lambda: newcomer.append(None))
     assert queue.try_acquire(calls[0])
     queue.remove_waiter(calls[1])
@@ -680,13 +685,16 @@ def test_fetches_of_several_steps_share_the_memory_for_answers(is_cancelled: boo
     node.log_manager.background.finish()
     records = [response.responses[0].partitions[0].records for response in responses]
     assert len(records) == (0 if is_cancelled else len(answers))
-    # Each gets one batch at least.
+    # Each response has at least one batch, even above the limit.
     assert sum(map(len, records)) < limit_bytes + len(answers) * len(stored)
     assert node.response_memory.unfinished_bytes == 0
 
 
 def commit_large_transaction(node: BrokerState) -> list[TopicPartition]:
-    """Commit a transaction of 250 partitions, all but its first markers in the background."""
+    """Commit a transaction of 250 partitions.
+
+    Its first markers are written at once, the others in the background.
+    """
     partition_count = 250
     node.topics.create("t", partition_count, {}, NOW_MS)
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
@@ -746,7 +754,7 @@ def test_markers_that_a_full_disk_refuses_are_tried_in_steps() -> None:
     disk.capacity_bytes = disk.used_bytes()
     node.log_manager.background.finish()
     node.transactions.retry_markers(NOW_MS)
-    assert node.log_manager.background  # some markers were tried in the first step
+    assert node.log_manager.background  # the first step has tried some of the markers
     node.log_manager.background.finish()
     assert state_of(node, "x") is TransactionState.PREPARE_COMMIT
     disk.capacity_bytes = None
@@ -780,7 +788,7 @@ def state_of(node: BrokerState, transactional_id: str) -> TransactionState:
 
 
 class HashedPlace(TopicPartition):
-    """Counts how often it is accessed."""
+    """A partition. The class counts how often any of them is hashed, that is, looked up in a dict or set."""
 
     looked = 0
 

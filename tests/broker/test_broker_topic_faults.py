@@ -1,7 +1,7 @@
 """Topics are created, grown, deleted and recreated while the disk fails or the process is killed.
 
 After one or two faults, the broker still starts, acknowledged changes are kept, deleted topics stay deleted,
-and every name can be used again. The second fault comes during the repetition or during the start.
+and every name can be used again. The second fault hits the repeated request or the next start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from oncelog.types import Origin
 SETTINGS = BROKER.parse({})
 NAME, OTHER = "t", "other"
 Step = tuple[int, Fault, bool]
-"""The call that fails, the fault, and True if all later calls of the request fail too."""
+"""The number of the disk call that fails, the fault, and True if all later calls of the request fail too."""
 REFUSED = (BrokerError, StorageError, OSError)
 
 
@@ -41,7 +41,10 @@ class TopicManager:
         self.is_down = True
 
     def start(self) -> None:
-        """Start. Raises StorageError or OSError if the start is refused, SimulatedCrash if it is killed."""
+        """Start the broker.
+
+        Raises StorageError or OSError if the start is refused, SimulatedCrash if it is killed.
+        """
         logs = LogManager.open(
             self.disk, node_id=1, new_uuid=lambda: self._uuids.randbytes(16), now_ms=NOW_MS
         )
@@ -73,7 +76,7 @@ class TopicManager:
             self.topics.delete([topic])
 
     def fill(self, name: str) -> None:
-        """Store a record in each partition and checkpoint that."""
+        """Store a record in each partition, and write the checkpoints."""
         for partition in self.found(name).partitions:
             partition.append(memoryview(bytearray(batch())), origin=Origin.CLIENT, now_ms=NOW_MS)
             partition.flush()
@@ -85,7 +88,10 @@ class TopicManager:
         return topic
 
     def shape(self, name: str) -> list[int] | None:
-        """Return the number of batches in each partition; None without the topic."""
+        """Return 1 for each partition with records and 0 for each empty one.
+
+        Return None without the topic.
+        """
         topic = self.topics.get(name)
         if topic is None:
             return None
@@ -105,7 +111,7 @@ def delete(manager: TopicManager) -> None:
 
 
 def remake(manager: TopicManager) -> None:
-    """Create the topic with more partitions, in any state of the one before."""
+    """Delete the topic, whatever state it is in, and create it with more partitions."""
     manager.delete()
     manager.create(NAME, 3)
 
@@ -120,7 +126,8 @@ FULL = [1, 1]
 SCENARIOS: dict[
     str, tuple[Callable[[TopicManager], None], bool, list[list[int] | None], list[list[int] | None]]
 ] = {
-    # name: request, whether the topic exists before, the possible states without a response, and with success
+    # name: (request, True if the topic exists before, possible states without a response, states after
+    # success)
     "make": (make, False, [None, [0] * 3], [[0] * 3]),
     "grow": (grow, True, [FULL, [1, 1, 0, 0]], [[1, 1, 0, 0]]),
     "delete": (delete, True, [FULL, None], [None]),
@@ -199,7 +206,7 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
 
 
 def use_again(manager: TopicManager) -> None:
-    """Check that the name can be used for another topic, which survives a kill."""
+    """Check that another topic can get the name, and that it survives a kill."""
     manager.delete()
     manager.create(NAME, 5)
     assert manager.shape(NAME) == [0] * 5
@@ -213,7 +220,7 @@ def use_again(manager: TopicManager) -> None:
 
 
 def singles(scenario: str) -> Iterator[Step]:
-    """Every step of the request with every fault that it can meet."""
+    """Return every single fault: each disk call of the request with each kind of fault that it can meet."""
     manager = prepared(scenario)
     manager.disk.arm(-1, Fault.EIO)
     assert attempt(manager, scenario)
@@ -267,7 +274,7 @@ def test_a_deletion_that_a_failing_disk_stops_continues_without_a_restart() -> N
 
 
 def test_a_deletion_whose_list_is_not_synced_takes_no_record_afterwards() -> None:
-    """After a kill the topic is deleted, so a record acknowledged after the request would be lost."""
+    """A kill makes the deletion take effect, so a record acknowledged after the request would be lost."""
     manager = prepared("delete")
     fails_to_sync(manager, lambda: manager.delete())
     assert manager.topics.get(NAME) is None
@@ -277,7 +284,7 @@ def test_a_deletion_whose_list_is_not_synced_takes_no_record_afterwards() -> Non
 
 
 def fails_to_sync(manager: TopicManager, request: Callable[[], None]) -> None:
-    """Send a request whose first write of the topics file is written but not synced."""
+    """Send a request. The first write of the topics file reaches the file, but its sync fails."""
     step = 0
     while True:
         manager.disk.arm(step, Fault.LATE_EIO)
@@ -286,7 +293,7 @@ def fails_to_sync(manager: TopicManager, request: Callable[[], None]) -> None:
         except StorageError:
             assert manager.disk.is_met
             return
-        step += 1  # the fault hit another call than the write of the list
+        step += 1  # the fault hit a call before the write of the topics file
 
 
 @pytest.mark.parametrize("is_killed", [True, False])

@@ -1,4 +1,4 @@
-"""One request that creates many topics is durable in one step, and the number of topics is bounded."""
+"""A request that creates many topics makes them durable in one step. The number of topics is bounded."""
 
 from __future__ import annotations
 

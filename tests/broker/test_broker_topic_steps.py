@@ -78,7 +78,7 @@ class Broker:
         return self.ask(CreateTopicsRequest(topics=[topic], timeout_ms=1000))
 
     def make(self, name: str, partition_count: int) -> None:
-        """Create a topic to the last step; the creation must succeed."""
+        """Create a topic, and run all steps. The creation must succeed."""
         answer = self.create(name, partition_count)
         self.finish()
         assert answer.code == 0
@@ -96,11 +96,11 @@ class Broker:
     def step(self) -> None:
         job = self.background.step()
         if job is not None:
-            with suppress(Exception):  # the next step of its task gets the error
+            with suppress(Exception):  # the next step of the job's task raises the error
                 job()
 
     def steps(self, max_steps: int) -> int:
-        """Run at most this number of steps of the background tasks; return how many there were."""
+        """Run at most this number of steps of the background tasks; return how many were run."""
         for done in range(max_steps):
             if not self.background:
                 return done
@@ -112,7 +112,7 @@ class Broker:
         assert self.steps(2000) < 2000
 
     def retry_deletions(self) -> None:
-        """Run the periodic tasks of a minute."""
+        """Advance the clock by a minute and run the periodic tasks, which retry deletions."""
         tick(self.node, NOW_MS + next(self.numbers) * 60_000)
 
     def topic(self, name: str) -> Topic:
@@ -147,7 +147,7 @@ class Broker:
 
 
 class Answer:
-    """A response that is ready, or will be."""
+    """A response that is ready now or later."""
 
     def __init__(self, answer: Any) -> None:
         self._answers: list[Any] = []
@@ -175,7 +175,7 @@ def with_topic() -> Broker:
 
 
 def growths() -> Iterator[tuple[Broker, Answer]]:
-    """A growth of topic t at each of its steps."""
+    """For each number of steps, yield a broker on which the growth of topic t has run that many steps."""
     for steps in count():
         broker = with_topic()
         answer = broker.grow("t", NEW)
@@ -259,7 +259,7 @@ def test_new_partitions_have_the_settings_that_a_topic_got_meanwhile() -> None:
 
 
 def deletions() -> Iterator[tuple[Broker, Answer]]:
-    """A deletion of topic t at each of its steps."""
+    """For each number of steps, yield a broker on which the deletion of topic t has run that many steps."""
     for steps in count():
         broker = with_topic()
         answer = broker.delete("t")
@@ -330,7 +330,10 @@ def test_a_topic_created_while_files_of_another_are_removed_is_unknown_for_a_mom
 
 
 class Play:
-    """Random requests for a few names, steps, faults and restarts, and their possible results."""
+    """Random requests for a few topic names, with steps, faults and restarts in between.
+
+    It knows the results allowed.
+    """
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
@@ -340,7 +343,7 @@ class Play:
         self.doomed: set[bytes] = set()
         """Ids of topics whose deletion was requested."""
         self.shown: dict[bytes, tuple[str, int]] = {}
-        """Topics that clients have found, with the most partitions that they have had."""
+        """By topic id, the topics that clients have seen: name and largest number of partitions."""
 
     def act(self) -> None:
         name, broker = self.rng.choice("ab"), self.broker
@@ -402,7 +405,9 @@ class Play:
                     assert topic.partitions[index].log_end_offset >= end_offset
 
     def end(self) -> None:
-        """Check that without faults, each topic can be deleted without a trace and recreated after a kill."""
+        """Check that on a working disk, each topic can be deleted without a trace and re-created after a
+        kill.
+        """
         self.broker.disk.fail_in = None
         self.broker.finish()
         self.broker.retry_deletions()

@@ -59,11 +59,11 @@ S = TransactionState
 
 
 class Crash(Exception):
-    """The process ends at this point."""
+    """Raised where the broker's process dies."""
 
 
 class Place:
-    """A data directory, opened again and again; `node` is the current process."""
+    """A data directory that the test opens repeatedly. `node` is the current process."""
 
     def __init__(self, directory: Path, **settings: object) -> None:
         self.directory = directory
@@ -139,7 +139,10 @@ def whole_or_absent(place: Place, is_commit: bool) -> None:
 def test_a_crash_at_every_step_of_the_end(
     place: Place, monkeypatch: pytest.MonkeyPatch, is_commit: bool, markers: int
 ) -> None:
-    """The log has the decision and `markers` markers; at 5 only the record of completion is missing."""
+    """The crash comes after the decision and `markers` markers.
+
+    With 5, only the record of completion is missing.
+    """
     who = place.begin()
     real, written = MarkerWriter.write, 0
 
@@ -264,14 +267,17 @@ def test_answers_and_markers_wait_for_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("T6")
 def test_nothing_is_stored_before_it_is_durable_where_it_belongs(tmp_path: Path) -> None:
-    """Otherwise a power loss could leave a batch of a transaction that the coordinator does not know."""
+    """The coordinator's record must be durable first.
+
+    A power loss could otherwise leave a batch of an unknown transaction.
+    """
     place = Place(tmp_path / "data", log_flush_interval_messages=1)
     node = place.node
     node.topics.create("t", 1, {}, NOW_MS)
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
     flush_all(node)
     who = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
-    # The producer sends the batch on two connections.
+    # The producer sends the same batch on two connections.
     first, second = produce(node, who, b"value"), produce(node, who, b"value")
     answers = []
     for waiting in (first, second):
@@ -382,7 +388,9 @@ def test_only_a_marker_whose_fate_is_unknown_is_written_again(tmp_path: Path) ->
 
 
 def test_a_decision_that_a_start_finds_is_made_durable_before_it_is_followed(tmp_path: Path) -> None:
-    """Regression (seed 6982): a power loss took the decision, but not the markers of the next process."""
+    """Regression (seed 6982): a power loss took the decision, but not the markers that the next process had
+    written.
+    """
     place = Place(tmp_path / "data", log_flush_interval_messages=1)
     who = place.begin()
     flush_all(place.node)
@@ -422,7 +430,7 @@ def produce(node: BrokerState, who: ProducerIdAndEpoch, value: bytes, version: i
 
 
 def flush_all(node: BrokerState) -> None:
-    """Do a round as the server does: sync the partitions that need it, then report."""
+    """Sync the partitions that wait for it and complete their requests, as a round of the server does."""
     for partition in node.flush_queue.take_due():
         partition.flush()
         node.flush_queue.complete(partition, None)
@@ -512,7 +520,7 @@ def test_a_time_out_that_finds_no_producer_id_is_tried_again(
 
 @pytest.mark.behaviour("T6")
 def test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator(place: Place) -> None:
-    """An operator may write such a marker.
+    """An operator may write a marker with a higher coordinator epoch.
 
     Regression: the next transaction was completed, but stayed open in that partition.
     """

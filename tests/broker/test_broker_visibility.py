@@ -90,7 +90,7 @@ class _Place:
 
 
 class _Worst(Random):
-    """A random source for a power loss that loses everything unsynced."""
+    """A random generator with which a power loss removes everything unsynced."""
 
     def random(self) -> float:
         return 0.9
@@ -163,7 +163,9 @@ def test_a_long_poll_is_answered_by_the_sync_not_by_the_append(isolation: int) -
 
 
 def test_a_fetch_between_the_high_watermark_and_the_log_end_waits() -> None:
-    """As in Apache Kafka there is no error: it would reset the reader to the other end of the log."""
+    """As in Apache Kafka, the broker sends no error: OFFSET_OUT_OF_RANGE would make the reader reset its
+    position.
+    """
     place = _Place()
     place.produce(b"A")
     place.flush()
@@ -253,9 +255,9 @@ def test_readers_see_up_to_the_last_sync_when_the_disk_fails(monkeypatch: pytest
 
 
 def test_a_sync_that_could_not_begin_is_asked_for_again() -> None:
-    """A flush without a free descriptor cannot begin, for example.
+    """For example, a flush cannot begin without a free descriptor.
 
-    Nothing else is written to the partition.
+    It must be retried although nothing else is written to the partition.
     """
     place = _Place()
     place.produce(b"A")
@@ -273,7 +275,8 @@ def test_readers_see_after_a_kill_what_they_saw_before_it() -> None:
     place.flush()
     place.produce(b"B")
     place.kill()
-    # The checkpoint of recovery points is older than the sync; recovered records are synced first.
+    # The start has synced the recovered records, because the checkpoint of recovery points is older than the
+    # sync.
     assert place.partition.recovery_point == place.partition.log_end_offset == 2
     assert place.values() == [b"A", b"B"]
 
@@ -333,7 +336,7 @@ def test_a_power_loss_takes_fewer_visible_records_than_flush_messages(every: int
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """A broker whose disk is slow: syncs of topic t end when the event is set."""
+    """Return an event. Syncs of topic t wait until it is set, as on a slow disk."""
     opened, original = threading.Event(), Partition.flush
 
     def flush(self: Partition) -> None:

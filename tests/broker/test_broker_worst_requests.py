@@ -1,7 +1,7 @@
 """The worst requests of a given size, for each API: requests, memory and responses are bounded.
 
 The catalogue is `oncelog_devtools.worst_requests`. Work is counted in elements and bytes, never in seconds.
-The limits are a fiftieth of the real ones here, and so is what a request may cost.
+Here the limits are a fiftieth of the real ones, and so is the permitted cost of a request.
 """
 
 from __future__ import annotations
@@ -34,9 +34,13 @@ from oncelog.wire.primitives import UNBOUNDED
 SIZE = 20_000
 SCALE = 50
 ELEMENT_BYTES = 8_000
-"""Memory for an element, for its share of the response, and for the state that the broker keeps of it."""
+"""Permitted bytes of memory for each element of a request, including the response and the state that the
+broker keeps.
+"""
 ONCE_BYTES = 4_000_000
-"""Memory that does not grow with the request, such as a broker's settings with their descriptions."""
+"""Permitted bytes of memory that do not grow with the request, such as a broker's settings with their
+descriptions.
+"""
 APIS = [api for api in API_BY_NAME.values() if api.key in OFFERED]
 
 
