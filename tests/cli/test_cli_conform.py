@@ -26,7 +26,9 @@ from oncelog.wire.messages import API_BY_NAME
 
 SECTIONS = list(dict.fromkeys(scenario.file for scenario in read_scenarios()))
 WAITING = "txn_time"
-"""The section whose scenarios wait for time-outs. tests/interop/test_interop_conformance.py runs it."""
+"""The section that these tests leave out, because its scenarios wait for time-outs.
+tests/interop/test_interop_conformance.py runs it.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +161,7 @@ def _text(header: RequestHeader) -> bytes:
 
 
 def _drops(header: RequestHeader) -> bytes:
-    """Answer ApiVersions with all APIs, and any other request with a frame that never ends."""
+    """Answer ApiVersions with all APIs. Answer any other request with a frame that never ends."""
     return offers_all(header) or b"\0\0\xff\xff" + bytes(100)
 
 
@@ -243,7 +245,7 @@ def test_a_run_that_is_terminated_leaves_no_topics(
         signal.raise_signal(number)
 
     monkeypatch.setattr(Suite, "_run", then_terminate)
-    before = signal.signal(number, lambda *_: None)  # so that it does not end the tests
+    before = signal.signal(number, lambda *_: None)  # the signal must not end the test process
     try:
         ended = conform(ours, "--prefix", name, sections=("producers",))
     finally:

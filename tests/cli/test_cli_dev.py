@@ -105,7 +105,8 @@ def test_killed_nodes_are_all_launched_before_one_is_waited_for(
 
     class Node:
         def __init__(self, name: int, *_: object, **__: object) -> None:
-            self.pid = os.getpid()  # this process's command line does not name the configuration file
+            # a live process, but not a node's: its command line names no configuration file
+            self.pid = os.getpid()
 
         def launch(self) -> None:
             steps.append("launch")

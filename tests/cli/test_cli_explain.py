@@ -1,4 +1,4 @@
-"""`oncelog explain` as a command."""
+"""The command `oncelog explain`: the list of stories, the drawings and the verdicts."""
 
 from __future__ import annotations
 

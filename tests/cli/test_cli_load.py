@@ -68,7 +68,7 @@ def test_a_record_that_is_too_large_is_named(broker: Broker, topic: str, tmp_pat
     assert values(broker.bootstrap_servers, topic) == [b"a", b"b"]
     larger = "-X", "max.request.size=3000000"
     outcome = load(broker, topic, topic, path, "--batch-records", "2", *larger)
-    assert "MESSAGE_TOO_LARGE" in outcome.err  # from the broker: the topic accepts one megabyte
+    assert "MESSAGE_TOO_LARGE" in outcome.err  # the broker's error: the topic accepts one megabyte
 
 
 @pytest.mark.behaviour("P4")
@@ -128,7 +128,8 @@ def test_one_file_by_two_paths_is_refused(broker: Broker, topic: str, tmp_path: 
     assert (added.code, "is given twice, also as" in added.err) == (1, True)
     assert values(broker.bootstrap_servers, topic) == [b"a"]
     assert load(broker, topic, topic, dotted, link).code == 0
-    assert sorted(values(broker.bootstrap_servers, topic)) == [b"a", b"b"]  # in two partitions
+    # sorted, because they are in two partitions
+    assert sorted(values(broker.bootstrap_servers, topic)) == [b"a", b"b"]
 
 
 def write_at(path: Path, text: str | bytes) -> Path:
@@ -142,7 +143,7 @@ def write_at(path: Path, text: str | bytes) -> Path:
 def test_a_file_that_comes_late_and_sorts_first_is_not_taken_for_the_one_that_was_read(
     broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """Sizes and modification times are equal, as in archives and fixed-width exports."""
+    """All files have equal sizes and modification times, as in archives and fixed-width exports."""
     february = write_at(tmp_path / "2026-02.txt", "feb-1\nfeb-2\n")
     assert row(load(broker, topic, "late", february, "-o", "json"))["records"] == 2
     january = write_at(tmp_path / "2026-01.txt", "jan-1\njan-2\n")
@@ -193,12 +194,15 @@ def test_a_compressed_file_of_the_same_size_that_goes_on_is_another_one(
 
 @pytest.mark.behaviour("P4")
 def test_marks_of_earlier_versions_are_understood(broker: Broker, topic: str, tmp_path: Path) -> None:
-    """Earlier versions stored the path as the user wrote it. For a relative path, the content is compared."""
+    """In checkpoints, earlier versions stored the path as the user wrote it.
+
+    For a relative path, the content is compared.
+    """
     files = [write_at(tmp_path / f"{n}.txt", f"a{n}\nb{n}\n") for n in range(2)]
     servers, tp = broker.bootstrap_servers, checkpoint_partition("old")
     digest = hashlib.sha256(b"a0\nb0\n").hexdigest()
     mark = FileCheckpoint(topic, None, "lines", "0.txt", 6, 10**18, 6, 2, digest, True)
-    assert load(broker, topic, "another", files[0]).code == 0  # creates the checkpoint topic
+    assert load(broker, topic, "another", files[0]).code == 0  # this load creates the checkpoint topic
     with Producer({"bootstrap.servers": servers}) as producer:
         key, value = encode_checkpoint("old", 0, mark)
         producer.send(tp.topic, value, key, partition=tp.partition).result(60)

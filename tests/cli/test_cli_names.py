@@ -1,4 +1,4 @@
-"""Names on a terminal: control characters and markup in them are printed, not executed."""
+"""Names with control characters or markup are printed on a terminal as text, without their effect."""
 
 from __future__ import annotations
 

@@ -117,7 +117,8 @@ def test_json_lines_are_parsed_into_fields() -> None:
         (b'{"value_base64": "x"}', "value_base64"),
         (b'{"headers": 3}', "headers must be"),
         (b'{"headers": [1]}', "a header must be"),
-        pytest.param(b"[" * 100_000, "recursion", id="nested"),  # R1068: ended with a traceback
+        # R1068: this line ended the command with a traceback
+        pytest.param(b"[" * 100_000, "recursion", id="nested"),
     ],
 )
 def test_a_wrong_line_is_named_and_earlier_lines_are_sent(
@@ -130,7 +131,7 @@ def test_a_wrong_line_is_named_and_earlier_lines_are_sent(
 
 
 def test_a_separator_may_be_a_byte_that_is_no_text(broker: Broker, topic: str) -> None:
-    """R1068. The argument is what Python makes of the byte \xff on the command line."""
+    """R1068. The argument is the string to which Python decodes the byte \xff on the command line."""
     assert produce(broker, topic, "-k", "\udcff", "-p", "0", stdin=b"a\xffb").code == 0
     (record,) = read(broker, topic)
     assert (record.key, record.value) == (b"a", b"b")
@@ -267,7 +268,8 @@ def test_an_interrupt_sends_what_was_read(broker: Broker, topic: str) -> None:
         stderr=subprocess.PIPE,
     ) as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        # More than a pipe holds: once it is written, the command has read the first lines at least.
+        # This is more than a pipe holds. So once it is written, the command has read at least the first
+        # lines.
         process.stdin.write(b"line\n" * 100_000)
         process.stdin.flush()
         process.send_signal(signal.SIGINT)
@@ -280,7 +282,10 @@ def test_an_interrupt_sends_what_was_read(broker: Broker, topic: str) -> None:
 
 
 def test_a_missing_topic_is_an_error_long_before_max_block_ms(broker: Broker) -> None:
-    """`send` waits for a missing topic, which may be created soon. A command's topic is probably a typo."""
+    """`send` waits for a missing topic, which may be created soon.
+
+    A missing topic on the command line is probably a typo.
+    """
     got = produce(broker, "mistyped", "-X", "max.block.ms=86400000", stdin=b"x")
     assert got.code == 1
     assert "topic 'mistyped' does not exist" in got.err

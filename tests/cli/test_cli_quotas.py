@@ -1,4 +1,4 @@
-"""`oncelog quotas`."""
+"""`oncelog quotas` against our broker."""
 
 from __future__ import annotations
 
