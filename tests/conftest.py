@@ -1,4 +1,4 @@
-"""Shared fixtures. A test that needs a part that is missing is skipped with the reason."""
+"""Shared fixtures. A test is skipped with a reason if a part that it needs is not installed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from oncelog.errors import TransactionalIdNotFound
 if TYPE_CHECKING:
     from support.security.brokers import Certificates
 
-# Asserts in helpers explain themselves, and hold under `python -OO`: pytest turns them into plain code.
+# pytest rewrites the asserts of helpers, so they explain failures and also run under `python -OO`.
 _PLUGINS = {"collection_plugin", "costs_plugin", "scheduler", "tiers_plugin"}
 pytest.register_assert_rewrite(
     *(f"support.{path.stem}" for path in (TESTS / "support").iterdir() if path.stem not in _PLUGINS)
 )
 
-# A property is about results. A busy machine must not fail it.
+# No deadline: Hypothesis tests are about results, and must not fail on a busy machine.
 settings.register_profile("oncelog", deadline=None)
 settings.load_profile("oncelog")
 
@@ -44,7 +44,9 @@ PROMPT = {
     "group.consumer.min.heartbeat.interval.ms": 300,
     "group.consumer.heartbeat.interval.ms": 300,
 }
-"""With these, Apache Kafka assigns partitions in the heartbeat that needs it, as our broker does."""
+"""With these, Apache Kafka assigns partitions in the heartbeat that needs it, which our broker always
+does.
+"""
 STEADY = {"broker.session.timeout.ms": 120_000}
 """With this, Apache Kafka's controller does not fence a broker that a busy machine has stalled."""
 
@@ -69,7 +71,7 @@ def use_own_temporary_directory(config: pytest.Config) -> None:
     directory = tempfile.mkdtemp(prefix="oncelog-tests-")
     config.stash[TEMPORARY] = directory
     os.environ["TMPDIR"] = tempfile.tempdir = directory
-    # A JVM ignores TMPDIR. spark-submit adds these options to the driver's.
+    # A JVM ignores TMPDIR. spark-submit adds these options to those of the driver.
     os.environ["SPARK_SUBMIT_OPTS"] = f"-Djava.io.tmpdir={directory}"
 
 
@@ -82,7 +84,8 @@ def pytest_configure(config: pytest.Config) -> None:
     use_own_temporary_directory(config)
     config.pluginmanager.register(tiers_plugin.Tiers())
     config.pluginmanager.register(collection_plugin.Collection())
-    from support.spark.worker_python import spark_python  # imported here, so that its asserts are rewritten
+    # Imported here, so that pytest rewrites its asserts.
+    from support.spark.worker_python import spark_python
 
     # Spark's planner and tasks run in Python workers, which must be this interpreter.
     os.environ["PYSPARK_PYTHON"] = spark_python()
@@ -110,7 +113,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneOfEach:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--order-seed") is None:
-        # The directories with long tests first, so that none is left to one process in the end.
+        # Begin with the directories of long tests, so that at the end no process is left with one.
         rank = {room: number for number, room in enumerate(LONG_ONES)}
         items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
     if shutil.which("java"):

@@ -1,4 +1,4 @@
-"""Our broker and Apache Kafka, and an unused group."""
+"""Fixtures: our broker, Apache Kafka, and the name of an unused group."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from oncelog.testing.proxy import Proxy
 
 _numbers = itertools.count()
 SOON = {"group.consumer.min.heartbeat.interval.ms": 300, "group.consumer.heartbeat.interval.ms": 300}
-"""With these, members of the consumer protocol learn of changes as soon as on Apache Kafka in these tests."""
+"""With these settings, members of the consumer protocol learn of changes as soon as they do on Apache
+Kafka.
+"""
 FEW = {"offsets.topic.num.partitions": 4, "transaction.state.log.num.partitions": 4}
-"""The broker syncs each of these partitions when it stops."""
+"""Small numbers, because the broker syncs each of these partitions when it stops."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,6 @@
-"""Admin requests and responses without I/O, and Admin against a broker that is old, unready or wrong."""
+"""Admin requests and responses without I/O, and Admin against a broker that is old, not ready, or sends wrong
+responses.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def play(story: Story, limits: dict[int, tuple[int, int]] | None = None, **setti
 
 
 def creates(*codes: int) -> Callable[[Any, Any], CreateTopicsResponse]:
-    """Answer each request about a topic with the next of the codes, then always with the last one."""
+    """Return a handler that answers each CreateTopics with the next of the codes, and then always with the
+    last one.
+    """
     left = list(codes)
 
     def handler(header: Any, message: Any) -> CreateTopicsResponse:
@@ -137,7 +141,9 @@ def coordinator_at(broker: ScriptedBroker) -> FindCoordinatorResponse:
 
 
 def commits(*codes: int) -> Callable[[Any, Any], OffsetCommitResponse]:
-    """Answer each OffsetCommit with the next of the codes, then always with the last one."""
+    """Return a handler that answers each OffsetCommit with the next of the codes, and then always with the
+    last one.
+    """
     remaining = list(codes)
 
     def handler(header: Any, message: Any) -> OffsetCommitResponse:

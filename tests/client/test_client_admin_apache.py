@@ -1,4 +1,6 @@
-"""Admin and Consumer, unchanged, against Apache Kafka: the same calls, real transactions, real refusals."""
+"""Admin and Consumer against Apache Kafka: the same calls as on our broker, with real transactions and
+errors.
+"""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ MANY = st.tuples(
 
 
 def form_of(name: str) -> Callable[[str], Any]:
-    """Return a function that gives a class or function of one form by its name."""
+    """Return a function that looks up the classes and functions of one form, C or Python, by name."""
     if name == "Python":
         return PYTHON_FORM.__getitem__
     module = c_module("oncelog.client.producer._appender")
@@ -75,7 +75,10 @@ class Player:
         self.batches: list[tuple[BatchResult, Any]] = []
 
     def play(self, name: str, *arguments: Any) -> object:
-        """Carry out one operation, and return what is comparable of its result."""
+        """Carry out one operation.
+
+        Return the part of its result that can be compared between the two forms.
+        """
         match name:
             case "begin":
                 result = BatchResult(TopicPartition("t", arguments[0]))
@@ -138,7 +141,7 @@ def test_both_forms_append_the_same_records_to_the_same_batches(
 def test_a_send_gives_the_lock_back(name: str) -> None:
     player = Player(name)
     player.play("begin", 0)
-    for value in (b"fits", b"x" * 500):  # the second one needs a new batch
+    for value in (b"fits", b"x" * 500):  # the second value needs a new batch
         player.play("send", "t", value, None, 0, None, (), None)
         assert not player.lock._is_owned()  # type: ignore[attr-defined]
 
@@ -254,7 +257,7 @@ def test_the_appender_in_c_leaks_nothing() -> None:
         for _ in range(20):
             player = Player("C", wall_ns=None)
             player.play("begin", 0)
-            callback = player.play  # a cycle that only the garbage collector can free
+            callback = player.play  # makes a cycle that only the garbage collector frees
             for number in range(30):
                 player.play("send", "t", b"v" * 300 * (number % 2), b"k", 0, None, (), callback)
                 player.play("many", "t", 0, [b"v", b"w", 5], None, NOW_MS, (("h", b"x"),), 0)

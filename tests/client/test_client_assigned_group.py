@@ -182,8 +182,8 @@ def test_commits_beside_members_are_refused_and_logged(
 
 
 def test_a_subscription_to_no_topic_is_refused(ours: str, group: str) -> None:
-    """Otherwise the consumer stays in the group without taking part in rebalances, and reads others'
-    partitions.
+    """If it were accepted, the consumer would stay in the group without taking part in rebalances, and read
+    partitions of other members.
     """
     topic = new_topic(ours)
     with member(ours, group) as consumer:
@@ -284,7 +284,9 @@ def test_partitions_no_longer_assigned_are_committed_before_a_subscription(
 def test_a_successor_waits_for_offsets_of_an_open_transaction_at_any_isolation_level(
     servers: str, group: str, topic: str, isolation: str, is_subscribed: bool
 ) -> None:
-    """Otherwise the successor processes again what the transaction commits, and the output has it twice."""
+    """A successor that did not wait would process the records of the transaction again, and the output would
+    have them twice.
+    """
     tp = TopicPartition(topic, 0)
     with Producer({"bootstrap.servers": servers, "transactional.id": group}) as producer:
         producer.init_transactions()

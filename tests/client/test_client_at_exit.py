@@ -103,7 +103,7 @@ def test_a_broker_made_before_a_fork_gets_a_directory_in_each_process() -> None:
     if child == 0:
         code = 1
         try:
-            os.read(read_end, 1)  # waits until the parent's broker runs
+            os.read(read_end, 1)  # waits until the parent's broker is running
             broker.start()
             name = str(broker.data_dir)
             broker.stop()

@@ -81,7 +81,9 @@ def test_an_interrupt_during_a_callback_reaches_an_asyncio_program_after_the_oth
 
 
 def test_a_thread_suspended_while_it_makes_a_future_blocks_no_other() -> None:
-    """Otherwise a child process that was forked at that moment could not wait for futures."""
+    """A lock held at that moment would stay locked in a forked child process, which could then wait for no
+    future.
+    """
     result, other = BatchResult(TopicPartition("t", 0)), BatchResult(TopicPartition("t", 0))
     other.complete(7, None, None)
     amid, go_on = threading.Event(), threading.Event()
@@ -138,7 +140,7 @@ def test_a_half_initialized_future_loses_no_waiter(part_count: int) -> None:
     maker, waiter = threading.Thread(target=make), threading.Thread(target=wait)
     maker.start()
     assert amid.wait(WAIT_S)
-    first.complete(5, None, None)  # the listeners have not been called yet
+    first.complete(5, None, None)  # notify() has not been called yet, so no listener was called
     waiter.start()
     wait_until(lambda: pending.__dict__.get("_waiters"))
     last.complete(6, None, None)

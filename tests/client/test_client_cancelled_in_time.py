@@ -45,7 +45,9 @@ def test_a_send_that_is_cancelled_as_room_comes_takes_no_record() -> None:
 
 
 def test_a_member_that_leaves_sends_no_heartbeat_that_was_brought_forward() -> None:
-    """Otherwise a member that unsubscribes would join again, and keep partitions that nobody reads."""
+    """With such a heartbeat, a member that unsubscribes would join again, and keep partitions that nobody
+    reads.
+    """
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -86,8 +88,8 @@ def test_a_poll_that_is_cancelled_as_a_notification_comes_ends() -> None:
 
 
 def test_a_close_that_is_cancelled_twice_leaves_nothing_behind() -> None:
-    """Regression: the second one cancelled the rest of the close, with connections and a record
-    still open.
+    """Regression: the second cancellation ended the rest of the close, so connections and a record stayed
+    open.
     """
 
     async def work() -> None:
@@ -115,7 +117,7 @@ def test_a_close_that_is_cancelled_twice_leaves_nothing_behind() -> None:
 
 
 def test_a_commit_that_is_cancelled_leaves_no_task() -> None:
-    """Regression: its wait for records remained, and asyncio reported `Task was destroyed but it is
+    """Regression: the commit's wait for records remained, and asyncio reported `Task was destroyed but it is
     pending!`.
     """
 

@@ -45,7 +45,7 @@ def text(commit: Commit | None) -> str:
 
 
 class QueueRun:
-    """A queue that carries out the steps of a row."""
+    """A CommitQueue that runs the steps of one row of the table."""
 
     def __init__(self) -> None:
         self.queue, self.now_ms = CommitQueue(), 0
@@ -100,7 +100,10 @@ def test_table(row: list[str]) -> None:
     )
 )
 def test_no_older_position_follows_a_newer_one(steps: list[tuple[str, set[str]]]) -> None:
-    """Offsets are the numbers of the steps. `lost`: the commit was stored, but its response was lost."""
+    """Each step commits its own number as offset.
+
+    In the step `lost`, a commit is stored but its response is lost.
+    """
     queue, requested, stored = CommitQueue(), list[Commit](), dict[TopicPartition, int]()
     sent: Commit | None = None
     errors: dict[str, OncelogError | None] = {"lost": DisconnectedError(), **ANSWERS, **KEPT}

@@ -98,7 +98,9 @@ def test_commits_of_several_tasks_are_stored_in_the_order_of_the_calls(protocol:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_given_back(protocol: str) -> None:
-    """Regression: it was sent in the next generation, and overwrote the commit of the next owner."""
+    """Regression: the repeated commit was sent in the next generation, and overwrote the commit of the next
+    owner.
+    """
 
     async def work() -> None:
         coordinator, member, commit = await commit_to_be_repeated(protocol, at(5, 5, 5, 5))

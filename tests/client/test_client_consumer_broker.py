@@ -382,7 +382,7 @@ SWAPPED, FAR = "the last two batches in wrong order", "the last batch with far o
 
 
 def change_first_segment(directory: Path, change: str) -> None:
-    """Change the last batch of the first of two segments, so that no checksum shows it.
+    """Change the last batch of the first of two segments in a way that no checksum detects.
 
     Each batch has 10 records.
     """
@@ -398,7 +398,7 @@ def change_first_segment(directory: Path, change: str) -> None:
 
 @pytest.fixture(params=[SWAPPED, FAR])
 def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Broker]]:
-    """Provide the kind of change to the log, made while the broker was down, and the broker."""
+    """Change the log while the broker is down. Yield the kind of change, and the broker after its restart."""
     with Broker(tmp_path) as broker:
         with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
             admin.create_topics([NewTopic("t", 1, configs={"segment.bytes": 1 << 20})])

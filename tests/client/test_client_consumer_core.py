@@ -161,9 +161,9 @@ def test_out_of_range_without_a_policy_is_an_error_that_names_the_place() -> Non
 
 @pytest.mark.parametrize("how", ["seek", "seek to the beginning", "give up"])
 def test_an_error_is_forgotten_once_its_position_is_left(how: str) -> None:
-    """Both partitions are out of range.
+    """Both positions are out of range.
 
-    At the first error, the application leaves the other position, too.
+    The application gets the error of one partition, and then leaves both positions.
     """
     consumer = core(**{"auto.offset.reset": "none"})
     consumer.assign([T0, T1])
@@ -279,7 +279,7 @@ def test_a_batch_that_ends_at_the_last_offset_is_an_error() -> None:
 
 
 def test_a_damaged_marker_is_an_error() -> None:
-    """Taken for the other kind of marker, it would hide the next transaction, or show an aborted one."""
+    """A COMMIT marker read as ABORT, or the reverse, would hide a transaction or show an aborted one."""
     consumer, call = started()
     marker = bytearray(encode_end_marker(7, 0, True, 0, 0))
     stamp(marker, 0, 1, 0)

@@ -37,7 +37,10 @@ def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
 
 
 class ScriptedLog:
-    """Partition t-0 as whole batches. A fetch gets them from the batch that contains its offset."""
+    """Partition t-0 as whole batches.
+
+    A fetch returns batches from the one that contains its offset onwards.
+    """
 
     def __init__(self, *batches: bytes, aborted: list[tuple[int, int, int]] | None = None) -> None:
         self.batches = list(batches)
@@ -183,7 +186,7 @@ def test_a_range_fetches_one_piece_ahead_and_no_more() -> None:
 
 def test_a_cut_tail_is_read_with_the_next_fetch() -> None:
     log = ScriptedLog(*plain(20))
-    log.max_bytes = 150  # two batches and a part of the third
+    log.max_bytes = 150  # the response has two batches and a part of the third
 
     async def story(broker: ScriptedBroker, consumer: Consumer) -> None:
         assert await values_of(consumer, 20) == [b"%d" % number for number in range(20)]
@@ -320,7 +323,7 @@ def test_a_missing_topic_does_not_keep_other_leaders_from_being_found() -> None:
             return metadata(broker.port, {"t": 1} if "t" in requested else None, errors=errors)
 
         broker.handlers["Metadata"] = only_asked
-        consumer.pause(T0)  # so that no fetch looks up its leader
+        consumer.pause(T0)  # no fetch may look up the leader of T0
         cluster = await consumer._connected()
         await cluster.fetch_metadata(["missing"])
         fetcher = consumer._fetcher

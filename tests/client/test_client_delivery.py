@@ -124,7 +124,7 @@ def test_columns_return_what_records_left_and_conversely() -> None:
 
 
 def test_out_of_range_is_not_asked_again_while_records_wait() -> None:
-    """Regression: the broker was asked thousands of times a second until the application polled."""
+    """Regression: the consumer sent thousands of requests a second until the application polled."""
     consumer, call = started(**{"max.poll.records": 1})
     consumer.on_response(call, answer((T0, batch(0, b"a", b"b"))), 1.0, 0)
     consumer.on_response(only_call(consumer), answer((T0, b""), error=OffsetOutOfRange.code), 1.0, 0)
@@ -195,7 +195,7 @@ class ReadingMachine(RuleBasedStateMachine):
 
     @rule(partitions=st.lists(PARTITIONS, unique=True))
     def assign(self, partitions: list[TopicPartition]) -> None:
-        """Rebalance: revoked partitions are committed, and added ones start at their committed offsets."""
+        """Rebalance: commit the positions, and start added partitions at their committed offsets."""
         for tp in self.position:
             position = self.core.position(tp)
             assert position is not None
@@ -278,7 +278,7 @@ class ReadingMachine(RuleBasedStateMachine):
             assert not any(offset in between for offset in LOG[tp]), (tp, mine, position)
 
     def teardown(self) -> None:
-        """Check that in the end every record after the positions was delivered."""
+        """Deliver the rest, and check that every record after the positions was delivered."""
         for tp in self.position:
             self.pause(tp, False)
         for _ in range(80):

@@ -297,7 +297,7 @@ def test_the_response_to_a_commit_of_an_earlier_generation_does_not_end_the_memb
 
 @pytest.mark.parametrize("how", ["commit", "close"])
 def test_a_commit_during_a_join_is_stored_in_the_next_generation(how: str) -> None:
-    """The group is already in its next generation, but the member, still reading, does not know that yet."""
+    """The group is already in its next generation. The member does not know that yet, and still reads."""
 
     async def work() -> None:
         coordinator, is_heard = Coordinator(), asyncio.Event()
@@ -331,7 +331,7 @@ def test_a_commit_during_a_join_is_stored_in_the_next_generation(how: str) -> No
 
 
 def test_an_assignment_of_a_lost_generation_is_not_adopted() -> None:
-    """The generation is lost after partitions were revoked, and before the rest is adopted."""
+    """The generation is lost after the revocation, and before the member adopts the new assignment."""
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -340,7 +340,8 @@ def test_an_assignment_of_a_lost_generation_is_not_adopted() -> None:
         coordinator.rebalance(ALL[:2])
         await member.until(lambda: any(change is R for change, *_ in member.notifications))
         coordinator.heartbeat_code = 25
-        await until(lambda: member.session.member.generation_id < 0)  # a heartbeat reports the loss
+        # the response to a heartbeat reports the loss
+        await until(lambda: member.session.member.generation_id < 0)
         await member.until(lambda: len(member.notifications) >= 4)
         assert [notification[:2] for notification in member.notifications] == [
             (A, [0, 1, 2, 3]),
@@ -355,7 +356,10 @@ def test_an_assignment_of_a_lost_generation_is_not_adopted() -> None:
 
 @pytest.mark.parametrize("is_changed", [True, False])
 def test_partitions_that_a_heartbeat_in_flight_leaves_out_are_not_adopted(is_changed: bool) -> None:
-    """The coordinator assigns unreported partitions to others, so the member first waits for the response."""
+    """The coordinator gives partitions that a heartbeat does not report to others.
+
+    So the member waits for its response before it adopts them.
+    """
 
     async def work() -> None:
         coordinator, answers = Coordinator(), asyncio.Event()
@@ -447,7 +451,7 @@ def test_a_member_whose_poll_waits_is_not_idle_and_one_between_polls_is(protocol
         await member.until(lambda: beats(coordinator) > first + 10)
         assert len(member.notifications) == 1
         member.activity.leave(coordinator.now_ms() - 5)
-        await until(lambda: member.session.member.generation_id < 0)  # it has left
+        await until(lambda: member.session.member.generation_id < 0)  # the member has left
         await member.until(lambda: len(member.notifications) > 1)
         assert member.notifications[1] == (L, [0, 1, 2, 3], 0)
         await member.session.close()
@@ -518,7 +522,7 @@ def test_a_static_member_that_is_fenced_while_its_positions_are_looked_up_says_s
 
 @pytest.mark.parametrize("then", ["close", "interval", "subscribe"])
 def test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated(then: str) -> None:
-    """Regression: it was sent after a newer one, and the next consumer read records again."""
+    """Regression: the older commit was sent after a newer one, and the next consumer read records again."""
 
     async def work() -> None:
         coordinator, is_refused = Coordinator(), asyncio.Event()
@@ -616,7 +620,7 @@ def test_a_member_joins_again_when_the_application_knows_what_it_has_lost() -> N
         beaten = beats(other.coordinator)
         await other.until(
             lambda: beats(other.coordinator) > beaten + 5
-        )  # each sends a heartbeat every millisecond
+        )  # both members send a heartbeat every millisecond
         with pytest.raises(UnknownMemberId):
             await member.session.commit()
         assert coordinator.committed == []

@@ -57,7 +57,7 @@ def test_only_what_moves_is_given_back(servers: str, group: str) -> None:
 
 
 def test_kept_partitions_are_read_while_the_group_rebalances(servers: str, group: str) -> None:
-    """A member that does not join delays the rebalance, and the other one continues to read."""
+    """One member does not join and so delays the rebalance. The other member continues to read."""
     topic = new_topic(servers, 2)
     slow = member(servers, group, max_poll_interval_ms=600_000, **COOPERATIVE)
     with slow:
@@ -195,7 +195,7 @@ def test_a_sticky_group_with_aiokafka(servers: str, group: str, leader: str) -> 
 
 
 def test_a_cooperative_static_member_comes_back(servers: str, group: str) -> None:
-    """No member's partitions move, and no listener is notified."""
+    """Over the restart no partitions move, and the other member's listener is not notified."""
     topic = new_topic(servers, 4)
     other = Reader(member(servers, group, group_instance_id="other", **COOPERATIVE), topic)
     wait_for(lambda: len(assigned(other)) == 4)
@@ -276,8 +276,9 @@ def test_an_invalid_pattern_is_refused(ours: str, group: str) -> None:
 def test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches(
     servers: str, group: str, protocol: str, between: str
 ) -> None:
-    """Regression: the consumer protocol looked it up only after metadata.max.age.ms, and read nothing until
-    then.
+    """Regression: with the consumer protocol, the new pattern was looked up only after metadata.max.age.ms.
+
+    Until then the member read nothing.
     """
     first, second = new_topic(servers), new_topic(servers)
     with member(servers, group, group_protocol=protocol) as consumer:
@@ -301,8 +302,8 @@ def test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches(
 
 
 def test_a_member_that_closes_while_others_do_not_join_commits_what_it_read(servers: str, group: str) -> None:
-    """Regression: its commit waited behind its own JoinGroup, whose response waited for a member that did not
-    poll.
+    """Regression: the member's commit waited behind its own JoinGroup, whose response waited for a member
+    that did not poll.
     """
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 10, 2)

@@ -22,7 +22,7 @@ PRODUCER = {"producer_id": 7, "producer_epoch": 0, "is_transactional": True}
 
 
 def stored() -> bytes:
-    """Plain, transactional, aborted and compressed batches, markers, and a gap of offsets."""
+    """Return plain, transactional, aborted and compressed batches, with markers and a gap in the offsets."""
     return b"".join(
         [
             batch(0, b"a", b"b" * 200),
@@ -54,7 +54,10 @@ def in_both_forms(c: dict[Any, ModuleType], call: Any) -> tuple[Any, Any]:
 
 
 def delivered(data: bytes, aborted: bool, settings: dict[str, object], start: int, most: int) -> list[Any]:
-    """Poll until nothing is left or an error comes. Return what each poll gave, and the position after it."""
+    """Poll until nothing is left or an error comes.
+
+    Return the result of each poll, and the position after it.
+    """
     consumer, call = started(start, **settings)
     consumer.on_response(call, answer((T0, data), aborted=[(7, 2)] if aborted else None), 1.0, 0)
     polls: list[Any] = []
@@ -70,7 +73,7 @@ def delivered(data: bytes, aborted: bool, settings: dict[str, object], start: in
 
 
 def tables(data: bytes, aborted: bool, settings: dict[str, object], start: int) -> list[Any]:
-    """Do the same with Arrow."""
+    """Do the same as `delivered`, with Arrow tables."""
     consumer, call = started(start, **settings)
     consumer.on_response(call, answer((T0, data), aborted=[(7, 2)] if aborted else None), 1.0, 0)
     try:

@@ -1,4 +1,4 @@
-"""Polls that are interrupted, cancelled or left lose no record, and leave no task behind."""
+"""Polls that are interrupted, cancelled or abandoned lose no record, and leave no task behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Alarm(Exception):
 
 @contextmanager
 def interrupts(error: type[BaseException], after_seconds: float) -> Iterator[None]:
-    """Raise an error from a signal handler, once, and expect it."""
+    """Raise an error once from a signal handler, and expect it in the block."""
 
     def handler(*_: object) -> None:
         raise error
@@ -310,7 +310,7 @@ def test_positions_are_looked_up_while_paused(servers: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_poll_returns_in_time_while_the_coordinator_does_not_answer(protocol: str) -> None:
-    """The coordinator's requests take ten minutes; this test has five."""
+    """The requests to the coordinator take ten minutes each. This test fails after five."""
 
     async def run() -> None:
         async with scripted_broker() as broker:

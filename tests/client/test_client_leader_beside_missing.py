@@ -76,7 +76,7 @@ def test_a_first_send_that_is_cancelled_does_not_end_another_one() -> None:
             start, begun, may_go = driver.cluster.start, asyncio.Semaphore(0), asyncio.Event()
 
             async def slow_start() -> None:
-                """Start when the test says so; by then, both sends have found the topic."""
+                """Delay the start until the test allows it. By then, both sends have found the topic."""
                 begun.release()
                 await may_go.wait()
                 await start()

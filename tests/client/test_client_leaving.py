@@ -36,7 +36,7 @@ def stored(consumer: Consumer, tp: TopicPartition) -> int | None:
 def test_a_record_at_which_a_loop_ended_is_not_committed_by_close(servers: str, group: str) -> None:
     """The record's processing may have failed, so a successor gets it again.
 
-    An explicit commit includes it.
+    An explicit commit includes the record.
     """
     topic = new_topic(servers)
     tp = TopicPartition(topic, 0)
@@ -206,7 +206,7 @@ def test_an_older_commit_that_is_repeated_is_not_sent_after_the_one_of_a_revocat
     async def work() -> None:
         coordinator = Coordinator()
         coordinator.retry_pause_ms = lambda _: 100.0  # type: ignore[method-assign]
-        codes = [14]  # COORDINATOR_LOAD_IN_PROGRESS: it is sent again after the pause
+        codes = [14]  # COORDINATOR_LOAD_IN_PROGRESS: the request is repeated after the pause
 
         async def answer() -> int:
             if codes:
@@ -282,7 +282,7 @@ def test_a_member_that_closes_while_it_joins_leaves_at_once(servers: str, group:
         with one() as busy:
             wait_for(lambda: not busy.poll(0.1) and len(busy.assignment()) == 2)
             leaver = one()
-            # The other member takes no part in the rebalance.
+            # The other member takes no part in the rebalance, so the JoinGroup stays pending.
             wait_for(lambda: not leaver.poll(0.1) and member_count() == 2)
             leaver.close()
             assert member_count() == 1
@@ -301,7 +301,8 @@ def test_a_close_after_an_interrupted_unsubscribe_keeps_no_member_in_the_group(
             return len(admin.describe_groups(group)[group].members)
 
         async def run() -> None:
-            # The other member takes no part in the rebalance, so LeaveGroup needs a new connection.
+            # The other member takes no part in the rebalance, so JoinGroup blocks the connection and
+            # LeaveGroup needs a new one.
             consumer = AsyncConsumer({"bootstrap.servers": servers, "group.id": group})
             consumer.subscribe(topic)
             while member_count() == 1:

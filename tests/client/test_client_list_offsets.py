@@ -21,7 +21,7 @@ TP = TopicPartition("t", 0)
 class MovingCluster:
     """A cluster whose node 1 has given the partition to node 2, unless the topic is gone.
 
-    Its metadata is outdated.
+    The client's metadata still names node 1.
     """
 
     def __init__(self, *, is_deleted: bool) -> None:

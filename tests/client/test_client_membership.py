@@ -56,7 +56,10 @@ def member(servers: str, group: str, protocol: str = "classic", **settings: Any)
 def test_the_second_of_two_members_with_one_instance_id_stays(
     servers: str, group: str, strategy: str
 ) -> None:
-    """Rebalances end: the fenced member loses its partitions once, and raises at every poll."""
+    """The group stops rebalancing.
+
+    The fenced member loses its partitions once, and each of its polls raises.
+    """
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 4, 2)
     events: list[str] = []
@@ -83,7 +86,7 @@ def test_the_second_of_two_members_with_one_instance_id_stays(
         assert second.events == [("assigned", 2)], "the fenced one did not come back"
         second.stop()
         first.unsubscribe()
-        first.subscribe(topic)  # the application subscribes again, and the id is free
+        first.subscribe(topic)  # subscribing again works, because the id is free
         wait_for(lambda: first.poll(0.1) == [] and len(first.assignment()) == 2)
 
 
@@ -116,7 +119,7 @@ def test_an_instance_id_in_use_raises_until_it_is_free(ours: str, group: str) ->
 def test_a_poll_longer_than_max_poll_interval_keeps_its_partitions(
     broker: Broker, ours: str, group: str, protocol: str
 ) -> None:
-    """All partitions are paused, so nothing is fetched: the poll only waits."""
+    """All partitions are paused, so the poll fetches nothing and only waits."""
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 2, 2)
     events: list[str] = []
@@ -158,7 +161,7 @@ def test_a_spare_member_in_one_long_poll_rebalances_nobody(
         waiting = thread.submit(spare.poll, 3_600)
         wait_for(lambda: one.poll(0.05) == [] and spare._async._group.member.generation_id >= 0)
         count = heartbeats(broker)
-        wait_for(lambda: one.poll(0.05) == [] and heartbeats(broker) > count + 12)  # from two members
+        wait_for(lambda: one.poll(0.05) == [] and heartbeats(broker) > count + 12)  # two members send them
         assert sum(counts) <= 2, "one rebalance when the spare one joins, and no further"
         assert spare.assignment() == [] and not waiting.done()
         spare.close()
@@ -255,13 +258,15 @@ def test_polls_return_records_while_the_coordinator_hangs(
 
             polling = threading.Thread(target=poll_and_close, daemon=True)
             polling.start()
-            clock.jump_until(lambda: not polling.is_alive(), 0.2)  # less than request.timeout.ms in total
+            # the jumps add up to less than request.timeout.ms
+            clock.jump_until(lambda: not polling.is_alive(), 0.2)
             assert values_read == list(range(6)), "what was fetched is handed out"
         finally:
             os.kill(broker.pid, signal.SIGCONT)
         with member(broker.bootstrap_servers, group, protocol) as successor:
             tp = TopicPartition(topic, 0)
-            wait_for(lambda: successor.committed([tp])[tp] is not None)  # the commit is stored late
+            # the commit is stored once the broker continues
+            wait_for(lambda: successor.committed([tp])[tp] is not None)
 
 
 @pytest.mark.parametrize("protocol", ["range", "cooperative-sticky", "consumer"])

@@ -47,7 +47,9 @@ def create(servers: str, topic: str) -> None:
 def test_a_topic_that_is_created_after_subscribing_is_read_soon(
     careful: str, group: str, protocol: str, beside: bool
 ) -> None:
-    """The member does not wait until its metadata expire: here an hour, by default five minutes."""
+    """The member does not wait until its metadata expire, which takes an hour here and five minutes by
+    default.
+    """
     late = f"late-{group}"
     topics = [late, new_topic(careful)] if beside else [late]
     with member(careful, group, group_protocol=protocol, metadata_max_age_ms=HOUR_MS) as consumer:
@@ -91,7 +93,7 @@ def test_a_member_is_told_of_a_name_that_no_topic_can_have(careful: str, group: 
 def test_a_member_is_told_again_of_a_name_that_no_topic_can_have(
     careful: str, group: str, protocol: str
 ) -> None:
-    """An application that ignored the error gets it again each metadata.max.age.ms."""
+    """An application that ignored the error gets it again after each metadata.max.age.ms."""
     with member(careful, group, group_protocol=protocol, metadata_max_age_ms=50) as consumer:
         consumer.subscribe(["bad name", new_topic(careful)])
         for _ in range(3):

@@ -28,7 +28,9 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def test_a_coordinator_that_restarted_elsewhere_gets_the_requests_there() -> None:
-    """Regression: FindCoordinator returned its new address, but requests went to the one in the metadata."""
+    """Regression: FindCoordinator returned the coordinator's new address, but requests went to the old one in
+    the metadata.
+    """
 
     async def run() -> None:
         async with scripted_broker() as first, scripted_broker() as before, scripted_broker() as after:
@@ -71,8 +73,8 @@ def api_count(broker: ScriptedBroker, api: str) -> int:
 
 
 def test_an_invalid_host_name_is_refused_at_once() -> None:
-    """Regression: the attempt ended with UnicodeError, and was the last: requests waited for
-    their time-out.
+    """Regression: the attempt to connect ended with UnicodeError and was never repeated, so requests waited
+    for their time-out.
     """
     settings = {"request.timeout.ms": 600_000, "oncelog.bootstrap.timeout.ms": 0}
     with (
@@ -92,8 +94,8 @@ def test_an_invalid_host_name_does_not_prevent_requests_to_other_servers() -> No
 
 @pytest.mark.parametrize("how", ["drops packets", "is silent", "ends connections"])
 def test_an_unresponsive_address_does_not_prevent_attempts_at_others_of_its_host(how: str) -> None:
-    """This happens if a name stands for several machines, and the first is cut off, hangs, or has
-    no broker.
+    """A host name may resolve to several machines, of which the first is unreachable, hangs, or has no
+    broker.
     """
 
     async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -151,7 +153,10 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 @pytest.mark.parametrize("count", [1, 2, 10])
 def test_addresses_that_drop_packets_share_the_time_of_one_attempt(count: int) -> None:
-    """Regression: each address restarted the time-out; ten took 1.9 times what the error says."""
+    """Regression: each address restarted the time-out.
+
+    With ten addresses the attempt took 1.9 times the time in its error.
+    """
     loop = JumpingLoop()
 
     async def addresses(*_: Any, **__: Any) -> list[Any]:
@@ -180,7 +185,9 @@ def test_a_link_local_address_keeps_its_interface() -> None:
 
 
 def test_a_topic_that_may_be_created_soon_is_requested_once_at_a_time() -> None:
-    """Regression: each fetch of another partition started one more search, thousands in the end."""
+    """Regression: each fetch of another partition started one more search for the topic, in the end
+    thousands.
+    """
     unknown = TopicPartition("u", 0)
 
     async def run() -> None:
@@ -216,7 +223,7 @@ def test_a_topic_that_may_be_created_soon_is_requested_once_at_a_time() -> None:
                         return await find(partitions)
                     running, search_count = running + 1, search_count + 1
                     max_running = max(max_running, running)
-                    # The end of one search starts the next.
+                    # The next search starts when this one ends.
                     await find(partitions)
                     running -= 1
 

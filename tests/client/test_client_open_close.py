@@ -131,7 +131,8 @@ def test_asyncio_clients_leave_nothing_behind_in_a_loop_that_goes_on(
         before = held()
         for number in range(ROUNDS):
             await use(servers, number)
-        await until(lambda: not leaked(before), what=lambda: leaked(before))  # transports close with a delay
+        # wait, because transports close with a delay
+        await until(lambda: not leaked(before), what=lambda: leaked(before))
 
     asyncio.run(run())
 

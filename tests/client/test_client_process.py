@@ -212,7 +212,9 @@ def test_a_cancelled_asyncio_loop_aborts_and_its_successor_processes_every_recor
 
 
 def test_a_second_cancellation_leaves_no_client_open(ours: str, group: str) -> None:
-    """R1175: it ended the close, and left tasks and connections that nobody could close."""
+    """R1175: the second cancellation ended the close, and left tasks and connections that nobody could
+    close.
+    """
     job = Job(ours, group, 3)
 
     async def main() -> None:
@@ -265,7 +267,8 @@ def test_an_unclear_commit_is_committed_again_until_its_outcome_is_known(
 ) -> None:
     job = Job(servers, group, 4)
     with Proxy(servers) as proxy:
-        # On a busy machine an earlier request may time out. Its abort must not be cut.
+        # On a busy machine an earlier request may time out and cause an abort. The rule must not cut that
+        # EndTxn.
         settings = {"bootstrap_servers": proxy.bootstrap_servers, "max_block_ms": 1000}
         processor = job.processor(**settings)
         start_patiently(processor)
@@ -345,7 +348,7 @@ def test_the_older_of_two_loops_with_one_transactional_id_stops_with_a_clear_err
 def test_a_transaction_that_took_too_long_is_processed_again_with_a_new_producer(
     broker: Broker, ours: str, group: str
 ) -> None:
-    """The coordinator aborts it and raises the epoch, which fences the producer."""
+    """The coordinator aborts the transaction and raises the epoch, which fences the producer."""
     job = Job(ours, group, 4)
 
     def slow(record: Record) -> ProducerRecord:
@@ -357,7 +360,8 @@ def test_a_transaction_that_took_too_long_is_processed_again_with_a_new_producer
         return job.output(record)
 
     processor = job.processor(slow, commit_interval_ms=30_000, max_records=4)
-    # Only the broker's clock moves here, so the loop gets a transaction timeout that is over at once.
+    # Only the broker's clock moves here. Give the loop a transaction timeout of 0, so that it sees the
+    # timeout too.
     processor._loop._plan = dataclasses.replace(processor._loop._plan, transaction_timeout_ms=0)
     job.stop = None
     runner = Runner(processor)
@@ -373,7 +377,10 @@ def state_of(admin: Admin, transactional_id: str) -> str:
 
 @pytest.mark.behaviour("T16")
 def test_restore_runs_before_records_are_processed_from_committed_positions(ours: str, group: str) -> None:
-    """The transform counts in memory. After a failure, its count comes from the output that is committed."""
+    """The transform keeps a count in memory.
+
+    After a failure, it restores the count from the committed output.
+    """
     job = Job(ours, group, 8)
     total, events = 0, list[str]()
 

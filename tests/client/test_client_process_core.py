@@ -105,7 +105,7 @@ EVERY_FAULT = [(name, number) for name, faults in FAULTS.items() for number in r
 @pytest.mark.parametrize("has_state", [False, True])
 @pytest.mark.parametrize(("name", "number"), EVERY_FAULT)
 def test_an_error_at_any_step_loses_and_doubles_nothing(name: str, number: int, has_state: bool) -> None:
-    """Some steps are only reached after another error, so one is added."""
+    """Some steps are only reached after an error of another step. The test adds that error."""
     io = MemoryIO({ONE: 9, TWO: 2}, copy)
     if name in ("abort", "go_back"):
         io.faults["commit"].append(Fault(TransactionAbortable(), State.ABORTABLE_ERROR))
@@ -144,7 +144,7 @@ def test_any_sequence_of_errors_and_rebalances_loses_and_doubles_nothing(
 ) -> None:
     io = MemoryIO({ONE: 9, TWO: 5}, copy)
     script["open_producer"].insert(0, None)
-    # Errors that are no outage are limited by MAX_ERRORS in a row.
+    # Limit the faults: the loop gives up after MAX_ERRORS successive errors, unless they are outages.
     count = 0
     for name, faults in script.items():
         for number, fault in enumerate(faults):
@@ -189,7 +189,9 @@ def test_a_transaction_that_the_coordinator_aborted_for_its_age_needs_a_new_prod
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_loop_that_was_stuck_does_not_fence_its_successor(is_known: bool) -> None:
-    """R1173: both loops ended, because the successor had taken the consumer's group.instance.id."""
+    """R1173: both loops ended, because the successor had taken over the group.instance.id of the stuck loop's
+    consumer.
+    """
     io = MemoryIO({ONE: 3}, copy)
     io.has_successor = True
 
@@ -221,7 +223,9 @@ def test_a_commit_that_a_successor_interrupts_does_not_fence_the_successor() -> 
 
 
 def test_a_transaction_is_not_too_old_before_the_coordinator_knows_it() -> None:
-    """R1173: a fenced loop took a long transform before its first output for a late transaction."""
+    """R1173: a fenced loop mistook the time of a long transform before its first output for a transaction
+    that timed out.
+    """
     io = MemoryIO({ONE: 1}, copy)
 
     def slow(record: Record) -> ProducerRecord:
@@ -236,7 +240,9 @@ def test_a_transaction_is_not_too_old_before_the_coordinator_knows_it() -> None:
 
 @pytest.mark.parametrize("state", [State.FATAL, State.ABORTABLE_ERROR])
 def test_a_record_that_always_takes_longer_than_a_transaction_may_be_open_is_processed(state: State) -> None:
-    """R1172: the coordinator aborted the transaction ten times, because a quicker record was before it."""
+    """R1172: the coordinator aborted the transaction ten times, because each attempt began it with a quicker
+    record and then ran out of time.
+    """
     io = MemoryIO({ONE: 5}, copy)
 
     def slow(record: Record) -> ProducerRecord:
@@ -419,7 +425,7 @@ def test_an_output_that_cannot_be_sent_is_blamed_on_its_record() -> None:
 def test_an_output_to_a_topic_that_cannot_exist_is_blamed_on_its_record(is_refused_by_broker: bool) -> None:
     """R1174: one record with such an output ended the loop after ten errors, and again after each restart."""
     io = MemoryIO({ONE: 6}, copy)
-    if is_refused_by_broker:  # for example an internal topic
+    if is_refused_by_broker:  # the broker refuses for example an internal topic
         io.refuses = lambda output: (
             InvalidTopicException() if (output.topic, output.value) == ("target", b"0-3") else None
         )
@@ -532,7 +538,9 @@ def test_a_commit_that_fails_at_a_rebalance_is_aborted_and_the_rest_is_read_agai
 
 
 def test_records_polled_before_the_loop_went_back_are_not_skipped() -> None:
-    """The poll in which partitions are lost may return records of others, and moves their positions."""
+    """A poll during which partitions are lost may still return records of other partitions, and moves their
+    positions.
+    """
     io = MemoryIO({ONE: 4, TWO: 4}, copy)
 
     async def lose(loop: ProcessLoop) -> None:
@@ -547,11 +555,12 @@ def test_records_polled_before_the_loop_went_back_are_not_skipped() -> None:
     finished(io, max_records=2, commit_interval_ms=5_000)
 
 
-# The way back after an abort
+# Positions after an abort
 
 
 def test_records_behind_a_committed_offset_that_is_gone_are_processed_after_an_abort() -> None:
-    """R1170: with auto.offset.reset=latest, the seek to such an offset skipped the aborted records.
+    """R1170: with auto.offset.reset=latest, the seek to a committed offset that is gone skipped the aborted
+    records.
 
     The consumer has reset its position from 1 to 4.
     """

@@ -1,4 +1,4 @@
-"""`send_many` and `send_table` of the asyncio producer, as those of the blocking one."""
+"""`send_many` and `send_table` of the asyncio producer, which behave like those of the blocking producer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def test_an_error_has_the_delivery_of_what_was_appended(ours: str) -> None:
         with pytest.raises(MisuseError) as raised:
             await producer.send_many(topic, iter([b"a", "text"]))
         with pytest.raises(MisuseError):
-            await producer.send_many(topic, [b"b", "text"])  # a list is checked before anything is sent
+            # unlike an iterator, a list is checked before anything is sent
+            await producer.send_many(topic, [b"b", "text"])
         with pytest.raises(MessageTooLarge):
             await producer.send_many(topic, [b"x" * 2_000_000])
         with pytest.raises(MisuseError, match="Arrow table"):

@@ -1,4 +1,6 @@
-"""The producer against our broker over real sockets: what idempotence promises, through a lossy proxy."""
+"""The producer against our broker over real sockets: it keeps the promises of idempotence through a lossy
+proxy.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,7 @@ def test_at_most_five_batches_without_an_acknowledgement(servers: str, proxy: Pr
         proxy.release()
         assert [future.result(60).offset for future in futures] == list(range(1, 11))
     assert values(servers, topic) == [b"%d" % number for number in range(11)]
-    assert sequences(proxy) == list(range(11))  # a batch that is known to be stored is not sent again
+    assert sequences(proxy) == list(range(11))  # an acknowledged batch is not sent again
 
 
 @pytest.mark.behaviour("I10", "I11")
@@ -274,10 +276,10 @@ def test_a_batch_leaves_when_it_is_full_or_has_lingered(servers: str, proxy: Pro
     with producer_of(proxy.bootstrap_servers, linger_ms=60_000, batch_size=1000) as producer:
         first = producer.send(topic, b"x" * 100)
         with pytest.raises(TimedOut):
-            first.result(0.2)  # lingers
+            first.result(0.2)  # the record lingers
         for _ in range(15):
             producer.send(topic, b"x" * 100)
-        assert first.result(60).offset == 0  # its batch is full
+        assert first.result(60).offset == 0  # the record is sent because its batch is full
         assert not producer.send(topic, b"x").done()
         producer.flush(60)
         assert all(batch.size_bytes <= 1000 for event in requests(proxy) for batch in event.batches)
@@ -401,6 +403,7 @@ def test_records_that_wait_for_a_connection_are_reported_as_not_stored(
         clock.jump_until(future.done, 1)
         error = future.exception(60)
         assert isinstance(error, TimedOut) and not isinstance(error, OutcomeUnknown)
-        # Once a connection is made, the batch that expired must not be written together with the other one.
+        # Once a connection is made, the expired batch must not be written into the request of the other
+        # batch.
         wait_until(lambda: not any(batch.is_completed for batch in in_request()))
     producer.close()

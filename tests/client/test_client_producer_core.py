@@ -72,7 +72,7 @@ class FakeBroker:
         self.logs: dict[TopicPartition, list[bytes | None]] = {tp: [] for tp in TP}
         self.entries: dict[tuple[TopicPartition, int], ProducerEntry] = {}
         self.max_records = RECORDS
-        """A larger batch is refused, even if it is stored already."""
+        """Maximum number of records in a batch. A larger batch is refused, even if it is already stored."""
 
     def produce(self, call: ProduceCall) -> ProduceResponse:
         rows = []
@@ -175,7 +175,7 @@ class SimulatedCluster:
             assert len(part.sequences.unacknowledged) <= 5 or self.limits
 
     def _carry(self, call: ProduceCall) -> None:
-        """Deliver, delay, refuse or lose one request, as the seed decides."""
+        """Deliver, delay, refuse or lose one request or its response, as the seed decides."""
         roll = self.random.random() if self.trouble else 1.0
         delay = self.random.choice((1, 15, 40)) if self.trouble else 1
         if self.limits:
@@ -185,7 +185,7 @@ class SimulatedCluster:
         elif roll < 0.12:  # the response is lost
             self.later(delay, lambda: self.broker.produce(call))
             self.later(200, lambda: self._fail(call, DisconnectedError("cut")))
-        elif roll < 0.16:  # the request arrives after it was given up
+        elif roll < 0.16:  # the request arrives after the client gave it up
             copy = ProduceCall(call.node_id, _frozen(call), call.batches, True)
             self.later(300, lambda: self.broker.produce(copy))
             self.later(100, lambda: self._fail(call, TimedOut("late")))
@@ -215,7 +215,7 @@ class SimulatedCluster:
             )
             for batch in call.batches
         ]
-        if stored is not None:  # refused records say so; only stored ones may be uncertain
+        if stored is not None:  # a refused batch keeps its own error
             for row, real in zip(rows, stored.responses[0].partition_responses, strict=True):
                 if real.error_code:
                     row.error_code = real.error_code
@@ -281,7 +281,9 @@ def check_hasty_producer(seed: int) -> tuple[int, int]:
 
 
 def check_words(cluster: SimulatedCluster, seed: int) -> None:
-    """Check the reported results against the log."""
+    """Check the reported results against the log: none is stored twice, and a success or definite error is
+    true.
+    """
     for tp, value, error in cluster.results():
         count = cluster.broker.logs[tp].count(value)
         assert count <= 1, f"seed {seed}: doubled"
@@ -408,7 +410,7 @@ def test_the_fast_path_of_send_leaves_the_same_batches_as_append(partitioner: st
 
 
 def test_a_batch_that_waits_for_a_leader_is_not_due_by_itself() -> None:
-    """Otherwise the producer's loop would run without a pause until there is a leader."""
+    """If the batch were due, the producer's loop would run without a pause until there is a leader."""
     core = ProducerCore(resolve(PRODUCER.parse({"linger.ms": 5})), ClusterMetadata(), random.Random(0))
     core.set_identity(PRODUCER_ID, 0)
     core.set_partition_count("t", 2, 0.0)

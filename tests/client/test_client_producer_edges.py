@@ -45,7 +45,7 @@ def test_a_topic_that_was_recreated_with_fewer_partitions_is_written_to(ours: st
 
 
 def test_nothing_lingers_while_a_sender_waits_for_memory(ours: str) -> None:
-    """The buffer is not nearly full, but the next record does not fit."""
+    """The buffer has free memory, but not enough for the next record."""
     topic = new_topic(ours)
     patience = {"linger_ms": 600_000, "delivery_timeout_ms": 700_000, "max_block_ms": 30_000}
     sizes = {"buffer_memory": 1_000_000, "batch_size": 900_000}
@@ -161,7 +161,7 @@ def test_a_table_with_times_before_1970_is_refused(ours: str, times: pa.Array) -
 
 
 def test_a_failed_producer_raises_its_error_for_a_table_of_a_new_topic(ours: str) -> None:
-    """Regression: it raised KeyError."""
+    """Regression: send_table() raised KeyError."""
     with producer_of(ours) as producer:
         producer._driver.core.fail_all(MisuseError("as if it were fenced"))
         with pytest.raises(MisuseError, match="fenced"):
@@ -171,7 +171,7 @@ def test_a_failed_producer_raises_its_error_for_a_table_of_a_new_topic(ours: str
 def test_an_unexpected_exception_for_a_response_fails_the_records_at_once(
     ours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: they had no result until delivery.timeout.ms."""
+    """Regression: the records had no result until delivery.timeout.ms."""
 
     def fail(*_: object) -> None:
         raise ValueError("unexpected")

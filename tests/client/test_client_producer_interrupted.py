@@ -28,11 +28,11 @@ pytestmark = [
 
 
 class _Interrupt(BaseException):
-    """The exception that the signal handler raises."""
+    """The exception that the handler raises."""
 
 
 class _OwnError(_Interrupt, OncelogError):
-    """The same exception, raised by a call that the handler made."""
+    """The exception if it comes from a call that the handler made."""
 
 
 def _raise(error: type[_Interrupt] = _Interrupt) -> None:
@@ -188,7 +188,7 @@ def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interr
 ) -> None:
     """Regression: the handler waited forever for a lock that the interrupted call held.
 
-    Now it gets MisuseError.
+    Now the handler's call raises MisuseError.
     """
     topic, place, is_interrupted = new_topic(ours), 1, True
     refused, taken = 0, 0

@@ -61,7 +61,9 @@ def answer(core: ProducerCore, call: ProduceCall, error_code: int, now_ms: float
 
 
 def check_against_a_walk(core: ProducerCore, now_ms: float) -> None:
-    """Check that nothing that could be sent is left, and that the next wake-up is not too late."""
+    """Walk over all partitions: check that no batch is left that could be sent, and that the next wake-up is
+    not too late.
+    """
     wakeup_ms = core.next_wakeup_ms()
     queues = list(core._partitions.values())
     for queue in queues:
@@ -70,7 +72,7 @@ def check_against_a_walk(core: ProducerCore, now_ms: float) -> None:
             continue
         leader = core.metadata.leader_of(queue.tp)
         if leader is None or core._in_flight_requests.get(leader, 0) >= core.options.max_in_flight:
-            continue  # metadata or a response come first, and cause another drain
+            continue  # new metadata or a response will cause another drain
         assert following[1] > now_ms
         assert wakeup_ms is not None and wakeup_ms <= following[1]
     unsettled = [batch for queue in queues for batch in queue.batches()]
@@ -163,7 +165,7 @@ def test_a_send_examines_no_partition_that_has_nothing_to_send() -> None:
 
 
 def test_a_batch_behind_sealed_ones_neither_moves_its_partition_nor_wakes_the_loop() -> None:
-    """The batch changes nothing in the schedule, so it costs no more than making it."""
+    """The batch changes nothing in the schedule, so it costs no more than its creation."""
     core = core_of(1, **{"linger.ms": 0, "batch.size": 100})
     wakes = [core.append("t", 0, (0, None, b"x", ()), 60, 1.0)[2] for _ in range(50)]
     assert wakes == [True, True] + [False] * 48

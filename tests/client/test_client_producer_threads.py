@@ -49,7 +49,7 @@ def run_in_threads(bodies: list[threading.Thread]) -> None:
             body.join(1)
             if not body.is_alive():
                 break
-        else:  # print every thread's stack, to tell a lost wake-up from a lost completion
+        else:  # print every thread's stack, to distinguish a lost wake-up from a lost completion
             faulthandler.dump_traceback(sys.__stderr__)
         assert not body.is_alive()
 
@@ -57,7 +57,9 @@ def run_in_threads(bodies: list[threading.Thread]) -> None:
 @pytest.mark.behaviour("I1", "I2")
 @pytest.mark.usefixtures("impatient_threads")
 def test_threads_that_meet_new_topics_together_lose_nothing(ours: str) -> None:
-    """All threads send the first record to each topic at the same time; another keeps the producer busy."""
+    """All threads send the first record to each topic at the same time; one more thread keeps the producer
+    busy.
+    """
     names = [f"met-{number}" for number in range(TOPICS)]
     busy_topic = new_topic(ours, 8)
     with Admin({"bootstrap.servers": ours}) as admin:
@@ -123,7 +125,7 @@ def test_flush_returns_after_the_callbacks(ours: str) -> None:
     flushed = threading.Event()
 
     def slow(_: RecordMetadata | None, error: Exception | None) -> None:
-        flushed.wait(0.3)  # runs out, since flush() waits for this
+        flushed.wait(0.3)  # times out, because flush() waits for this callback
         errors.append(error)
 
     with producer_of(ours) as producer:

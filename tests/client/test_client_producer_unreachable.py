@@ -61,7 +61,7 @@ def test_a_first_send_survives_an_outage_after_its_topic_was_found(
 
 
 def test_two_calls_that_start_a_connection_leave_nothing_behind_after_close() -> None:
-    """Close ends the periodic metadata refresh, also when two calls started it at the same time (R332)."""
+    """Close ends the periodic metadata refresh, even if two calls started it at the same time (R332)."""
     world = World(1)
     BrokerHost(world, {}).start()
     left: list[str] = []

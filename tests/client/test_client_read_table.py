@@ -1,4 +1,4 @@
-"""`oncelog.read_table`: a bounded range of topics as one Arrow table."""
+"""`oncelog.read_table`: it returns a bounded range of topics as one Arrow table."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ VALUES, KEYS = [b"one", b"two"], [b"k1", b"k2"]
 
 
 class Frame:
-    """A foreign table of which only the Arrow stream is known, as of Polars."""
+    """A table of another library, such as Polars, that offers only an Arrow stream."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table

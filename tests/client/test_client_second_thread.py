@@ -77,7 +77,7 @@ def test_a_second_thread_that_polls_is_refused(ours: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["classic", "consumer"])
 def test_a_second_thread_is_refused_while_a_callback_of_the_first_runs(ours: str, kind: str) -> None:
-    """Regression: its poll called the callback again, or replaced the first thread's poll."""
+    """Regression: the second thread's poll called the callback again, or replaced the first thread's poll."""
     topic = f"two-threads-callback-{kind}"
     entered, release, calls = threading.Event(), threading.Event(), list[object]()
 
@@ -110,7 +110,7 @@ def test_a_second_thread_is_refused_while_a_callback_of_the_first_runs(ours: str
 
 
 def test_a_second_task_is_refused_while_a_callback_of_the_first_runs(ours: str) -> None:
-    """Regression: its poll called the callback again."""
+    """Regression: the second task's poll called the callback again."""
 
     async def run() -> None:
         entered, release, calls = asyncio.Event(), asyncio.Event(), list[object]()
@@ -141,7 +141,9 @@ def test_a_second_task_is_refused_while_a_callback_of_the_first_runs(ours: str) 
 
 
 def test_a_task_that_outlived_a_cancellation_polls_like_any_other() -> None:
-    """Regression: a second task's poll spun until this one's ended, and a close cancelled the task again."""
+    """Regression: the poll of a second task spun until the poll of this task ended, and a close cancelled
+    this task again.
+    """
 
     async def story() -> None:
         silent = await asyncio.start_server(hang, "127.0.0.1", 0)
@@ -213,7 +215,7 @@ def test_a_call_that_comes_after_the_loop_has_ended_is_refused(
 ) -> None:
     thread = LoopThread()
     thread.stop()
-    monkeypatch.setattr(thread, "_stopped", False)  # another thread may have read the flag before the stop
+    monkeypatch.setattr(thread, "_stopped", False)  # as for a thread that read the flag before the stop
     with pytest.raises(MisuseError):
         thread.run(asyncio.sleep(0)) if act == "run" else thread.call_soon(print)
 
@@ -250,8 +252,8 @@ def test_a_time_out_may_be_infinite(ours: str) -> None:
 
 @pytest.mark.parametrize("is_polled", [True, False])
 def test_a_task_that_waits_for_a_connection_is_told_that_another_closed_the_consumer(is_polled: bool) -> None:
-    """CancelledError would mean that somebody has cancelled the task, and no `except Exception`
-    catches it.
+    """The task gets no CancelledError: that would mean that somebody cancelled it, and `except Exception`
+    does not catch it.
     """
 
     async def story() -> None:

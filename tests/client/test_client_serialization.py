@@ -54,7 +54,7 @@ def polled(consumer: Consumer, count: int) -> list[Record]:
 def test_serializers_make_bytes_of_keys_and_values(ours: str, producer: Producer) -> None:
     topic = new_topic(ours)
     producer.send(topic, {"price": 42}, "book").result(60)
-    producer.send(topic, [1], "lamp").result(60)  # an open batch takes another way than the first record
+    producer.send(topic, [1], "lamp").result(60)  # in an open batch, send() takes its fast path
     producer.send(topic, None, "book").result(60)
     assert [(record.key, record.value) for record in read(ours, topic)] == [
         (b"book", b'{"price": 42}'),
@@ -126,7 +126,7 @@ def test_a_record_that_cannot_be_deserialized_is_named_and_can_be_skipped(ours: 
         producer.send_many(topic, [b"1", b"{", b"3"]).result(60)
     with reader(ours, topic, value_deserializer=json.loads) as consumer:
         assert [record.value for record in polled(consumer, 1)] == [1]
-        for _ in range(2):  # the position stays
+        for _ in range(2):  # each poll fails, and the position stays
             with pytest.raises(DeserializationError, match=f"the value of {topic}-0 at offset 1") as raised:
                 polled(consumer, 1)
             assert consumer.position(tp) == 1
@@ -192,7 +192,8 @@ def test_an_error_without_a_text_is_named_like_any_other(ours: str) -> None:
     with producer_of(ours) as producer:
         producer.send_many(topic, [b"1", b"bad"]).result(60)
     with reader(ours, topic, value_deserializer=convert) as consumer:
-        assert [record.value for record in polled(consumer, 1)] == [b"1"]  # delivered before the failed one
+        # the record before the failed one is delivered
+        assert [record.value for record in polled(consumer, 1)] == [b"1"]
         with pytest.raises(DeserializationError, match="NoText") as raised:
             polled(consumer, 1)
         assert raised.value.offset == 1

@@ -35,7 +35,7 @@ def late_commit(servers: str, topic: str, name: str) -> str:
     """
     settings = {"transactional_id": name, "request_timeout_ms": 2000}
     with Proxy(servers) as proxy, producer_of(proxy.bootstrap_servers, **settings) as producer:
-        producer.init_transactions(120)  # the first one takes long on a fresh Apache Kafka
+        producer.init_transactions(120)  # the first one takes long on a new Apache Kafka
         proxy.add(Rule(action="duplicate", api="EndTxn", nth=1, delay_ms=60_000))
         producer.begin_transaction()
         producer.send(topic, b"first")
@@ -70,7 +70,9 @@ def test_a_late_commit_ends_the_open_transaction_where_epochs_stay(classic: str)
 @pytest.mark.parametrize("goes_back", [True, False])
 @pytest.mark.behaviour("T7")
 def test_an_abort_does_not_move_the_consumers_position_back(servers: str, goes_back: bool) -> None:
-    """KAFKA-17582: an abort takes back the offsets in the group, not the position in the consumer."""
+    """KAFKA-17582: an abort discards the offsets sent to the group, but does not move the consumer's
+    position.
+    """
     source, target, name = new_topic(servers), new_topic(servers), f"rewind-{os.getpid()}-{goes_back}"
     with producer_of(servers) as producer:
         for number in range(6):

@@ -29,14 +29,16 @@ from oncelog.types import OffsetAndMetadata
 
 _numbers = itertools.count()
 SOON_GIVEN_UP = {"request.timeout.ms": 2_000}
-"""Settings for a producer whose request is dropped: the next one on the connection waits for its time-out."""
+"""A short time-out for a producer whose request is dropped, because the next request on its connection waits
+for that.
+"""
 ASKED = [
     ("ours", "TxnOffsetCommit"),
     ("ours, classic", "TxnOffsetCommit"),
     ("ours, classic", "AddOffsetsToTxn"),
     ("apache", "TxnOffsetCommit"),
 ]
-"""With an epoch per transaction no client sends AddOffsetsToTxn."""
+"""Brokers and requests that are lost. With an epoch per transaction no client sends AddOffsetsToTxn."""
 
 
 @pytest.fixture(params=["ours", "ours, classic", "apache"])
@@ -80,7 +82,8 @@ def test_a_transaction_is_not_committed_without_the_offsets_that_timed_out(
         assert getattr(raised.value, "reaction", None) == "abortable"
         proxy.clear()
         producer.send_offsets_to_transaction({tp: 18}, group)
-        with pytest.raises(OncelogError, match="same arguments"):  # the first offsets may come later
+        # a late copy of the first offsets may still arrive
+        with pytest.raises(OncelogError, match="same arguments"):
             producer.commit_transaction()
         producer.abort_transaction()
         with producer.transaction():
@@ -277,7 +280,7 @@ def test_offsets_for_a_topic_that_does_not_exist_say_so_soon(
 ) -> None:
     monkeypatch.setattr("oncelog.rules.transactions.client_session.UNKNOWN_TOPIC_PATIENCE_MS", 300)
     missing = f"missing-{next(_numbers)}-{os.getpid()}"
-    # longer than this test may take
+    # a time longer than this test may take
     with producer_of(servers, transactional_id=name(), max_block_ms=3_600_000) as producer:
         open_on(producer, new_topic(servers))
         with pytest.raises(UnknownTopicOrPartition, match=f"topic '{missing}' does not exist") as raised:

@@ -83,7 +83,9 @@ def test_each_test_and_scenario_that_the_page_names_exists() -> None:
 
 @pytest.mark.behaviour("T16")
 def test_group_metadata_with_automatic_commits_is_refused(ours: str, group: str) -> None:
-    """Otherwise close() after an exception would commit positions of records that were aborted."""
+    """With automatic commits, close() after an exception would commit the positions of records that were
+    aborted.
+    """
     message = r"enable\.auto\.commit=false.*group_metadata\(\) for send_offsets_to_transaction\(\)"
     with member(ours, group) as consumer, pytest.raises(MisuseError, match=message):
         consumer.group_metadata()
@@ -108,7 +110,10 @@ def test_a_consumer_in_the_place_of_its_group_metadata_is_refused(ours: str, gro
 def test_a_group_id_whose_consumer_here_commits_automatically_is_refused(
     ours: str, group: str, is_subscribed: bool
 ) -> None:
-    """`group_metadata()` refuses such a consumer, but a group id alone would pass."""
+    """`group_metadata()` refuses such a consumer.
+
+    The check must also find it if only the group id is passed.
+    """
     tp = TopicPartition(new_topic(ours), 0)
     with producer_of(ours, transactional_id=group) as producer:
         producer.init_transactions()
@@ -128,7 +133,9 @@ def test_a_group_id_whose_consumer_here_commits_automatically_is_refused(
 
 @pytest.mark.behaviour("T7")
 def test_records_kept_over_a_rebalance_are_processed_twice(ours: str, group: str) -> None:
-    """Group metadata has the generation of the call, not that in which the records were polled."""
+    """Group metadata has the generation of the time of the call, not the generation in which the records were
+    polled.
+    """
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 4, 2)
     dropped: list[TopicPartition] = []

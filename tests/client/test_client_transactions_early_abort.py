@@ -1,4 +1,6 @@
-"""The abort of a transaction that begins while the coordinator still writes the markers of the one before."""
+"""The abort of a transaction that begins while the coordinator still writes the markers of the previous
+one.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class Markers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.are_held = self.is_older = False
-        """With `is_older`, the broker refuses an end while markers are missing, as before 0.5.1."""
+        """If `is_older`, the broker refuses to end a transaction while markers are missing, as brokers before
+        0.5.1 did.
+        """
         write: Callable[..., Any] = MarkerWriter.write
 
         def write_unless_held(*arguments: Any) -> Any:
@@ -93,7 +97,7 @@ def state_of(servers: str, name: str) -> str:
 
 
 def commit_and_begin(producer: Producer, servers: str, topic: str, name: str, markers: Markers) -> None:
-    """Leave `producer` in a transaction without records, while the previous one's markers are not written."""
+    """Commit a transaction without its markers, and begin another one without records."""
     producer.init_transactions()
     producer.begin_transaction()
     producer.send(topic, b"before")
@@ -105,12 +109,14 @@ def commit_and_begin(producer: Producer, servers: str, topic: str, name: str, ma
 
 
 def tries(proxy: Proxy) -> int:
-    """Count the requests that would make a partition part of the transaction."""
+    """Count the requests that try to add a partition to the transaction."""
     return len(requests(proxy)) + len(requests(proxy, "AddPartitionsToTxn"))
 
 
 def is_waiting(proxy: Proxy) -> Callable[[], bool]:
-    """Return a condition: an abort has sent EndTxn or InitProducerId twice from now on."""
+    """Return a function that returns True once an abort has sent EndTxn or InitProducerId twice from now
+    on.
+    """
     before = {api: len(requests(proxy, api)) for api in ("EndTxn", "InitProducerId")}
     return lambda: any(len(requests(proxy, api)) >= count + 2 for api, count in before.items())
 
@@ -191,7 +197,7 @@ def test_an_asyncio_producer_aborts_while_the_markers_of_the_transaction_before_
 def test_a_fenced_producer_that_aborts_late_leaves_the_newer_ones_transaction_alone(
     servers: str, proxy: Proxy, markers: Markers
 ) -> None:
-    """The older producer was refused with CONCURRENT_TRANSACTIONS, as above, before the newer one started."""
+    """The older producer's abort got CONCURRENT_TRANSACTIONS before the newer producer started."""
     topic, name = new_topic(servers), next(_names)
     with producer_of(proxy.bootstrap_servers, transactional_id=name) as older:
         commit_and_begin(older, servers, topic, name, markers)

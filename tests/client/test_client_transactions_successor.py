@@ -1,4 +1,4 @@
-"""Whether a producer whose transaction was ended from outside was replaced (R1226)."""
+"""A producer whose transaction was ended from outside finds out if a successor has replaced it (R1226)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def state_of(servers: str, name: str) -> str:
 
 
 def start_of_another(servers: str, name: str) -> int:
-    """Send InitProducerId once, as a producer that starts does. Return the error code."""
+    """Send InitProducerId once, as a starting producer does. Return the error code."""
     request = InitProducerIdRequest(
         transactional_id=name, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
     )
@@ -51,7 +51,9 @@ def is_replaced(producer: Producer, *, may_have_timed_out: bool) -> bool:
 
 @pytest.fixture
 def interrupted(servers: str) -> Iterator[tuple[str, str, Producer]]:
-    """A producer whose open transaction the start of another one has aborted without taking its place."""
+    """A producer whose open transaction was aborted by the start of a second producer, which has not yet
+    replaced it.
+    """
     name = f"successor-{os.getpid()}-{next(_numbers)}"
     with producer_of(servers, transactional_id=name) as producer:
         producer.init_transactions()

@@ -68,7 +68,7 @@ def test_assigned_partitions_wait_for_an_open_transaction(ours: str, group: str)
             ) -> dict[TopicPartition, OffsetAndMetadata]:
                 nonlocal count
                 count += 1
-                if count <= 3:  # `committed` does the same when it times out
+                if count <= 3:  # the real `committed` raises the same at its time-out
                     raise TimedOut("no answer in time") from UnstableOffsetCommit()
                 return await committed(partitions)
 

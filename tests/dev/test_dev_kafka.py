@@ -1,4 +1,4 @@
-"""`oncelog dev kafka`: clusters of Apache Kafka, also of three replicating nodes."""
+"""`oncelog dev kafka`: clusters of Apache Kafka with one node and with three replicating nodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_node_starts_reports_its_status_and_stops(directory: str) -> None:
         rows = json.loads(oncelog("topics", "list", "-o", "json", servers=bootstrap_servers).out)
         return [(row["topic"], row["partitions"]) for row in rows]
 
-    # Apache Kafka's broker gets a new topic from the controller a moment after its creation.
+    # Apache Kafka's broker gets a new topic from the controller a moment after the creation is answered.
     wait_until(lambda: listed() == [("kept", 4)])
 
     (node,) = json.loads(oncelog("dev", "kafka", "status", "--directory", directory, "-o", "json").out)
@@ -122,7 +122,8 @@ def test_our_producer_loses_nothing_while_nodes_are_stopped_and_killed(kafka_cla
                 node.start()
             load.check(cluster.bootstrap_servers)
 
-            # With too few replicas in sync, batches are rejected unstored and retried until there are enough.
+            # With too few replicas in sync, the broker rejects batches without storing them, and the producer
+            # retries.
             admin.alter_configs({ConfigResource("topic", TOPIC): {"min.insync.replicas": 3}})
             cluster.nodes[2].stop()
             load.send(30)

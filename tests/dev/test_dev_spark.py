@@ -22,7 +22,7 @@ ORDERS = 3_000
 
 
 def processes_of(directory: Path) -> list[str]:
-    """Return the command lines of master, workers and executors: those that name a file in the directory."""
+    """Return the command lines of the cluster's processes, which all name a file in the directory."""
     listed = subprocess.run(["ps", "-ww", "-eo", "args="], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if f"{directory}/" in line and "java" in line]
 
@@ -56,13 +56,14 @@ def test_the_example_runs_on_a_cluster_of_two_workers(directory: Path, tmp_path:
             with launch_forward(tmp_path, master, servers, "orders", "enriched") as program:
                 assert program.wait(400) == 0, (tmp_path / "log").read_text()
             assert read_values(servers, "enriched") == expected(numbers.stop)
-    logs = Path("worker-*", "work", "*", "*", "stderr")  # the directory of the executors' logs
+    logs = Path("worker-*", "work", "*", "*", "stderr")  # the logs of the executors
     ran = {path.parts[-5] for path in directory.glob(str(logs))}
     assert ran == {"worker-1", "worker-2"}
 
     stopped = oncelog("dev", "spark", "stop", *where)
     assert stopped.out == "".join(f"stopped node {node['node']} (pid {node['pid']})\n" for node in nodes)
-    wait_until(lambda: processes_of(directory) == [], 30)  # the executors ended with their workers
+    # the executors have ended together with their workers
+    wait_until(lambda: processes_of(directory) == [], 30)
     assert oncelog("dev", "spark", "stop", *where).out == ""
 
 
