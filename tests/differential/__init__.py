@@ -1,5 +1,5 @@
-"""Differential fuzzing: random sequences of requests to our broker and to Apache Kafka, whose responses are
-compared.
+"""Differential fuzzing: run random sequences of requests on our broker and on Apache Kafka, and compare the
+responses.
 
 A subject of `operations/` draws a `Sequence` of steps from a seed. `runner` runs it on both brokers.
 `compare` normalises the responses and finds the first difference. `shrink` drops the steps that the

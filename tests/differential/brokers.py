@@ -1,4 +1,4 @@
-"""The two brokers of a run, started by this module."""
+"""Start and stop the two brokers of a run: ours and Apache Kafka."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SHORT = {
     "group.consumer.min.heartbeat.interval.ms": 300,
     "group.consumer.heartbeat.interval.ms": 300,
 }
-"""Settings with which members may request time-outs short enough to run out during a sequence."""
+"""Settings that permit members to request short time-outs, which can expire during a sequence."""
 PROMPT = {
     "group.consumer.assignment.interval.ms": 0,
     "group.consumer.assignor.offload.enable": "false",
 }
 SMALL = {"log.index.size.max.bytes": 65_536, "log.segment.delete.delay.ms": 1_000}
-"""Thousands of topics are made and deleted: their indexes are small, and their files go at once.
+"""Small indexes, and files that are removed soon, because the runs create and delete thousands of topics.
 
-Both brokers need these, for topics show them as their defaults.
+Both brokers need the same values, because descriptions of topics show them as defaults.
 """
 
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -36,10 +36,11 @@ SECURITY = {
     "super.users": "User:ANONYMOUS",
     "sasl.enabled.mechanisms": "SCRAM-SHA-256",
 }
-"""Anonymous users of the plain listener may do everything."""
+"""An authorizer that permits everything to the anonymous users of the plain listener."""
 ONE_COORDINATOR = {"offsets.topic.num.partitions": 1}
-"""All groups have one coordinator, so a topic that one group knows is known to all
-(support/groups/topics.py).
+"""One partition, so that all groups have one coordinator.
+
+A topic that one group knows is then known to all (support/groups/topics.py).
 """
 COMMON = SETTINGS | SHORT | SMALL | SECURITY | ONE_COORDINATOR
 """The settings of both brokers."""
@@ -48,7 +49,7 @@ SASL_MODULE = "listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config"
 
 
 class SecuredBroker(BrokerProcess):
-    """Our broker with a second listener, on which clients log in."""
+    """Our broker with a second listener, on which clients authenticate."""
 
     sasl_port = 0
 

@@ -31,7 +31,7 @@ ASSIGNED = {
     "member_id": "member",
     "leader": "member",
 }
-"""Fields whose values each broker assigns -> the kind of thing that they name."""
+"""For each field with a value that the broker assigns: the kind of thing that the value names."""
 NOT_COMPARED = {
     "throttle_time_ms",
     "error_message",
@@ -61,14 +61,16 @@ IDENTIFYING = (
 )  # fmt: skip
 """Fields that identify the elements of a list."""
 ONLY_THE_SIGN = {"transaction_start_time_ms", "last_timestamp", "offset_metadata_timestamp"}
-"""Timestamps of which only the presence is compared."""
+"""Names of timestamps that are compared only for being present."""
 
 
 MARKERS_TIME = "the broker's time"
 
 
 class Symbols:
-    """Symbols for values that one broker assigned, in the order in which a run got them."""
+    """Symbols that replace the values assigned by one broker, numbered in the order in which a run received
+    the values.
+    """
 
     def __init__(self, prefix: str, topic_ids: dict[str, bytes], now_ms: int) -> None:
         self.prefix = prefix
@@ -90,7 +92,7 @@ class Symbols:
         if value in (-1, 0, "", None):
             return value
         if kind == "member" and (kind, value) not in self._known:
-            # Numbered symbols would depend on the order of ids, which are random.
+            # A numbered symbol would depend on the order of the member ids, which are random.
             return value.replace(self.prefix, "~") if self.prefix in value else "an unbound member"
         if (kind, value) not in self._known:
             self._counts[kind] = number = self._counts.get(kind, 0) + 1
@@ -101,7 +103,7 @@ class Symbols:
         """Return the value as JSON, with symbols for assigned values and with sorted lists."""
         if isinstance(value, Part):
             text, topic_id = getattr(value, "name", None), getattr(value, "topic_id", NO_ID)
-            # A rejected row may have a topic's name and another topic's id.
+            # Ignore rejected rows, which may have a topic's name together with another topic's id.
             if text and topic_id != NO_ID and not getattr(value, "error_code", 0):
                 self._topics.setdefault(topic_id, f"id of {text.replace(self.prefix, '~')}")
             fields = [f.name for f in value._struct.fields if f.is_in(version) and f.name not in NOT_COMPARED]
@@ -109,11 +111,12 @@ class Symbols:
             if type(value).__name__ == "PartitionProduceResponse" and value.error_code:
                 plain.pop(
                     "log_start_offset", None
-                )  # docs/differences.md has another rule for a rejected Produce
+                )  # docs/differences.md explains this field in rejected rows
             if type(value).__name__ == "PartitionData":
                 plain["aborted_transactions"] = _aborted_in(plain)
             if plain.get("timestamp") == MARKERS_TIME:
-                plain["offset"] = "of the youngest marker"  # the first record of a millisecond counts
+                # the time is the same for all records of a millisecond
+                plain["offset"] = "of the youngest marker"
             return plain
         if field == "records":
             return None if value is None else [self._batch(data) for data in split_batches(value)]
@@ -171,7 +174,7 @@ class Symbols:
 def _aborted_in(fetched: dict[str, Any]) -> list[Any]:
     """Return the aborted transactions that have records in the response.
 
-    Kafka also lists later ones, and sends null for none.
+    Kafka also lists transactions behind those records, and sends null instead of an empty list.
     """
     records = fetched["records"]
     end = records[-1]["base_offset"] + records[-1]["last_offset_delta"] if records else -1
@@ -184,7 +187,10 @@ def _is_fetched(row: dict[str, Any]) -> bool:
 
 
 def _merge_rows(rows: list[Any]) -> list[Any]:
-    """Merge the rows of one topic. In a Fetch response, Kafka sends a row for each failed partition."""
+    """Merge the rows of one topic.
+
+    In a Fetch response, Kafka sends a separate topic row for each failed partition.
+    """
     if not any(isinstance(row, dict) and _is_fetched(row) for row in rows):
         return rows
     merged: dict[str, Any] = {}
@@ -196,15 +202,13 @@ def _merge_rows(rows: list[Any]) -> list[Any]:
 
 
 def _place_in_list(element: Any) -> tuple[list[str], str]:
-    """Return a sort key that puts equal elements of both brokers' lists side by side."""
+    """Return a sort key that sorts the lists of both brokers alike."""
     names = [str(element[key]) for key in IDENTIFYING if key in element] if isinstance(element, dict) else []
     return names, json.dumps(element, sort_keys=True, default=str)
 
 
 class Difference(NamedTuple):
-    """A difference: the step's number (observations are numbered after the steps), and a path in the
-    response.
-    """
+    """The number of a step and a path in its response. Observations are numbered after the steps."""
 
     number: int
     step: Step

@@ -1,4 +1,4 @@
-"""Variables of one run on one broker, and the replacement of references in bodies."""
+"""Replace references in the bodies of requests by the values that one broker assigned in one run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ MAX_INT = {"epoch": 2**15, "generation": 2**31}
 
 
 class Names:
-    """The prefix, topic ids, variables and start time of a run."""
+    """The values of one run that references stand for: its prefix, topic ids, variables and time."""
 
     def __init__(self, prefix: str, topic_ids: dict[str, bytes], now_ms: int) -> None:
         self.prefix = prefix
         self.now_ms = now_ms - AGE_MS
-        """The timestamp of records. Markers, which the brokers stamp, have much later ones."""
+        """The timestamp of records.
+
+        It lies far in the past, so markers, which the brokers stamp, have much later ones.
+        """
         self.topic_ids = topic_ids
-        """Topic ids by the topics' names in the sequence."""
+        """Topic ids. The keys are the topics' names in the sequence."""
         self.variables: dict[str, Any] = {}
 
     def topic(self, text: str) -> str:
@@ -55,7 +58,7 @@ class Names:
         return batch_of(self.resolve(options), {"now": self.now_ms})
 
     def subscription(self, topics: list[str]) -> bytes:
-        """Return version 0 of the metadata that a consumer sends to its group."""
+        """Return the metadata that a consumer sends to its group, in version 0."""
         texts = [self.topic(text).encode() for text in topics]
         parts = [struct.pack(">h", len(text)) + text for text in texts]
         return struct.pack(">hi", 0, len(parts)) + b"".join(parts) + struct.pack(">i", -1)

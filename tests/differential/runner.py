@@ -1,4 +1,4 @@
-"""Sequences run on both brokers over real sockets."""
+"""Run sequences on both brokers over real sockets."""
 
 from __future__ import annotations
 
@@ -36,9 +36,12 @@ PATIENCE_S = 8.0
 READY_S = 120.0
 """Maximum wait for a started broker to answer, in seconds."""
 CONFIRMATIONS = 3
-"""Number of times to repeat a sequence with a difference before it counts as not reproducible."""
+"""Number of times that a sequence with a difference is run again.
+
+If none shows it, it counts as not reproducible.
+"""
 CHUNK = 32
-"""Sequences whose topics are created, and deleted, in one request."""
+"""Number of sequences whose topics are created in one request, and deleted in another one."""
 PASSING = (
     "CONCURRENT_TRANSACTIONS", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR",
     "NOT_LEADER_OR_FOLLOWER",
@@ -47,20 +50,22 @@ ENDING = ("EndTxn", "InitProducerId")
 """APIs after which a transaction may still be completing in the background."""
 SETTLING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 AT_ONCE = (*ENDING, "AddPartitionsToTxn", "AddOffsetsToTxn")
-"""APIs that answer CONCURRENT_TRANSACTIONS while a transaction is completing. Before others, the run waits.
+"""APIs whose requests need not wait for a completing transaction: they get CONCURRENT_TRANSACTIONS and are
+repeated. Before all others, the run waits.
 """
 CHANGING = (
     "CreateTopics", "DeleteTopics", "CreatePartitions", "IncrementalAlterConfigs", "AlterConfigs",
     "CreateAcls", "DeleteAcls", "AlterClientQuotas", "AlterUserScramCredentials",
 )  # fmt: skip
-"""APIs that Kafka's controller answers before its broker has the change."""
+"""APIs for changes that Kafka's controller acknowledges before the broker has them."""
 PARKED = "no answer while others were asked"
 LOGIN_REFUSED, LOGIN_PAUSE_S = "login refused", 0.3
 PARK_S, LATE_S = 0.012, 8.0
-"""Maximum waits in seconds: for a response that may come later, and for one that the other broker has sent.
+"""Maximum waits in seconds: for the response to a request that may stay pending, and for a response that the
+other broker has already sent.
 """
 JAVA_BUCKETS = 16
-"""Number of buckets of a java.util.HashMap with at most 12 keys."""
+"""Number of buckets of a java.util.HashMap that has at most 12 keys."""
 _numbers = itertools.count()
 _values = itertools.count(1_000_000)
 
@@ -76,7 +81,7 @@ class BrokerUnderTest(Protocol):
 
 
 class Connection:
-    """One connection of a run. Its requests are in order, and some responses are read later."""
+    """One connection of a run. The broker handles its requests in order. Some responses are read later."""
 
     def __init__(self, address: str, user: str = "") -> None:
         self._raw = RawClient(address)
@@ -103,7 +108,7 @@ class Connection:
         return decode_response(API_BY_NAME[step.api].response, step.version, frame)[1]
 
     def is_ready(self, seconds: float) -> bool:
-        """Return True if a response, or the connection's end, can be read."""
+        """Wait up to `seconds`. Return True if a response, or the connection's end, can be read."""
         return bool(select.select([self._raw.socket], [], [], seconds)[0])
 
     def close(self) -> None:
@@ -122,15 +127,18 @@ class Run:
         self.answers: list[Any] = []
         """The responses to all steps so far, in a comparable form."""
         self.parked: dict[int, tuple[Connection, Step]] = {}
-        """Requests that may be answered later, by the numbers of their steps."""
+        """Parked requests, whose responses may come after those of later steps.
+
+        The keys are the numbers of their steps.
+        """
 
     def take(self, step: Step) -> None:
-        """Run the next step. A step that parks is only sent."""
+        """Run the next step. The request of a step that parks is sent without a wait for its response."""
         self.answers.append(None)
         self.answers[-1] = self._step(step)
 
     def finish(self) -> None:
-        """Read the responses that have not been read."""
+        """Read the responses that have not been read yet."""
         for connection in self._connections.values():
             self._read_outstanding(connection)
 
@@ -143,7 +151,7 @@ class Run:
             self._drop(name)
 
     def unpark(self, place: int, is_answered: bool) -> None:
-        """Read the response to a parked request, or give it up."""
+        """Read the response to a parked request if there is one, and close its connection."""
         connection, step = self.parked.pop(place)
         if is_answered:
             connection.sent.append((place, step))
@@ -179,7 +187,7 @@ class Run:
             own_name = f"{self._names.prefix}-{user}"
             try:
                 return Connection(self._bed.sasl_servers, own_name)
-            except AssertionError:  # of `log_in`: Kafka learns of users shortly after it learns of settings
+            except AssertionError:  # `log_in` failed: Kafka learns of users shortly after settings
                 time.sleep(LOGIN_PAUSE_S)
                 return Connection(self._bed.sasl_servers, own_name)
         return Connection(self._bed.bootstrap_servers)
@@ -191,7 +199,7 @@ class Run:
         return PARKED
 
     def _catch_up(self) -> None:
-        """Wait until the broker has all changes so far.
+        """Wait until the broker has applied all changes of this run so far.
 
         Kafka applies changes in order. So all are applied once a later change of a setting is visible.
         """
@@ -227,7 +235,7 @@ class Run:
             self._unsettled.add(message.transactional_id)
         try:
             return self._park(step, message) if step.parks else self._exchange(step, message)
-        except AssertionError:  # of `log_in`
+        except AssertionError:  # `log_in` failed
             return LOGIN_REFUSED
         except OSError:
             self._drop(step.connection)
@@ -261,7 +269,9 @@ class Run:
         return self._symbols.plain(answer, step.version)
 
     def _barrier(self, step: Step, connection: Connection) -> str:
-        """Wait until the broker has handled a request without a response."""
+        """After a request without a response, wait until the broker has handled it: send another request and
+        read its response.
+        """
         question = Step("ListTransactions", 0)
         connection.send(question, API_BY_NAME[question.api].request(producer_id_filters=[1]))
         if isinstance(connection.read(question), str):
@@ -313,7 +323,7 @@ class Run:
 
 
 def deals_to_a_first(prefix: str) -> bool:
-    """Return True if Kafka gives member A a partition that either member may have, as we do, and not to B.
+    """Return True if Kafka assigns a partition that either member may get to member A, as our broker does.
 
     Its uniform assignor assigns in the reverse order of a java.util.HashMap of the member ids.
     """
@@ -333,7 +343,7 @@ def error_codes(answer: Any) -> Iterator[int]:
 
 
 def run_together(runs: SequenceOf[Run], sequence: Sequence) -> Iterator[str]:
-    """Play a sequence on all brokers step by step, and notice late responses on each of them.
+    """Run a sequence on all brokers step by step, and notice late responses on each of them.
 
     Yield the kind of each restart. The caller restarts the brokers, because other sequences use them too.
     """
@@ -352,9 +362,10 @@ def run_together(runs: SequenceOf[Run], sequence: Sequence) -> Iterator[str]:
 
 
 def _unpark(runs: SequenceOf[Run]) -> None:
-    """Read the responses to parked requests that have arrived.
+    """Read the responses to parked requests, if they have arrived.
 
-    A response that only one broker sends within `LATE_S` is a difference. The others' stays `PARKED`.
+    If only some brokers respond within `LATE_S`, the response of the others stays `PARKED`, which is a
+    difference.
     """
     for place in sorted(runs[0].parked):
         connections = [run.parked[place][0] for run in runs]
@@ -376,7 +387,7 @@ class Outcome(NamedTuple):
 
 
 class Pair:
-    """Our broker and Apache Kafka. `rules` apply to every subject, besides the subject's own."""
+    """Our broker and Apache Kafka. `rules` apply to every subject, in addition to the subject's own rules."""
 
     def __init__(self, ours: BrokerUnderTest, theirs: BrokerUnderTest, rules: tuple[Rule, ...] = ()) -> None:
         self._brokers, self._rules = (ours, theirs), rules
@@ -390,17 +401,17 @@ class Pair:
     def play_all(
         self, sequences: Iterable[tuple[Sequence, tuple[Rule, ...]]], jobs: int = 4
     ) -> Iterator[Outcome]:
-        """Return outcomes; `jobs` sequences run at a time.
+        """Yield the outcome of each sequence. At most `jobs` sequences run at a time.
 
         The outcomes are in the order of the sequences, except those with restarts. Sequences with the same
-        restarts share them, and are played when there are enough for a chunk.
+        restarts share these, and run once there are enough for a chunk.
         """
         with ThreadPoolExecutor(jobs) as pool:
             for chunk in _chunks(sequences, CHUNK):
                 yield from self._play_chunk(chunk, pool)
 
     def confirmed(self, outcome: Outcome, rules: tuple[Rule, ...]) -> Outcome | None:
-        """Return the outcome of the sequence played alone; None if several runs show no difference.
+        """Run the sequence alone, and return the outcome. Return None if several runs show no difference.
 
         Kafka verifies transactions of many connections in one request, and uses the version of the first one
         for all responses. So sequences that run at the same time can affect each other.
@@ -409,7 +420,8 @@ class Pair:
         again = None
         for _ in range(CONFIRMATIONS):
             again = self.run_sequence(outcome.sequence, rules)
-            # On a busy machine one time-out may expire early, so every repetition must show the difference.
+            # On a busy machine a time-out may expire early. So with time-outs, every repetition must show the
+            # difference.
             if (again.difference is not None) != is_timed:
                 break
         return again if again is not None and again.difference is not None else None
@@ -443,7 +455,8 @@ class Pair:
         playing = [run_together(both, sequence) for both, (sequence, _) in zip(runs, chunk, strict=True)]
         # All sequences of a chunk have the same restarts, so all reach a restart when one does.
         while kinds := {*pool.map(lambda sequence: next(sequence, ""), playing)} - {""}:
-            # Not in the pool, whose threads end first: Kafka's process ends with the thread that started it.
+            # Restart in this thread, not in the pool. Kafka's process ends with the thread that started it,
+            # and the pool's threads end earlier.
             for broker, known in zip(self._brokers, ids, strict=True):
                 _restart(broker, topics, known, is_kill=kinds == {"kill"})
         list(pool.map(lambda broker: delete_topics(broker, list(topics)), self._brokers))
@@ -470,7 +483,7 @@ def _chunks(
 def _restart(
     broker: BrokerUnderTest, topics: dict[str, Any], ids: dict[str, bytes], *, is_kill: bool
 ) -> None:
-    """Start a broker again, and return when it has these topics and both kinds of coordinator."""
+    """Restart a broker. Return when it serves these topics and both kinds of coordinator."""
     broker.restart(kill=is_kill)
     find_coordinators(broker)
     _find_controller(broker)
@@ -506,7 +519,8 @@ def _find_controller(broker: BrokerUnderTest) -> None:
 
 
 def find_coordinators(broker: BrokerUnderTest) -> None:
-    """Wait until both kinds of coordinator serve. A broker creates their topics at the first look-up.
+    """Wait until both kinds of coordinator serve. A broker creates the coordinators' topics at the first
+    look-up.
 
     Also allocate a producer id, because Kafka's first one is 0, which elsewhere means no producer id.
     """
@@ -527,8 +541,9 @@ def find_coordinators(broker: BrokerUnderTest) -> None:
 
 
 def create_topics(broker: BrokerUnderTest, topics: dict[str, Any]) -> dict[str, bytes]:
-    """Create topics, wait for their leaders, and return their ids. Options: partitions, and settings by their
-    names.
+    """Create topics, wait for their leaders, and return their ids.
+
+    `topics` has the number of partitions and the settings of each topic.
     """
     rows = []
     for text, options in topics.items():
@@ -560,7 +575,7 @@ def delete_topics(broker: BrokerUnderTest, topics: list[str]) -> None:
 
 
 class Fixed:
-    """A broker that is already running at this address. It cannot be restarted."""
+    """A broker that somebody else started at this address. It cannot be restarted."""
 
     def __init__(self, bootstrap_servers: str, sasl_servers: str = "") -> None:
         self.bootstrap_servers, self.sasl_servers = bootstrap_servers, sasl_servers

@@ -21,9 +21,12 @@ from typing import Any, NamedTuple
 
 Body = dict[str, Any]
 RESTARTS = ("restart", "kill")
-"""Kinds of steps that restart both brokers: after a clean stop, and after SIGKILL."""
+"""Kinds of steps that restart both brokers: after a clean stop ("restart"), and after SIGKILL ("kill")."""
 SENTINEL = "sentinel"
-"""A topic of sequences that change settings, ACLs or users: see `Run._catch_up`."""
+"""A topic for sequences that change settings, ACLs or users.
+
+`Run._catch_up` changes its settings to notice when the broker has all earlier changes.
+"""
 PASSWORD, SALT = "secret", b"sixteen bytes!!!"
 
 
@@ -31,11 +34,12 @@ class Step(NamedTuple):
     """One request, or another event of type `kind`.
 
     `kind`: "request"; "restart" or "kill" (of the broker); "pause" (`body["ms"]`); "close" (`connection`).
-    `binds`: variable -> path in the response ("producer_id", "topics.0.partitions.0.offset"). It is bound if
-    the response has the value and no error. `is_awaited` False: the next awaited step of the connection reads
-    the response, and the request is not repeated. `passing`: error names on which the request is repeated.
-    `parks`: the broker may respond only after requests of others. Such a request has its own connection.
-    `user`: the connection is one of this user, whose password is `PASSWORD`.
+    `binds` maps variables to paths in the response, such as "topics.0.partitions.0.offset". A variable is
+    bound if the response has the value and no error. If `is_awaited` is False, the next awaited step of the
+    connection reads the response, and the request is not repeated. `passing` has names of errors after which
+    the request is repeated. If `parks` is True, the broker may respond only after requests of other clients,
+    so the request has its own connection. With `user`, the connection authenticates as this user, whose
+    password is `PASSWORD`.
     """
 
     api: str = ""
@@ -52,7 +56,10 @@ class Step(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """Steps, and the observations made after them. `topics`: name -> partitions and settings."""
+    """Steps, and the observations made after them.
+
+    `topics` has each topic's number of partitions and settings.
+    """
 
     subject: str
     seed: int
@@ -69,9 +76,9 @@ def restarts_of(sequence: Sequence) -> tuple[str, ...]:
 class Rule(NamedTuple):
     """A difference that is intended, or that cannot be compared.
 
-    `explains(step, ours, theirs, path)` returns True for this difference. `key`: the entry of
-    docs/differences.md (its heading, or the first words of its bullet). `ends`: the brokers' states differ
-    from then on, so the rest of the sequence is not compared.
+    `explains(step, ours, theirs, path)` returns True for this difference. `key` is the heading of the entry
+    in docs/differences.md, or the first words of its bullet. If `ends` is True, the brokers' states differ
+    after this difference, so the rest of the sequence is not compared.
     """
 
     name: str
@@ -82,14 +89,17 @@ class Rule(NamedTuple):
 
 
 def answers(api: str, *, ours: str, theirs: str) -> Callable[[Step, Any, Any, str], bool]:
-    """Return a test for two error codes with which the brokers answer one request."""
+    """Return an `explains` function for a request that our broker answers with one error and Kafka with
+    another.
+    """
     return lambda step, our_code, their_code, _: step.api == api and (our_code, their_code) == (ours, theirs)
 
 
 class Subject(NamedTuple):
-    """A generator of sequences. `weight`: its share of a mixed run; 0: it runs only by name.
+    """A generator of sequences. `weight` is the subject's share of a mixed run. A subject with weight 0 runs
+    only if it is named.
 
-    `secured`: needs brokers with an authorizer and a listener on which clients log in.
+    A `secured` subject needs brokers with an authorizer and a listener on which clients authenticate.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Removal of the steps that a difference does not need."""
+"""Remove the steps that a difference does not need."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ def keep(sequence: Sequence, numbers: list[int]) -> Sequence:
 
 
 def shrink(outcome: Outcome, run_sequence: Callable[[Sequence], Outcome]) -> tuple[Outcome, list[int]]:
-    """Return the shortest outcome found with a difference of the same signature, and the steps kept.
+    """Return the outcome of the shortest sequence found whose difference has the same signature, and the
+    steps kept.
 
-    Chunks of halving size are dropped, as in delta debugging. If a
-    second run of the whole sequence does not show the difference, the outcome is returned unchanged.
+    Drop chunks of steps whose size is halved repeatedly, as in delta debugging. If a second run of the whole
+    sequence does not show the difference, return the outcome unchanged.
     """
     if outcome.difference is None:
         return outcome, list(range(len(outcome.sequence.steps)))

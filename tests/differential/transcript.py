@@ -1,4 +1,4 @@
-"""An outcome as text: the requests, and both responses where they differ."""
+"""Print an outcome as text: the requests, and both responses where they differ."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_clients_never_bypass_the_proxy(broker: Broker, send: Callable[[str, boo
 def test_the_java_client_delivers_once_through_the_faults(
     broker: Broker, rule: Rule, kafka_class_path: str, tmp_path: Path
 ) -> None:
-    # Kafka's tool sets retries=0, which a properties file may override.
+    # Kafka's tool sets retries=0. This file of properties overrides that.
     settings = tmp_path / "producer.properties"
     settings.write_text("enable.idempotence=true\nretries=2147483647\nacks=all\n")
     with Proxy(broker.bootstrap_servers, rules=[rule]) as proxy:

@@ -93,7 +93,7 @@ def test_partitions_are_named_only_where_there_are_several() -> None:
 
 
 class CountedBatches(tuple[BatchSummary, ...]):
-    """The batches of a request. It counts how many of them were read."""
+    """The batches of a request, with a count of those that were read."""
 
     read_count = 0
 

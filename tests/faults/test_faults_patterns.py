@@ -29,9 +29,9 @@ def faults() -> list[Rule]:
 
 
 def play(seed: int) -> StoryRun:
-    """Send one batch, then a load under faults.
+    """Send one batch without faults, and then a load with faults.
 
-    A broker accepts any first sequence of an unknown producer.
+    The first batch makes the producer known. A broker accepts any first sequence of an unknown producer.
     """
     with (
         StoryEnvironment() as environment,

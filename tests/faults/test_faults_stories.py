@@ -13,7 +13,7 @@ from oncelog.testing.proxy import Direction, Fate
 
 
 def failed_checks(runs: list[StoryRun]) -> list[str]:
-    """Return the statements that are false."""
+    """Return the statements of the story that turned out false."""
     return [check.text for run in runs for check in run.checks if not check.is_true]
 
 
@@ -147,13 +147,15 @@ def test_the_story_passes_its_checks_on_apache_kafka(apache_kafka: ApacheKafka, 
 
 
 def _states(run: StoryRun) -> list[str]:
-    """Return the states in the coordinator's log with their epochs, once for each time it was entered."""
+    """Return the states in the coordinator's log with their epochs, without repetitions of the same state in
+    a row.
+    """
     log = [line.split("  ") for line in run.written if line.startswith("__transaction_state")]
     return _once([f"{state} {identity.split()[-1]}" for _, _, state, identity in log])
 
 
 def _once(steps: list[str]) -> list[str]:
-    """Drop each step that repeats the one before.
+    """Remove each step that is equal to the previous one.
 
     A run may add partitions together or one by one, and may repeat a request while a coordinator loads.
     """

@@ -1,4 +1,4 @@
-"""The inputs that `make fuzz` starts from and those that it has kept: none of them breaks a parser."""
+"""Replay the inputs that `make fuzz` starts from, and those that it has kept: none may break a parser."""
 
 from __future__ import annotations
 

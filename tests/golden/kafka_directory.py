@@ -71,7 +71,7 @@ def fill(kafka: ApacheKafka) -> None:
 
 
 def new_producer_id(client: RawClient) -> int:
-    """Return a new producer id. Apache Kafka takes a moment to allocate the first one of a block."""
+    """Return a new producer id. Retry, because Apache Kafka takes a moment to allocate a block of ids."""
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
     response = client.ask(request, 4)
     while response.error_code:
@@ -102,7 +102,7 @@ def transact(servers: str) -> None:
 
 
 HELD: list[object] = []
-"""Return producers whose transactions stay open. Closing a producer would abort its transaction."""
+"""Producers whose transactions stay open. Closing a producer would abort its transaction."""
 
 
 def commit(servers: str) -> None:

@@ -24,11 +24,11 @@ LENGTHS = (8, 14, 20)
 ANY, TOPIC, GROUP, CLUSTER, TRANSACTION, TOKEN, USER = 1, 2, 3, 4, 5, 6, 7
 PATTERN_ANY, MATCH, LITERAL, PREFIXED = 1, 2, 3, 4
 OPERATIONS = range(3, 13)
-"""READ .. IDEMPOTENT_WRITE, without UNKNOWN, ANY and ALL."""
+"""The operations from READ to IDEMPOTENT_WRITE: all but UNKNOWN, ANY and ALL."""
 DENY, ALLOW = 2, 3
 TOPICS = {"T0": {"partitions": 1}, "T1": {"partitions": 2}, SENTINEL: {"partitions": 1}}
 CLIENT = "u"
-"""A user whose only permissions come from ACLs, and the connection of this user."""
+"""Name of a user whose only permissions come from ACLs, and of this user's connection."""
 
 
 class Acls:
@@ -52,7 +52,7 @@ class Acls:
         return self._random.choice(choices)
 
     def _resource(self) -> tuple[int, Any]:
-        """Return a resource of this sequence, sometimes a prefix of its name or a missing resource."""
+        """Return a resource of this sequence, sometimes a prefix of one or a missing resource."""
         random = self._random
         kind = random.choices([TOPIC, GROUP, TRANSACTION, CLUSTER, USER], [10, 6, 4, 3, 1])[0]
         if kind == CLUSTER:
@@ -79,7 +79,7 @@ class Acls:
             pattern = LITERAL
         owner = self._principal()
         is_own = isinstance(owner, dict) or isinstance(resource, dict)
-        if not is_own:  # an ACL for everybody on everything would affect other sequences
+        if not is_own:  # a general ACL for everybody would affect other sequences
             owner = principal("u")
         return {
             "resource_type": kind,
@@ -117,7 +117,7 @@ class Acls:
         filters = [self._filter() for _ in range(self._random.choice([1, 1, 2]))]
         self._add("DeleteAcls", (1, 3), {"filters": filters})
 
-    # Requests of the user
+    # Requests that the user sends
 
     def _topic(self) -> Any:
         return topic(self._random.choice(["T0", "T0", "T1", "none"]))
@@ -152,7 +152,7 @@ class Acls:
         self._add("Metadata", (4, 12), body, CLIENT)
 
     def groups(self) -> None:
-        """Draw one request that concerns a group."""
+        """Draw one request of the user that concerns a group."""
         group = name(self._random.choice(["g", "g", "gh", "h"]))
         row = {"name": topic("T0"), "partitions": [{"partition_index": 0, "committed_offset": 1}]}
         api, versions, body = self._random.choice(
@@ -190,7 +190,7 @@ class Acls:
         self._add(api, versions, body, CLIENT)
 
     def transactions(self) -> None:
-        """Draw one request of a transactional producer, or one that concerns such a producer."""
+        """Draw one request of the user as a transactional producer, or about such a producer."""
         producer = {
             "transactional_id": name("x"),
             "producer_id": ref("x.producer", 77),
@@ -236,7 +236,7 @@ class Acls:
         self._add(api, versions, body, CLIENT, binds=bound)
 
     def administer(self) -> None:
-        """Draw one request of an administrator, sent by the user."""
+        """Draw one administrative request, which the user sends."""
         new = {"name": name("new"), "num_partitions": 1, "replication_factor": 1}
         setting = {"name": "retention.ms", "config_operation": 0, "value": "1000"}
         changed = {"resource_type": 2, "resource_name": topic("T0"), "configs": [setting]}
@@ -305,7 +305,7 @@ def _put_user(text: str) -> Step:
 
 
 def draw(random: Random) -> Sequence:
-    """Play an administrator, and a user whose permissions change."""
+    """Draw the steps of an administrator, and of a user whose permissions change."""
     acls = Acls(random)
     acls.steps.append(_put_user("u"))
     acls.create()

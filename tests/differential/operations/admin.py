@@ -61,7 +61,7 @@ class Admin:
         return self._random.choice(ILLEGAL) if self._often(0.07) else name(self._random.choice(NAMES))
 
     def _topics(self) -> list[Any]:
-        """Return mostly one topic, sometimes several, and seldom the same one twice."""
+        """Return names: mostly one topic, sometimes several, and seldom a topic twice."""
         some = [name(each) for each in self._random.sample(NAMES, self._random.choice([1, 1, 1, 2, 3]))]
         if self._often(0.08):
             some.append(self._topic())
@@ -103,7 +103,7 @@ class Admin:
         self.identify()
 
     def identify(self) -> None:
-        """Draw Metadata of all three topics, which returns their ids."""
+        """Draw a Metadata request for all three topics, whose response binds their ids."""
         rows = [{"name": name(each)} for each in NAMES]
         binds = {f"{each}.id": f"topics.{index}.topic_id" for index, each in enumerate(NAMES)}
         body = {"topics": rows, "allow_auto_topic_creation": False}
@@ -262,7 +262,7 @@ class Admin:
 
 
 def draw(random: Random) -> Sequence:
-    """Play an administrator of three topics, who describes them at the end."""
+    """Draw the steps of an administrator of three topics, who describes them at the end."""
     admin = Admin(random)
     admin.create()
     length = random.choice(LENGTHS)

@@ -48,8 +48,9 @@ class Members:
     def anchor(self) -> None:
         """Commit an offset in both groups, so that they exist even without members.
 
-        Kafka keeps the empty group of a refused join until its next search for expired groups. So a group
-        without an offset is only joined as real clients do.
+        Without an offset, a refused join leaves an empty group on Kafka until its next search for expired
+        groups, and none on our broker. So in sequences without this step, members join only as real clients
+        do.
         """
         for group in (GROUP, OTHER_GROUP) if self._is_anchored else ():
             row = {"name": topic("T"), "partitions": [{"partition_index": 0, "committed_offset": 4}]}
@@ -92,7 +93,7 @@ class Members:
         }
 
     def join(self, member: str) -> None:
-        """Draw JoinGroup. From version 4 on, a new member sends it again with its member id."""
+        """Draw JoinGroup. From version 4 on, a new member sends a second one with its member id."""
         random, is_new = self._random, member not in self._joined
         self._joined.add(member)
         session_ms = random.choice([0, -1, 5_999, 1_800_001, 2**31 - 1]) if self._often(0.03) else 60_000
@@ -113,7 +114,8 @@ class Members:
             "reason": random.choice([None, "", "why", "x" * 300]),
         }
         binds = {f"{member}.member": "member_id", f"{member}.generation": "generation_id"}
-        # Versions below 5 have no group.instance.id. Kafka fails if a member joins with and without one.
+        # Versions below 5 have no group.instance.id. Kafka fails if a member joins once with and once without
+        # an instance id.
         version = random.randint(0 if self._instances[member] is None else 5, 9)
         self.steps.append(Step("JoinGroup", version, body, member, binds=binds, parks=True))
         if is_new and version >= 4 and body["group_instance_id"] is None and self._often(0.9):
@@ -121,7 +123,7 @@ class Members:
             self.steps.append(Step("JoinGroup", version, again, member, binds=binds, parks=True))
 
     def sync(self, member: str) -> None:
-        """Draw SyncGroup with assignments for all members. Only those of the leader count."""
+        """Draw SyncGroup with assignments for all members. Only the leader's assignments count."""
         random = self._random
         assignments = [
             {"member_id": ref(f"{other}.member", "unknown"), "assignment": text(f"to {other}")}
@@ -211,7 +213,7 @@ class Members:
 
 
 def draw(random: Random) -> Sequence:
-    """Play the members of a group. They mostly behave as real clients do."""
+    """Draw the steps of a group's members, which mostly behave as real clients do."""
     members = Members(random)
     length = random.choice(LENGTHS)
     if random.random() < 0.7:

@@ -18,7 +18,7 @@ class Members:
 
     def __init__(self, random: Random, names: str) -> None:
         self._random, self._names = random, names
-        # With other values, Kafka assigns topics to a member without a subscription.
+        # The subscription of a member that sends none. With other values, Kafka would assign topics to it.
         self._nothing: list[str] | None = [] if len(names) == 1 else None
         self._instances = {member: f"i{member}" if self._often(0.3) else None for member in self._names}
         self._assignor = random.choice([None, None, "uniform", "range"])
@@ -49,7 +49,7 @@ class Members:
         return ref(f"{member}.member", {"$name": member})
 
     def _owned(self, member: str) -> Any:
-        """Return the partitions that the member reports as owned: mostly those of its last assignment."""
+        """Return partitions for the member to report as owned: mostly those of its last assignment."""
         random = self._random
         if self._often(0.8):
             return ref(f"{member}.assigned", [])
@@ -104,7 +104,10 @@ class Members:
         self._beat(member, 0, **fields)
 
     def _regex(self) -> Any:
-        """Return an invalid pattern or none. Kafka resolves valid patterns at an unpredictable time."""
+        """Return an invalid pattern or None.
+
+        Valid ones are not drawn, because Kafka resolves them at an unpredictable time.
+        """
         return self._random.choice(["(", "[a-", "a{2,1}", "\\", "*", ""])
 
     def follow(self, member: str) -> None:
@@ -116,7 +119,7 @@ class Members:
         self._beat(member, ref(f"{member}.epoch", 7))
 
     def stale(self, member: str) -> None:
-        """Send a heartbeat with an epoch that is not the member's."""
+        """Send a heartbeat with an epoch other than the member's."""
         epoch = f"{member}.epoch"
         choices = [ref(epoch, 7, 1), ref(epoch, 7, -1), ref(epoch, 7, -2), -3, 2**31 - 1, 1]
         self._beat(
@@ -139,7 +142,7 @@ class Members:
         self._beat(member, ref(f"{member}.epoch", 7), topic_partitions=self._owned(member), **fields)
 
     def leave(self, member: str) -> None:
-        """Leave the group; a static member leaves for good (-1) or for a moment (-2)."""
+        """Leave the group; a static member leaves permanently (-1) or temporarily (-2)."""
         self._beat(member, self._random.choice([-1, -1, -2]))
 
     def commit(self, member: str) -> None:
@@ -173,7 +176,7 @@ class Members:
             "topics": None,
         }
         if self._often(0.3):
-            # With an epoch, Kafka 4.3 answers UNKNOWN_SERVER_ERROR to a member without an id.
+            # No epoch, because Kafka 4.3 answers UNKNOWN_SERVER_ERROR to an epoch without a member id.
             group |= {"member_id": None, "member_epoch": -1}
         self.steps.append(
             Step("OffsetFetch", self._random.choice([8, 9, 9, 10]), {"groups": [group]}, member)
@@ -214,12 +217,18 @@ class Members:
 
 
 def draw_few(random: Random) -> Sequence:
-    """Play one or two members. Every sticky assignor gives them the same partitions."""
+    """Draw the steps of one or two members.
+
+    With so few, every sticky assignor assigns the same partitions.
+    """
     return _draw(random, random.choice(["A", "AB", "AB", "AB"]))
 
 
 def draw_three(random: Random) -> Sequence:
-    """Play three members. If one releases a partition, the assignor decides which of the others gets it."""
+    """Draw the steps of three members.
+
+    If one releases a partition, each broker's assignor may give it to a different member.
+    """
     return _draw(random, "ABC")
 
 
@@ -241,12 +250,14 @@ def _is_other_share(step: Step, ours: Any, theirs: Any, path: str) -> bool:
 
 
 def _is_other_share_of_same_size(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True if both assign equally many partitions, none of which another member must still release."""
+    """Return True if the brokers assign different partitions but the same number, and no other member must
+    still release one.
+    """
     return _is_other_share(step, ours, theirs, path) and _partition_count(ours) == _partition_count(theirs)
 
 
 def _partition_count(share: Any) -> int:
-    """Count the partitions in an assignment, or in any part of one."""
+    """Return the number of partitions in an assignment or in a part of one."""
     if isinstance(share, dict):
         return sum(_partition_count(part) for part in share.values())
     if isinstance(share, list):
@@ -255,7 +266,9 @@ def _partition_count(share: Any) -> int:
 
 
 def _is_other_epoch(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True if the member must release a partition on one broker only, and so keeps its epoch there."""
+    """Return True if the member must release a partition on one broker only, and so keeps its old epoch
+    there.
+    """
     is_shown = path.endswith(("member_epoch", "group_state"))
     return (
         is_shown

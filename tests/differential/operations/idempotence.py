@@ -23,7 +23,7 @@ LARGEST = 2**31
 
 
 class Numbers:
-    """The batches drawn so far of one producer for one partition."""
+    """The batches drawn so far for one producer and one partition."""
 
     def __init__(self, first: int) -> None:
         self.next, self.epoch_plus = first, 0
@@ -31,7 +31,7 @@ class Numbers:
 
 
 class Drawing:
-    """The steps of one sequence so far."""
+    """The steps drawn so far for one sequence."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -58,7 +58,7 @@ class Drawing:
         if numbers.sent and self.is_odd(25):
             return self.random.choice(numbers.sent[-7:])
         if self.is_odd(6):
-            # A new epoch mostly begins with sequence 0.
+            # Change the epoch. The new one mostly begins with sequence 0.
             numbers.epoch_plus += self.random.choice((1, 1, 2, -1))
             numbers.next = 0 if not self.is_odd(20) else numbers.next
         count = self.random.choice((1, 1, 2, 3, 8))
@@ -126,7 +126,7 @@ class Drawing:
 
 
 def draw(random: Random) -> Sequence:
-    """Play the batches of up to two producers, who sometimes get a new producer id."""
+    """Draw the batches of up to two producers, which sometimes get a new producer id."""
     d = Drawing(random)
     for label in d.producers:
         d.init(label)

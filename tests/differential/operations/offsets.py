@@ -41,7 +41,8 @@ LENGTHS = (5, 10, 15, 20)
 
 
 class Offsets:
-    """Draw the steps of three groups: without members, with classic members, with members of KIP-848.
+    """Draw the steps of three groups: one without members, one with classic members, one with members of
+    KIP-848.
 
     Each group has one offset that is deleted only with the group. Our broker removes a group without offsets
     at once. Kafka keeps it until its next search for expired groups.
@@ -53,7 +54,10 @@ class Offsets:
         self.anchor()
 
     def anchor(self) -> None:
-        """Commit an offset in a topic that only OffsetFetch names, in each group."""
+        """In each group, commit an offset of T2.
+
+        Of the later steps, only OffsetFetch names T2, so the offset and the group stay.
+        """
         for group in GROUPS:
             row = {"name": topic("T2"), "partitions": [{"partition_index": 2, "committed_offset": 4}]}
             self.steps.append(Step("OffsetCommit", 5, {"group_id": group, "topics": [row]}))
@@ -71,11 +75,11 @@ class Offsets:
         return self._random.choices([self._group(), name("none"), ""], [12, 1, 1])[0]
 
     def _groups(self) -> list[Any]:
-        """Return groups without duplicates."""
+        """Return up to three group names without duplicates. A group may be missing or have an empty name."""
         return self._random.sample([*GROUPS, name("none"), ""], self._random.choice([1, 1, 2, 3, 0]))
 
     def _rows(self, make: Any) -> list[Body]:
-        """Return topics with partitions; some may be unknown, or appear twice."""
+        """Return rows of topics with partitions. A topic or partition may be unknown or appear twice."""
         random = self._random
         named = random.choice(
             [["T0"]] * 4 + [["T1"]] * 4 + [["T0", "T1"]] * 4 + [["T1", "none"], ["none"], []]
@@ -270,7 +274,7 @@ class Offsets:
 
 
 def draw(random: Random) -> Sequence:
-    """Play offsets of three groups, two topics and one transactional id."""
+    """Draw steps with the offsets of three groups, two topics and one transactional id."""
     offsets = Offsets(random)
     length = random.choice(LENGTHS)
     while len(offsets.steps) < length:

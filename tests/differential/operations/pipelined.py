@@ -19,7 +19,9 @@ BASES = (*idempotence.SUBJECTS, *records.SUBJECTS, *offsets.SUBJECTS)
 
 
 def draw(random: Random) -> Sequence:
-    """Draw five batches in flight of which one is missing, or pipelined runs of another subject."""
+    """Draw five batches in flight of which some are lost, or a sequence of another subject with pipelined
+    requests.
+    """
     if random.random() < 0.3:
         return _five_in_flight(random)
     (base,) = random.choices(BASES, (3, 1, 1))
@@ -29,18 +31,20 @@ def draw(random: Random) -> Sequence:
     for step, following in itertools.pairwise((*sequence.steps, Step(connection="none"))):
         if in_flight == 0:
             in_flight = random.choice((0, 2, 3, 4, 5, 6))
-        # Requests on other connections must come after all of these.
+        # Do not pipeline across connections: the next connection's request must come after all of these.
         is_alone = step.parks or following.parks or following.connection != step.connection
         is_last = in_flight <= 1 or is_alone or step.api in WAITED_FOR
         in_flight = 0 if is_last else in_flight - 1
-        # A refused request without a response ends the connection at an unpredictable time.
+        # Replace acks=0: if such a request is refused, the connection ends at an unpredictable time.
         body = step.body | {"acks": 1} if step.body.get("acks") == 0 else step.body
         steps.append(step._replace(is_awaited=is_last, body=body))
     return sequence._replace(steps=tuple(steps))
 
 
 def _five_in_flight(random: Random) -> Sequence:
-    """Send what a producer with five requests in flight sends if one is lost, and then repeat them."""
+    """Draw what a producer with five requests in flight sends: up to two are lost, and then all are
+    repeated.
+    """
     first = random.choice((0, 0, 2**31 - 3))
     count = random.choice((1, 2))
     place = random.choice((("T", 0), ("T", 0), ("small", 0)))
@@ -50,7 +54,7 @@ def _five_in_flight(random: Random) -> Sequence:
     binds = {"A.pid": "producer_id", "A.epoch": "producer_epoch"}
     steps = [Step("InitProducerId", 4, init, binds=binds)]
     if random.random() < 0.5:
-        steps.append(_produce(place, version, first - count, count))  # a producer that the partition knows
+        steps.append(_produce(place, version, first - count, count))  # now the partition knows the producer
     lost = random.sample(range(5), random.choice((0, 1, 1, 2)))
     steps += [step._replace(is_awaited=False) for number, step in enumerate(flight) if number not in lost]
     repeated = list(range(5)) if random.random() < 0.7 else random.sample(range(5), 5)
@@ -61,7 +65,7 @@ def _five_in_flight(random: Random) -> Sequence:
 
 
 def _produce(place: tuple[str, int], version: int, sequence: int, count: int) -> Step:
-    """Return a batch of `count` records. Its base sequence wraps after 2^31-1."""
+    """Return a batch of `count` records. After 2^31-1 its base sequence continues at 0."""
     text, index = place
     options: dict[str, Any] = {"pid": ref("A.pid", idempotence.WRONG_ID), "epoch": ref("A.epoch", 0)}
     options |= {"seq": sequence % 2**31, "values": [f"{sequence}-{i}" for i in range(count)]}

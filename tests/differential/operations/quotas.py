@@ -37,7 +37,7 @@ class Quotas:
         return name(self._random.choice(texts))
 
     def _entity(self) -> list[Body]:
-        """Return an entity with a name of this sequence, or an entity that the brokers refuse."""
+        """Return an entity with a name of this sequence, or an entity that both brokers refuse."""
         random = self._random
         user = {"entity_type": USER, "entity_name": self._name()}
         client = {"entity_type": CLIENT, "entity_name": self._name()}
@@ -140,7 +140,7 @@ class Quotas:
 
 
 def draw(random: Random) -> Sequence:
-    """Play an administrator who changes quotas and users."""
+    """Draw the steps of an administrator who changes quotas and users."""
     quotas = Quotas(random)
     length = random.choice(LENGTHS)
     while len(quotas.steps) < length:

@@ -1,4 +1,4 @@
-"""Reading: Fetch with its limits, sessions and isolation levels, ListOffsets, DeleteRecords, leader epochs.
+"""Reads: Fetch with its limits, sessions and isolation levels; ListOffsets, DeleteRecords and leader epochs.
 
 Before and between the reads, one producer writes plain batches and another writes transactions. So the log
 has aborted ranges, and an open transaction at which read_committed readers stop.
@@ -13,8 +13,8 @@ from differential.operations.observing import WHOLE, observe_partitions
 from differential.sequence import Body, Rule, Sequence, Step, Subject, batch, name, ref, topic, topic_id
 
 TOPICS: dict[str, dict[str, Any]] = {
-    # The records are old. Retention must not delete them during a sequence. They must not begin a new
-    # segment either, because a response ends at the end of a segment.
+    # The records are old. Retention must not delete them during a sequence. No new segment may begin because
+    # of their age, since a Fetch response ends at the end of a segment.
     "T": {"partitions": 2, "retention.ms": -1, "segment.ms": 10**13},
     "U": {"partitions": 1, "retention.ms": -1, "segment.ms": 10**13},
 }
@@ -25,7 +25,7 @@ OLD_MS, NEW_MS = 1_000_000, 2_000_000
 
 
 class Drawing:
-    """The steps of one sequence so far."""
+    """The steps drawn so far for one sequence."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -119,7 +119,8 @@ class Drawing:
         if version >= 7 and self.is_odd(50):
             version = self.session_version
             body |= self.session(places)
-            # If a response is too small for all partitions of a session, the broker chooses which come first.
+            # Ask for everything: in a response too small for all partitions of a session, each broker chooses
+            # its own order.
             body["max_bytes"] = 2**31 - 1
             for row in body["topics"]:
                 for part in row["partitions"]:
@@ -128,7 +129,10 @@ class Drawing:
         self.add("Fetch", version, body, binds=binds)
 
     def session(self, asked: list[tuple[str, int]]) -> Body:
-        """Begin a fetch session, or send its next fetch. All drawn versions name topics instead of ids."""
+        """Return the fields for a new fetch session, or for the session's next fetch.
+
+        All drawn versions use topic names, not ids.
+        """
         if self.session_epoch is None or self.is_odd(15):
             self.session_epoch = 0
         else:
@@ -158,7 +162,7 @@ class Drawing:
                 (-1, -2, -3, -4, -1, OLD_MS, NEW_MS, OLD_MS + 5, NEW_MS + 5, 0, -5, -6)
             )
             if self.has_deleted and (timestamp >= 0 or timestamp == -3):
-                timestamp = -1  # see "Behind deleted records" in differences.md
+                timestamp = -1  # see "Behind deleted records" in docs/differences.md
             epoch = self.random.choice((-1, -1, -1, 0, 1, -2))
             part = {"partition_index": index, "current_leader_epoch": epoch, "timestamp": timestamp}
             rows.setdefault(text, []).append(part)
@@ -167,7 +171,9 @@ class Drawing:
         self.add("ListOffsets", self.random.randint(1, 11), body)
 
     def delete(self) -> None:
-        """Delete records outside open transactions. Within one, Kafka's last stable offset gets too low."""
+        """Delete records, unless a transaction is open: then Kafka's last stable offset would become too
+        low.
+        """
         if self.is_open:
             return
         self.has_deleted = True
@@ -189,7 +195,7 @@ class Drawing:
 
 
 def draw(random: Random) -> Sequence:
-    """Play writes first, then reads, with writes, ends of transactions and deletions between them."""
+    """Draw writes first, then reads, with writes, ends of transactions and deletions between them."""
     d = Drawing(random)
     d.add("InitProducerId", 5, {"transactional_id": name("x"), "transaction_timeout_ms": 60_000}, binds=BINDS)
     for _ in range(random.randint(3, 6)):
@@ -201,7 +207,9 @@ def draw(random: Random) -> Sequence:
 
 
 def _is_kafkas_cut(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True if Kafka sent a part of a batch at the limit, and so had no room for later partitions."""
+    """Return True if Kafka's response has no room for this partition, because Kafka cut an earlier batch at
+    the limit.
+    """
     is_limited = step.api == "Fetch" and step.body.get("max_bytes", WHOLE) < WHOLE
     return is_limited and path.endswith(".records") and theirs == [] and bool(ours)
 

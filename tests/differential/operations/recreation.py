@@ -14,7 +14,7 @@ from differential.sequence import SENTINEL, Sequence, Step, Subject, ref, topic,
 
 
 def draw(random: Random) -> Sequence:
-    """Play transactions during which one or both topics are deleted."""
+    """Draw transactions during which one or both topics are deleted."""
     sequence = transactions.draw(random)
     steps: list[Step] = []
     keeps_old_id = random.random() < 0.2

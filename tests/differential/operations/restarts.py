@@ -1,4 +1,4 @@
-"""Sequences of other subjects in which both brokers are stopped, or killed, and started again.
+"""Sequences of other subjects in which both brokers are restarted after a clean stop or after SIGKILL.
 
 The observations of the other subject are compared right after the restart and at the end.
 """
@@ -36,16 +36,22 @@ def draw(random: Random) -> Sequence:
 
 
 def _is_epoch(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True for the leader epoch of a partition, and for its consequences."""
+    """Return True if the difference is a leader epoch or follows from one.
+
+    Only Kafka's epochs rise with each start.
+    """
     is_shown = path.rpartition(".")[2] in ("leader_epoch", "partition_leader_epoch", "committed_leader_epoch")
     is_judged = any(value in ("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH") for value in (ours, theirs))
     is_of_an_epoch = step.api == "OffsetForLeaderEpoch" or "diverging_epoch" in path
-    is_coordinators = path.endswith((".marker.1", "coordinator_epoch"))  # the epoch of its own partition
+    # a coordinator's epoch is its partition's
+    is_coordinators = path.endswith((".marker.1", "coordinator_epoch"))
     return is_shown or is_judged or is_of_an_epoch or is_coordinators
 
 
 def _is_older_than_one(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True if we recognise a batch again that Kafka has forgotten, and respond with its offsets."""
+    """Return True if our broker recognises a repeated batch and returns its offsets, and Kafka has forgotten
+    the batch.
+    """
     pair = {"error_code": ("NONE", "OUT_OF_ORDER_SEQUENCE_NUMBER")}.get(path.rpartition(".")[2])
     is_told = isinstance(ours, int) and theirs in (-1, None)
     is_offset = path.endswith(("base_offset", "log_start_offset")) and is_told
@@ -53,7 +59,7 @@ def _is_older_than_one(step: Step, ours: Any, theirs: Any, path: str) -> bool:
 
 
 def _is_unused(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True for a group that was in its first rebalance."""
+    """Return True if only Kafka still knows the group, which was in its first rebalance at the restart."""
     pairs = (("GROUP_ID_NOT_FOUND", "NONE"), ("Dead", "Empty"))
     return step.api == "DescribeGroups" and (ours, theirs) in pairs
 

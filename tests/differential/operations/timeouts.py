@@ -19,17 +19,17 @@ GROUP_SETTING = "consumer.session.timeout.ms"
 
 
 def draw_transactions(random: Random) -> Sequence:
-    """Play transactions that stay open longer than their time-out."""
+    """Draw transactions that stay open longer than their time-out."""
     return _with_pauses(random, _shortened(random, transactions.draw(random)))
 
 
 def draw_classic(random: Random) -> Sequence:
-    """Play classic members that stop sending, and rebalances in which a member does not join."""
+    """Draw classic members that stop sending, and rebalances in which a member does not join."""
     return _with_pauses(random, _shortened(random, classic_groups.draw(random)))
 
 
 def draw_consumer(random: Random) -> Sequence:
-    """Play members of the consumer protocol that stop sending, or release their partitions too late."""
+    """Draw members of the consumer protocol that stop sending, or release their partitions too late."""
     sequence = _shortened(random, consumer_groups.draw_few(random))
     setting = {"name": GROUP_SETTING, "config_operation": 0, "value": str(UNIT_MS)}
     resource = {"resource_type": 32, "resource_name": consumer_groups.GROUP, "configs": [setting]}

@@ -1,8 +1,9 @@
-"""Transactions: producers, their epochs, partitions, offsets and ends, and what operators do to them.
+"""Transactions: producers, their epochs, partitions, offsets and ends, and the actions of operators on them.
 
-Two or three instances share one or two transactional ids, each with the versions of one kind of client:
-classic (Produce 11, EndTxn 4) or with an epoch per transaction (Produce 12, EndTxn 5). Most steps
-are the next ones of a correct client. Some have a stale epoch or a gap in the sequence, or come too early.
+Two or three instances share one or two transactional ids, each with the request versions of one kind of
+client. It is either classic (Produce 11, EndTxn 4) or has an epoch per transaction (Produce 12, EndTxn 5).
+Most steps are the next ones of a correct client. Some have a stale epoch or a gap in the sequence, or come
+too early.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ EPOCH = {"Produce": (12, 13), "EndTxn": (5, 5), "TxnOffsetCommit": (5, 5)}
 
 
 class Producer:
-    """The state that an instance expects if all its requests succeed."""
+    """The state of a producer instance, on the assumption that all its requests succeed."""
 
     def __init__(self, label: str, transactional_id: str, versions: dict[str, tuple[int, int]]) -> None:
         self.label, self.transactional_id, self.versions = label, transactional_id, versions
@@ -60,7 +61,7 @@ class Producer:
 
 
 class Drawing:
-    """The steps of one sequence so far."""
+    """The steps drawn so far for one sequence."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -75,7 +76,7 @@ class Drawing:
         self.steps.append(Step(api, version, body, **more))
 
     def is_odd(self, percent: float = 6) -> bool:
-        """Return True now and then, to draw an invalid step."""
+        """Return True with this probability in percent. The caller then draws an invalid step."""
         return self.random.random() * 100 < percent
 
     def version(self, producer: Producer, api: str, limits: tuple[int, int] | None = None) -> int:
@@ -101,7 +102,7 @@ class Drawing:
         return ref(variable, 0)
 
     def batch_epoch(self, producer: Producer) -> Any:
-        """As `epoch`, but never -1: see `producer-without-epoch` in docs/differences.md."""
+        """Return `epoch`, but never -1: see `producer-without-epoch` in docs/differences.md."""
         epoch = self.epoch(producer)
         return (
             3
@@ -112,7 +113,7 @@ class Drawing:
         )
 
     def batch_producer_id(self, producer: Producer) -> Any:
-        """As `producer_id`, but never -1, which is a batch without a producer."""
+        """Return `producer_id`, but never -1, which means a batch without a producer."""
         value = self.producer_id(producer)
         return WRONG_ID if value == -1 else value
 
@@ -240,7 +241,8 @@ def _records(d: Drawing, producer: Producer, place: tuple[str, int], is_transact
         sequence = d.random.choice((0, sequence + 1, max(0, sequence - count), 5, 2**31 - 1))
     else:
         producer.sequences[place] = sequence + count
-    # Without a transaction, any epoch is accepted. One above the coordinator's would block its markers.
+    # Outside transactions a broker accepts any epoch. One above the coordinator's would block its markers, so
+    # use the known one.
     epoch = d.batch_epoch(producer) if is_transactional else ref(f"{producer.label}.epoch", 0)
     return batch(
         values=[f"{producer.label}{sequence}-{i}" for i in range(count)],
@@ -265,7 +267,8 @@ def end(d: Drawing, producer: Producer) -> None:
 
 def write_markers(d: Drawing, producer: Producer) -> None:
     text, index = d.random.choice(PLACES)
-    # On Kafka, an epoch above the coordinator's would block its own markers there forever.
+    # Draw no epoch above the coordinator's: on Kafka, it would block the coordinator's own markers in the
+    # partition forever.
     marker = {
         "producer_id": d.producer_id(producer),
         "producer_epoch": ref(f"{producer.label}.epoch", 0, -1 if d.is_odd(10) else 0),
@@ -316,7 +319,7 @@ OPERATIONS: list[tuple[int, Callable[[Drawing, Producer], None]]] = [
 
 
 def draw(random: Random) -> Sequence:
-    """Play up to three producers."""
+    """Draw the steps of up to three producer instances."""
     d = Drawing(random)
     weights = [weight for weight, _ in OPERATIONS]
     for _ in range(random.randint(6, 18)):
