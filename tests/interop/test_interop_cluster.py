@@ -59,7 +59,7 @@ class Load:
 
 
 def audit(servers: str, topic: str) -> list[Finding]:
-    """Return the audit's findings in the batch headers. Reading the values verifies the checksums."""
+    """Return the findings of an audit of the batch headers. Reading the values verifies the checksums."""
     findings: list[Finding] = []
     for headers in stored_batches(servers, topic, PARTITIONS):
         judge = PartitionAudit()
@@ -98,7 +98,7 @@ def test_without_a_majority_no_record_is_acknowledged(cluster: ApacheKafka) -> N
         with pytest.raises(TimedOut):
             producer.flush(5)
         wait_until(lambda: producer.metrics()["record-retry-total"] > 0)
-        # Stored by the last node, not acknowledged.
+        # The last node has stored these records, but not acknowledged them.
         wait_until(lambda: records_in_files(cluster.nodes[2], "majority") > 90)
         assert not any(future.done() for future in load.futures[90:])
         for node in cluster.nodes[:2]:
@@ -135,8 +135,8 @@ def test_consumer_and_admin_follow_leaders(cluster: ApacheKafka) -> None:
             end(node)
             load.send(90)
             wait_until(has_read_all, 200)
-            # The same clients still have the old leader in their metadata.
-            # The third node may learn of the new leader later than a reader.
+            # Wait, because the metadata of these clients may still name the old leader, and the third node
+            # may learn of the new one late.
             wait_until(lambda before=leader: first_leader() not in (before, None))  # type: ignore[misc]
             assert sum(consumer.end_offsets(places).values()) == len(load.futures)
             node.start()

@@ -25,7 +25,9 @@ ROUNDS = 60
 
 @pytest.fixture(scope="module")
 def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, str, Path]]:
-    """Run a broker with a compacted topic: newest values, an active producer's empty batch, an abort."""
+    """Run a broker with a compacted topic that has newest values, an active producer's empty batch, and an
+    abort.
+    """
     directory = tmp_path_factory.mktemp("compacted")
     with Broker(directory, config=QUICK) as broker:
         servers = broker.bootstrap_servers
@@ -44,9 +46,9 @@ def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker
                     producer.send(topic, b"%d" % number, key=b"k%d" % key)
                 producer.flush()
         log = directory / f"{topic}-0"
-        first = log / FIRST  # missing for a moment while the compacted file replaces it
+        first = log / FIRST  # the file is missing for a moment while the compacted one replaces it
         wait_until(lambda: first.exists() and first.stat().st_size < 1_000)
-        # The file exists a moment before readers use it.
+        # Readers may use the compacted file only a moment after it appears.
         wait_until(lambda: len(read_oncelog(servers, topic, 1)) < KEYS * ROUNDS)
         yield broker, topic, log
 
@@ -64,7 +66,10 @@ def test_clients_read_past_compacted_offsets(
 
 
 def _copy(log: Path, directory: Path) -> Path:
-    """Copy the partition between two compactions: a compaction replaces several files one by one."""
+    """Copy the partition between two compactions.
+
+    Repeat the copy if one interferes, because it replaces several files one by one.
+    """
 
     def copied() -> bool:
         names = {file.name for file in log.iterdir()}

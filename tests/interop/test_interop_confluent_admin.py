@@ -56,12 +56,13 @@ class Cluster:
         return f"admin-{uuid.uuid4().hex}"
 
     def topic(self, partitions: int = 2, **config: str) -> str:
-        """Create a topic and return its name when its leaders serve it."""
+        """Create a topic, wait until its leaders serve it, and return its name."""
         name = self.name()
         (future,) = self.admin.create_topics([NewTopic(name, partitions, 1, config=config)]).values()
         future.result(TIMEOUT_S)
         latest = {oncelog.TopicPartition(name, partition): "latest" for partition in range(partitions)}
-        # librdkafka remembers for long that a topic was unknown; our client asks again.
+        # Wait with our client, which repeats its requests. librdkafka remembers for a long time that a topic
+        # was unknown.
         with oncelog.Admin({"bootstrap.servers": self.bootstrap}) as admin:
             wait_until(
                 lambda: all(o.error is None for o in admin.list_offsets(latest, raise_errors=False).values())
@@ -200,7 +201,7 @@ def test_describe_and_alter_configs_of_a_topic(cluster: Cluster) -> None:
     ]
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=changes)
     assert result_of(cluster.admin.incremental_alter_configs([resource])) is None
-    # Kafka's brokers learn of a change from the controller, a moment after it was answered.
+    # Kafka's brokers learn of a change from the controller, a moment after the admin client got its response.
     changed = {"retention.ms": "604800000", "cleanup.policy": "delete,compact", "segment.bytes": "1073741824"}
     wait_until(lambda: values() == changed)
     replaced = ConfigResource(ResourceType.TOPIC, name, set_config={"segment.bytes": "1048576"})
@@ -244,7 +245,7 @@ def test_consumer_groups_are_listed_described_and_deleted(cluster: Cluster) -> N
 
 
 def alter_offsets(cluster: Cluster, group: str, *offsets: TopicPartition) -> list[str | None]:
-    """Set offsets of a group; return the name of each one's error or None."""
+    """Set offsets of a group. For each, return the name of its error, or None."""
     asked = ConsumerGroupTopicPartitions(group, list(offsets))
     for _ in range(600):
         changed = result_of(cluster.admin.alter_consumer_group_offsets([asked]))
@@ -294,7 +295,7 @@ def test_scram_users_are_set_described_and_deleted(cluster: Cluster) -> None:
             return found
         return [(i.mechanism, i.iterations) for i in found.scram_credential_infos]
 
-    # Kafka's brokers learn of a user from the controller, a moment after the change was answered.
+    # Kafka's brokers learn of a user from the controller, a moment after the admin client got its response.
     wait_until(lambda: described() == [(info.mechanism, 8192)])
     deletion = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_256)
     assert result_of(cluster.admin.alter_user_scram_credentials([deletion])) is None

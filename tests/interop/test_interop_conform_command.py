@@ -11,7 +11,7 @@ from support.cli import oncelog
 OF_A_CLUSTER = ("txn_end_epoch", "txn_offsets")
 SMALL = {
     "broker.session.timeout.ms": 120_000,
-    # With equal numbers, a node may lead no partition of both topics that the same name belongs to.
+    # Use different numbers. With equal ones, a node may lead no partition of both topics for the same name.
     "offsets.topic.num.partitions": 7,
     "transaction.state.log.num.partitions": 8,
 }

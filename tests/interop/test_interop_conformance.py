@@ -67,7 +67,7 @@ def shared_oncelog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oncelog
     directory = tmp_path_factory.mktemp("conformance") / "data"
     with BrokerProcess(directory, settings=QUICK_SCANS) as broker:
         yield Oncelog(broker)
-        broker.kill()  # a clean stop would write the state of a thousand topics, which no test needs
+        broker.kill()  # no clean stop: it would write the state of a thousand topics
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,9 @@ def test_scenario(
 
 
 def test_the_behaviour_marker_is_the_union_of_the_scenarios_rows() -> None:
-    """docs/behaviours.md reads the marker above, which must be the union of the scenarios' rows."""
+    """docs/behaviours.md uses the marker of `test_scenario`, which must have all behaviours that the
+    scenarios name.
+    """
     marked = {row for mark in test_scenario.pytestmark for row in mark.args if mark.name == "behaviour"}  # type: ignore[attr-defined]
     assert marked == {row for scenario in SCENARIOS for row in scenario.rows}
 

@@ -83,7 +83,7 @@ def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
         for _ in attempts(lambda got=got: got, SECONDS):
             if len(got) >= 40:
                 break
-            got += poll_until(members, iter([False, True]).__next__)  # one for each member
+            got += poll_until(members, iter([False, True]).__next__)  # one poll for each member
         for each in members:
             each.commit(asynchronous=False)
         assert sorted(got) == list(range(40))

@@ -79,7 +79,8 @@ def test_kafka_dump_log_decodes_our_coordinators_logs(apache_kafka: ApacheKafka,
 
     states = dump("__transaction_state-*/*.log", "--transaction-log-decoder")
     seen = re.findall(r'"transactionStatus":(\d)', states)
-    # Empty first. Then Ongoing twice, prepared and complete: 2 and 4 for a commit, 3 and 5 for an abort.
+    # The states are 0 Empty, 1 Ongoing (stored twice), 2 PrepareCommit and 4 CompleteCommit, 3 PrepareAbort
+    # and 5 CompleteAbort.
     assert "".join(seen) == "0" + "1124" + "1135"
     assert '"transactionalId":"dumped"' in states and f'"topic":"{topic}","partitionIds":[0]' in states
     offsets_dump = dump("__consumer_offsets-*/*.log", "--offsets-decoder")
@@ -106,7 +107,8 @@ def test_our_broker_continues_a_partition_of_apache_kafka(apache_kafka: ApacheKa
 @pytest.mark.behaviour("I17")
 def test_apache_kafka_continues_our_partition(kafka_class_path: str, tmp_path: Path) -> None:
     def send(client: RawClient, sequence: int, count: int = 2) -> tuple[int, int]:
-        # Current timestamps: Kafka expires a producer by its records' timestamps.
+        # `batch` stamps records with the current time. Kafka expires a producer by the timestamps of its
+        # records.
         answer = client.produce(topic, batch(*[b"v"] * count, pid=7, sequence=sequence))
         return answer.error_code, answer.base_offset
 
@@ -125,7 +127,7 @@ def test_apache_kafka_continues_our_partition(kafka_class_path: str, tmp_path: P
         with RawClient(kafka.bootstrap_servers) as client:
             wait_until(lambda: client.produce(topic, batch(b"first")).error_code == 0)
             last = 2 * BATCHES - 2
-            assert send(client, last) == (0, last)  # a duplicate, known from our snapshot
+            assert send(client, last) == (0, last)  # recognised as a duplicate by our snapshot
             assert send(client, last + 2, 1) == (0, last + 3)
             assert client.values(topic) == [b"v"] * (2 * BATCHES) + [b"first", b"v"]
 

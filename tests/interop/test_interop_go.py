@@ -30,12 +30,12 @@ from oncelog import Broker
 SOURCES = INTEROP / "go"
 OTHER_CLASSIC_STEPS = ("AddPartitionsToTxn", "AddOffsetsToTxn", "EndTxn")
 TRANSACTIONS = ["endings", "sessions", "fencing"]
-pytestmark = pytest.mark.timeout(400)  # the first run fetches and compiles
+pytestmark = pytest.mark.timeout(400)  # the first run downloads and compiles franz-go
 
 
 @pytest.fixture(scope="module")
 def franz_go() -> Command:
-    """Build the program, once per state of its sources."""
+    """Build the program once for each state of its sources."""
     if not shutil.which("go"):
         pytest.skip("franz-go needs Go, which is not installed")
     program = CACHE / f"franz-go-{state_of(*SOURCES.iterdir())}" / "check"

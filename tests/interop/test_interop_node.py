@@ -25,12 +25,12 @@ from support.foreign.clients import (
 from oncelog import Broker
 
 SOURCES = INTEROP / "node"
-pytestmark = pytest.mark.timeout(400)  # the first run fetches
+pytestmark = pytest.mark.timeout(400)  # the first run downloads KafkaJS
 
 
 @pytest.fixture(scope="module")
 def kafkajs() -> Command:
-    """Install the program beside its package, once per state of the sources."""
+    """Install the package beside the program, once for each state of the sources."""
     for tool in ("node", "npm"):
         if not shutil.which(tool):
             pytest.skip(f"KafkaJS needs {tool}, which is not installed")

@@ -97,7 +97,7 @@ def test_our_clients_obey_apache_kafkas_quotas(apache_kafka: ApacheKafka) -> Non
         admin.alter_client_quotas(values, validate_only=True)
         assert admin.describe_client_quotas(of_user) == {}
         admin.alter_client_quotas(values)
-        # A broker learns of the quota from the controller a moment later.
+        # A broker learns of the quota from the controller a moment after the response.
         wait_until(lambda: admin.describe_client_quotas(of_ip) == {ip: values[ip]})
         assert admin.describe_client_quotas(of_user) == {user: values[user], both: values[both]}
         strict = QuotaFilter({"user": None, "client-id": DEFAULT}, is_strict=True)
@@ -116,7 +116,7 @@ def test_our_admin_obeys_apache_kafkas_controller_quota(apache_kafka: ApacheKafk
         admin.alter_client_quotas({of_client: {"controller_mutation_rate": 2.0}})
         wait_until(lambda: of_client in admin.describe_client_quotas())
         try:
-            for number in range(3):  # 22 partitions at once, then 2 a second
+            for number in range(3):  # the quota allows 22 partitions at once, then 2 a second
                 admin.create_topics([NewTopic(f"quota-{number}", 13)])
         finally:
             admin.alter_client_quotas({of_client: {"controller_mutation_rate": None}})

@@ -236,7 +236,10 @@ def test_our_clients_authenticate_on_apache_kafka(apache: ApacheKafka, certifica
 def test_our_clients_authenticate_on_apache_kafka_with_a_token(
     apache: ApacheKafka, certificates: Certificates, tmp_path: Path
 ) -> None:
-    """Apache Kafka ends sessions after two seconds. The client reads the token file before each session."""
+    """Apache Kafka ends each session after two seconds.
+
+    The client reads the token file before each session.
+    """
     token = tmp_path / "token"
     config = {
         "bootstrap.servers": f"127.0.0.1:{apache.nodes[0].ports['SASL_SSL']}",
@@ -262,7 +265,7 @@ def test_our_clients_authenticate_on_apache_kafka_with_a_token(
 
 
 def _use(config: dict[str, str]) -> None:
-    """Use topics `sec...` as alice, who has all rights on them, for longer than a session lasts."""
+    """Use topics `sec...` as alice, who has all permissions on them, for longer than a session lasts."""
     with oncelog.Producer(config) as producer:
         offsets = []
         for _ in range(150):

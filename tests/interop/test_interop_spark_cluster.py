@@ -23,14 +23,16 @@ PROPERTIES = {
     "offsets.topic.num.partitions": 6,
     "transaction.state.log.num.partitions": 6,
 }
-"""Settings with which a death is noticed soon, and a restarted broker has few files to open."""
+"""Settings with which the death of a client or node is noticed soon, and a restarted broker opens few
+files.
+"""
 ROUNDS = 6
 PATIENCE_S = 900
 MOST_STARTS = 20
 
 
 class Feed:
-    """A producer that sends orders all the time. `sent` counts them."""
+    """A thread whose producer sends orders continuously. `sent` counts the orders."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self.servers, self.topic, self.sent = servers, topic, 0
@@ -91,7 +93,7 @@ class Run:
         return sum(path.name.isdecimal() for path in commits.glob("*"))
 
     def until(self, is_done: Callable[[], bool]) -> None:
-        """Wait until the condition is true while the example runs."""
+        """Wait until the condition is true. Start the example again whenever it has ended."""
         for _ in attempts(lambda: self.log[-6000:], PATIENCE_S):
             if is_done():
                 return
@@ -108,8 +110,9 @@ class Run:
         self.until(lambda: self.batches_done >= wanted)
 
     def kill_in_turn(self, chance: random.Random) -> None:
-        """Kill one broker after another, and a worker in every third round. Each is back before the next
-        kill.
+        """Kill one broker after another, and a worker in every third round.
+
+        Each one is running again before the next kill.
         """
         with Admin({"bootstrap.servers": self.kafka.bootstrap_servers}) as admin:
             for number in range(ROUNDS):
@@ -151,7 +154,7 @@ def test_the_example_is_exactly_once_while_brokers_and_workers_are_killed(
             run.advance()
             run.kill_in_turn(random.Random(3))
         run.until(lambda: read_values(servers, target).total() >= feed.sent)
-    # The next run completes the last micro-batch, and does nothing else.
+    # This run only completes the last micro-batch.
     with launch_forward(tmp_path, "local[2]", *told) as program:
         assert program.wait(PATIENCE_S) == 0, run.log[-6000:]
     assert read_values(servers, target) == expected(feed.sent)

@@ -26,12 +26,12 @@ POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0
 </dependencies></project>
 """
 PARTITIONS = 2
-pytestmark = pytest.mark.timeout(400)  # the first run fetches 73 MB
+pytestmark = pytest.mark.timeout(400)  # the first run downloads 73 MB
 
 
 @pytest.fixture(scope="module")
 def streams(kafka_class_path: str, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """Fetch what Streams needs beside Kafka's own jars, and compile the application, once."""
+    """Download the jars that Streams needs in addition to Kafka's own, and compile the application, once."""
     home = CACHE / f"kafka-streams-{VERSION}"
     if not (home / "complete").exists():
         home.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ class Numbers:
 
 @contextmanager
 def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the application. Kill it at the end if it still runs."""
+    """Run the application. Kill it at the end if it is still running."""
     with log.open("ab") as out:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out)
     try:
@@ -93,7 +93,7 @@ def passed(servers: str) -> list[int]:
 def test_counts_and_copies_are_exact_over_kills(streams: Command, tmp_path: Path) -> None:
     """Kill and restart one instance, add a second, kill the first for good, and kill the broker.
 
-    State is restored from its changelog, and tasks move to the remaining instance.
+    The remaining instance takes over the tasks and restores their state from its changelog.
     """
     chance = random.Random(5)
     logs = {name: tmp_path / f"{name}.log" for name in ("first", "second")}
@@ -140,7 +140,7 @@ def counts(servers: str) -> dict[bytes | None, list[int]]:
 def is_finished(servers: str, count: int) -> bool:
     """Return True if all copies and counts have arrived.
 
-    Counts have their own topic, so either may be last.
+    Copies and counts have different topics, so either may arrive last.
     """
     return len(passed(servers)) >= count <= sum(each[-1] for each in counts(servers).values())
 

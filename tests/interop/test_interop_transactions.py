@@ -1,4 +1,6 @@
-"""Transactional clients of others against our broker: commit, abort, offsets, fencing, both isolations."""
+"""Transactional clients of others against our broker: commit, abort, offsets, fencing, and both isolation
+levels.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def topic(broker: Broker) -> str:
 
 
 def read(broker: Broker, topic: str, isolation: str) -> list[bytes]:
-    """Return all that librdkafka reads, partition after partition."""
+    """Return all values that librdkafka reads, ordered by partition."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": broker.bootstrap_servers,

@@ -23,7 +23,7 @@ QUICK = {"retry_backoff_ms": 10, "retry_backoff_max_ms": 100}
 
 
 class Stopped(BaseException):
-    """SIGTERM arrived."""
+    """Raised when SIGTERM arrives."""
 
 
 def stop(*_: object) -> None:
@@ -31,10 +31,10 @@ def stop(*_: object) -> None:
 
 
 class Gathered:
-    """Records for one transaction. A rebalance removes them.
+    """Records for one transaction. A rebalance discards them.
 
-    The group metadata sent with a transaction is that of the new generation, in which the records may belong
-    to another member's partitions.
+    The group metadata sent with the transaction would be that of the new generation. In it, another member
+    may own the partitions of these records.
     """
 
     def __init__(self) -> None:

@@ -101,7 +101,7 @@ def test_a_second_broker_on_the_directory_is_refused(served: Served, tmp_path: P
     assert "in use by another process" in second.stderr
     assert str(tmp_path) in second.stderr
     with RawClient(served.address) as client:
-        assert client.new_producer_id() >= 0  # the first broker still works
+        assert client.new_producer_id() >= 0  # the first broker still serves its client
 
 
 def test_a_taken_port_is_refused(served: Served, tmp_path: Path) -> None:

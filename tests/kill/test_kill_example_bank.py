@@ -1,4 +1,4 @@
-"""examples/bank.py, run from the command line."""
+"""Run examples/bank.py from the command line, and check its output."""
 
 from __future__ import annotations
 

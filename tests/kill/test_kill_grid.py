@@ -28,7 +28,7 @@ from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.process import end_process
 
 SIZE, COPIERS, BOUNCES = 750, 2, 2
-SETTINGS = {"group.min.session.timeout.ms": 500}  # so that a killed member is removed soon
+SETTINGS = {"group.min.session.timeout.ms": 500}  # the group removes a killed member soon
 
 
 class Copier:
@@ -62,7 +62,7 @@ class Copier:
 
 
 class Watcher(threading.Thread):
-    """A read_committed reader that runs all the time."""
+    """A read_committed reader that runs during all kills. `seen` has its records."""
 
     def __init__(self, servers: str, topic: str, partitions: int, count: int) -> None:
         super().__init__(daemon=True)
@@ -78,7 +78,7 @@ class Watcher(threading.Thread):
                 try:
                     records = self._consumer.poll(0.1)
                 except OncelogError:
-                    continue  # the broker does not run
+                    continue  # the broker is down
                 self.seen += [(record.partition, int(record.value or b"")) for record in records]
 
 
@@ -106,7 +106,7 @@ class Cell:
         ]
 
     def bounce(self, broker: BrokerProcess, copiers: list[Copier]) -> None:
-        """End the processes and start them again."""
+        """Kill or stop the brokers or clients of this cell, and start them again."""
         if self.target == "broker":
             broker.kill() if self.how is signal.SIGKILL else broker.stop()
             broker.start()
@@ -116,7 +116,7 @@ class Cell:
 
 
 def copy_and_bounce(broker: BrokerProcess, folder: Path, cell: Cell, count: int, pause_s: float) -> None:
-    """Copy `count` records, with two disturbances on the way."""
+    """Copy `count` records, and kill or stop processes twice during the copy."""
     servers, patience_s, chance = broker.bootstrap_servers, 60 + count / 1000, random.Random(str(cell))
     source, target = new_topic(servers, cell.partitions), new_topic(servers, cell.partitions)
     fill(servers, source, cell.partitions, count)

@@ -1,6 +1,6 @@
 """The loop `oncelog.process` in a process that is killed by SIGKILL at every step of its transactions.
 
-See test_kill_steps.py, which does the same with a loop of the application. The output must equal that of a
+test_kill_steps.py does the same with a loop that an application wrote itself. The output must equal that of a
 run without faults.
 """
 
@@ -19,7 +19,9 @@ SOON = {
     "group_consumer_heartbeat_interval_ms": 200,
     "group_consumer_min_heartbeat_interval_ms": 200,
 }
-"""With these, the group soon forgets a killed member of the consumer protocol and frees its name."""
+"""With these settings, the group soon removes a killed member of the consumer protocol, so its instance id is
+free again.
+"""
 _SOAK = pytest.mark.soak
 
 
@@ -38,7 +40,7 @@ _SOAK = pytest.mark.soak
 def test_a_loop_killed_at_every_step_processes_every_record_once(
     tmp_path: Path, protocol: str, side: str, victims: str
 ) -> None:
-    """The message that is held when the processes die never arrives."""
+    """Kill processes while the proxy holds a message. The held message never arrives."""
     with CopyUnderKills(tmp_path, ("loop", protocol), **SOON) as run:
         for api in STEPS:
             run.reach(api, side)

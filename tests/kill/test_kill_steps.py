@@ -19,7 +19,8 @@ from oncelog.testing.proxy.rules import Action, Rule
 CLASSIC, EPOCHS = 0, 2
 """Transaction versions.
 
-CLASSIC announces partitions first; EPOCHS raises the epoch at every end (KIP-890).
+With CLASSIC, a client first sends AddPartitionsToTxn. With EPOCHS, the epoch rises at each end of a
+transaction (KIP-890).
 """
 STEPS = {
     EPOCHS: (*STARTING, "Produce", "TxnOffsetCommit", "EndTxn"),
@@ -56,7 +57,7 @@ pytestmark = pytest.mark.timeout(400)  # the tests start dozens of processes, pe
 def test_a_copier_killed_at_every_step_copies_every_record_once(
     tmp_path: Path, version: int, side: str, victims: str
 ) -> None:
-    """The message that is held when the processes die never arrives."""
+    """Kill processes while the proxy holds a message. The held message never arrives."""
     with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
         for api in STEPS[version]:
             run.reach(api, side)
@@ -110,7 +111,7 @@ def test_copiers_killed_at_random_copy_every_record_once(tmp_path: Path, version
             run.proxy.add(Rule(action=Action.HOLD, api=api, probability=0.02, delay_ms=700))
         kills = 0
         while kills < RANDOM_KILLS:
-            if chance.random() < 0.8:  # otherwise the processes die during startup
+            if chance.random() < 0.8:  # in the other cases, processes die during their start
                 run.feed(100)
                 run.wait_ended(chance.randrange(10))
             pause(chance.uniform(0, 0.1))

@@ -38,7 +38,10 @@ while True:
 
 
 def whole(servers: str, topic: str) -> list[int]:
-    """Return the visible transactions in order, after a check that each is in every partition, once."""
+    """Return the numbers of the visible transactions in order.
+
+    Check that each is in every partition exactly once.
+    """
     seen = Counter((record.partition, int(record.value or b"")) for record in read(servers, topic))
     assert set(seen.values()) <= {1}, "a record twice"
     numbers = {number for _, number in seen}
