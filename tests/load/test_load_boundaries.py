@@ -27,7 +27,10 @@ MARK = b"\xef\xbb\xbf"
 def records_in_pieces(
     data: bytes, name: str, options: Options, head_bytes: int, max_records: int, max_bytes: int
 ) -> list[tuple[bytes | None, bytes]]:
-    """Return key and value of each record, with a new reader from the position after each chunk."""
+    """Read the data in chunks, each with a new reader that starts where the last chunk ended.
+
+    Return keys and values.
+    """
     layout = Layout(name, None)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as directory, patch.object(files, "_HEAD_BYTES", head_bytes):
         path = Path(directory) / "file"
@@ -107,7 +110,7 @@ def test_csv_chunks_have_the_records_that_arrow_reads_from_the_whole(
     try:
         records = records_in_pieces(data, "csv", options, head_bytes, max_records, max_bytes)
     except OncelogError as error:
-        # The head may be too short for the header line. Everything else that Arrow reads is loaded.
+        # The drawn head may be too short for the header line. No other data that Arrow reads may fail.
         loaded, is_expected = str(error), expected is None or "no header line" in str(error)
     else:
         loaded, is_expected = str(records), [json.loads(value) for _, value in records] == expected

@@ -40,7 +40,7 @@ def write(directory: Path, name: str) -> tuple[Path, list[bytes]]:
         values = [line.encode() for line in LINES]
         data = b"\n".join(values) + b"\n"
     half = len(data) // 2
-    if name.endswith(".gz"):  # two members, as `cat a.gz b.gz` makes them
+    if name.endswith(".gz"):  # two gzip members, as `cat a.gz b.gz` makes them
         data = gzip.compress(data[:half]) + gzip.compress(data[half:])
     elif name.endswith(".zst"):
         data = zstandard.compress(data[:half]) + zstandard.compress(data[half:])
@@ -198,7 +198,9 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("is_categorical", [False, True])
 def test_repeated_text_in_parquet(tmp_path: Path, is_categorical: bool) -> None:
-    """The file's metadata count 3 texts, but its 6,000 rows are 12 MB."""
+    """Chunks must stay small: the file's metadata count only 3 texts, but the text of its 6,000 rows takes 12
+    MB.
+    """
     path = tmp_path / "a.parquet"
     text = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2] * 2_000), [c * 2_000 for c in "abc"])
     text = text if is_categorical else text.cast(pa.string())
@@ -223,7 +225,10 @@ def test_dictionaries_within_lists_of_several_row_groups(tmp_path: Path) -> None
 
 
 def test_a_parquet_file_that_is_replaced_after_it_was_opened(tmp_path: Path) -> None:
-    """The digest would be that of the new file, in whose middle the next run would resume."""
+    """The load must notice the new file.
+
+    Otherwise the checkpoint would have its digest, and the next run would resume in the middle of it.
+    """
     path, other = tmp_path / "a.parquet", tmp_path / "b.parquet"
     for target, first in ((path, 1000), (other, 5000)):
         pyarrow.parquet.write_table(pa.table({"n": list(range(first, first + 1000))}), target)
@@ -245,7 +250,9 @@ def test_a_parquet_file_that_is_replaced_after_it_was_opened(tmp_path: Path) -> 
     ],
 )
 def test_the_key_of_a_line_is_never_from_another_line(tmp_path: Path, lines: list[str]) -> None:
-    """R1072: a line with two objects and one with none together had as many objects as lines."""
+    """R1072: a line with two objects and a line without one were accepted, because the numbers of objects and
+    lines are equal.
+    """
     path = tmp_path / "a.jsonl"
     path.write_bytes("".join(f"{line}\r\n" for line in lines).encode())
     layout = layout_of(path.name, None)

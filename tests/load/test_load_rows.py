@@ -1,4 +1,4 @@
-"""Record ends, and the conversion of columns."""
+"""The ends of records in text files, and the conversion of columns to records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ from oncelog.load.rows import json_rows, quoted, typed_key, typed_to_json
         (b'"a\nb"\nc\n', True, 1, False, [6, 8]),
         (b'"a\nb"\nc\n', False, 1, False, [3, 6, 8]),
         (b'"a""\n""b"\n"c\n', True, 9, False, [10]),
-        # A quote in the middle of a field is text, and so is what follows the end of the quoting.
+        # A quote in the middle of a field is plain text. The same is true of anything after the closing
+        # quote.
         (b'5"\n"a\nb"\n', True, 1, False, [3, 9]),
         (b'"a"b"\n"c\n', True, 1, False, [6]),
         (b'5" "" "\n"\n",6"\n', True, 1, False, [8, 15]),
@@ -249,7 +250,7 @@ def test_values_without_a_text_are_refused(column: Any, what: str) -> None:
 
 @pytest.mark.parametrize("kind", [pa.null(), pa.int32()], ids=str)
 def test_maps_with_types_of_only_nulls_inside(kind: Any) -> None:
-    """R1073: Arrow aborted the process at the last of these slices."""
+    """R1073: converting the last of these slices aborted the process within Arrow."""
     rows = [[("x", [None, None])], None, [], [("y", [None]), ("z", None)], [("x", [])]]
     texts = ['[["x",[null,null]]]', None, "[]", '[["y",[null]],["z",null]]', '[["x",[]]]']
     column = pa.array(rows, pa.map_(pa.string(), pa.list_(kind)))

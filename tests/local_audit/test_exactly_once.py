@@ -1,4 +1,4 @@
-"""`assert_exactly_once`: what passes, and what it says otherwise."""
+"""`assert_exactly_once`: the topics that it accepts, and its messages for the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def test_a_repeated_key_and_a_lost_one_fail_with_their_offsets(oncelog_broker: o
 
 
 def test_a_comparison_does_not_replace_the_check_of_keys(oncelog_broker: oncelog.Broker) -> None:
-    """Both topics have a key twice: they are equal, but the key does not occur once (R1197)."""
+    """Both topics have a key twice, so they are equal.
+
+    The check that each key occurs once must still fail (R1197).
+    """
     with oncelog.Producer({"bootstrap.servers": oncelog_broker.bootstrap_servers}) as producer:
         for topic in ("orders", "copies"):
             for key in (b"a", b"b", b"b"):

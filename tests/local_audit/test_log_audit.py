@@ -61,7 +61,7 @@ def test_keys_are_counted_in_bounded_memory(
 def test_keys_take_bounded_memory_whatever_they_look_like(
     monkeypatch: pytest.MonkeyPatch, padding: bytes, rows_at_once: int, bytes_at_once: int
 ) -> None:
-    """Keys with the same first 64 bytes were all in memory at once, and so were long keys (R1196)."""
+    """R1196: all keys with the same first 64 bytes were in memory at once, and so were all long keys."""
     monkeypatch.setattr(key_counts, "ROWS_AT_ONCE", rows_at_once)
     monkeypatch.setattr(key_counts, "BYTES_AT_ONCE", bytes_at_once)
     with SpillDirectory() as spill:

@@ -85,7 +85,7 @@ def write_delta(path: Path, *files: Sequence[Row]) -> str:
 
 
 def write_iceberg(path: Path, *files: Sequence[Row]) -> str:
-    """Write a table with a catalog of its own, and return its newest metadata file."""
+    """Write an Iceberg table with its own catalog, and return the newest metadata file."""
     pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
     from pyiceberg.catalog import load_catalog
 
@@ -230,7 +230,7 @@ def test_records_below_the_log_start_are_not_judged(
 
 @pytest.fixture
 def at_opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
-    """Return a function that sets what happens while the table is opened."""
+    """Return a function that registers a change, which is then made while the audit opens the table."""
 
     def set_change(change: Callable[[], None]) -> None:
         call = table_audit._open
@@ -247,9 +247,9 @@ def at_opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]]
 def test_rows_and_records_that_are_added_meanwhile_are_no_finding(
     broker: oncelog.Broker, topic: str, tmp_path: Path, at_opening: Callable[[Callable[[], None]], None]
 ) -> None:
-    """A record that is added between the two look-ups may have a row or none.
+    """A record that is committed between the two look-ups may have a row or none.
 
-    Its transaction was open before.
+    At the first look-up its transaction is still open.
     """
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 5)
@@ -307,7 +307,7 @@ def test_a_log_start_that_moves_meanwhile_takes_its_records_out_of_the_audit(
 def test_a_broker_that_stalls_ends_the_audit_with_an_error(
     broker: oncelog.Broker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fetch that times out says nothing of the records that it did not get (R1190)."""
+    """R1190: a fetch that times out proves nothing about the records that it did not get."""
     create_topic(broker.bootstrap_servers, topic)
     for n in range(6):
         fill(broker.bootstrap_servers, topic, n, 1, size_bytes=900_000)
@@ -329,7 +329,7 @@ def test_a_broker_that_stalls_ends_the_audit_with_an_error(
 def test_a_row_with_a_negative_offset_does_not_hide_the_rows_after_it(
     broker: oncelog.Broker, topic: str, tmp_path: Path
 ) -> None:
-    """The offsets -1 to 4 are one run of the file (R1191)."""
+    """R1191: the file has the offsets -1 to 4 as one consecutive run."""
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 5)
     table = write_parquet(tmp_path / "t", rows_of(topic, [-2, *range(-1, 7)]))
@@ -396,7 +396,7 @@ def test_a_topic_of_several_partitions_and_several_topics_is_compared_by_columns
 def test_a_topic_that_is_named_twice_is_compared_once(
     broker: oncelog.Broker, transactions: str, tmp_path: Path, write: Writer
 ) -> None:
-    """Each name counted the rows once more (R1192)."""
+    """R1192: the rows were counted once for each time that the topic was named."""
     table = write(tmp_path / "t", rows_of(transactions, COMMITTED))
     result = audit_table(broker.bootstrap_servers, [transactions, transactions], table)
     assert (result.findings, result.totals.rows) == ((), len(COMMITTED))
@@ -419,7 +419,7 @@ def test_partitions_in_paths_are_columns(broker: oncelog.Broker, topic: str, tmp
 def test_a_column_in_paths_may_begin_with_an_underscore(
     broker: oncelog.Broker, topic: str, tmp_path: Path
 ) -> None:
-    """Spark reads these directories, and no file that is being copied (R1195)."""
+    """R1195: Spark reads such directories, but ignores files with the suffix `._COPYING_`."""
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 3)
     for name in ("_partition=0/a.parquet", "_temporary/a.parquet", "_partition=0/b.parquet._COPYING_"):
@@ -502,7 +502,9 @@ def test_a_table_that_cannot_be_read_is_refused(
 def test_names_that_do_not_name_one_thing_are_refused(
     broker: oncelog.Broker, transactions: str, tmp_path: Path
 ) -> None:
-    """Two columns of one name, and names that are not UTF-8, ended the audit with a traceback (R1198)."""
+    """R1198: two columns with the same name, or names that are not UTF-8, ended the audit with a
+    traceback.
+    """
     offsets = pa.array([0, 1])
     columns = [pa.array([0, 0]), offsets, offsets]
     twice = pa.Table.from_arrays(columns, names=["partition", "offset", "offset"])
@@ -515,7 +517,7 @@ def test_names_that_do_not_name_one_thing_are_refused(
     try:
         Path(name).touch()
     except OSError:
-        return  # a file system that has only UTF-8 names
+        return  # this file system accepts only UTF-8 names
     with pytest.raises(ConfigError, match="is not UTF-8"):
         audit_table(broker.bootstrap_servers, transactions, f"parquet:{tmp_path}")
 
@@ -675,7 +677,9 @@ def test_one_of_several_sqlite_tables_or_a_view_is_named(
 def test_a_sqlite_table_may_have_any_name_and_collation(
     broker: oncelog.Broker, topic: str, tmp_path: Path, name: str
 ) -> None:
-    """With NOCASE, rows of two topics were one; the query itself used two of the names (R1193)."""
+    """R1193: with the collation NOCASE, rows of two topics were merged, and two of these names clashed with
+    the audit's query.
+    """
     topics = [topic.lower(), topic.upper()]
     rows = []
     for each in topics:
@@ -743,7 +747,7 @@ def test_a_comparison_by_key_names_lost_doubled_and_unexpected_keys(
 def test_a_comparison_by_key_accuses_no_row_that_a_writer_adds_meanwhile(
     broker: oncelog.Broker, topic: str, tmp_path: Path, at_opening: Callable[[Callable[[], None]], None]
 ) -> None:
-    """A record between the two look-ups needs no row, and may have one (R1194)."""
+    """R1194: a record that is added between the two look-ups may have a row, but needs none."""
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 3)  # keys k0 to k2
     keys = ["k0", "k1", "k2", "k3", "k1", "k1"]
@@ -761,7 +765,9 @@ def test_a_comparison_by_key_accuses_no_row_that_a_writer_adds_meanwhile(
 def test_a_comparison_by_key_accuses_no_row_of_a_record_that_is_gone(
     broker: oncelog.Broker, topic: str, tmp_path: Path
 ) -> None:
-    """Rows of records below the log start may be right, as in the audit by offset (R1194)."""
+    """R1194: rows of records below the log start may be right, so they are no finding, as in the audit by
+    offset.
+    """
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 8)
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
