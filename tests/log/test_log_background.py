@@ -1,4 +1,6 @@
-"""Background work: large snapshots beside appends, crashes during them, rounds and deletions."""
+"""Background work of the log: large snapshots during appends, crashes within snapshots, periodic rounds,
+deletions.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +24,16 @@ from oncelog.rules.idempotence.producer_state import ProducerTable, unpack_entry
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import TopicPartition
 
-# A few dozen ids make a large table.
+# With these limits, a few dozen producer ids make a large table.
 PARTS = Limits(max_producers_at_work=4, producer_shard_entries=4)
 SMALL = config(segment_bytes=2000, index_interval_bytes=100, limits=PARTS)
 
 
 class Driven:
-    """Background tasks that a test steps; `step` runs its call as well."""
+    """A queue of background tasks that a test runs step by step.
+
+    `step` also runs the step's blocking call.
+    """
 
     def __init__(self) -> None:
         self.background = BackgroundQueue()
@@ -42,7 +47,7 @@ class Driven:
         """Run a step, and return True if tasks are left."""
         call = self.background.step()
         if call is not None:
-            with suppress(OSError):  # the next step of its task gets the error
+            with suppress(OSError):  # the next step of the call's task raises the error
                 call()
         return bool(self.background)
 
@@ -108,7 +113,7 @@ def test_a_crash_at_every_step_of_a_snapshot(ends: str) -> None:
 
 
 def _lone_snapshots(disk: MemoryDisk) -> list[str]:
-    """Return the `.snapshot` files without their `.producers` file. They look like Apache Kafka's."""
+    """Return the `.snapshot` files without their `.producers` file. They look like files of Apache Kafka."""
     names = disk.list(str(TP))
     stems = {name.removesuffix(".producers") for name in names if name.endswith(".producers")}
     return [
@@ -118,7 +123,9 @@ def _lone_snapshots(disk: MemoryDisk) -> list[str]:
 
 @pytest.mark.behaviour("I17")
 def test_a_power_loss_between_the_names_of_a_snapshot_forgets_no_batch() -> None:
-    """Return the `.snapshot` files without a `.producers` file, which look like files of Apache Kafka."""
+    """A `.snapshot` file alone would look like a file of Apache Kafka, which has only one batch of each
+    producer.
+    """
     _, _, _, total = _crash_in_snapshot(None)
     for step in range(total - 30, total):
         crashed = _crash_in_snapshot(step)[1]
@@ -155,7 +162,10 @@ def test_a_removed_snapshot_comes_back_whole_or_not_at_all(way: str) -> None:
 
 
 def _crash_in_snapshot(step: int | None) -> tuple[list[tuple[int, int]], MemoryDisk, int, int]:
-    """Return the recovery point, the disk, and its steps when the snapshot began and ended."""
+    """Crash at a step within a snapshot.
+
+    Return the recovery point, the disk, and its steps at the snapshot's begin and end.
+    """
     disk, driven = MemoryDisk(), Driven()
     partition = open_partition(disk, SMALL, background=driven.background)
     stored = _fill_until_roll(partition)
@@ -175,7 +185,7 @@ def test_a_second_roll_waits_and_a_third_takes_its_place() -> None:
     partition = open_partition(disk, SMALL, background=driven.background)
     bases: list[int] = []
     stored: list[tuple[int, int]] = []
-    while len(bases) < 3:  # few enough steps that the first snapshot is still being written
+    while len(bases) < 3:  # so few steps leave the first snapshot unfinished
         segments = partition.segment_count
         stored += _fill(partition, range(len(stored), len(stored) + 1))
         if partition.segment_count > segments:
@@ -183,7 +193,7 @@ def test_a_second_roll_waits_and_a_third_takes_its_place() -> None:
             driven.step()
     driven.finish()
     assert Snapshots(disk, str(TP)).offsets() == [bases[0], bases[2]]
-    # The newer snapshot also covers what the missing one would have covered, so the deletion need not wait.
+    # The deletion need not wait: the newer snapshot also covers what the missing one would cover.
     assert partition.delete_records(bases[1], NOW_MS) == bases[1]
     assert partition.segment_count == 2
     driven.finish()
@@ -219,7 +229,7 @@ def test_a_failed_snapshot_stops_nothing() -> None:
     disk.errors = {}
     assert partition.delete_records(40, NOW_MS) == 40
     partition.abandon()
-    # The snapshot at the log end is above the point from which an unclean start replays.
+    # An unclean start cannot use the snapshot at the log end, which is above the recovery point.
     _remembers(open_partition(disk.after_kill(), SMALL, log_start_offset=40), stored)
 
 
@@ -356,7 +366,7 @@ def test_a_round_looks_at_one_partition_a_step_and_a_failing_one_stops_no_other(
 
 
 def test_closing_ends_the_rounds_under_way() -> None:
-    """A closed partition must not be written to any more."""
+    """The close must end the rounds of background tasks, because they would write to closed partitions."""
     disk = MemoryDisk()
     manager = _manager(disk)
     partitions = _open(manager, 3)
@@ -385,7 +395,9 @@ def test_a_log_start_within_a_segment_survives_a_kill() -> None:
 
 @pytest.mark.behaviour("I17")
 def test_checkpoints_written_aside_never_bring_back_a_deleted_partition() -> None:
-    """Otherwise a new partition of the same name would inherit a log start above its end."""
+    """If a checkpoint brought a deleted partition back, a new partition of that name would inherit its log
+    start.
+    """
     disk = MemoryDisk()
     manager = _manager(disk)
     partition = _open(manager, 1)[0]
@@ -430,10 +442,10 @@ KINDS = {"L": Kind.LOG, "R": Kind.REQUEST, "J": Kind.REQUEST_WITH_CALLS}
     ("tasks", "expected"),
     [
         # A letter is the kind of a task. A dot is a plain step, an asterisk a blocking call that never ends.
-        ("L... L..", "0 1 0 1 0"),  # Tasks of a kind take turns.
-        ("L... R.. J.", "0 1 2 0 1 0"),  # So do the kinds.
-        ("L... R. R. R.", "0 1 0 2 0 3"),  # The number of tasks of another kind does not matter.
-        ("L*. L.. R..", "0* 2 2"),  # A call delays only its own kind.
+        ("L... L..", "0 1 0 1 0"),  # Tasks of one kind take turns.
+        ("L... R.. J.", "0 1 2 0 1 0"),  # The kinds take turns, too.
+        ("L... R. R. R.", "0 1 0 2 0 3"),  # A kind gets the same share, however many tasks another kind has.
+        ("L*. L.. R..", "0* 2 2"),  # A blocking call delays only tasks of its own kind.
         ("J*. J. R.. L..", "3 2 0* 3 2"),
         ("L.*. L.. J..", "0 2 1 2 0*"),
         ("L*. J*. R...", "0* 2 1* 2 2"),

@@ -90,7 +90,9 @@ def fill(partition: Partition, rounds: int = 10, keys: int = 3) -> None:
 
 
 def test_a_header_name_that_is_not_utf8_is_kept_as_it_is() -> None:
-    """Kafka stores such a name on a topic that is not compacted, and the setting may change later."""
+    """Kafka stores such a name on a topic that is not compacted, and cleanup.policy may change to compact
+    later.
+    """
     disk = MemoryDisk()
     plain = open_partition(disk, config(**{**SETTINGS, "cleanup_policy": "delete"}))
     several = [NewRecord(NOW_MS, key, b"v", (("abcd", b"1"),)) for key in (b"a", b"b")]
@@ -230,7 +232,8 @@ def test_aborted_records_are_removed_and_their_marker_later() -> None:
     values = [value for _, _, value in committed(partition)]
     assert b"first" in values and b"bad" not in values
     kinds = [header.is_control for _, header, _ in batches(partition) if header.producer_id == 2]
-    # The producer lives: its last data keeps a header, and that header needs its marker.
+    # Producer 2 has not expired, so the header of its last data batch is kept, and that batch needs its
+    # marker.
     assert kinds == [False, True]
     assert [a.producer_id for a in partition.aborted_transactions(0, 10**6)] == [1, 2]
 
@@ -251,7 +254,9 @@ def test_markers_of_expired_producers_are_removed_completely() -> None:
 
 @pytest.mark.parametrize("retention_ms", [INT64_MAX, INT64_MAX - NOW_MS + 1, INT64_MAX - NOW_MS])
 def test_tombstones_kept_without_limit_survive_rounds_and_restarts(retention_ms: int) -> None:
-    """Regression: their delete horizon did not fit the format, so every round of compaction failed."""
+    """Regression: the delete horizon of the tombstones did not fit the format, so every round of compaction
+    failed.
+    """
     disk, kept = MemoryDisk(), config(**SETTINGS, delete_retention_ms=retention_ms)
     partition = open_partition(disk, kept)
     write(partition, b"gone", b"old")
@@ -306,7 +311,7 @@ def test_a_commit_that_is_not_synced_holds_compaction_back(transactions: int) ->
 
 
 def test_compaction_does_not_wait_for_a_marker_without_end() -> None:
-    """The marker is in the active segment, no record follows it, and no flush is due."""
+    """The marker stays unsynced: it is in the active segment, no record follows it, and no flush is due."""
     partition = opened()
     write(partition, b"k0", b"replaced", sequence=0, pid=7, is_transactional=True)
     for number in range(9):
@@ -397,7 +402,9 @@ def test_readers_see_the_same_state_before_and_after(seed: int) -> None:
 def test_readers_see_the_same_however_few_keys_fit_the_map(
     seed: int, max_keys: int, keys: int, segment_bytes: int
 ) -> None:
-    """A round of compaction may end within a segment, even between an aborted record and its marker."""
+    """With few keys, a round of compaction may end within a segment, even between an aborted record and its
+    marker.
+    """
     limits = Limits(max_compaction_keys=max_keys)
     log_config = config(
         limits=limits, **{**SETTINGS, "segment_bytes": segment_bytes}, delete_retention_ms=1_000
@@ -437,7 +444,9 @@ def test_a_marker_behind_the_end_of_a_round_keeps_its_index_entry() -> None:
 
 
 def half_cleaned() -> tuple[MemoryDisk, Partition]:
-    """Return a partition whose next round ends between the records of an aborted transaction and its end."""
+    """Return a partition whose next round ends between the records of an aborted transaction and its
+    marker.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk, config(**{**SETTINGS, "segment_bytes": 20_000}))
     write(partition, b"t", b"committed")
@@ -468,7 +477,10 @@ def test_a_power_loss_during_a_swap_keeps_aborted_records_hidden() -> None:
 
 
 def test_an_index_of_what_is_replaced_is_not_taken_over() -> None:
-    """A kill left the index of a removed log. Oncelog up to 0.5.0 created none for the new log."""
+    """A kill left the index of a replaced segment.
+
+    Up to version 0.5.0, Oncelog created no index for the new segment.
+    """
     disk, partition = half_cleaned()
     partition.close(NOW_MS)
     stem = f"orders-0/{0:020d}"
@@ -522,7 +534,8 @@ def test_a_compaction_survives_a_crash_at_every_step() -> None:
     total = disk.steps
     assert newest(partition) == expected
     replaced = 0
-    # Crash at some of the steps that write bytes, and at all the renames, removals and syncs near the end.
+    # Crash at every eleventh step, most of which write bytes, and at all renames, removals and syncs near the
+    # end.
     for step in [*range(start, total, 11), *range(total - 40, total)]:
         disk, partition = prepared()
         point, segments = partition.recovery_point, partition.segment_count
@@ -601,7 +614,7 @@ def test_a_damaged_batch_ends_the_compaction_without_a_change() -> None:
 
 
 def test_a_damaged_commit_gets_no_index_entry() -> None:
-    """A flipped bit may turn a commit into an abort, whose entry would hide committed records."""
+    """A flipped bit may turn a commit into an abort, whose index entry would hide committed records."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0, is_transactional=True))

@@ -1,4 +1,6 @@
-"""A crash at every byte: acknowledged records are there once and whole, and producers are remembered."""
+"""A crash at every byte: acknowledged records are stored once and whole, and the producers' state is
+restored.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def test_no_power_loss_takes_the_first_segment_that_retention_leaves() -> None:
             partition = _open_with_chores_pending(disk)
             end_offset = 0
             while partition.segment_count == 1:
-                # The deletion below needs this snapshot, which must come before the second segment.
+                # Take the snapshot that the deletion below needs. It must be older than the second segment.
                 partition.log.snapshot()
                 partition.log._background.finish()
                 end_offset = partition.log_end_offset
@@ -63,14 +65,19 @@ def test_no_power_loss_takes_the_first_segment_that_retention_leaves() -> None:
 
 
 def _open_with_chores_pending(disk: MemoryDisk) -> Partition:
-    """Open a partition whose background tasks do not run, so that a roll's snapshot syncs no directory."""
+    """Open a partition whose background tasks do not run.
+
+    So the snapshot of a roll does not sync the directory.
+    """
     background = BackgroundQueue()
     background.on_added = lambda: None
     return open_partition(disk, CONFIG, background=background)
 
 
 class Story:
-    """Append batches of two producers and a transaction to several segments; return the acknowledged ones."""
+    """Appends of two producers and a transaction to several segments, and the batches that were
+    acknowledged.
+    """
 
     def __init__(self) -> None:
         self.acknowledged: list[tuple[int, bytes]] = []
@@ -179,7 +186,7 @@ def assert_survived(steps: Iterable[int]) -> None:
         stored = _stored(partition)
         count = len(story.acknowledged)
         assert stored[:count] == story.acknowledged, f"step {step}"
-        # Besides these, only the batch in flight may be there, and only as a whole.
+        # Except for these, only the batch in flight at the crash may be stored, and only as a whole.
         assert [d[12:] for _, d in stored[count:]] in ([], [_as_stored(story.at_crash)]), f"step {step}"
         _retries_are_known(partition, stored)
         assert partition.last_stable_offset == _expected_stable(stored, partition)
@@ -206,7 +213,8 @@ def test_power_loss_keeps_what_was_flushed() -> None:
         stored = _stored(partition)
         sure = [item for item in story.acknowledged if item[0] < story.flushed_offset]
         assert stored[: len(sure)] == sure, f"step {step}"
-        # Names are durable one by one: without a flush the first segment's may be gone, the next one's not.
+        # Each file name becomes durable by itself. So without a flush, the first segment's name may be lost
+        # and the second one's kept.
         assert partition.log_start_offset == 0 or story.flushed_offset == 0, f"step {step}"
         begun = [data for offset, data in story.acknowledged if offset >= partition.log_start_offset]
         possible = [data[12:] for data in begun] + [_as_stored(story.at_crash)]

@@ -44,7 +44,7 @@ def topic_id(number: int) -> bytes:
 
 
 class SteppedLog:
-    """A data directory whose background tasks and blocking calls run when the test says so."""
+    """A data directory whose background tasks and blocking calls run only when the test runs them."""
 
     def __init__(self, disk: Disk, limits: Limits = DEFAULT_LIMITS) -> None:
         self.disk, self.limits = disk, limits
@@ -79,7 +79,7 @@ class SteppedLog:
     def run_job(self) -> None:
         call, self.call = self.call, None
         if call is not None:
-            with suppress(Exception):  # the next step of its task gets the error
+            with suppress(Exception):  # the next step of the call's task raises the error
                 call()
 
     def finish(self) -> None:
@@ -125,7 +125,9 @@ def committed(partition: Partition) -> list[tuple[int, bytes | None, bytes | Non
 
 @contextmanager
 def before_path_call(number: int, act: Callable[[], None]) -> Iterator[None]:
-    """Run a function just before the `number`-th call of the partition's disk with a path."""
+    """Run a function just before call number `number` of those methods of the partition's disk that take a
+    path.
+    """
     left = [number]
 
     def hooked(name: str) -> Callable[..., Any]:
@@ -150,7 +152,10 @@ def before_path_call(number: int, act: Callable[[], None]) -> Iterator[None]:
 
 
 class DeferredMachine(RuleBasedStateMachine):
-    """A recreated topic. `rows` are the records that its read_committed readers must see."""
+    """A partition with deferred work, whose topic is deleted and re-created.
+
+    `rows` are the records that its read_committed readers must see.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,7 +283,7 @@ TestDeferredMachine.settings = settings(max_examples=100, stateful_step_count=40
 
 
 class RealDeferredMachine(DeferredMachine):
-    """The same machine on the real disk, which opens files when they are first used."""
+    """A DeferredMachine on the real disk, which opens files when they are first used."""
 
     def new_disk(self) -> Disk:
         self.temporary = tempfile.TemporaryDirectory()
@@ -304,7 +309,7 @@ def fill(partition: Partition, count: int = 30) -> None:
 
 
 def written_again(stepped: SteppedLog) -> list[bytes]:
-    """Recreate the topic and write to it."""
+    """Re-create the topic and write to it. Return the values that its readers must see."""
     stepped.recreate()
     for number in range(5):
         data = batch(number, pid=9, key=b"n%d" % number, value=b"new", is_transactional=True)
@@ -338,7 +343,7 @@ def test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_dis
     fill(stepped.partition, 60)
     stepped.partition.flush()
     stepped.manager.write_checkpoints()
-    stepped.until_job("sync_directory")  # of recovery points
+    stepped.until_job("sync_directory")  # the next blocking call syncs the checkpoint of recovery points
     deletion = stepped.manager.delete_in_steps([TP, OTHER])
     if in_steps:
         next(deletion)
@@ -389,7 +394,7 @@ def test_a_flush_that_waits_for_its_thread_writes_nothing_to_a_recreated_topic(s
 
 @pytest.mark.parametrize("what", ["flush", "job"])
 def test_a_topic_is_created_again_between_any_two_calls_of_deferred_work(what: str) -> None:
-    """A thread that resolved one path of the old topic must not resolve the next one to the new topic."""
+    """A thread that resolved one path in the old topic must not resolve its next path in the new topic."""
     acts = 0
     for number in itertools.count(1):
         stepped = SteppedLog(MemoryDisk())
@@ -478,7 +483,8 @@ def test_a_kill_during_the_deletion_of_many_segments_brings_none_back() -> None:
         stepped.start()
         start = stepped.partition.log_start_offset
         offsets = [header.base_offset for _, header in iter_batches(memoryview(read_all(stepped.partition)))]
-        # The checkpoint of the log start comes after the first names are gone.
+        # The checkpoint of the log start is written after the first files are removed, so the restored start
+        # may be lower.
         assert start <= 35
         assert offsets == list(range(start, 40))
         assert stepped.partition.recovery_warnings == []
@@ -486,7 +492,7 @@ def test_a_kill_during_the_deletion_of_many_segments_brings_none_back() -> None:
 
 
 def test_replaced_segments_are_closed_in_the_thread() -> None:
-    """The files have no names any more, so a close frees their blocks, which takes 0.3 s for a gigabyte."""
+    """The files are already removed, so closing them frees their blocks. That takes 0.3 s for a gigabyte."""
     stepped = SteppedLog(MemoryDisk())
     for number in range(12):
         put(stepped.partition, batch(key=b"k", value=b"%d" % number + bytes(100)))

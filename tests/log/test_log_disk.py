@@ -148,10 +148,10 @@ def test_closing_a_file_does_not_wait_for_its_sync(tmp_path: Path, monkeypatch: 
     syncing.start()
     assert has_begun.wait(60)
     file.release_handle()
-    file.close()  # comes back, though the sync cannot end before
+    file.close()  # returns at once, although the sync has not ended
     with pytest.raises(OSError):
         file.pread(1, 0)
-    # Another file must not get the descriptor's number yet.
+    # The descriptor must stay open for the sync, so that no other file gets its number.
     others = [os.open(tmp_path / "file", os.O_RDONLY) for _ in range(3)]
     may_end.set()
     syncing.join(60)
@@ -293,14 +293,16 @@ def test_a_failed_sync_takes_the_partition_offline() -> None:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("operation", ["create", "write"])
 def test_an_index_that_cannot_be_written_takes_nothing_offline(operation: str) -> None:
-    """No sync failed, so the next flush makes aborted transactions and the log durable."""
+    """No sync failed, so the partition stays online, and the next flush makes the log and the index
+    durable.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
     disk.sync_directory()
     put(partition, batch(0, is_transactional=True))
     put_marker(partition, marker(7, commit=False))
     if operation == "create":
-        disk.remove(f"{TP}/{0:020d}.txnindex")  # as in a directory of Apache Kafka
+        disk.remove(f"{TP}/{0:020d}.txnindex")  # as in a directory that Apache Kafka wrote
     disk.errors = {(operation, ".txnindex"): errno.ENOSPC}
     with pytest.raises(KafkaStorageError, match="cannot be flushed"):
         partition.flush()
@@ -318,9 +320,10 @@ def test_an_index_that_cannot_be_written_takes_nothing_offline(operation: str) -
 @pytest.mark.parametrize("is_rolled", [False, True])
 @pytest.mark.parametrize("room", [0, 31, 33, 34, 100, 4096, 8704, 8710])
 def test_a_clean_stop_leaves_no_zeros(room: int, is_rolled: bool) -> None:
-    """A full disk takes a part of the room for aborted transactions, or refuses the marker after it.
+    """On a full disk, the space reserved in the index of aborted transactions is incomplete, or the marker is
+    refused.
 
-    Apache Kafka would take zeros in the first segment for an aborted transaction of producer 0.
+    Zeros must not remain: Apache Kafka would read them as an aborted transaction of producer 0.
     """
     disk = MemoryDisk()
     partition = open_partition(disk)
@@ -442,7 +445,7 @@ def test_a_real_file_that_cannot_grow(tmp_path: Path) -> None:
 
 
 def test_power_loss_after_a_cut_keeps_what_was_synced_before() -> None:
-    """Found by the simulator, in the simulated disk itself."""
+    """Found by the simulator: the bug was in the simulated disk."""
     for seed in range(50):
         disk = MemoryDisk()
         file = disk.open("log", create=True)

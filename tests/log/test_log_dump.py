@@ -1,4 +1,4 @@
-"""`oncelog dump` on whole, torn and damaged files."""
+"""`oncelog dump` on intact, torn and damaged files."""
 
 from __future__ import annotations
 

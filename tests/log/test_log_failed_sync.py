@@ -101,7 +101,7 @@ def sequence_of(partition: Partition) -> int:
 
 def test_the_real_disk_writes_again_what_is_there(tmp_path: Path) -> None:
     disk = RealDisk(tmp_path)
-    content = bytes(range(256)) * 9_000  # more than two parts
+    content = bytes(range(256)) * 9_000  # more than two of the parts in which it is rewritten
     disk.replace("file", content)
     file = disk.open("file")
     file.rewrite(100, len(content) + 1_000)
@@ -111,7 +111,7 @@ def test_the_real_disk_writes_again_what_is_there(tmp_path: Path) -> None:
 
 
 def test_records_without_a_timestamp_are_kept_as_long_as_their_file_is_young() -> None:
-    """Their age is that of the file, as in Kafka's LogSegment.largestTimestamp."""
+    """Their age is that of the segment's file, as in Kafka's LogSegment.largestTimestamp."""
     disk, now = MemoryDisk(), [NOW_MS]
     disk.now_ms = lambda: now[0]
     partition = open_partition(disk, config(segment_bytes=500, retention_ms=7 * 86_400_000))
@@ -159,7 +159,7 @@ def test_a_directory_that_cannot_be_synced_takes_the_partition_offline(work: str
     names = disk.list(str(TP))
     assert partition.enforce_retention(NOW_MS) == 0
     assert disk.list(str(TP)) == names
-    # Files of dropped segments stay, so that a start knows of them: their new names may be lost.
+    # The files of dropped segments stay under new names. These may be lost, so a start must find the files.
     assert any(name.endswith(".deleted") for name in names) is (work == "retention")
     again = open_partition(disk.after_kill(), log_config, recovery_point=12)
     assert (again.log_end_offset, again.is_offline) == (12, False)

@@ -1,4 +1,4 @@
-"""Flushes beside appends in another thread, and timed flushes of closed segments."""
+"""Flushes in one thread during appends in another, and timed flushes of closed segments."""
 
 from __future__ import annotations
 
@@ -109,12 +109,16 @@ def test_closed_segments_open_without_reading_their_indexes() -> None:
 
 
 def test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline() -> None:
-    """Found by seed 2243. No sync was tried yet, so nothing is lost, and the next flush succeeds."""
+    """Found by the simulator (seed 2243).
+
+    The write failed before any sync, so nothing is lost, and the next flush succeeds.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0, is_transactional=True))
     put_marker(partition, marker(7, commit=False))
-    disk.errors = {("write", ".txnindex"): errno.ENOSPC}  # a file system that writes nothing in place
+    # as on a file system that does not overwrite in place
+    disk.errors = {("write", ".txnindex"): errno.ENOSPC}
     with pytest.raises(KafkaStorageError, match="cannot be flushed"):
         partition.flush()
     assert (partition.is_offline, partition.recovery_point) == (False, 0)

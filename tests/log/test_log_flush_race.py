@@ -1,4 +1,6 @@
-"""A flush in its thread beside requests: it may see the partition between any two lines."""
+"""A flush runs in its own thread during requests, so it may see the partition between any two lines of their
+code.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from oncelog.testing.memory_disk import MemoryDisk
 def test_a_flush_during_an_abort_makes_no_marker_durable_without_its_index_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Recovery would not add the entry, so readers would see the aborted records after a power loss."""
+    """After a power loss, recovery would not add the missing entry, so readers would see the aborted
+    records.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0, pid=7, is_transactional=True))
@@ -26,7 +30,7 @@ def test_a_flush_during_an_abort_makes_no_marker_durable_without_its_index_entry
     original = ProducerTable.put
 
     def put_entry(self: ProducerTable, producer_id: int, entry: ProducerEntry) -> None:
-        partition.flush()  # the flush runs after the marker is written
+        partition.flush()  # the marker is written and has no index entry yet
         original(self, producer_id, entry)
 
     monkeypatch.setattr(ProducerTable, "put", put_entry)

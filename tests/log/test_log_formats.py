@@ -37,7 +37,10 @@ PACKED = {1: pack_entry(ENTRY), 2: pack_entry(BARE)}
 
 
 def _written(table: ProducerTable) -> tuple[bytes, bytes]:
-    """Return the snapshot in Kafka's format and in full."""
+    """Write a snapshot.
+
+    Return the bytes of its file in Kafka's format, and of the file with the full state.
+    """
     disk = MemoryDisk()
     disk.mkdir("d")
     run(Snapshots(disk, "d").write(5, table.image()))
@@ -148,7 +151,8 @@ def test_indexes_have_kafkas_bytes() -> None:
     _aged_partition(disk)
     size = len(batch(0, 2))
     read = lambda suffix: disk.read(f"{TP}/{0:020d}{suffix}")  # noqa: E731
-    # There is an entry for every second batch, once more than 100 bytes follow the previous entry's batch.
+    # A batch gets an entry if more than 100 bytes were appended since the last entry. That is every second
+    # batch.
     offsets = list(struct.iter_unpack(">II", read(".index")))
     assert offsets == [(5, 2 * size), (9, 4 * size), (12, 6 * size)]
     times = list(struct.iter_unpack(">qI", read(".timeindex")))

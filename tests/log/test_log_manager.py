@@ -164,7 +164,9 @@ def test_a_link_to_a_volume_that_is_not_mounted_refuses_the_start_and_stays(tmp_
 def test_a_directory_that_cannot_be_looked_at_for_a_moment_keeps_its_records(
     tmp_path: Path, error: int
 ) -> None:
-    """Regression: the start took the directory for missing, failed to create it, and then removed it."""
+    """Regression: the start mistook the directory for a missing one, failed to create it, and then removed
+    it.
+    """
     manager = _open(RealDisk(tmp_path))
     put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
     manager.close(NOW_MS)
@@ -210,7 +212,10 @@ def test_the_format_of_a_new_directory_is_marked() -> None:
 
 
 def test_a_directory_without_the_mark_is_upgraded() -> None:
-    """The file is Apache Kafka's or older than the key; the rest of it is kept."""
+    """A meta.properties without Oncelog's key is from Apache Kafka or an old version.
+
+    Its other lines are kept.
+    """
     disk = MemoryDisk()
     kafka = b"#\n#Fri Nov 21\ncluster.id=abc\ndirectory.id=d\nnode.id=1\nversion=1\nother=x\n"
     disk.replace("meta.properties", kafka)
@@ -338,7 +343,9 @@ def test_another_topic_of_the_same_name_is_noticed() -> None:
 
 
 def test_a_stop_and_a_start_wait_for_few_deletions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: 17,000 deletions took minutes at a stop, which systemd ended, and again at the start."""
+    """Regression: 17,000 deletions took minutes at a stop, so that systemd killed the broker, and minutes
+    again at the start.
+    """
     monkeypatch.setattr("oncelog.log.manager.MAX_PROMPT_DELETIONS", 3)
     disk = MemoryDisk()
     manager = _open(disk)
@@ -466,7 +473,7 @@ def test_an_index_that_an_older_version_compacted_is_looked_at_once() -> None:
         opened(manager)
         assert looks == [], "this version keeps the entries"
         manager.close(NOW_MS)
-        disk.remove("oncelog-txnindex-checkpoint")  # 0.4.1 writes none
+        disk.remove("oncelog-txnindex-checkpoint")  # version 0.4.1 writes no such checkpoint
         for _ in range(2):
             manager = _open(disk)
             opened(manager)
@@ -476,7 +483,7 @@ def test_an_index_that_an_older_version_compacted_is_looked_at_once() -> None:
 
 
 def test_a_full_disk_refuses_no_start_that_restores_lost_index_entries() -> None:
-    """Readers use the entries in memory, and the next start looks again."""
+    """Readers use the entries in memory, and the next start restores them again."""
     disk, settings = MemoryDisk(), config(cleanup_policy="compact", segment_bytes=300)
     manager = _open(disk)
     partition = manager.open_partition(TP, settings, TOPIC_ID, NOW_MS)
@@ -551,7 +558,9 @@ def test_a_partition_that_cannot_be_compacted_does_not_stop_others() -> None:
 
 
 def test_partitions_that_cannot_be_compacted_keep_none_of_what_they_read() -> None:
-    """Regression: the round kept each error, and so a decompressed batch of up to 256 MB per partition."""
+    """Regression: the round kept each error, which referred to a decompressed batch of up to 256 MB per
+    partition.
+    """
     opened_bytes = 8 << 20
     unreadable = bytearray(batch(count=2, value=bytes(opened_bytes), compression=Compression.ZSTD))
     unreadable[HEADER_BYTES:] = compress(Compression.ZSTD, bytes(opened_bytes))
@@ -621,7 +630,7 @@ def test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round(
 
 
 def test_a_swap_that_cannot_begin_leaves_nothing_to_swap_in() -> None:
-    """Regression: the next start replaced newer content of the segments by the left-over one."""
+    """Regression: the next start replaced newer content of the segments with the left-over file."""
     disk, compacted = MemoryDisk(), config(cleanup_policy="compact", segment_bytes=300)
     manager = _open(disk)
     partition = manager.open_partition(TP, compacted, TOPIC_ID, NOW_MS)
@@ -636,7 +645,9 @@ def test_a_swap_that_cannot_begin_leaves_nothing_to_swap_in() -> None:
 
 @pytest.mark.parametrize("then", ["kill", "stop"])
 def test_a_segment_of_a_failed_swap_does_not_come_back_beside_newer_ones(then: str) -> None:
-    """Regression: the next round merged two segments, and a start put the left-over one beside them."""
+    """Regression: the next round merged two segments, and a start then added the left-over segment to the
+    log.
+    """
     disk = MemoryDisk()
     settings = {"cleanup_policy": "compact", "index_interval_bytes": 50, "min_cleanable_dirty_ratio": 0.01}
     small, large = (config(segment_bytes=size_bytes, **settings) for size_bytes in (300, 3000))

@@ -37,7 +37,7 @@ PARTITIONS = [TopicPartition("t", number) for number in range(30)]
 
 
 class CountingDisk(MemoryDisk):
-    """A disk that counts calls by name."""
+    """A disk that counts the calls of each method."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_new_partitions_are_not_synced_one_by_one() -> None:
     assert disk.calls["sync"] <= 1
     disk.calls.clear()
     manager.close(NOW_MS)
-    # Checkpoints and the marker are replaced; nothing happened to the partitions.
+    # Only the checkpoints and the clean-shutdown marker are written, because the partitions did not change.
     assert disk.calls == {"replace": 5, "write": 5}
     assert [p.log_end_offset for p in partitions] == [0] * len(PARTITIONS)
 
@@ -112,7 +112,10 @@ def test_idle_partitions_take_no_descriptors(tmp_path: Path) -> None:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("left", [b"", b"version: 0\ntopic_", bytes(43)])
 def test_a_torn_topic_id_is_written_again(left: bytes) -> None:
-    """A new partition's topic id is not synced, because the list of topics has it."""
+    """A new partition's topic id is not synced, because the list of topics has the id.
+
+    So a power loss may tear the file.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0))
@@ -190,7 +193,7 @@ def test_producers_are_described_in_bounded_parts() -> None:
         put(partition, batch(0, pid=pid))
     parts = partition.producers_in_parts()
     found = next(parts)
-    put(partition, batch(0, pid=300))  # others are served between two parts
+    put(partition, batch(0, pid=300))  # other clients append between two parts
     put(partition, batch(1, pid=7))
     for part in parts:
         assert len(part) <= 20
@@ -251,7 +254,7 @@ def test_indexes_of_closed_segments_are_not_kept_in_memory() -> None:
     assert loaded() == closed
     partition.log.release_handles()
     assert loaded() == []
-    # Indexes that had to be rebuilt in memory have no whole files to be loaded from again.
+    # Indexes that were rebuilt stay in memory, because they have no complete files to be loaded from again.
     disk.remove(closed[0]._stem + ".index")
     disk.remove(closed[1]._stem + ".timeindex")
     assert read_all(partition, 200) == stored

@@ -10,7 +10,10 @@ from support.log.faulty_log import LogUnderFaults
 
 @pytest.mark.parametrize("seed", [5, 9, 13, 38, 109, 234])
 def test_random_operations_while_system_calls_fail(tmp_path: Path, seed: int) -> None:
-    """Seeds 5, 9 and 38 find R613 where it is put back, 13 finds R610, 234 finds R614."""
+    """If R613 is reintroduced, seeds 5, 9 and 38 find it.
+
+    Likewise seed 13 finds R610, and seed 234 finds R614.
+    """
     LogUnderFaults(tmp_path / "data", seed).run()
 
 

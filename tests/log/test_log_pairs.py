@@ -1,4 +1,5 @@
-"""Each pair of features that touch one topic, on one topic: both happen, in any order, with kills between.
+"""Tests of each pair of features that change a topic: both run on one topic, in any order, with kills in
+between.
 
 `LogMachine` compares what readers see, and what is remembered, with its model. The table of the pairs is in
 docs/internals/limits.md, and a test keeps it.
@@ -67,7 +68,7 @@ def delete_and_create(machine: LogMachine, rng: Random) -> bool:
 
 
 def end_transactions(machine: LogMachine, rng: Random) -> bool:
-    """Leave a transaction open, end one and abort one."""
+    """Commit one transaction, abort one, and leave one open."""
     began = [NewBatch(pid, [b"a"], b"v", 0, "begin", Compression.NONE) for pid in (1, 2, 3)]
     ended = [
         NewBatch(pid, [b"a"], b"v", 0, how, Compression.NONE) for pid, how in ((1, "abort"), (2, "commit"))
@@ -99,7 +100,7 @@ FEATURES: dict[str, Callable[[LogMachine, Random], bool]] = {
     "transactions": end_transactions,
     "takeover": take_over,
 }
-"""Each function returns True if it had an effect."""
+"""The features by name. Each function uses its feature, and returns True if it had an effect."""
 PAIRS = list(combinations(FEATURES, 2))
 
 

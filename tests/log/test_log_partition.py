@@ -122,7 +122,7 @@ def test_another_producer_id_or_partition_is_no_duplicate() -> None:
 
 
 def _changed(position: int, layout: str, value: int) -> memoryview:
-    """Return an idempotent batch with a changed header field and the right checksum."""
+    """Return an idempotent batch with a changed header field and a correct checksum."""
     data = batch(0)
     struct.pack_into(layout, data, position, value)
     if position >= 21:
@@ -380,10 +380,10 @@ def test_a_transaction_with_an_epoch_of_its_own_begins_with_its_first_batch() ->
 _USUAL_BATCHES = st.tuples(
     st.sampled_from([None, 7, 7, 7, 8]),  # the producer id
     st.sampled_from([0, 0, 0, 1]),  # its epoch
-    st.sampled_from([0, 0, 0, 0, -1, 1, -3]),  # the distance from the sequence that is next
-    st.integers(1, 3),  # records
+    st.sampled_from([0, 0, 0, 0, -1, 1, -3]),  # its sequence, relative to the next one expected
+    st.integers(1, 3),  # number of records
     st.sampled_from([0, 0, 40]),  # bytes of a record
-    st.sampled_from([0, 0, 0, 5, -5, 10**13, -NOW_MS - 1]),  # the timestamp's distance from now
+    st.sampled_from([0, 0, 0, 5, -5, 10**13, -NOW_MS - 1]),  # the timestamp, relative to now
     st.sampled_from(
         ["", "", "", "", "transactional", "control", "codec 4", "codec 5", "magic", "count", "crc"]
     ),
@@ -432,7 +432,7 @@ def test_a_usual_batch_is_stored_as_append_stores_it(
 def changed_batch(
     change: str, sequence: int | None, count: int, pid: int | None, epoch: int, size: int, timestamp_ms: int
 ) -> memoryview:
-    """Return a batch with this change; some of the changes make it invalid."""
+    """Return a batch with this change. Some changes make the batch invalid."""
     timestamp_ms = max(timestamp_ms, -1)
     is_transactional = change == "transactional" and pid is not None
     data = batch(
@@ -450,7 +450,10 @@ def changed_batch(
 
 
 def outcome(partition: Partition, data: memoryview, *, append_next: bool) -> tuple[int, int] | str:
-    """Append a copy of a batch, with `append_next` as produce_direct does. Return its offsets or error."""
+    """Append a copy of a batch.
+
+    With `append_next`, append it as produce_direct does. Return its offsets or error.
+    """
     records = memoryview(bytearray(data))
     fields: HeaderFields = HEADER.unpack_from(records)
     try:

@@ -192,7 +192,9 @@ def test_damage_below_the_recovery_point_is_no_torn_tail(clean: bool, position: 
 
 
 def _closed_without_snapshots(how: LogConfig) -> tuple[dict[str, bytes], list[tuple[str, int, int]]]:
-    """Return the files of a closed partition, and the file, position and size of each batch."""
+    """Return the files of a closed partition without snapshots, and the file, position and size of each
+    batch.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk, how)
     put(partition, batch(0, pid=1))
@@ -218,8 +220,9 @@ def _closed_without_snapshots(how: LogConfig) -> tuple[dict[str, bytes], list[tu
 def test_a_flipped_bit_below_the_recovery_point_does_not_prevent_startup(
     segment_bytes: int, clean: bool
 ) -> None:
-    """Found by the simulator: replay trusted bytes that nothing had verified, and the broker did not
-    start."""
+    """Found by the simulator: replay trusted bytes that no checksum had verified, and the broker did not
+    start.
+    """
     how = config(segment_bytes=segment_bytes, index_interval_bytes=100)
     files, places = _closed_without_snapshots(how)
     for number, (name, position, size) in enumerate(places[:-1]):
@@ -232,11 +235,11 @@ def test_a_flipped_bit_below_the_recovery_point_does_not_prevent_startup(
             file.pwrite(bytes([file.pread(1, at)[0] ^ 1 << byte * 5 % 8]), at)
             again = open_partition(disk, how, recovery_point=len(places), clean_shutdown=clean)
             text = f"byte {byte} of batch {number}"
-            # No checksum covers a base offset. A damaged length may include the next batch.
+            # No checksum covers the base offset, so damage to it may change the log end.
             assert byte < 8 or again.log_end_offset == len(places), text
             if byte >= 12 and not 43 <= byte < 57:
-                # Outside of transactions, headers are believed as in Kafka, including what they say of a
-                # producer.
+                # Outside transactions, recovery believes the producer's state in unverified headers, as Kafka
+                # does.
                 for sequence, kept in ((1, 5), (2, 6), (3, 7)):
                     assert kept == number or put(again, batch(sequence, pid=1)).is_duplicate, text
 
@@ -334,7 +337,7 @@ def test_a_lost_index_of_aborted_transactions_is_made_again(clean: bool) -> None
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "unreadable"])
 def test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_entry(is_lost: bool) -> None:
-    """Otherwise the next start would take a partial or empty file for complete."""
+    """The next start must not mistake a partial or empty file for a complete one."""
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
     for number in range(5):
@@ -345,7 +348,7 @@ def test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_e
     how = {"recovery_point": end_offset, "indexed_from": partition.indexed_from}
     names, step = _names(disk, ".txnindex"), 0
     assert len(names) == 2
-    for name in names:  # for the closed segment and for the active one
+    for name in names:  # the index of the closed segment, then of the active one
         damaged = disk.after_kill()
         if is_lost:
             damaged.remove(f"{TP}/{name}")
@@ -402,7 +405,10 @@ def test_open_transactions_survive_a_restart(clean: bool) -> None:
 
 @pytest.mark.behaviour("I19")
 def test_idle_producers_expire_by_the_time_of_their_append() -> None:
-    """Producers of old records stay known after a load. In Kafka, the next expiration would remove them."""
+    """Producers of old records stay known after a load.
+
+    In Kafka, the next check for expiry would remove them.
+    """
     partition = open_partition(log_config=config(expiration_ms=DAY_MS))
     put(partition, batch(0, pid=1, timestamp_ms=1000))
     put(partition, batch(0, pid=2, is_transactional=True))
@@ -524,7 +530,7 @@ def test_a_long_segment_is_snapshotted_between_rolls() -> None:
         put(partition, batch(number))
         partition.checkpoint_producers()
         partition.flush()
-    # A segment keeps two snapshots: the newest one below the recovery point, and a newer one.
+    # Two snapshots are kept within a segment: the newest one below the recovery point, and a newer one.
     assert _names(disk, ".snapshot") == [f"{8:020d}.snapshot", f"{16:020d}.snapshot"]
     partition = open_partition(disk.after_kill(), recovery_point=16)
     assert put(partition, batch(15)).is_duplicate
@@ -604,7 +610,9 @@ def test_a_log_that_ends_below_its_synced_end_is_reported() -> None:
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 @pytest.mark.parametrize("is_empty", [True, False], ids=["files", "directory"])
 def test_a_lost_directory_gives_no_offset_again(clean: bool, is_empty: bool) -> None:
-    """Otherwise a group with an offset above the end would later skip new records."""
+    """If offsets were assigned again, a group with a committed offset above the log end would skip new
+    records.
+    """
     disk = MemoryDisk()
     _filled(disk).close(NOW_MS)
     if is_empty:
@@ -624,7 +632,9 @@ def test_a_lost_directory_gives_no_offset_again(clean: bool, is_empty: bool) -> 
 @pytest.mark.behaviour("I20")
 @pytest.mark.parametrize("others", [{}, {"pid": 2, "is_transactional": True}], ids=["plain", "mixed"])
 def test_a_damaged_header_gives_no_state_of_producers(others: dict[str, object]) -> None:
-    """Without snapshots, the log below the recovery point is read again."""
+    """Without snapshots, recovery reads the log below the recovery point again, and must skip damaged
+    headers.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0, **others))  # type: ignore[arg-type]
@@ -692,7 +702,7 @@ def test_a_gap_behind_a_segment_with_gaps_is_no_loss() -> None:
 
 @pytest.mark.parametrize("name", ["notes.log.cleaned", "notes.log.swap", "notes.log", "0.old.log"])
 def test_a_file_of_another_name_does_not_prevent_a_start(name: str) -> None:
-    """This includes an index that a crash during a swap left behind."""
+    """The file may also be an index that a crash during a swap left behind."""
     disk = MemoryDisk()
     put(open_partition(disk), batch(0))
     segment = f"{TP}/{0:020d}.log"
@@ -716,12 +726,12 @@ def test_segments_that_recovery_removed_stay_removed_after_a_power_loss() -> Non
     first.truncate(first.size() - len(batch(value=b"old")))
     first.sync()
     disk, background = disk.after_kill(), BackgroundQueue()
-    # No background task runs, so the snapshot of a roll syncs no directory yet.
+    # No background task runs, so the snapshot of a roll does not sync the directory.
     background.on_added = lambda: None
     partition = open_partition(disk, SMALL, background=background)
     assert partition.segment_count == 1
     kept = partition.log_end_offset
-    # A roll syncs the directory, so look before the first one, too.
+    # A roll syncs the directory, so check before the first roll, too.
     while partition.segment_count < 3:
         put(partition, batch(value=b"new"))
         for seed in range(30):
@@ -734,7 +744,7 @@ def test_segments_that_recovery_removed_stay_removed_after_a_power_loss() -> Non
 def test_a_compacted_log_ends_where_its_last_batch_does() -> None:
     """A power loss can cut a segment and leave an empty one behind it.
 
-    That is no gap of compaction. A coordinator that replayed such a log would find no batches at some
+    Such a gap is not from compaction. A coordinator that replayed such a log would find no batches at some
     offsets, and give the log up.
     """
     disk = MemoryDisk()
@@ -752,7 +762,7 @@ def test_a_compacted_log_ends_where_its_last_batch_does() -> None:
 
 @pytest.mark.behaviour("I17")
 def test_a_second_power_loss_does_not_bring_a_torn_end_back() -> None:
-    """A start cuts off a torn end. The cut must be synced before records in a later segment are."""
+    """A start cuts off a torn end. The cut must be synced before the records of a later segment."""
     small = config(segment_bytes=3 * len(batch()), flush_messages=1)
     disk = MemoryDisk()
     partition = open_partition(disk, small)
@@ -773,7 +783,7 @@ def test_a_second_power_loss_does_not_bring_a_torn_end_back() -> None:
 
 
 def test_a_clean_stop_does_not_bring_the_torn_batch_of_an_empty_log_back() -> None:
-    """A start cuts off a torn batch at offset 0. After a clean stop, the next one verifies no checksum."""
+    """A start cuts off a torn batch at offset 0. The start after a clean stop verifies no checksum."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch())

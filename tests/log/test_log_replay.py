@@ -23,7 +23,9 @@ def _producers() -> PartitionProducers:
 
 
 def _random_headers(rng: Random) -> bytes:
-    """Return random batches: changing epochs, producers without one, coordinators' batches."""
+    """Return random batches with changing epochs: of several producers, without producer id, and of
+    coordinators.
+    """
     headers, offset = [], rng.randrange(1000)
     for _ in range(rng.randrange(1, 60)):
         count = rng.randrange(1, 4)
@@ -54,7 +56,7 @@ def test_columns_say_the_same_as_batches(seed: int) -> None:
 
 
 class CountingFile(MemoryFile):
-    """A file that counts the bytes that are read."""
+    """A file that counts the bytes read from it."""
 
     def __init__(self, disk: MemoryDisk, path: str) -> None:
         super().__init__(disk, disk.inode(path), path)

@@ -68,7 +68,7 @@ def test_a_file_that_a_failed_roll_left_hides_no_records(
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_an_empty_segment_where_the_log_ends_stays(is_clean: bool) -> None:
-    """A log that was rolled by time or by retention ends with an empty segment."""
+    """Retention must keep the empty segment with which a log ends after a roll by time or by retention."""
     disk = MemoryDisk()
     partition = _filled(disk=disk)
     partition.delete_records(None, NOW_MS)  # type: ignore[attr-defined]
@@ -197,12 +197,15 @@ def test_deleted_batches_are_remembered_though_their_snapshot_is_lost() -> None:
 
 
 def _second_segment_without_snapshot() -> tuple[MemoryDisk, LogConfig, Partition]:
-    """Return a disk, settings and a flushed partition of two segments on it."""
+    """Return a disk, settings and a flushed partition on that disk.
+
+    Its second segment began without a snapshot.
+    """
     disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
     partition = open_partition(disk, small)
     for number in range(3):
         put(partition, batch(number))
-    disk.errors[("write", ".tmp")] = errno.ENOSPC  # the second segment begins without a snapshot
+    disk.errors[("write", ".tmp")] = errno.ENOSPC  # the snapshot at the begin of the second segment fails
     put(partition, batch())
     disk.errors.clear()
     put(partition, batch())
@@ -230,9 +233,12 @@ def test_a_power_loss_after_deleting_segments_leaves_their_producers_known() -> 
 def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known(
     checkpoint: int | None,
 ) -> None:
-    """A snapshot inside a segment covers the deleted segments. A power loss takes that of the next roll."""
+    """A snapshot inside a segment covers the deleted segments.
+
+    A power loss removes the snapshot of the next roll.
+    """
     disk, small, partition = _second_segment_without_snapshot()
-    partition.delete_records(3, NOW_MS)  # takes a snapshot within the second segment
+    partition.delete_records(3, NOW_MS)  # this takes a snapshot within the second segment
     assert partition.segment_count == 1
     put(partition, batch())
     put(partition, batch())
@@ -274,7 +280,7 @@ def test_a_power_loss_during_the_deletion_of_segments_leaves_no_gap(target: int)
             logs = sorted(name for name in found.list(str(TP)) if ".log" in name)
             again = open_partition(found, config(segment_bytes=3 * SIZE))
             assert again.log_end_offset == 14, f"after step {step}, seed {seed}"
-            # A start that removes segments older than a dropped one may end in a power loss as well.
+            # A second power loss may come after a start that removes segments older than a dropped one.
             dropped = [name for name in logs if name.endswith(".deleted")]
             is_partly = dropped and any(name < dropped[-1] and name not in dropped for name in logs)
             for second in range(20) if is_partly else ():
@@ -305,7 +311,9 @@ def test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover() -> None:
 
 
 def free_full_disk(partition: Partition, disk: MemoryDisk) -> None:
-    """Delete all records as often as operations.md says, with the broker's checkpoints in between."""
+    """Delete all records as often as docs/operations.md says, and write the broker's checkpoints in
+    between.
+    """
     for _ in range(3):
         with suppress(KafkaStorageError):
             partition.delete_records(None, NOW_MS)

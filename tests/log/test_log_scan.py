@@ -1,4 +1,6 @@
-"""The loops of `oncelog.log.scan` over many batches: in Python and in C, and against the scan one by one."""
+"""The loops of `oncelog.log.scan` over many batches, in Python and in C, compared with a scan batch by
+batch.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ from oncelog.wire.header import HEADER, iter_batches
 DAMAGE = st.lists(st.tuples(st.integers(0, 10_000), st.integers(1, 255)), max_size=2)
 BATCHES = st.lists(
     st.tuples(
-        st.integers(1, 4),  # records
+        st.integers(1, 4),  # number of records
         st.sampled_from([0, 0, 30, 300]),  # bytes of a record
         st.sampled_from([0, 0, 0, 1, 7]),  # offsets that are missing before the batch
-        st.sampled_from([0, 1, 2, 9, -3, -NOW_MS - 1]),  # the timestamp's distance
+        st.sampled_from([0, 1, 2, 9, -3, -NOW_MS - 1]),  # the timestamp, relative to now
         st.sampled_from([None, 7, 8]),  # the producer id
     ),
     max_size=20,

@@ -19,7 +19,7 @@ from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire.batch import iter_batches
 
 SMALL = config(segment_bytes=500, index_interval_bytes=80)
-# Three ids make a table of several parts.
+# With these limits, three producer ids make a table of several parts.
 PARTED = config(
     segment_bytes=500,
     index_interval_bytes=80,
@@ -37,7 +37,7 @@ class Stored(NamedTuple):
 
 
 class PartitionMachine(RuleBasedStateMachine):
-    """A random history. `stored` is every acknowledged data batch, in order."""
+    """A random history of one partition. `stored` has every acknowledged data batch, in order."""
 
     log_config = SMALL
 
@@ -186,7 +186,7 @@ TestPartitionMachine = pytest.mark.behaviour("I6", "I7", "I8", "I14", "I17")(Tes
 
 
 class DrivenMachine(PartitionMachine):
-    """The same history while snapshots and deletions advance step by step and end with a restart."""
+    """A PartitionMachine whose snapshots and deletions run step by step. A restart ends unfinished ones."""
 
     log_config = PARTED
 

@@ -45,7 +45,10 @@ def check(partition: Partition) -> None:
 
 
 def work(partition: Partition, draw: Random, count: int) -> None:
-    """Append about a batch per hour, some late, with syncs at any time, even just before a roll."""
+    """Append about one batch per hour, some with late timestamps.
+
+    Sync at drawn times, even just before a roll.
+    """
     for number in range(count):
         hours = number - draw.choice((0, 0, 0, 5))
         put(partition, batch(value=bytes(draw.randrange(60)), timestamp_ms=START_MS + hours * HOUR_MS))
@@ -120,7 +123,7 @@ _KEPT_20_HOURS = config(segment_bytes=3000, index_interval_bytes=1000, retention
 def _with_a_young_record(disk: MemoryDisk) -> Partition:
     """Return a closed partition of three segments.
 
-    In the first one, only the record at offset 39 is young.
+    In the first segment, only the record at offset 39 is young.
     """
     partition = open_partition(disk, _KEPT_20_HOURS)
     while partition.segment_count < 3:
@@ -206,7 +209,7 @@ def test_a_position_is_read_from_the_file_as_from_memory(
 
 
 def test_a_look_up_by_time_does_not_skip_damage() -> None:
-    """The record may be in the damaged bytes; a later record as the answer would hide it."""
+    """The matching record may be in the damaged bytes. To return a later record would hide it."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(timestamp_ms=START_MS))
@@ -221,7 +224,7 @@ def test_a_look_up_by_time_does_not_skip_damage() -> None:
 
 
 def test_a_look_up_by_time_ignores_damage_below_the_log_start() -> None:
-    """DeleteRecords past the damage is the way to get rid of it."""
+    """With DeleteRecords, an operator can move the log start past the damage."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(timestamp_ms=START_MS))
