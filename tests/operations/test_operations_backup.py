@@ -26,12 +26,14 @@ SETTINGS = {
 
 
 def update(source: Path, target: Path) -> None:
-    """Copy as `rsync -a --delete` does: files of another size or time are copied, missing ones removed."""
+    """Copy as `rsync -a --delete` does: copy files whose size or time differs, and remove files that the
+    source lacks.
+    """
     for path in sorted(target.rglob("*"), reverse=True):
         there = source / path.relative_to(target)
         if not there.exists():
             path.rmdir() if path.is_dir() else path.unlink()
-    # Checkpoints and small files last, late partitions first: the order must not matter.
+    # Copy in reverse order, so partitions before checkpoints and small files. The order must not matter.
     for path in sorted(source.rglob("*"), reverse=True):
         copy = target / path.relative_to(source)
         try:
@@ -54,7 +56,10 @@ def _is_same(path: Path, copy: Path) -> bool:
 @pytest.mark.behaviour("I17", "T6")
 @pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_a_copy_whose_last_pass_was_frozen_has_all_that_was_acknowledged(tmp_path: Path, rounds: int) -> None:
-    """The copy has all records acknowledged before it and whole transactions; the load is not disturbed."""
+    """The copy has all records that were acknowledged before, and transactions as a whole.
+
+    The load is not disturbed.
+    """
     target = tmp_path / "copy"
     with (
         BrokerProcess(tmp_path / "data", settings=SETTINGS) as broker,
@@ -71,7 +76,7 @@ def test_a_copy_whose_last_pass_was_frozen_has_all_that_was_acknowledged(tmp_pat
             shutil.copytree(target, opened)
             with BrokerProcess(opened, settings=SETTINGS) as copy:
                 load.check(copy.bootstrap_servers, acked)
-                # The copy is a complete broker: the load's transactional id and its group continue.
+                # The copy is a complete broker: the load's transactional id can continue.
                 topic = new_topic(copy.bootstrap_servers)
                 with producer_of(copy.bootstrap_servers, transactional_id=load.pairs) as producer:
                     producer.init_transactions()
@@ -115,7 +120,9 @@ def initialized(client: RawClient) -> tuple[int, int]:
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_producer_from_after_a_backup_is_not_taken_for_a_new_one(tmp_path: Path, is_open: bool) -> None:
-    """Without oncelog.fence.transactions, the new instances would reach the epoch of the old one."""
+    """Without oncelog.fence.transactions, new instances of the transactional id would get the epoch of the
+    producer from after the backup.
+    """
     config: dict[str, object] = {"transaction.state.log.num.partitions": 1}
     producer = None
     with Broker(tmp_path / "data", config=config) as broker:
@@ -145,4 +152,4 @@ def test_a_producer_from_after_a_backup_is_not_taken_for_a_new_one(tmp_path: Pat
             error = error_for_code(client.ask(request, 3).error_code)
             assert isinstance(error, ProducerFenced | InvalidProducerIdMapping)
         if is_open:
-            assert client.offset("t") == 2  # the record and its abort marker
+            assert client.offset("t") == 2  # offset 2 is behind the record and its abort marker

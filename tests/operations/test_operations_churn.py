@@ -1,4 +1,4 @@
-"""State that clients create and abandon does not pile up: topics, groups, transactional ids, connections.
+"""State that clients create and abandon does not accumulate: topics, groups, transactional ids, connections.
 
 The test counts the objects and container entries that the broker reaches, its descriptors and its files. It
 does not measure memory, which depends on the allocator. The short run moves the clock; the long one takes ten
@@ -48,21 +48,21 @@ CONFIG = {
     "group.consumer.session.timeout.ms": 10_000,
 }
 LONG_ROUNDS = 1_500
-"""About ten minutes."""
+"""Rounds of the long run, which takes about ten minutes."""
 PATIENCE_S = 240
 SLACK = Counter(
     {
-        # The coordinators' logs: those below 256 KiB are not compacted.
+        # The coordinators' logs may grow to 256 KiB, because smaller ones are not compacted.
         "files of coordinators": 60,
         "AbortedTransaction": 1500,
         "TransactionIndex._entries": 1500,
         **dict.fromkeys(
             ("Segment", "SegmentList._segments", "SegmentList._bases", "TransactionIndex", "RealFile"), 12
         ),
-        # Names of deleted topics, until there are a thousand.
+        # Names of deleted topics are removed only when there are a thousand.
         "TopicPatterns._in_order": 1000,
         "TopicPatterns._listed": 1000,
-        # Partitions in checkpoints, which are written periodically.
+        # Deleted partitions stay in these tables until the next periodic checkpoint.
         "LogManager._written_points": 10,
         "LogManager._recovery_points": 10,
         "LogManager._log_starts": 10,
@@ -70,7 +70,10 @@ SLACK = Counter(
         "LogManager._cleaned": 10,
     }
 )
-"""Bounded numbers, small compared to the number of operations of the long run."""
+"""By how much a number may grow.
+
+These numbers are bounded, and small compared to the operations of the long run.
+"""
 
 
 class Churn:
@@ -143,7 +146,7 @@ class Churn:
         )
 
     def _strangers(self) -> None:
-        """Open connections that send nothing, random bytes, or a part of a request."""
+        """Open and close connections that send nothing, random bytes, or a part of a request."""
         host, _, port = self.address.rpartition(":")
         for said in (b"", self.chance.randbytes(8), b"\0\0\0\x40\0\x12\0\0"):
             with socket.create_connection((host, int(port)), timeout=60) as stranger:
@@ -151,7 +154,7 @@ class Churn:
 
 
 class Census:
-    """The objects of a broker that may pile up, counted in the broker's own thread."""
+    """Counts the objects of a broker that may accumulate, in the broker's own thread."""
 
     def __init__(self, broker: Broker) -> None:
         assert broker._running is not None and broker._thread is not None
@@ -176,12 +179,12 @@ class Census:
         for folder, folders, files in os.walk(self._directory):
             is_of_coordinator = Path(folder).name.startswith("__")
             counts["directories"] += len(folders)
-            if folder != str(self._directory):  # files of the top directory are checkpoints, one per kind
+            if folder != str(self._directory):  # the top directory has only checkpoints, one per kind
                 counts["files of coordinators" if is_of_coordinator else "files"] += len(files)
         return counts
 
     def wait_until_no_more_than(self, before: Counter[str], then: Callable[[], None]) -> None:
-        """Wait until no number is greater than before. Fail with those that are."""
+        """Wait until no number is greater than before. If some stay greater, fail with these."""
         more: Counter[str] = Counter()
         for _ in attempts(lambda: f"more than before: {dict(more)}", PATIENCE_S):
             if not (more := self.take() - before - SLACK):

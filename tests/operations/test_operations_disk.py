@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or of another owner, under load and at the start."""
+"""Disks that are full, read-only or owned by another user, under load and at the start."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
         load.check(acked=acked)
         with producer_of(broker.bootstrap_servers, delivery_timeout_ms=1500, request_timeout_ms=500) as late:
             sent = late.send("probe", bytes(5000))
-            # It may be stored: the error is the same if the batch was written and only its sync failed.
+            # The outcome is unknown: the broker sends the same error if the batch was written and only its
+            # sync failed.
             with pytest.raises(DeliveryUnknown, match=r"last error: KAFKA_STORAGE_ERROR.* No space left"):
                 sent.result(60)
         wait_for(lambda: refusal_of_session(client) == errors.NotCoordinator.code)
@@ -96,12 +97,12 @@ def test_a_read_only_disk_at_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("denied", [".", "t-0/{}.log"])
 def test_files_without_permissions_stop_the_start_with_the_remedy(tmp_path: Path, denied: str) -> None:
-    """This happens, for example, if the broker was once started as root."""
+    """Such files exist, for example, if the broker was once started as root."""
     data_dir = tmp_path / "data"
     with Broker(data_dir) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
         client.produce("t", batch(b"x"))
-    # Root may read everything, unless it drops its privileges.
+    # Root may read everything, so drop the privileges that allow it.
     prefix = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
     if prefix and shutil.which("setpriv") is None:
         pytest.skip("root may read everything: there is no setpriv to give that up")
@@ -117,7 +118,10 @@ def test_files_without_permissions_stop_the_start_with_the_remedy(tmp_path: Path
 @pytest.mark.soak
 @pytest.mark.behaviour("I7", "I17")
 def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
-    """ext4 does so with errors=remount-ro. Consumers continue; after repair and restart producers do, too."""
+    """With errors=remount-ro, ext4 becomes read-only at an error.
+
+    Consumers continue. Producers continue after repair and restart.
+    """
     image = tmp_path / "image"
     with image.open("wb") as file:
         file.truncate(96 << 20)
@@ -127,7 +131,8 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
     how = ("-o", "loop,errors=remount-ro", str(image))
     with ExitStack() as stack:
         disk = stack.enter_context(mounted(tmp_path / "disk", *how))
-        # Data that are not synced may be lost with the file system's journal, as in a power loss.
+        # Sync each record: the error may destroy unsynced data in the file system's journal, as a power loss
+        # does.
         settings = SMALL | {"log.flush.interval.messages": 1}
         broker = BrokerProcess(disk / "data", log_file=tmp_path / "broker.log", settings=settings)
         broker.start()
@@ -137,7 +142,7 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
         load = stack.enter_context(Load(broker.bootstrap_servers, padding=300))
         load.wait_for_progress()
         with frozen(broker):
-            # ext4 may report success to a sync during which the error occurs. None is running now.
+            # Wait until no sync is running: ext4 may report success to a sync during which the error occurs.
             pause(1)
             trigger_error(disk)
         wait_for(lambda: refusal_of(client) == errors.KafkaStorageError.code)

@@ -16,7 +16,10 @@ COUNT = 60
 
 @pytest.mark.behaviour("I7", "I17")
 def test_without_descriptors_appends_are_refused_and_later_taken(tmp_path: Path) -> None:
-    """Partitions with open files keep working. All work once connections are closed, without a restart."""
+    """Partitions with open files keep working.
+
+    Once connections are closed, all partitions work again without a restart.
+    """
     limited = LimitedBroker(tmp_path / "data", 64, {"log.flush.interval.messages": 1})
     with limited as broker, RawClient(broker.bootstrap_servers) as client, ExitStack() as others:
         client.create_topic("many", COUNT)

@@ -1,4 +1,4 @@
-"""The directory of another broker is taken over and given back."""
+"""Oncelog takes over a directory of Apache Kafka, and Apache Kafka can use it again afterwards."""
 
 from __future__ import annotations
 

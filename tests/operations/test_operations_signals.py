@@ -18,7 +18,7 @@ from oncelog.testing.process import STOP_TIMEOUT_S
 
 @pytest.fixture
 def heeds_hangup() -> Iterator[None]:
-    """Start brokers that end at SIGHUP, even if the tests run under nohup, which ignores it."""
+    """Let brokers end at SIGHUP, even if the tests run under nohup, whose children ignore that signal."""
     handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, handler)
@@ -39,8 +39,9 @@ def end(broker: BrokerProcess, *signals: signal.Signals) -> int:
 @pytest.mark.behaviour("I17")
 @pytest.mark.usefixtures("heeds_hangup")
 def test_a_stop_under_load(tmp_path: Path) -> None:
-    """The broker ends, clients reconnect, and the next start has nothing to recover, even if signals
-    repeat."""
+    """Even if the signals are repeated, the broker ends cleanly, clients reconnect, and the next start
+    recovers nothing.
+    """
     settings = {"log.flush.interval.messages": 1}
     with (
         BrokerProcess(tmp_path / "data", settings=settings) as broker,

@@ -44,7 +44,10 @@ UNASSIGNED = (1).to_bytes(16, "big")
 """Kafka's DirectoryId of a replica whose directory does not exist yet."""
 CONFIG = {"node.id": 1, "log.retention.check.interval.ms": 50, "log.cleaner.backoff.ms": 50}
 KEPT = {"forever": 8, "table": 5, "again": 5}
-"""Records that Kafka's settings keep. All except three of `forever` are more than a month old."""
+"""Number of records in each topic whose settings keep them.
+
+All except three of `forever` are over a month old.
+"""
 SECURED = {
     **CONFIG,
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -78,7 +81,8 @@ def refusal(data: Path, **more: object) -> str:
     with pytest.raises(StorageError) as refused:
         Broker(data, config={**CONFIG, **more}).start()
     after = sorted(path.name for path in data.iterdir())
-    # Directories marked as deleted are removed. Everything else stays, the clean-shutdown marker too.
+    # The refused start removes only directories marked as deleted. All other files stay, even the
+    # clean-shutdown marker.
     assert {*after} - {".lock"} == {name for name in before if not name.endswith("-delete")} - {".lock"}
     return str(refused.value)
 
@@ -86,7 +90,7 @@ def refusal(data: Path, **more: object) -> str:
 @pytest.mark.behaviour("I27")
 def test_records_that_kafkas_settings_keep_are_kept_and_the_rest_deleted(plain: Path) -> None:
     with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
-        wait_until(lambda: client.offset("short", -2) == 5)  # retention has run
+        wait_until(lambda: client.offset("short", -2) == 5)  # retention has deleted the rest
         assert {name: len(client.values(name)) for name in KEPT} == KEPT
         with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
             names = {topic.name for topic in admin.list_topics(include_internal=True)}
@@ -97,7 +101,7 @@ def test_records_that_kafkas_settings_keep_are_kept_and_the_rest_deleted(plain: 
     assert told["bank"]["max.message.bytes"].value == "2000000"
     compacted = {name for name in names if told[name]["cleanup.policy"].value == "compact"}
     assert compacted == {"table", *INTERNAL_TOPICS}
-    # Kafka's metadata log is unchanged, and stays so.
+    # Retention must not change Kafka's metadata log, which is not a topic.
     assert (plain / DIRECTORY / f"{0:020}.log").stat().st_size > 0
     with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
         assert len(client.values("forever")) == 8
@@ -128,7 +132,7 @@ def test_transactions_and_offsets_of_kafkas_go_on(plain: Path) -> None:
         assert admin.group_offsets("of-done")[TopicPartition("bank", 0)].offset == 7
         assert not admin.group_offsets("of-undone")
         assert committed(broker.bootstrap_servers) == [b"done-0", b"done-1"]
-        # The producer's next instance aborts the open transaction.
+        # The next instance of the transactional id aborts the open transaction.
         with producer_of(broker.bootstrap_servers, transactional_id="open") as producer:
             producer.init_transactions()
             with producer.transaction():
@@ -266,7 +270,7 @@ def test_directories_without_settings_stop_the_start_or_are_kept_forever(plain: 
         client.create_topic("new", retention_ms=1)
         old = batch(b"old", timestamp_ms=1)
         assert client.produce("new", old).error_code == 0
-        wait_until(lambda: client.offset("new", -2) == 1)  # retention has run
+        wait_until(lambda: client.offset("new", -2) == 1)  # retention has deleted the old record
         assert {name: len(client.values(name)) for name in (*KEPT, "short")} == {**KEPT, "short": 5}
 
 
@@ -294,7 +298,9 @@ def test_directories_that_a_failed_creation_left_do_not_stop_the_start(tmp_path:
 
 @pytest.mark.behaviour("I27")
 def test_a_directory_that_an_older_version_took_over_gets_kafkas_settings(plain: Path) -> None:
-    """Regression: 0.4.1 took every directory for a topic without settings, even Kafka's metadata log."""
+    """Regression: version 0.4.1 treated every directory as a topic without settings, even Kafka's metadata
+    log.
+    """
     with Broker(plain, config=CONFIG):
         pass
     (plain / "oncelog-takeover.json").unlink()
@@ -346,7 +352,8 @@ def test_segments_written_by_kafka_since_lack_no_index(plain: Path) -> None:
     """Kafka creates a `.txnindex` at the first aborted transaction of a segment, Oncelog with each
     segment."""
     with Broker(plain, config=CONFIG) as broker, admin_of(broker) as admin:
-        admin.delete_records({TopicPartition("forever", 0): -1})  # so that a segment begins
+        # a deletion of all records begins a new segment
+        admin.delete_records({TopicPartition("forever", 0): -1})
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send("forever", b"later", partition=0).result()
     index = max((plain / "forever-0").glob("*.txnindex"))
@@ -411,7 +418,7 @@ def test_records_of_an_old_message_format_stop_the_start(plain: Path, has_metada
         plain, **{"oncelog.takeover.accept": accepted}
     )
     assert log.read_bytes() == content
-    log.write_bytes(bytes(100))  # as a power loss may leave it
+    log.write_bytes(bytes(100))  # zeros, as a power loss may leave them
     with Broker(plain, config={**CONFIG, "oncelog.takeover.accept": accepted}):
         pass
 
@@ -432,7 +439,7 @@ class Crash(BaseException):
 def test_a_crash_between_any_two_writes_of_a_takeover_is_finished_by_the_next_start(
     secured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Set quotas of two entities, so that there are several changes."""
+    """The test sets quotas of two more entities, so that the takeover writes several changes."""
     append_metadata(secured, *(quota_record(name) for name in ("x", "y")))
     done = 0
     while True:
@@ -506,7 +513,8 @@ def test_a_partition_whose_log_directory_kafka_had_lost_stops_the_start(plain: P
     metadata = read_metadata(RealDisk(plain))
     (bank,) = (topic for topic in metadata.topics.values() if topic.name == "bank")
     shutil.rmtree(plain / "bank-1")
-    # MIGRATING and LOST in Kafka's DirectoryId. Only UNASSIGNED, 1, means that no directory exists yet.
+    # 0 is MIGRATING and 2 is LOST in Kafka's DirectoryId. Only 1, UNASSIGNED, means that no directory exists
+    # yet.
     for number in (0, 2):
         change = PartitionChangeRecord(
             partition_id=1, topic_id=bank.topic_id, directories=[number.to_bytes(16, "big")]
@@ -533,13 +541,13 @@ def test_a_topic_that_kafka_put_aside_and_made_again_stops_the_start(plain: Path
         running = broker._running
         assert running is not None and (ours := running.node.topics.get("ours")) is not None
         assert ours.topic_id == topic_id
-    with Broker(plain, config=CONFIG):  # a later start needs no consent
+    with Broker(plain, config=CONFIG):  # a later start does not ask for consent again
         pass
 
 
 @pytest.mark.behaviour("I27")
 def test_a_topic_with_a_long_name_that_kafka_put_aside_stops_the_start(plain: Path) -> None:
-    """Kafka truncates the name: a directory's name has at most 255 characters."""
+    """The name of a directory has at most 255 characters, so Kafka truncates the topic's name in it."""
     name = "n" * 240
     with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic(name)
@@ -580,7 +588,7 @@ def test_changes_made_only_here_are_kept_when_kafka_has_run_since(secured: Path)
         running = broker._running
         assert running is not None and running.node.authorizer is not None
         assert len(running.node.authorizer.acls) == 1
-    # Changed on both sides: neither value is known to be newer.
+    # Now the ACLs were changed on both sides, and neither version is known to be newer.
     append_metadata(secured, removal_of_an_acl(secured))
     assert "oncelog-acls.json differs" in refusal(secured, **SECURED)
 
@@ -592,7 +600,7 @@ def removal_of_an_acl(data: Path) -> bytes:
 
 @pytest.mark.behaviour("I27")
 def test_partitions_beyond_the_list_of_topics_stop_the_start(tmp_path: Path) -> None:
-    """With an older list of topics, the records of later partitions would be hidden."""
+    """The list of topics may be older than the partitions. Then it would hide the records of later ones."""
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
         older = (tmp_path / "oncelog-topics.json").read_text()
@@ -605,7 +613,10 @@ def test_partitions_beyond_the_list_of_topics_stop_the_start(tmp_path: Path) -> 
 
 
 def test_a_copy_of_a_partition_whose_name_ends_in_a_date_stops_the_start(tmp_path: Path) -> None:
-    """Regression: the start listed 20 million missing partitions: 2.7 GB, and an error of 191 MB."""
+    """Regression: the start listed 20 million missing partitions.
+
+    It took 2.7 GB of memory, and its error text had 191 MB.
+    """
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
         assert client.produce("t", batch(b"v")).error_code == 0

@@ -24,7 +24,7 @@ def run_through_kills(it: Supervised) -> None:
     it.kill(is_jvm=True)
     it.wait_for_rest()
     assert "Spark's JVM has died" in it.log
-    if it.case.name == "windows":  # a later batch without rows writes the windows that the last record closes
+    if it.case.name == "windows":  # the windows that the last record closes are written in one more batch
         it.wait_for(lambda now: len(it.result()) >= len(it.case.expected()))
     assert it.stop() == 0, it.log[-4000:]
     assert it.result() == it.case.expected()
@@ -35,7 +35,7 @@ def stop_midway(it: Supervised) -> int:
     assert it.stop() == 0, it.log[-4000:]
     ended = int(it.status["batch"]["batch_id"])
     assert it.status["state"] == "stopped" and ended in it.entries("commits")
-    assert it.entries("offsets")[-1] <= ended + 1  # at most one more batch had been planned
+    assert it.entries("offsets")[-1] <= ended + 1  # at most one more batch was planned
     return ended
 
 

@@ -68,7 +68,9 @@ def test_lag_is_the_sum_over_sources_that_report_both_offsets(sources: list[Any]
     ],
 )
 def test_a_source_with_offsets_of_another_form_has_no_lag(end: Any, latest: Any) -> None:
-    """R1066: Spark's listener ended with an error, so no micro-batch of such a query was reported."""
+    """R1066: such offsets raised an error in Spark's listener, so no micro-batch of the query was
+    reported.
+    """
     assert "lag" not in batch_summary(progress(5, source(end, latest)), None)
     assert batch_summary(progress(5, source(end, latest), OURS), None)["lag"] == 35
 
@@ -84,7 +86,7 @@ def test_unknown_fields_are_left_out() -> None:
 def test_metrics_are_lines_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert SinkMetrics.of("q-1", 4, REPORTS) == METRICS
     path = tmp_path / "metrics"
-    publish(METRICS)  # does nothing, as there is no file to write to
+    publish(METRICS)  # this does nothing, because no file is configured
     monkeypatch.setenv(FILE_VARIABLE, str(path))
     publish(METRICS)
     publish(METRICS)
@@ -96,9 +98,9 @@ def test_metrics_that_nobody_reads_delay_nothing(tmp_path: Path, monkeypatch: py
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     monkeypatch.setenv(FILE_VARIABLE, str(pipe))
-    publish(METRICS)  # returns although nobody reads the pipe
+    publish(METRICS)  # this returns although nobody reads the pipe
     reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-    for _ in range(1000):  # more than the pipe holds
+    for _ in range(1000):  # more metrics than the pipe holds
         publish(METRICS)
     read = os.read(reader, 1 << 20).decode().splitlines()
     os.close(reader)

@@ -134,7 +134,7 @@ def test_nothing_is_left_of_a_run_before_the_next(tmp_path: Path) -> None:
 
 
 def test_a_query_whose_helper_process_survives_it_is_started_again(tmp_path: Path) -> None:
-    """R1060: the helper, as `multiprocessing` forks one, kept the pipe of the events open."""
+    """R1060: a helper process, such as one that `multiprocessing` forks, kept the pipe of the events open."""
     it = Supervised(tmp_path, [STARTED, "fork", "die"], [STARTED, DONE])
     assert it.exit_code() == 0
     assert len(it.jobs) == 2
