@@ -1,4 +1,4 @@
-"""The append rule: a table of decisions, and a comparison with a naive model that forgets nothing."""
+"""The append rule: a table of decisions, and a comparison with a naive model that remembers every batch."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ CASES = [
     ("range", [A, B, C], {"t": 2}, {"a": "t0", "b": "t1", "c": ""}),
     ("range", [A, B], {}, {"a": "", "b": ""}),
     (
-        "range",  # each topic is assigned by itself, so the first member gets more of each
+        "range",  # each topic is split separately, so member a gets more of each
         [member("a", "t u"), member("b", "t u")],
         {"t": 3, "u": 3},
         {"a": "t0 t1 u0 u1", "b": "t2 u2"},
@@ -41,7 +41,7 @@ CASES = [
         {"a": "t0 t2 u1", "b": "t1 u0 u2"},
     ),
     (
-        "roundrobin",  # from Java's documentation: members that do not subscribe to a topic are skipped
+        "roundrobin",  # an example from Java's documentation: only subscribers get a partition
         [member("a", "t"), member("b", "t u"), member("c", "t u v")],
         {"t": 1, "u": 2, "v": 3},
         {"a": "t0", "b": "u0", "c": "u1 v0 v1 v2"},

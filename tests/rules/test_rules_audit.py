@@ -183,7 +183,8 @@ def test_findings_are_bounded_and_still_counted() -> None:
     assert (len(findings), totals.findings) == (3, 10)
 
 
-# A log that the append rule accepted has no findings. With one planted fault it has exactly that finding.
+# A log that the append rule accepted has no findings. With one planted fault it has exactly one finding, for
+# that fault.
 
 _SENDS = st.lists(
     st.tuples(
@@ -220,7 +221,7 @@ def stored_by_the_append_rule(sends: list[tuple[int, str, int]], start: int) -> 
 
 
 def audited(log: list[StoredBatch]) -> list[Finding]:
-    # The log start is above 0, so the first sequence of a producer may be any.
+    # The log start is above 0, so a producer may begin with any sequence.
     audit = PartitionAudit(log_start_offset=1)
     for batch in log:
         audit.see(batch)

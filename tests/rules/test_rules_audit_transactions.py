@@ -1,4 +1,6 @@
-"""Random legal histories of transactions have no findings; with a planted fault, exactly that one."""
+"""Random legal histories of transactions have no findings; with one planted fault, they have exactly one
+finding.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ pytestmark = pytest.mark.behaviour("P5")
 
 ACTIONS = ["data", "data", "data", "commit", "abort", "fence", "again"]
 ONE_MORE = [(2, "data", 2), (2, "commit", 1), (2, "data", 1)]
-"""A transaction in which a fault can be planted."""
+"""Steps that add a transaction to a history, so that at least one transaction can get a fault."""
 LOG_START = 1
-"""It is above 0, so the first sequence of a producer may be any."""
+"""A log start above 0, so that a producer may begin with any sequence."""
 STEPS = st.lists(
     st.tuples(st.integers(1, 4), st.sampled_from(ACTIONS), st.integers(1, 5)), min_size=5, max_size=60
 )
@@ -30,8 +32,8 @@ STEPS = st.lists(
 class Writer:
     """A producer id and its coordinator.
 
-    `kind`: "old" has one epoch for all transactions, "new" raises it at every end (transaction.version 2),
-    and "plain" has no transactions.
+    A Writer of the kind "old" has one epoch for all transactions. "new" raises the epoch at every end
+    (transaction.version 2), and "plain" has no transactions.
     """
 
     producer_id: int
@@ -153,7 +155,7 @@ def is_raised(log: list[StoredBatch], one: Ended) -> bool:
 
 
 def is_followed_by_data(log: list[StoredBatch], one: Ended) -> bool:
-    """Return True if the epoch was raised and the producer's next batch is data."""
+    """Return True if the marker has a higher epoch than the data and the producer's next batch is data."""
     who = log[one.marker].producer_id
     following = next((batch for batch in log[one.marker + 1 :] if batch.producer_id == who), None)
     return is_raised(log, one) and following is not None and not following.is_control
@@ -180,7 +182,7 @@ def test_a_second_outcome_is_found(steps: list[tuple[int, str, int]], data: st.D
     log = history([*steps, *ONE_MORE], 0)
     transactions = [one for one in ended(log) if is_raised(log, one)]
     marker = data.draw(st.sampled_from(transactions)).marker
-    # Insert it right behind the first outcome. Later, it could be the outcome of another transaction.
+    # Insert the second marker right behind the first one. Further behind, it could end another transaction.
     second = log[marker]._replace(is_commit=not log[marker].is_commit)
     assert violations(placed([*log[: marker + 1], second, *log[marker + 1 :]])) == [
         (FindingKind.TWO_OUTCOMES, log[marker].base_offset + 1)

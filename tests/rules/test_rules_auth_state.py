@@ -21,7 +21,7 @@ COLUMNS = (auth_state.API_VERSIONS, auth_state.SASL_HANDSHAKE, auth_state.SASL_A
 
 
 def rows() -> list[tuple[str, list[str]]]:
-    source = Path(auth_state.__file__).read_text()  # python -OO drops docstrings
+    source = Path(auth_state.__file__).read_text()  # parse the source, because python -OO drops docstrings
     lines = (ast.get_docstring(ast.parse(source)) or "").splitlines()
     start = next(number for number, line in enumerate(lines) if line.strip().startswith("state "))
     cells = [line.split() for line in lines[start + 1 : start + 1 + len(AuthState)]]

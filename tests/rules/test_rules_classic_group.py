@@ -64,7 +64,10 @@ def sync(
 
 
 def completing(*names: str, session_ms: int = SESSION_MS) -> ClassicGroup:
-    """Return a group with these members, led by the first one. With two or more it is in generation 2."""
+    """Return a group that waits for its leader's assignment.
+
+    The first member leads. With several members the generation is 2.
+    """
     group = ClassicGroup("g", 0)
     for name in names:
         join(group, name, request(session_ms=session_ms))
@@ -149,7 +152,7 @@ def test_a_member_that_waits_for_its_share_keeps_its_session() -> None:
     waiting = sync(group, "follower")
     group.heartbeat("leader", None, 2, 9_000)
     group.tick(SESSION_MS)
-    # The session of the waiting follower does not cause another tick.
+    # The follower waits for its SyncGroup response, so its session sets no deadline.
     assert group.next_deadline_ms() == 19_000
     group.heartbeat("leader", None, 2, 15_000)
     sync(group, "leader", {"follower": b"all"}, 15_000)
@@ -165,7 +168,7 @@ def test_the_next_deadline_is_the_first_of_all_sessions() -> None:
     group = stable("m", "n")
     group.heartbeat("m", None, 2, 5_000)
     group.heartbeat("n", None, 2, 7_000)
-    assert group.next_deadline_ms() == SESSION_MS  # may be too early; `tick` makes it exact
+    assert group.next_deadline_ms() == SESSION_MS  # the deadline may be too early until `tick` updates it
     group.tick(SESSION_MS)
     assert group.next_deadline_ms() == 15_000
     group.tick(15_000)
@@ -410,7 +413,8 @@ def test_a_rebalance_without_time_waits_a_second_for_static_members() -> None:
     group.leave([("m", None)], 0)
     group.tick(0)
     assert (group.state, group.next_deadline_ms()) == (GroupState.PREPARING_REBALANCE, 1_000)
-    assert not join(group, "late", request(rebalance_ms=2_000), 500)  # the static member may still come
+    # the group still waits for its static member
+    assert not join(group, "late", request(rebalance_ms=2_000), 500)
     group.tick(1_000)
     assert (group.state, group.generation_id, group.members.leader_id) == (
         GroupState.COMPLETING_REBALANCE,
@@ -476,7 +480,7 @@ def test_each_static_member_gets_its_new_id_once_that_one_is_stored() -> None:
     for name in ("a", "b"):
         answers.append(join(group, f"{name}1", request(instance=name), 2))
         marks.append(group.version)
-    group.tick(50_000)  # a session does not end while the client waits
+    group.tick(50_000)  # a session does not end while the client waits for a response
     group.complete_save(None, marks[0], 3)
     assert answers == [[], []]
     group.complete_save(None, marks[1], 3)
@@ -547,7 +551,7 @@ def test_a_member_that_waits_for_a_later_generation_is_kept() -> None:
     join(group, "m", request(session_ms=400_000, rebalance_ms=500_000))
     join(group, "n", request(session_ms=400_000, rebalance_ms=500_000))
     join(group, "", request(member_id="m", session_ms=400_000, rebalance_ms=500_000))
-    assert not join(group, "", request("ab", "n"))  # its session is over after ten seconds
+    assert not join(group, "", request("ab", "n"))  # with this join, the session of n ends after ten seconds
     group.tick(399_999)
     assert list(group.members) == ["m", "n"]
     group.tick(400_000)
@@ -665,7 +669,7 @@ EMPTY, PREPARING, COMPLETING, STABLE = (
 @pytest.mark.parametrize(
     ("state", "member_id", "instance", "generation_id", "outside", "within"),
     [
-        # Errors outside of a transaction and within one, for an empty group and for one with members.
+        # The last two columns: the error of a commit outside a transaction, and of one within a transaction.
         (EMPTY, "", None, -1, None, None),
         (EMPTY, "m", "i", -1, None, None),
         (EMPTY, "", None, 0, UnknownMemberId, UnknownMemberId),

@@ -101,7 +101,8 @@ def test_empty_protocols_take_memory_too() -> None:
 def test_places_are_for_members_that_have_joined_the_rebalance() -> None:
     group = ClassicGroup("g", 0, max_size=2)
     assert join(group, "first")[0].error_code == 0
-    assert not join(group, "second") and not join(group, "third")  # they wait for the first to join again
+    # both wait until the first member joins again
+    assert not join(group, "second") and not join(group, "third")
     for (late,) in (join(group, "", member_id="first"), join(group, "fourth")):
         assert late.error_code == GroupMaxSizeReached.code
     assert group.state is GroupState.PREPARING_REBALANCE
@@ -142,7 +143,9 @@ def test_a_late_save_of_an_empty_group_does_not_end_a_rebalance() -> None:
 
 
 def test_an_id_given_to_a_dynamic_member_takes_no_instance() -> None:
-    """Otherwise two members could have the same instance id (F70)."""
+    """A member that got its id as a dynamic one must not join with an instance id: two members could then
+    share it (F70).
+    """
     group = ClassicGroup("g", 0, initial_delay_ms=0, max_size=10)
     answers: list[JoinResult] = []
     dynamic = request("a")._replace(requires_known_member_id=True)
@@ -154,7 +157,7 @@ def test_an_id_given_to_a_dynamic_member_takes_no_instance() -> None:
 
 
 def test_a_member_that_sends_no_sync_in_time_is_removed_even_from_a_stable_group() -> None:
-    """Otherwise no member reads its partitions for as long as it sends heartbeats (F76)."""
+    """If the member stayed, nobody would read its partitions for as long as it sends heartbeats (F76)."""
     group = ClassicGroup("g", 0)
     join(group, "leader")
     second = join(group, "second")

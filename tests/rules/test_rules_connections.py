@@ -86,7 +86,7 @@ def test_overrides_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("budget", "excess_bytes", "gone"),
     [
-        # held, moved since, ms since
+        # for each connection: bytes held, bytes moved since, milliseconds since
         ({"stalled": (MB, 0, 30_000), "quick": (50 * MB, 90 * MB, 30_000)}, 1, ["stalled"]),
         ({"stalled": (MB, 0, 30_000), "quick": (50 * MB, 90 * MB, 30_000)}, 2 * MB, ["stalled", "quick"]),
         ({"drips": (MB, 30, 30_000), "new": (60 * MB, 0, 0)}, 1, ["drips"]),

@@ -39,7 +39,8 @@ def places(text: str) -> frozenset[TopicIdPartition]:
 
 
 CASES = [
-    # assigned, revoking, target, held by others, owned -> assigned, revoking, state, is at the target's epoch
+    # Before: assigned and revoking partitions, target, partitions held by others, partitions reported as
+    # owned. After: assigned, revoking, state, True if the member is at the target's epoch.
     ("", "", "01", "", "", "01", "", MemberState.STABLE, True),
     ("", "", "01", "1", "", "0", "", MemberState.UNRELEASED, True),
     ("01", "", "0", "", None, "0", "1", MemberState.UNREVOKED, False),
@@ -84,7 +85,7 @@ def test_a_member_that_gives_up_some_also_gives_up_what_it_no_longer_subscribes_
 
 
 def check_law(group: ConsumerGroup) -> None:
-    """Check that no partition of a member is assigned to another one, or still held by it."""
+    """Check that no partition assigned to a member is held by another member."""
     for one in group.members.values():
         for other in group.members.values():
             assert one is other or not one.assigned & other.held
@@ -144,7 +145,7 @@ def test_silent_members_and_those_that_keep_revoked_partitions_are_removed() -> 
 
     first = beat("a", 0, 0)
     beat("b", 0, 10)
-    assert beat("a", first, 20) == first  # it must also give up two partitions
+    assert beat("a", first, 20) == first  # a must now release two partitions within 300 ms
     assert group.next_deadline_ms() == 320
     group.tick(319)
     assert list(group.members) == ["a", "b"]
@@ -181,7 +182,7 @@ def test_many_joins_share_few_assignments(monkeypatch: pytest.MonkeyPatch) -> No
 
     for number in range(100):
         beat(f"m{number:02}", number)
-    # The budget is 2,000 at first and grows by 20 a millisecond. An assignment costs at least 1,000.
+    # The budget is 2,000 at first and grows by 20 a millisecond. An assignment costs at least 1,000 units.
     assert 2 <= made <= 5
     assert group.state is ConsumerGroupState.ASSIGNING
     for now_ms in range(5_000, 25_000, 5_000):
@@ -203,7 +204,7 @@ def test_unsubscribed_topics_are_removed_before_a_new_assignment() -> None:
 
     both = beat(0, "tu", NO_PARTITIONS, 0).assigned
     assert both is not None and len(both) == 7
-    left = beat(2, "t", both, 0)  # one millisecond allows only one new target
+    left = beat(2, "t", both, 0)  # the budget allows only one new target in a millisecond
     assert (left.epoch, left.assigned) == (2, places("0123"))
     assert group.state is ConsumerGroupState.ASSIGNING
     given_up = beat(2, None, places("0123"), 0)
@@ -238,7 +239,7 @@ UNKNOWN, STALE, FENCED = "UNKNOWN_MEMBER_ID", "STALE_MEMBER_EPOCH", "FENCED_INST
 @pytest.mark.parametrize(
     ("has_members", "member_id", "instance", "epoch", "version", "outside", "within"),
     [
-        # outside of a transaction, and within one
+        # The last two columns: the error of a commit outside a transaction, and of one within a transaction.
         (False, "", None, -1, 8, None, None),
         (False, "m", "i", -1, 8, None, None),
         (False, "", None, 0, 9, UNKNOWN, UNKNOWN),
@@ -401,7 +402,7 @@ class Unread(dict[str, Any]):
 def test_a_heartbeat_of_a_stable_group_does_not_look_at_other_members() -> None:
     """Regression: with 10,000 members, each heartbeat took 0.66 ms.
 
-    With one heartbeat per member in 5 s, that is more than one core.
+    With one heartbeat of each member in 5 s, that takes more than one processor core.
     """
     group, topics = ConsumerGroup("g", session_timeout_ms=1000), catalogue(frozenset("t"), frozenset())
     joined = Heartbeat("a", 0, "i", None, 500, frozenset("t"), owned=NO_PARTITIONS)
@@ -456,7 +457,8 @@ def test_subscriptions_that_take_too_much_together_are_refused() -> None:
     assert (beat("a", "tx"), beat("b", "u")) == (None, None)
     assert beat("c", "x") == "GROUP_MAX_SIZE_REACHED"
     assert beat("b", "uy", 3) == "GROUP_MAX_SIZE_REACHED"
-    assert [beat(name, "tx") for name in ("c", "d", "b")] == [None] * 3  # as another member has it
+    # each list fits because another member has the same one
+    assert [beat(name, "tx") for name in ("c", "d", "b")] == [None] * 3
     assert beat("c", "x") is None
     group.resume(0)
     assert beat("e", "y") == "GROUP_MAX_SIZE_REACHED"

@@ -59,7 +59,7 @@ class Broker:
         owned: frozenset[TopicIdPartition] | None = None,
         **more: Any,
     ) -> HeartbeatResult:
-        """Send a heartbeat; one that joins names all that it must."""
+        """Send a heartbeat. One that joins has all fields that a join requires."""
         if epoch == 0:
             topics, owned, more = topics or "", NO_PARTITIONS, {"rebalance_timeout_ms": 300} | more
         named = None if topics is None else frozenset(topics)
@@ -136,14 +136,14 @@ FENCED = "FENCED_MEMBER_EPOCH"
     [
         (5, 4, 5, None, None),
         (5, 4, 5, "2", None),
-        (5, 4, 4, "01", None),  # the answer with epoch 5 was lost
+        (5, 4, 4, "01", None),  # the response with epoch 5 was lost
         (5, 4, 4, "0", None),
         (5, 4, 4, "", None),
         (5, 4, 4, "02", FENCED),
         (5, 4, 4, None, FENCED),
         (5, 4, 3, "01", FENCED),
         (5, 4, 6, "01", FENCED),
-        (-2, 5, 5, "01", FENCED),  # a static member that has left
+        (-2, 5, 5, "01", FENCED),  # the member is static and has left temporarily
     ],
 )
 def test_a_member_may_repeat_its_last_epoch_while_it_reads_nothing_else(
@@ -337,7 +337,7 @@ def test_a_request_that_is_not_stored_leaves_the_subscriptions_of_the_group() ->
     kept = broker.group
     broker.group = kept.draft()
     broker.beat("b", 0, "u")
-    broker.group.draft()  # a copy of the first copy
+    broker.group.draft()  # makes a copy of the copy
 
     def noted(names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
         asked.append(names)
@@ -373,12 +373,12 @@ UNREVOKED = ConsumerMember(
 @pytest.mark.parametrize(
     ("member", "beat", "due_ms"),
     [
-        # After a restart each member has its whole time again.
+        # After a restart each member has its full session time again.
         (ConsumerMember("m", epoch=5), None, 1000),
         (UNREVOKED, None, 300),
         (UNREVOKED, Heartbeat("m", 4, owned=places("01")), 300),
         (UNREVOKED, Heartbeat("m", 4, owned=places("0")), 1100),  # the member gave up the partition in time
-        (UNREVOKED, Heartbeat("m", -2, "i"), 1000),  # may come back until its session ends
+        (UNREVOKED, Heartbeat("m", -2, "i"), 1000),  # the static member may return until its session ends
     ],
 )
 def test_a_member_goes_when_its_session_or_its_time_to_give_up_is_over(

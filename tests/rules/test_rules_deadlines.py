@@ -58,7 +58,7 @@ def test_a_clean_up_keeps_the_order_of_what_is_left() -> None:
         deadlines.set("stays-9", due_ms)
     assert deadlines.heap_size == 83
     deadlines.set("stays-9", 84)
-    assert deadlines.heap_size == 84  # the limit: twice the number of keys, plus 64
+    assert deadlines.heap_size == 84  # the maximum: twice the number of keys, plus 64
     deadlines.set("stays-9", 85)
     assert deadlines.heap_size == 10
     assert deadlines.take(10_000) == ["stays-9", *(f"stays-{index}" for index in range(8, -1, -1))]

@@ -105,7 +105,7 @@ class Model:
             while taken < most and (at := self.positions[process, name]) < len(log):
                 value, writer = log[at]
                 if writer in self.open:
-                    break  # the last stable offset
+                    break  # a read_committed reader ends at the last stable offset
                 self.positions[process, name] += 1
                 if value is not None and (writer is None or self.fate[writer]):
                     items.append(Item(name, 0, at, value))
@@ -132,7 +132,8 @@ class Model:
         txn = f"{process}{self.number[process]}"
         if txn not in self.open:
             self.open[txn] = set()
-            # A transaction begins with a read. One that runs alone reads all records, also the newest.
+            # A transaction begins with a read. If transactions run one at a time, it reads all records up to
+            # the newest.
             self.poll(process, txn, 1_000 if self.one_at_a_time else 2)
         elif self.chance.random() < 0.6:
             self.send(process, txn)
@@ -182,7 +183,7 @@ def changed(history: list[Operation], index: int, items: list[Item]) -> list[Ope
 
 
 def lose(history: list[Operation], index: int, place: int) -> list[Operation]:
-    """Remove from all polls a record that a reader got."""
+    """Remove a record that a reader got from all polls."""
     value = history[index].items[place].value
     return [
         replace(each, items=tuple(item for item in each.items if item.value != value))
@@ -226,7 +227,7 @@ def abort(history: list[Operation], index: int, place: int) -> list[Operation]:
 
 
 def read_early(history: list[Operation], index: int, place: int) -> list[Operation]:
-    """Move a poll before the first send."""
+    """Move a poll to a time before the first send."""
     return changed(
         [replace(history[index], begin=-2, end=-1), *history[:index]], 0, list(history[index].items)
     )
@@ -252,7 +253,7 @@ def test_a_corrupted_history_is_found(chance: random.Random, steps: int, corrupt
 def _is_due(history: list[Operation], lost: Item) -> bool:
     """Return True if the checker must report a lost record.
 
-    That is so if its commit is recorded and a later offset was read.
+    It must if the commit is recorded and a later offset was read.
     """
     send = next(
         each for each in history for item in each.items if each.kind is Kind.SEND and item.value == lost.value

@@ -1,4 +1,4 @@
-"""The last stable offset."""
+"""The last stable offset: with and without open transactions, and after markers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The start of a load: resume, refuse, or nothing left to do. And how chunks become transactions."""
+"""The decision at the start of a load (resume, refuse, or complete), and the division of chunks into
+transactions.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +55,12 @@ PART_OF_B = checkpoint("b", position=40, done=False)
         ([checkpoint("a", time=9), checkpoint("b")], [A, B], Complete((0,))),
         ([checkpoint("a", time=9), PART_OF_B], [A, B], Resume(1, PART_OF_B, (0,))),
         ([checkpoint("a", time=9)], [A, B], Resume(1, None, (0,))),
-        # The part that was read of an unfinished file is always checked, so it needs no recheck.
+        # An unfinished file is not among those to recheck, because a resume always checks the part already
+        # read.
         ([PART_OF_B._replace(modified_ns=9)], [B], Resume(0, PART_OF_B._replace(modified_ns=9))),
-        # The topic had no id when the checkpoint was stored.
+        # The checkpoint has no topic id, so it is valid for any id.
         ([checkpoint("a")._replace(topic_id=None)], [A], Complete()),
-        # Under another name it may be another file, so the digests must be compared.
+        # A file under another name may be a different file, so the digests must be compared.
         ([checkpoint("a")], [A._replace(name="moved/a")], Complete((0,))),
         ([checkpoint("b")], [A, B], Resume(1, None, (0,))),
         ([checkpoint("a"), checkpoint("b")], [B, A], Complete((0, 1))),
@@ -155,11 +158,12 @@ BEGUN = checkpoint("c", position=0, done=False)
         ([checkpoint("a"), checkpoint("b")], [A, B], Assignment((), ())),
         ([checkpoint("a", time=9), checkpoint("b")], [A, B], Assignment((), (), (0,))),
         ([checkpoint("a", time=9), PART_OF_B], [A, B, C], Assignment((2,), (1, 2), (0,))),
-        # The file was read in part. It may have been replaced, and the file that was read may be the new one.
+        # A partly read file is rechecked, too: another file may be in its place, and the read file may be
+        # among the new ones.
         ([PART_OF_B], [A, B], Assignment((1,), (0, 1), (0,))),
         ([PART_OF_B], [B._replace(modified_ns=9), C], Assignment((1,), (0, 1), (0,))),
         ([checkpoint("b")], [A, B], Assignment((1,), (1,), (0,))),
-        # Nothing was read, so no other file can be taken for it.
+        # Nothing of the file was read, so nothing needs a recheck.
         ([BEGUN], [A], Assignment((), (0,))),
     ],
 )
@@ -171,7 +175,9 @@ def test_files_in_parallel_are_assigned_all_at_once(
 
 @pytest.mark.behaviour("P4")
 def test_files_in_parallel_that_are_missing_or_changed_are_refused() -> None:
-    """Every file has a checkpoint from the first run on, so none can be left out or exchanged."""
+    """The first run stores a checkpoint for every file, so later runs notice if a file is left out or
+    exchanged.
+    """
     for sources, reason in [
         ([A], "began with 2 files, but 1 were given; c is missing"),
         ([A, B._replace(size_bytes=7)], "b is in the place of c"),

@@ -13,7 +13,8 @@ from oncelog.types import TopicPartition
 S = TransactionState
 HERE, THERE = TopicPartition("t", 0), TopicPartition("t", 1)
 
-# The transaction that a coordinator's record decides
+# For a record of the coordinator: the epoch of the transaction whose outcome the record decides ("-" if
+# none).
 RECORDS = """
 state            epoch  version  decides
 PREPARE_COMMIT   1      2        0

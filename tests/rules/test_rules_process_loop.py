@@ -56,9 +56,9 @@ def test_the_table_has_every_step_and_reaction() -> None:
 
 
 def test_an_unclear_commit_is_never_followed_by_an_abort() -> None:
-    """Whatever the error is, the reaction is to repeat the commit or to stop.
+    """For every error of a commit, the reaction is to repeat the commit or to stop.
 
-    After a stop, the next start finishes what was decided.
+    After a stop, the next start completes the transaction if its outcome was decided.
     """
     for error in every_error():
         reaction = reaction_to(Step.COMMIT, error, State.COMMITTING)
@@ -66,7 +66,9 @@ def test_an_unclear_commit_is_never_followed_by_an_abort() -> None:
 
 
 def test_a_fenced_loop_fences_nobody() -> None:
-    """Otherwise two loops with one transactional.id would fence each other for as long as both run."""
+    """If it started a new producer, two loops with one transactional.id would fence each other as long as
+    both run.
+    """
     for step, error in itertools.product(Step, (errors.ProducerFenced(), errors.InvalidProducerEpoch())):
         assert reaction_to(step, error, State.FATAL) is Reaction.STOP
 

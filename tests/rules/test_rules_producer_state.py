@@ -1,4 +1,4 @@
-"""The producer table: a comparison with a dict, the packed form, and the memory it needs."""
+"""The producer table: a comparison with a dict, the packed form, and its memory."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_plain_entry_has_its_newest_batch_in_its_first_bytes() -> None:
         (2**32 + 4, 9, True),
         (5, 9, True),
         (4, 9, False),
-        (2**33, 9, False),  # above the newest
+        (2**33, 9, False),  # above the offset of the newest batch
         (5, 9 + 2**31 - 1, True),
         (5, 9 + 2**31, False),
     ],
@@ -241,7 +241,10 @@ def _joined(parts: Iterable[dict[int, bytes]]) -> dict[int, bytes]:
 
 
 class TableMachine(RuleBasedStateMachine):
-    """Compare appends of many producers through rule and table with a list of every stored batch."""
+    """Append batches of many producers through the append rule and the table.
+
+    Compare with a list of all stored batches.
+    """
 
     def __init__(self) -> None:
         super().__init__()

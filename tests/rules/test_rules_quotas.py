@@ -81,7 +81,9 @@ def test_ips_have_buckets_of_their_own() -> None:
 def test_a_client_that_waits_for_its_throttle_time_keeps_the_rate(
     rate: float, wanted: list[tuple[float, int]]
 ) -> None:
-    """A client uses at most the burst, the rate and its last request, for any requests at any times."""
+    """Whatever its requests are, a client uses at most the burst, plus its rate over time, plus its last
+    request.
+    """
     bucket, now_ms, used = EMPTY, 0, 0.0
     for amount, pause_ms in wanted:
         now_ms += pause_ms + decide_wait_ms(bucket, "producer_byte_rate", rate, 10, now_ms)

@@ -96,12 +96,12 @@ class Report:
     sum: RowSum
     plan: PlanNote | None = None
     epoch: int | None = None
-    """Of a prepared transaction."""
+    """Producer epoch of the prepared transaction."""
 
 
 @dataclass(eq=False)
 class Run:
-    """One attempt of a driver to write the batch. `placement`: the rows of each task."""
+    """One attempt of a driver to write the batch. `placement` has the rows of each task."""
 
     name: str
     placement: list[Rows]
@@ -212,7 +212,7 @@ def placed(chance: Random) -> list[Rows]:
 
 
 class Live:
-    """Processes that take steps. Some are slow, so that others overtake them."""
+    """Processes that take steps. Some are slower, so that others overtake them."""
 
     def __init__(self, chance: Random) -> None:
         self._chance = chance
@@ -232,7 +232,7 @@ class Live:
             return False
         (process,) = self._chance.choices(list(self._weights), list(self._weights.values()))
         if self._chance.random() < 0.1:
-            self.add(process)  # the process pauses, or continues
+            self.add(process)  # draws another speed for the process
         try:
             next(process)
         except (StopIteration, Refused):
@@ -241,8 +241,9 @@ class Live:
 
 
 def play(chance: Random, *, moves_rows: bool = True) -> Cluster:
-    """Run the batch up to six times, some runs at once. Tasks are retried, and old attempts continue as
-    zombies.
+    """Run the batch up to six times, with some runs at the same time.
+
+    Tasks are retried, and old attempts continue as zombies.
     """
     cluster, live = Cluster(), Live(chance)
     first = placed(chance)
@@ -283,7 +284,7 @@ def test_no_row_is_doubled_whatever_runs_and_wherever_rows_move(seed: int) -> No
     chance = Random(seed)
     cluster = play(chance)
     assert max(cluster.committed.values(), default=0) <= 1
-    # The plan that committed last continues, and then each row is stored once.
+    # If the run with the plan that committed last continues, each row is stored once.
     writer = cluster.last_writer
     placement = writer.placement if writer else placed(chance)
     assert run_alone(cluster, "last", placement).is_done
@@ -306,8 +307,9 @@ def test_a_plan_that_gives_the_same_rows_is_never_stuck(seed: int) -> None:
 @pytest.mark.behaviour("P6")
 @pytest.mark.parametrize("head_start", range(12))
 def test_a_task_that_pauses_anywhere_commits_nothing_of_another_plan(head_start: int) -> None:
-    """A zombie continues between two steps of a later run that has prepared its task. Random runs rarely
-    reach this.
+    """A zombie continues between two steps of a later run that has prepared its task.
+
+    Random runs rarely reach this state.
     """
     cluster = Cluster()
     first = Run("first", [frozenset({0, 1, 2}), frozenset({3, 4, 5})])

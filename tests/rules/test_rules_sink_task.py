@@ -1,4 +1,4 @@
-"""The sink's decisions, each case in a table."""
+"""The decisions of the sink. Tables have the cases of each decision."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_batch_begun_too_long_ago_is_refused(begun: BatchBegun | None, answer:
 
 def test_other_rows_for_a_batch_of_one_transaction() -> None:
     assert decide_same_content(SUM, SUM) is None
-    assert decide_same_content(RowSum(3), SUM) is None  # 0.4.1 kept no hash
+    assert decide_same_content(RowSum(3), SUM) is None  # version 0.4.1 stored no hash
     for other in (RowSum(2, 0xABC), RowSum(3, 0xABD)):
         assert told(decide_same_content(SUM, other)) == "OTHER_ROWS"
         assert told(decide_same_content(SUM, other, is_in_stream=True)) == "PLANNED_AGAIN"
@@ -225,7 +225,7 @@ def test_one_attempt_of_a_task_claims(found: WriteLease | None, allowed: bool) -
 
 
 def test_markers_kept_in_groups_are_read_back() -> None:
-    # The texts are those of version 0.5.0: groups keep them for years.
+    # Version 0.5.0 wrote these texts. They must stay readable, because groups keep them for years.
     for kept, text in (
         (TaskMarker(3, RowSum(2, 2**64 - 1)), '{"oncelog": 1, "rows": 2, "hash": "ffffffffffffffff"}'),
         (

@@ -1,4 +1,6 @@
-"""Tests of the sticky assignors: by a table, and by properties against naive restatements of the rules."""
+"""Tests of the sticky assignors: by a table, and by properties that compare them with naive implementations
+of the rules.
+"""
 
 from __future__ import annotations
 
@@ -256,7 +258,7 @@ def test_cooperation_ends_after_few_rebalances(group: tuple[list[Subscriber], Co
 def test_a_second_member_takes_over_many_partitions_in_little_work(
     topic_count: int, is_returning: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker computes this within one heartbeat, during which it serves no other client.
+    """A broker computes this assignment within one heartbeat, and serves no other client meanwhile.
 
     A member that returns after its session has ended claims its old partitions, as in Java's StickyAssignor.
     """

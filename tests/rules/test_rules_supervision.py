@@ -96,8 +96,8 @@ oncelog is named here: to no effect"""
             "FAILED",
         ),
         ("StreamingQueryException", "the sink said SinkRefused", True, "FAILED"),
-        ("ConfigError ValueError", "-", True, "REFUSED"),  # another query id than before
-        ("KeyError LookupError", "-", True, "FAILED"),  # in foreachBatch
+        ("ConfigError ValueError", "-", True, "REFUSED"),  # the query has another id than before
+        ("KeyError LookupError", "-", True, "FAILED"),  # an error in foreachBatch
         ("KeyError LookupError", "-", False, "SETUP"),
         ("ParseException AnalysisException", "-", False, "SETUP"),
         ("AnalysisException", "oncelog.errors.ConfigError: unknown option", False, "SETUP"),

@@ -87,7 +87,7 @@ def test_a_client_with_a_producer_id_that_nobody_knows_gets_a_new_one() -> None:
         (None, -1, (7, 6, -1)),  # A new instance fences all others.
         (ProducerIdAndEpoch(7, 5), -1, (7, 6, 5)),  # The same instance continues.
         (ProducerIdAndEpoch(7, 4), 4, (7, 5, 4)),  # The response was lost: the same epoch again.
-        (ProducerIdAndEpoch(7, 4), -1, ProducerFenced),  # An older instance.
+        (ProducerIdAndEpoch(7, 4), -1, ProducerFenced),  # An older instance is fenced.
         (ProducerIdAndEpoch(7, 6), -1, ProducerFenced),  # An epoch that was never handed out.
         (ProducerIdAndEpoch(8, 5), -1, ProducerFenced),  # Another producer id.
     ],
@@ -118,7 +118,7 @@ def test_an_open_transaction_is_aborted_first_under_a_higher_epoch(version: int,
     assert isinstance(verdict, FenceAndAbort)
     assert (verdict.entry.state, verdict.entry.producer_epoch) == (S.PREPARE_ABORT, epoch)
     assert verdict.entry.partitions == {AT}
-    # The given epoch is not compared in this state; the producer id is.
+    # In this state the coordinator does not compare the client's epoch, only its producer id.
     assert isinstance(init(entry(S.ONGOING), ProducerIdAndEpoch(7, 1)), FenceAndAbort)
     assert refused_with(init(entry(S.ONGOING), ProducerIdAndEpoch(8, 5))) is ProducerFenced
 
@@ -220,7 +220,7 @@ CLASSIC = {
     S.PREPARE_ABORT: (ConcurrentTransactions, ConcurrentTransactions),
     S.EMPTY: (InvalidTxnState, InvalidTxnState),
 }
-"""Coordinator state -> result of COMMIT, result of ABORT."""
+"""For each state of the coordinator: the results of a COMMIT and of an ABORT."""
 
 WITH_EPOCH = {
     S.ONGOING: (ProducerFenced, S.PREPARE_COMMIT, ProducerFenced, S.PREPARE_ABORT),
@@ -240,7 +240,8 @@ WITH_EPOCH = {
     ),
     S.EMPTY: (ProducerFenced, InvalidTxnState, ProducerFenced, S.PREPARE_ABORT),
 }
-"""Coordinator state -> results of a repeated COMMIT, COMMIT, a repeated ABORT and ABORT.
+"""For each state of the coordinator: the results of a repeated COMMIT, a COMMIT, a repeated ABORT and an
+ABORT.
 
 A repeated request has the previous epoch.
 """
@@ -345,7 +346,7 @@ def test_the_last_epoch_ends_with_a_new_producer_id() -> None:
     done = complete(prepared, now_ms=NOW_MS)
     assert (done.producer_id, done.producer_epoch, done.next_producer_id) == (9, 0, -1)
     assert done.previous_producer_id == 7
-    # The answer was lost, and the client asks once more.
+    # The response was lost, and the client repeats the request.
     assert outcome(end(done, ProducerIdAndEpoch(7, 32_766), True, 2)) is NoChange
     assert refused_with(end(done, ProducerIdAndEpoch(7, 32_766), False, 2)) is InvalidTxnState
 
@@ -428,7 +429,9 @@ def test_a_new_instance_over_a_transaction_at_the_last_epoch_waits_for_a_new_pro
 
 
 def test_no_client_gets_the_highest_epoch() -> None:
-    """Version 0.4.1 left this state: epoch 32767 after a timeout, and a client that repeats a request."""
+    """Version 0.4.1 could leave this state: after a timeout the epoch is 32767, and a client repeats its
+    request.
+    """
     known = entry(S.COMPLETE_ABORT, epoch=32_767, last_producer_epoch=32_766)
     assert init(known, ProducerIdAndEpoch(7, 32_766)) == NeedsProducerId()
     verdict = init(known, ProducerIdAndEpoch(7, 32_766), new=9)
@@ -442,7 +445,10 @@ def test_no_client_gets_the_highest_epoch() -> None:
 def test_a_fenced_producer_is_not_given_the_identity_of_the_one_that_fenced_it(
     known: ProducerIdAndEpoch, is_commit: bool
 ) -> None:
-    """The new instance ends its transactions with the classic protocol; the old one raises the epoch."""
+    """The new instance uses the classic protocol, so its epoch stays.
+
+    The old one's requests raise the epoch.
+    """
     old = ProducerIdAndEpoch(7, known.producer_epoch - 1 if known.producer_epoch else 32_766)
     verdict = init(entry(S.EMPTY, epoch=old.producer_epoch), None, new=9)
     assert isinstance(verdict, Append)
