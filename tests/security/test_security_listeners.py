@@ -1,4 +1,4 @@
-"""Several listeners: each with its protocol, its settings and its address, and one node behind them."""
+"""Several listeners: each has its protocol, settings and address, and all lead to one node."""
 
 from __future__ import annotations
 
@@ -161,12 +161,13 @@ def test_each_listener_has_its_protocol_settings_and_principal(
             read += [record.value for record in consumer.poll(timeout=30)]
     assert read == [b"SASL_SSL", b"CERTIFIED"]
     with (
-        pytest.raises(AuthenticationError, match="PLAIN"),  # the mechanism of this listener
+        pytest.raises(AuthenticationError, match="PLAIN"),  # the error names PLAIN, which this listener has
         Admin({**given["SASL_SSL"], "sasl.mechanism": "SCRAM-SHA-256"}) as admin,
     ):
         admin.list_topics()
     with (
-        pytest.raises(AuthenticationError, match="certificate"),  # the authority of the other listener
+        # the config has the other listener's authority
+        pytest.raises(AuthenticationError, match="certificate"),
         Admin({**given["CERTIFIED"], "ssl.ca.location": str(certificates.authority)}) as admin,
     ):
         admin.list_topics()
@@ -236,7 +237,8 @@ def test_a_listener_that_cannot_be_bound_frees_the_others(tmp_path: Path) -> Non
         }
         with pytest.raises(StorageError, match=f"cannot listen on 127.0.0.1:{ports[1]}"):
             Broker(tmp_path, config=config).start()
-        with Broker(tmp_path, port=ports[0]) as broker:  # neither the port nor the directory is held
+        # the failed start kept neither the port nor the directory
+        with Broker(tmp_path, port=ports[0]) as broker:
             assert broker.port == ports[0]
 
 

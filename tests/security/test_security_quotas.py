@@ -1,4 +1,4 @@
-"""Quotas of authenticated users, and the rights to change quotas."""
+"""Quotas of authenticated users, and the permissions to change quotas."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates)
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker without TLS, so that a test can send and read bytes."""
+    """Run a broker without TLS, so that a test can send and read raw bytes."""
     config = {"sasl.enabled.mechanisms": ",".join(MECHANISMS), "connection.failed.authentication.delay.ms": 0}
     with secured_broker(tmp_path_factory.mktemp("data"), users=("alice",), **config) as broker:
         yield broker
@@ -226,7 +226,7 @@ def test_sessions_expire(tmp_path: Path) -> None:
     with secured_broker(tmp_path, users=("alice", "bob"), **config) as broker:
         with RawClient(broker.bootstrap_servers) as client:
             assert _log_in(client) == 600_000
-            assert _log_in(client) == 600_000  # again, early
+            assert _log_in(client) == 600_000  # the client re-authenticates before its session ends
             assert client.ask(MetadataRequest(topics=[]), 9).error_code == 0
             pass_time(broker, 600_001)
             client.send(MetadataRequest(topics=[]), 9)
@@ -259,7 +259,7 @@ def test_records_stay_in_order_during_reauthentication(tmp_path: Path) -> None:
                 sent.append(producer.send("t", b"%d" % len(sent)))
                 if len(sent) > 100 and logins_again(broker):
                     break
-            pass_time(broker, 400_000)  # the first session would have expired
+            pass_time(broker, 400_000)  # by now the first session would have expired
             sent.append(producer.send("t", b"%d" % len(sent)))
             offsets = [future.result(timeout=60).offset for future in sent]
         assert offsets == list(range(len(sent)))
@@ -337,7 +337,7 @@ def test_salts_of_unknown_users_survive_a_restart_and_look_like_real_ones() -> N
     assert len(made_up) == 26
     again = Users(disk, new_secret=b"second")
     assert salt_of(again, "nobody") == made_up != salt_of(again, "nobody else")
-    # `oncelog users` changes the file of a broker that does not run.
+    # This is how `oncelog users` changes the file of a broker that is not running.
     Users(disk).alter("bob", [], [(int(Mechanism.SCRAM_SHA_256), b"s" * 26, b"p" * 32, 4096)])
     assert salt_of(Users(disk, new_secret=b"third"), "nobody") == made_up
 
@@ -362,7 +362,7 @@ def test_users_are_changed_by_one_write_however_many_they_are(monkeypatch: pytes
 
 
 def test_only_one_password_is_checked_per_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """This holds even for a client that authenticates more often than it may."""
+    """Check it also for a client that authenticates more often than it may."""
     monkeypatch.setattr(authenticator, "may_authenticate_again", lambda *_: True)
     checked: list[str] = []
     begun, sent, answered = threading.Event(), threading.Event(), threading.Event()

@@ -24,7 +24,10 @@ from oncelog.rules.security.scram import Mechanism
 Rights = dict[tuple[str, str], list[str]]
 
 RECORDING = Path(__file__).parents[1] / "golden" / "authorization.json"
-"""Apache Kafka's results: request -> rights -> users. The soak test writes the file (ONCELOG_RECORD=1)."""
+"""Apache Kafka's results: for each request, the rights that its response shows, and the users who have them.
+
+The soak test writes the file (ONCELOG_RECORD=1).
+"""
 
 SETTINGS = {
     "authorizer.class.name": AUTHORIZER,
@@ -35,7 +38,7 @@ DENIED, NOTHING = "denied", "nothing"
 
 
 def acls() -> Iterator[Acl]:
-    """Set up GRANTS, and a user who may do everything that is not denied."""
+    """Yield the ACLs of GRANTS, and those of a user who may do everything that is not denied."""
     for user, (kind, name, operation) in GRANTS.items():
         is_prefix = kind in (ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID)
         pattern = PatternType.PREFIXED if is_prefix else PatternType.LITERAL

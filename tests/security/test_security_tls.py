@@ -102,7 +102,8 @@ def test_changed_certificates_hold_for_the_next_connection(tmp_path: Path) -> No
         assert stays.list_topics() == []
         old.broker.write_text("no certificate")
         pass_time(broker, 0)
-        with Admin(client_config(broker, old)) as admin:  # a file that cannot be read changes nothing
+        # an unreadable file leaves the old certificate in use
+        with Admin(client_config(broker, old)) as admin:
             assert admin.list_topics() == []
 
 
@@ -174,7 +175,7 @@ def test_a_client_whose_certificate_is_refused_learns_why(
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Make every open fail for a while. The stamps of the files do not change."""
+    """Make every open() fail within the block. The modification times of files do not change."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
@@ -188,7 +189,7 @@ def no_descriptors() -> Iterator[None]:
 def test_a_renewed_certificate_that_could_not_be_read_is_read_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The same holds for a file that `chmod` makes readable: its modification time does not change."""
+    """The broker must retry although the file's modification time stays the same, also after a `chmod`."""
     used, renewed = make_certificates(tmp_path / "used"), make_certificates(tmp_path / "renewed")
     settings = {"security.protocol": "SSL", "ssl.keystore.location": str(used.broker)}
     tls, keys = ServerTls(BROKER.parse(settings)), WatchedFile(f"file://{used.client}", "token keys")
@@ -234,7 +235,7 @@ def test_a_removed_authority_does_not_come_back_by_resuming_a_session(
 
 
 def _talk(broker: Broker, context: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLSession | None:
-    """Send one request. Return the TLS session to resume; None if the broker closes the connection."""
+    """Send one request. Return the TLS session to resume; Return None if the broker closes the connection."""
     host, _, port = broker.bootstrap_servers.rpartition(":")
     frame = encode_request(MetadataRequest(topics=[]), 9, 1, "x")
     try:
@@ -276,7 +277,7 @@ def test_a_client_that_never_completes_the_handshake_delays_no_other(
         with Admin(client_config(broker, certificates)) as admin:
             assert admin.list_topics() is not None
     finally:
-        for connection in idle[:-1]:  # one is left for the stop of the broker
+        for connection in idle[:-1]:  # one stays open, so that the stop of the broker must close it
             connection.close()
 
 
@@ -300,7 +301,7 @@ def test_old_tls_is_refused(broker: Broker, certificates: Certificates) -> None:
 def test_a_broker_without_a_good_certificate_does_not_start(
     tmp_path: Path, config: dict[str, str], named: str
 ) -> None:
-    for _ in range(2):  # the second attempt shows that the directory is not locked any more
+    for _ in range(2):  # the second attempt finds the directory unlocked
         with pytest.raises(ConfigError, match=named):
             Broker(tmp_path, config={"security.protocol": "SSL", **config}).start()
 

@@ -1,4 +1,6 @@
-"""Interrupted clients: blocking clients by the scheduler and by signals, asyncio clients by cancellations."""
+"""Interrupted clients: the scheduler and signals interrupt blocking clients, and cancellations interrupt
+asyncio clients.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ NOTED = {
     name: [int(seed)]
     for name, seed in re.findall(r"^\| ([^|]+) \| [^|]* \| (\d+) \| ", MUTANTS_PAGE.read_text(), re.M)
 }
-"""The seed at which each mutant was caught last. It is run first, because a search takes most of the time."""
+"""For each mutant, the seed that caught it last.
+
+A search runs this seed first, because searches take most of the time.
+"""
 
 
 THREADED = (4, 16, 17, 21, 22)
@@ -49,13 +54,16 @@ CANCELLED = (4, 12, 14, 21, 32, 33, 38, 43, 45, 46)
 LOOPS = (0, 1, 2, 3)
 RESTORED = (3, 6, 7, 8, 10)
 UNSYNCED = (3, 6, 9)
-"""Seeds of the quick tier. Together their timelines have as many kinds of events as the first 10 to 25
-seeds.
+"""Seeds of the quick tier, for each simulation.
+
+Together their timelines have as many kinds of events as the first 10 to 25 seeds.
 """
 
 
 def in_tiers(quick: Collection[int], count: int) -> list[Any]:
-    """Return seeds below `count`, those of the quick tier first."""
+    """Return parameters with the seeds below `count`: those of the quick tier, then the others in chunks for
+    the full tier.
+    """
     left = [seed for seed in range(count) if seed not in quick]
     others = [left[first : first + CHUNK] for first in range(0, len(left), CHUNK)]
     full = pytest.mark.full("more seeds")
@@ -82,7 +90,7 @@ OPTIONS: dict[RunSeed, str] = {
 
 
 def violations_of(run_seed: RunSeed, seeds: Iterable[int]) -> dict[str, list[str]]:
-    """Return the violations by the command that plays the seed again."""
+    """Return the violations of the failing seeds. The key is the command that runs the seed again."""
     return {
         f"oncelog simulate --clients {OPTIONS[run_seed]} --seed {seed}": run.violations
         for seed in seeds
@@ -168,7 +176,9 @@ def test_a_seed_gives_the_same_run_again(run_seed: RunSeed, seeds: Collection[in
 
 
 def test_a_seed_of_threads_gives_the_same_bytes_in_every_process() -> None:
-    """R975: the addresses of futures decided in which order `concurrent.futures.wait` locked them."""
+    """R975: `concurrent.futures.wait` locked futures in the order of their memory addresses, which differ
+    between processes.
+    """
     arguments = ["-m", "oncelog.cli.main", "simulate", "--clients", "blocking", "--seeds", "7..7", "--digest"]
     outputs = {
         subprocess.run(
@@ -182,7 +192,7 @@ def test_a_seed_of_threads_gives_the_same_bytes_in_every_process() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", in_tiers(THREADED, 60))
 def test_blocking_clients_in_threads_lose_and_hang_nothing(seeds: Collection[int]) -> None:
-    """Threads are suspended anywhere, and signals interrupt the application (L1 to L7, L11, L23).
+    """Threads are suspended at any line, and signals interrupt the application (L1 to L7, L11, L23).
 
     In half of the seeds the broker and the network fail too.
     """
@@ -192,7 +202,10 @@ def test_blocking_clients_in_threads_lose_and_hang_nothing(seeds: Collection[int
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", in_tiers(CANCELLED, 250))
 def test_cancelled_calls_lose_and_hang_nothing(seeds: Collection[int]) -> None:
-    """Calls are cancelled at any await (L4, L5, L7, L11, L13, L14; R265 by seed 201). Faults are as above."""
+    """Calls are cancelled at any await (L4, L5, L7, L11, L13, L14; R265 by seed 201).
+
+    As in the test of blocking clients, half of the seeds have faults.
+    """
     assert violations_of(run_asyncio_clients, seeds) == {}
 
 
@@ -202,13 +215,13 @@ def test_cancelled_calls_lose_and_hang_nothing(seeds: Collection[int]) -> None:
 def test_processing_loops_copy_every_record_once(seeds: Collection[int]) -> None:
     """Loops are stopped, cancelled and killed, and transforms raise.
 
-    Other faults are those of the tests above.
+    As in the other tests, half of the seeds also have faults of the broker and the network.
     """
     assert violations_of(run_process_loops, seeds) == {}
 
 
 async def _stay(self: RecordedIO, firsts: object) -> None:
-    """Return without seeking, like an application that forgets to go back."""
+    """Do not seek, like an application that forgets to go back."""
 
 
 def test_a_loop_that_does_not_go_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +315,9 @@ def test_a_broken_client_is_noticed(name: str) -> None:
 
 
 def test_only_a_copier_that_commits_automatically_breaks_a_rule() -> None:
-    """This is why `group_metadata()` refuses a consumer that commits automatically."""
+    """`group_metadata()` refuses a consumer that commits automatically, because of the violation that this
+    mutant shows.
+    """
     (mutant,) = [each for each in CLIENT_MUTANTS if each.name == "a copier commits automatically"]
     found = search(mutant, [*NOTED[mutant.name], *range(400)])
     assert found is not None and found[1].startswith("copied")

@@ -1,5 +1,5 @@
-"""The simulated disk and its background jobs: what a power loss leaves, and what runs between two
-operations.
+"""The simulated disk and its background jobs: the data that a power loss leaves, and the events that run
+between two disk operations.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SPLIT = JobSettings(share=1.0, pause_s=0.01, stop_chance=1.0, preempt_chance=0.0
 
 
 def outcomes(disk: MemoryDisk, look: Callable[[MemoryDisk], object]) -> set[object]:
-    """Return what `look` finds on the disk after power losses of all seeds."""
+    """Return all results that `look` gives on the disk after a power loss, one for each seed."""
     return {look(disk.after_power_loss(Random(seed))) for seed in SEEDS}
 
 
 def with_file(path: str, synced: bytes, written: bytes) -> MemoryDisk:
-    """Return a file with synced bytes, followed by bytes that are not synced."""
+    """Return a disk with a file that has synced bytes, followed by bytes that are not synced."""
     disk = MemoryDisk()
     file = disk.open(path, create=True)
     file.pwrite(synced, 0)
@@ -121,7 +121,9 @@ def test_a_replaced_file_is_the_old_or_the_new_one() -> None:
 
 
 def split_world(disk: MemoryDisk, work: Callable[[], object], beside: Callable[[], object]) -> World:
-    """Start a job in the executor of a process, and a later event of its loop."""
+    """Start a process that runs `work` as a divided job in its executor, and `beside` later as an event of
+    its loop.
+    """
     world = World(1)
     world.loop.jobs.settings = SPLIT
     disk.on_turn = world.loop.jobs.on_disk

@@ -24,7 +24,10 @@ STEPS = 6
 
 
 class Operator(Application):
-    """Makes changes one after the other. `step_count` is the number of acknowledged changes."""
+    """An operator that makes changes one after the other.
+
+    `step_count` is the number of acknowledged changes.
+    """
 
     step_count = 0
 
@@ -67,7 +70,10 @@ class Operator(Application):
 def test_acknowledged_topics_settings_users_acls_and_producer_ids_outlive_a_power_loss(
     flush_messages: int, seed: int
 ) -> None:
-    """After each step the power is cut. All changes that were acknowledged before must be there."""
+    """After each step the broker loses its power.
+
+    Its next start must find all changes that were acknowledged before.
+    """
     world = World(seed)
     settings = {
         "log.flush.interval.messages": flush_messages,

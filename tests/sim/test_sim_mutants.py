@@ -1,4 +1,6 @@
-"""The page of mutants lists every broken rule, and for every finding the means that catch it."""
+"""Check that docs/internals/mutants.md lists every mutant, and that each finding has a mutant or a reason for
+none.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ def test_a_mutant_that_no_seed_catches_has_a_guard_that_exists() -> None:
 def test_every_patch_replaces_something_and_takes_its_arguments() -> None:
     """A patch of a missing name raises AttributeError.
 
-    One with too few parameters raises TypeError, which any seed "catches". There were two patches of the
-    first kind and three of the second.
+    A patch with too few parameters raises TypeError, which any seed "catches". Earlier, two patches had a
+    missing name, and three had too few parameters.
     """
     bad = []
     for mutant in MUTANTS:
@@ -74,7 +76,7 @@ def test_a_guard_fails_with_its_mutant_and_else_passes(tool: ModuleType) -> None
 
 
 def test_nothing() -> None:
-    """A guard that never fails, for the test above."""
+    """Never fail. The test above uses this as a guard that misses its mutant."""
 
 
 @pytest.mark.soak

@@ -14,7 +14,9 @@ from oncelog.types import TopicPartition
 
 
 def test_a_lost_connection_does_not_downgrade_the_transaction_protocol() -> None:
-    """Regression: a transaction that began without a connection switched to the classic protocol for good."""
+    """Regression: a transaction that began without a connection switched to the classic protocol
+    permanently.
+    """
     world = World(1)
     broker = BrokerHost(world, {"num.partitions": 1, "transaction.state.log.num.partitions": 1})
     broker.start()
@@ -25,7 +27,7 @@ def test_a_lost_connection_does_not_downgrade_the_transaction_protocol() -> None
         await producer.init_transactions()
         for transport in world.network.connections():
             world.network.disconnect(transport)
-        # The connection is lost, and the client has not opened another.
+        # At this moment the connection is lost, and the client has not opened another one.
         await asyncio.sleep(0.5)
         for _ in range(2):
             await producer.begin_transaction()
@@ -41,7 +43,7 @@ def test_a_lost_connection_does_not_downgrade_the_transaction_protocol() -> None
 def test_a_stop_waits_for_the_flushes_under_way() -> None:
     """Regression: the flushes continued after the files were closed.
 
-    They failed, and so did the requests that waited for them.
+    The flushes failed, and so did the requests that waited for them.
     """
     world = World(3)
     broker = BrokerHost(world, {"num.partitions": 2, "log.flush.interval.messages": 1})
@@ -69,8 +71,9 @@ def test_a_stop_waits_for_the_flushes_under_way() -> None:
 
 
 def test_a_generation_is_not_stable_because_the_one_before_was_stored() -> None:
-    """Seed 1034: a member joined while the first assignment was being synced, and no member got an
-    assignment.
+    """Seed 1034: a member joined while the first assignment was being synced.
+
+    After that no member got an assignment.
     """
     world = World(3)
     settings = {"num.partitions": 2, "offsets.topic.num.partitions": 1, "log.flush.interval.messages": 1}
@@ -125,7 +128,9 @@ def test_a_marker_that_waited_for_another_partition_is_durable_before_the_transa
 
 
 def test_a_second_stop_during_the_first_changes_nothing() -> None:
-    """Regression in the simulator: it stopped a broker twice, and the second stop met closed files."""
+    """Regression in the simulator: a broker was stopped twice, and the second stop used files that were
+    already closed.
+    """
     world = World(1)
     broker = BrokerHost(world, {})
     broker.start()
@@ -140,8 +145,8 @@ def test_a_second_stop_during_the_first_changes_nothing() -> None:
 
 
 def test_a_member_of_a_group_that_was_forgotten_joins_again() -> None:
-    """Seed 847: the only member of a group without offsets was away for longer than its session, and the
-    group was removed.
+    """Seed 847: the only member of a group without offsets sent nothing for longer than its session time-out,
+    so the group was removed.
     """
     world = World(5)
     settings = {"group.consumer.session.timeout.ms": 3_000, "group.consumer.heartbeat.interval.ms": 500}

@@ -29,7 +29,7 @@ NOTED = {
     "producers are not recovered": range(8),
     "no sequence check": (5, *range(8)),
 }
-"""Mutants, and the seeds that are run until one catches the mutant, with the cheapest seed first."""
+"""For each mutant, the seeds to run until one catches it. The cheapest seed is first."""
 
 
 SEEDS = (10, 19, 29, 43, 47, 51, 64, 75, 83, 92, 93, 96)
@@ -49,7 +49,7 @@ def played(seed: int) -> Result:
 
 
 def failures(seeds: Iterable[int], fault_count: int | None = None) -> dict[str, list[str]]:
-    """Return the violations by the command that plays the seed again."""
+    """Return the violations of the failing seeds. The key is the command that runs the seed again."""
     option = "" if fault_count is None else f" --fault-count {fault_count}"
     return {
         f"oncelog simulate --seed {seed}{option}": found
@@ -90,7 +90,7 @@ def test_a_seed_gives_the_same_world_again() -> None:
     [("92..93", 2), ("24..24", 1), pytest.param("0..7", 8, marks=pytest.mark.full("more seeds"))],
 )
 def test_a_seed_gives_the_same_bytes_in_every_process(seeds: str, count: int) -> None:
-    """The order of sets differs between the processes."""
+    """The processes have different hash seeds, and so different orders of sets."""
     told = {
         subprocess.run(
             [sys.executable, "-m", "oncelog.cli.main", "simulate", "--seeds", seeds, "--digest"],

@@ -112,7 +112,9 @@ def test_an_interrupted_compaction_stops_at_any_step_and_loses_no_newest_record(
 
 
 def test_snapshots_and_indexes_are_those_of_apache_kafka() -> None:
-    """Topic bank of the golden directory has a committed, an aborted and an open transaction."""
+    """The test uses topic `bank` of the golden directory, which has a committed, an aborted and an open
+    transaction.
+    """
     files = golden("bank-0")
     log = KafkaLog("bank", 0, 1 << 20, 4_096)
     source = memoryview(files[f"{0:020}.log"])
@@ -133,7 +135,9 @@ def test_snapshots_and_indexes_are_those_of_apache_kafka() -> None:
 
 
 def test_transactions_and_offsets_are_those_of_apache_kafka() -> None:
-    """Transactional id `done`: initialized, ongoing with one and two partitions, decided, and complete."""
+    """The records of transactional id `done`: initialized, ongoing with one and then two partitions, decided,
+    complete.
+    """
     stored = [
         each.value or b""
         for index in (0, 1)
