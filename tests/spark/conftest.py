@@ -17,8 +17,8 @@ import oncelog
 from oncelog.spark.session import SHORT_LIVED
 
 CHEAP = f"{SHORT_LIVED} -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-"""Options of a JVM that lives for two minutes on two cores: one compiler, one collector thread, no
-verification.
+"""Options for a JVM that lives only two minutes on two cores: one compiler, one collector thread, and no
+bytecode verification.
 """
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -26,7 +26,10 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer | None]:
-    """The process that forks the Python workers of `spark`, or None where libraries start threads (macOS)."""
+    """Run the process that forks the Python workers of `spark`.
+
+    Yield None on macOS, where libraries start threads.
+    """
     if sys.platform != "linux":
         yield None
         return
@@ -55,18 +58,19 @@ def spark(fork_server: ForkServer | None) -> Iterator[Any]:
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.session.timeZone", "UTC")
             .config("spark.sql.warehouse.dir", f"{work_dir}/warehouse")
-            # Plans in these tests run over a few hundred rows, so compiling one costs more than interpreting
-            # it.
+            # Interpret plans: in these tests a plan has a few hundred rows, and to compile it would take
+            # longer.
             .config("spark.sql.codegen.wholeStage", "false")
             .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         )
-        with pytest.MonkeyPatch.context() as patch:  # the JVM keeps the environment of its start
+        with pytest.MonkeyPatch.context() as patch:  # the JVM keeps the environment that it has at its start
             if fork_server is not None:
                 patch.setenv(ADDRESS, fork_server.address)
             session = builder.getOrCreate()
         yield session
         session.stop()
-        # Otherwise the JVM would end after this process, and be killed before it has removed its files.
+        # End the JVM and wait for it. Otherwise it would outlive this process, and be killed before it has
+        # removed its files.
         gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
         gateway.shutdown()
         gateway.proc.stdin.close()

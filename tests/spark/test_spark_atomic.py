@@ -1,4 +1,4 @@
-"""`write_atomic`: a micro-batch is one transaction, written whole or not at all."""
+"""`write_atomic`: each micro-batch is one transaction, which is written completely or not at all."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_stream_in_transactions(
 def test_two_writes_of_one_micro_batch_need_two_names(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
-    """C5: the rows of the second call were dropped without an error."""
+    """C5: with one name for both, the rows of the second call were dropped without an error."""
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, f"{topic}.in")
     create_topic(bootstrap, topic)
@@ -109,11 +109,12 @@ def test_two_writes_of_one_micro_batch_need_two_names(
         query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
         query.trigger(availableNow=True).start().awaitTermination()
         for log in (Path(checkpoint) / "commits").glob("*0*"):
-            log.unlink()  # the next run repeats the batch
+            log.unlink()  # without the entry, the next run repeats the batch
     assert values(spark, bootstrap, topic) == list(range(6))
     assert len(names) == 3
 
-    # Outside of a query, rows are compared: the same call may be repeated, a call with other rows may not.
+    # Outside a query, write_atomic compares rows: a call may be repeated with the same rows, and not with
+    # others.
     again = {"name": f"{topic}-batch", "batch_id": 0, "options": options}
     assert [write_atomic(numbers(spark, 6, 9), **again).already_committed for _ in range(2)] == [False, True]
     for other in (numbers(spark, 6, 10), numbers(spark, 7, 10)):
@@ -126,7 +127,7 @@ def test_two_writes_of_one_micro_batch_need_two_names(
 def test_a_checkpoint_restored_to_one_micro_batch_earlier_loses_no_rows(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
-    """Batch 1 is planned a second time with more rows, and must not pass for the committed batch."""
+    """Batch 1 is planned a second time with more rows, and must not be mistaken for the committed batch."""
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, f"{topic}.in")
     create_topic(bootstrap, topic)
@@ -145,9 +146,9 @@ def test_a_checkpoint_restored_to_one_micro_batch_earlier_loses_no_rows(
         fill(bootstrap, f"{topic}.in", first, 10)
         run()
     take_back(checkpoint, "commits")
-    run()  # repeated with the same plan
+    run()  # the batch is repeated with the same plan
     take_back(checkpoint, "commits", "offsets")
-    run()  # planned a second time, with the same rows
+    run()  # the batch is planned a second time, with the same rows
     assert [each[:3] for each in written] == [(0, 10, False), (1, 10, False), (1, 10, True), (1, 10, True)]
     take_back(checkpoint, "commits", "offsets")
     fill(bootstrap, f"{topic}.in", 20, 5)
@@ -200,14 +201,17 @@ def test_unsafe_atomic_writes_are_refused(spark: Any, shared_broker: oncelog.Bro
     finally:
         spark.conf.unset(FULL_RETRY)
     assert values(spark, bootstrap, topic) == list(range(10))
-    # A name whose first call has no rows is recorded by that call.
+    # A first call without rows also records its name, so that a later batch may use it.
     assert write_atomic(numbers(spark, 0, 0), 0, options, name=f"{topic}-late").rows == 0
     assert write_atomic(numbers(spark, 10, 12), 4, options, name=f"{topic}-late").rows == 2
 
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_one_attempt_of_a_task_writes(version: int) -> None:
-    """Run the test with partitions added by AddPartitionsToTxn (0) and by Produce itself (2)."""
+    """With version 0, AddPartitionsToTxn adds partitions to the transaction.
+
+    With version 2, Produce itself adds them.
+    """
     rows = pa.RecordBatch.from_pydict({"key": [b"a", b"b", None], "value": ["v0", "v1", "v2"]})
     with oncelog.Broker(config={"oncelog.transaction.version": version}) as broker:
         create_topic(broker.bootstrap_servers, "t")

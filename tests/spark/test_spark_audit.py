@@ -42,7 +42,7 @@ def audit_both(spark: Any, bootstrap: str, topics: str | list[str], **options: A
 
 
 def numbered(producer_id: int, counts: list[int] = COUNTS, epoch: int = 0) -> list[bytearray]:
-    """Return batches of one producer in order, from sequence 0. The keys are the numbers of its records."""
+    """Return batches of one producer in order, from sequence 0. The key of each record is its number."""
     batches, sequence = [], 0
     for count in counts:
         batches.append(
@@ -100,7 +100,8 @@ def test_a_log_without_its_first_segments_is_audited_from_its_log_start(
     create_topic(bootstrap, topic)
     store(bootstrap, topic, numbered(7))
     with Admin({"bootstrap.servers": bootstrap}) as admin:
-        admin.delete_records({TopicPartition(topic, 0): 11})  # inside the batch of offsets 9 to 13
+        # the log start is inside the batch of offsets 9 to 13
+        admin.delete_records({TopicPartition(topic, 0): 11})
     result = audit_both(spark, bootstrap, topic)
     assert result.verdict == "clean"
     assert (result.totals.batches, result.totals.unknown_starts) == (4, 1)
@@ -147,7 +148,7 @@ def damage(batches: list[bytearray]) -> list[bytearray]:
 
 
 def in_transaction(*ends: bytearray) -> Callable[[list[bytearray]], list[bytearray]]:
-    """Return a transaction of three records and its marker, to replace the batches."""
+    """Return a change that replaces all batches by a transaction of three records, followed by `ends`."""
     batch = build_batch(
         records(0, 3), producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True
     )
@@ -169,7 +170,8 @@ PLANTED: dict[str, tuple[Callable[[list[bytearray]], list[bytearray]], tuple[Any
     "shown": (in_transaction(marker(True)), ("visible_though_aborted", 0, 2, None, None, 3)),
     "hidden": (in_transaction(marker(False)), ("hidden_though_committed", 0, 2, None, None, 3)),
 }
-"""Fault -> (change, finding: kind, first and last offset, first and last sequence, the other batch's offset).
+"""For each fault: the change that plants it, and the finding (kind, first and last offset, first and last
+sequence, offset of the other batch).
 """
 
 
@@ -181,7 +183,7 @@ def rewrite(directory: Path, change: Callable[[list[bytearray]], list[bytearray]
     offset, changed = 0, [bytearray(batch) for batch in change(batches)]
     for batch in changed:
         stamp(batch, 0, offset, partition_leader_epoch=0)
-        offset += int.from_bytes(batch[23:27], "big") + 1  # the last offset's delta
+        offset += int.from_bytes(batch[23:27], "big") + 1  # the field lastOffsetDelta
     segment.write_bytes(b"".join(changed))
     # The indexes match the log, so the start does not read the damaged batch and truncate the log there.
     if [len(batch) for batch in changed] == [len(batch) for batch in batches]:
@@ -202,7 +204,7 @@ def faulty_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oncelog.
     for name, (change, _) in PLANTED.items():
         rewrite(data_dir / f"{name}-0", change)
     with oncelog.Broker(data_dir):
-        pass  # creates indexes that fit the files
+        pass  # this start creates indexes that fit the files
     for name, is_commit in (("shown", False), ("hidden", True)):
         flipped = marker(is_commit)
         rewrite(data_dir / f"{name}-0", lambda batches, now=flipped: [*batches[:-1], now])  # type: ignore[misc]
@@ -232,7 +234,7 @@ def test_bytes_that_are_no_batch_are_found_at_their_first_offset(
 ) -> None:
     create_topic(shared_broker.bootstrap_servers, topic)
     store(shared_broker.bootstrap_servers, topic, numbered(7))
-    # Damage the file while the broker runs. A broker that starts would cut the log here.
+    # Damage the file while the broker runs. A starting broker would cut the log at the damage.
     (segment,) = (shared_broker.data_dir / f"{topic}-0").glob("*.log")
     data = bytearray(segment.read_bytes())
     bad = [at for at, _ in iter_batches(data)][6]
@@ -241,7 +243,7 @@ def test_bytes_that_are_no_batch_are_found_at_their_first_offset(
         file.write(data)
     (finding,) = audit_both(spark, shared_broker.bootstrap_servers, topic).findings
     assert (finding.kind, finding.base_offset, finding.last_offset) == ("unreadable", 23, 30)
-    # The reader of keys stops there, and earlier findings are still reported.
+    # The check of keys stops at the damage. The finding of the earlier check is still reported.
     result = audit_both(spark, shared_broker.bootstrap_servers, topic, key_check=True)
     assert (result.findings, result.keys) == ((finding,), None)
     assert result.keys_problem == f"keys were not checked: {topic}-0 cannot be read at offset 23"
@@ -300,8 +302,9 @@ def test_findings_can_be_read_as_rows_and_as_a_frame(spark: Any, faulty_broker: 
 
 
 def write_through_lost_acknowledgements(bootstrap: str, topic: str, idempotence: bool) -> None:
-    """Produce thirty records, one request each. Two responses are lost, and the client sends the records
-    again.
+    """Produce thirty records, one request each.
+
+    Two responses are lost, and the client sends their records again.
     """
     from confluent_kafka import Producer
 
@@ -365,7 +368,8 @@ def test_a_key_of_many_records_is_shown_with_a_few_places(
     assert "20 times, at partition:offset 0:0, 0:6, 0:12, 0:18, 0:24, 0:30, 0:36, 1:4, 1:10, 1:16, ..." in (
         finding.explanation
     )
-    monkeypatch.setattr(audit_keys, "_places", lambda *_: defaultdict(list))  # removed during the audit
+    # as if the records were removed during the audit
+    monkeypatch.setattr(audit_keys, "_places", lambda *_: defaultdict(list))
     (finding,), _ = check_keys(records, True, 10)
     assert "20 times, at partition:offset 0:0, 2:38, ..." in finding.explanation
 
@@ -409,7 +413,7 @@ def test_a_topic_is_not_compared_with_itself(spark: Any) -> None:
 def test_only_the_planned_offsets_are_read(
     spark: Any, shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records that a broker removes or adds between the look-up and the read are no violation."""
+    """Records that a broker removes or adds between the look-up of offsets and the read are no violation."""
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     store(bootstrap, topic, numbered(7))
@@ -453,7 +457,7 @@ def test_records_removed_during_the_audit_are_reported(
     assert (result.verdict, result.findings) == ("clean", ())
     (note,) = result.notes
     assert (note.kind, note.tp, note.base_offset, note.last_offset) == ("log_start_moved", tp, 0, 7)
-    # Removed before the read, or after the checks.
+    # At the step "judge" the records are removed before the read, otherwise after the checks.
     assert result.totals.records == (31 - 8 if step == "judge" else 31)
 
 

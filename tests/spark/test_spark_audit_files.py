@@ -79,7 +79,7 @@ def cut(batch: bytearray, by: int = 20) -> bytearray:
 
 
 def holder(sequence: int) -> bytearray:
-    """Return a batch whose only record has a whole batch of offset 500 as its value."""
+    """Return a batch whose only record has a complete batch of offset 500 in its value."""
     value = build_batch(records(0, 3))
     stamp(value, 0, 500, partition_leader_epoch=0)
     record = NewRecord(START_MS, b"k", b"z" * 40 + value + b"z" * 40)
@@ -87,7 +87,7 @@ def holder(sequence: int) -> bytearray:
 
 
 def counts(batch: bytearray, records_count: int) -> bytearray:
-    """Return the batch with another record count in its header."""
+    """Return the batch with this record count in its header."""
     batch[57:61] = records_count.to_bytes(4, "big")
     return seal(batch)
 
@@ -98,20 +98,20 @@ def no_epoch(batch: bytearray) -> bytearray:
 
 
 def inside(batch: bytearray, payload: bytes) -> bytearray:
-    """Return the batch with other records and the right length."""
+    """Return the batch with these encoded records and the matching length."""
     batch[HEADER_BYTES:] = payload
     batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
     return seal(batch)
 
 
 def seal(batch: bytearray) -> bytearray:
-    """Return the batch with the right checksum."""
+    """Return the batch with a correct checksum."""
     batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")
     return batch
 
 
 def claims_more(batch: bytearray) -> bytearray:
-    """Return the batch with one flipped bit, after which its length ends behind the file."""
+    """Return the batch with one flipped bit, after which its length points behind the end of the file."""
     batch[9] ^= 1
     return batch
 
@@ -150,8 +150,10 @@ SOUND: dict[str, tuple[int, list[Batches]]] = {
     "retention": (90, [[end(7, 3, "ABORT"), data(7, 3, 40, 2), end(7, 3, "COMMIT"), end(9, 1, "COMMIT")]]),
     "empty": (0, [[]]),
 }
-"""Name -> first offset, and the batches of each segment. A topic that raises epochs has its own
-producer id, because outcomes are compared over all partitions."""
+"""For each sound log: its first offset, and the batches of each segment.
+
+A topic that raises epochs has its own producer id, because outcomes are compared over all partitions.
+"""
 
 PLANTED: dict[str, tuple[Batches, tuple[Any, ...]]] = {
     "repeated": ([plain(7, 0, 0, 3), plain(7, 0, 3, 2), plain(7, 0, 0, 3)], ("duplicate_batch", 5, 7, 0)),
@@ -187,8 +189,8 @@ PLANTED: dict[str, tuple[Batches, tuple[Any, ...]]] = {
     "shown": ([data(7, 0, 0, 3), data(7, 0, 3, 2), end(7, 0, "ABORT")], ("visible_though_aborted", 0, 4, 5)),
     "hidden": ([data(7, 0, 0, 3), end(7, 0, "COMMIT")], ("hidden_though_committed", 0, 2, 3)),
 }
-"""Name -> batches of the only segment, and the finding: kind, first and last offset, the other batch's
-offset.
+"""For each planted fault: the batches of the only segment, and the finding (kind, first and last offset,
+offset of the other batch).
 """
 
 
@@ -212,7 +214,7 @@ def write_partition(
             elif header is not None and header.is_transactional:
                 opened.setdefault(header.producer_id, offset)
             stored += batch
-            offset += int.from_bytes(batch[23:27], "big") + 1  # the last offset's delta
+            offset += int.from_bytes(batch[23:27], "big") + 1  # the field lastOffsetDelta
         (directory / f"{base:020}.log").write_bytes(stored)
         if aborted and has_index:
             (directory / f"{base:020}.txnindex").write_bytes(aborted)
@@ -304,13 +306,13 @@ def test_a_torn_tail_and_an_open_transaction_are_no_violations(audited: AuditRes
     assert {note.kind for note in audited.notes} == {"torn_tail", "open_transaction", "unreadable_index"}
     (torn,) = [note for note in audited.notes if note.topic == "torn"]
     assert "00000000000000000003.log at position" in torn.explanation
-    # In the middle of the log a torn batch is a violation, and the segments behind are still audited.
+    # In the middle of the log a torn batch is a violation, and the later segments are still audited.
     kinds = [kind for kind, *_ in found_in(audited, "middle")]
     assert kinds == ["unreadable", "sequence_gap"]
 
 
 def test_a_damaged_index_of_aborted_transactions_does_not_end_the_audit(audited: AuditResult) -> None:
-    """A damaged index is no violation, because a broker rebuilds it. The log is audited as usual."""
+    """A damaged index is not a violation, because a broker rebuilds it. The log is audited as usual."""
     assert found_in(audited, "bad-index") == [("unreadable_index", 3, 3, None)]
     (note,) = [note for note in audited.notes if note.topic == "bad-index"]
     assert f"{3:020}.txnindex: entry 0 is" in note.explanation
@@ -320,7 +322,10 @@ def test_a_damaged_index_of_aborted_transactions_does_not_end_the_audit(audited:
 
 @pytest.mark.parametrize("name", ["claims", "no-magic"])
 def test_batches_behind_a_damage_in_the_last_segment_are_audited(audited: AuditResult, name: str) -> None:
-    """A flipped bit of a length may let a batch end behind the file, which is no torn tail."""
+    """With one flipped bit in its length, a batch may seem to end behind the file.
+
+    That is not a torn tail.
+    """
     assert found_in(audited, name) == [("unreadable", 3, 4, None), ("sequence_gap", 5, 5, None)]
     assert audited.partitions[TopicPartition(name, 0)].batches == 3
 
@@ -342,12 +347,14 @@ def test_a_tail_that_was_synced_is_damaged_and_not_torn(audited: AuditResult) ->
 
 
 def test_a_compacted_batch_has_fewer_records_than_offsets_and_never_more(audited: AuditResult) -> None:
-    """Our broker's topic list names compacted topics, even before the cleaner's first round."""
+    """The audit finds compacted topics in the broker's list of topics, even before the cleaner's first
+    round.
+    """
     assert found_in(audited, "overfull") == [("record_count", 0, 2, None)]
 
 
 def test_records_inside_batches_are_checked_where_keys_are(spark: Any, tmp_path: Path) -> None:
-    """The checksums fit, and the headers are those of sound batches."""
+    """Only the records have faults: the checksums are correct, and the headers are those of sound batches."""
     one, two, three = (bytes(plain(7, 0, 0, 3)[HEADER_BYTES:][at : at + SIZE]) for at in (0, SIZE, 2 * SIZE))
     faults = {
         "sound": one + two + three,
@@ -395,7 +402,7 @@ def test_totals_count_transactions_and_leave_out_internal_topics(audited: AuditR
         "bad_records",
         "unknown_marker",
     }
-    untold |= {"log_start_moved"}  # the files do not show this fault
+    untold |= {"log_start_moved"}  # the files cannot show this finding
     assert kinds == {kind.value for kind in FindingKind} - untold
 
 
@@ -409,7 +416,9 @@ def test_a_path_may_be_one_partition_or_a_uri(spark: Any, data_dir: Path, tmp_pa
 
 
 def test_only_keys_of_committed_records_are_checked(spark: Any, tmp_path: Path) -> None:
-    """Keys k0 to k4 are committed, k0 and k1 also aborted (as a later segment shows), and k5 is open."""
+    """Keys k0 to k4 are committed. k0 and k1 are also in a transaction that a later segment aborts. k5 is in
+    an open one.
+    """
     segments = [
         [plain(7, 0, 0, 3), data(8, 0, 0, 2), damaged(plain(9, 0, 0, 1))],
         [end(8, 0, "ABORT"), data(17, 0, 3, 2), end(17, 0, "COMMIT"), data(17, 0, 5, 1)],
@@ -499,7 +508,7 @@ def test_directories_named_like_segments_are_not_read(tmp_path: Path) -> None:
 
 
 def test_names_that_no_broker_creates_are_passed_over(tmp_path: Path) -> None:
-    """R1070: such a name ended the audit of the whole directory with a traceback."""
+    """R1070: a file with such a name ended the audit of the whole directory with a traceback."""
     write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3)]])
     log = (tmp_path / "found-0" / f"{0:020}.log").read_bytes()
     (tmp_path / "found-0" / f"{10**20 - 1}.log").write_bytes(b"")
@@ -541,7 +550,7 @@ def test_records_below_the_log_start_are_not_judged(spark: Any, tmp_path: Path) 
     result = audit_files(spark, found, key_check=True)
     assert (result.verdict, result.findings) == ("clean", ())
     assert (result.totals.records, result.totals.removed_records) == (5, 7)
-    assert result.keys == KeyTotals(3, 3, 0)  # k2, k3 and k4
+    assert result.keys == KeyTotals(3, 3, 0)  # the keys k2, k3 and k4 are above the log start
     assert audit_files(spark, found, against=wanted).verdict == "clean"
     assert audit_files(spark, wanted, against=found).verdict == "clean"
 
@@ -561,7 +570,7 @@ def test_files_written_by_our_broker_are_clean(spark: Any, tmp_path: Path) -> No
         producers = write_transactions(broker.bootstrap_servers, "ours", "cacao")
         create_compacted(broker.bootstrap_servers, "cleaned", "cacc")
         assert len(producers) == 1
-    del producers  # otherwise it would continue to look for its broker
+    del producers  # an open producer would continue to look for its broker
     result = audit_files(spark, str(tmp_path))
     assert result.findings == ()
     assert [(note.kind, note.topic) for note in result.notes] == [("open_transaction", "ours")]

@@ -80,7 +80,7 @@ def is_clean(batches: list[bytearray]) -> bool:
 
 
 def missed(field: str) -> set[tuple[int, int]]:
-    """Return the batches and bits (from the field's lowest) whose flip the audit does not find."""
+    """Return each batch number and bit (0 is the field's lowest) whose flip the audit does not find."""
     start, size = FIELDS[field]
     found = set()
     for number in range(len(sound_log())):
@@ -105,7 +105,8 @@ def test_a_flipped_bit_of_a_header_is_found_or_documented(field: str) -> None:
     elif field == "attributes":
         assert {bit for _, bit in unnoticed}.isdisjoint(CODEC_BITS)
         assert {TIMESTAMP_TYPE, DELETE_HORIZON} <= {bit for _, bit in unnoticed}
-        # A transaction without one of its batches is still sound.
+        # These flips take a batch out of its transaction, and a transaction without one of its batches is
+        # still sound.
         assert {number for number, bit in unnoticed if bit == TRANSACTIONAL} <= {1, 6, *MARKERS}
     elif field in ("producer id", "producer epoch", "base sequence"):
         # A marker has no sequence, and may end a transaction that wrote nothing here.

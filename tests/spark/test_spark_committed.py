@@ -16,7 +16,10 @@ from support.spark.transactions import (
 
 pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1"), pytest.mark.timeout(300)]
 COMMITTED = [*range(10), *range(22, 32)]
-"""Offsets of the transactions "cacaao": each is ten records and a marker, and the last is open from 55 on."""
+"""Offsets of the committed records of the transactions "cacaao".
+
+Each has ten records and a marker, and the last one is open from offset 55 on.
+"""
 
 
 @pytest.fixture(params=["shared_broker", "apache_kafka"], ids=["ours", "apache"])
@@ -39,7 +42,7 @@ def test_an_open_transaction_is_the_end_until_it_ends(
     options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 11}
     first = Collected()
     query = first.run(read_stream(spark, bootstrap, **options), checkpoint)
-    assert first.offsets() == COMMITTED  # micro-batches of aborted records and markers only are empty
+    assert first.offsets() == COMMITTED  # micro-batches with only aborted records and markers have no rows
     source = json.loads(query.recentProgress[-1].json)["sources"][0]
     assert source["endOffset"][topic] == source["latestOffset"][topic] == {"0": 55}
 
@@ -61,7 +64,8 @@ def test_offset_gaps_left_by_compaction_are_no_loss(
     stream = Collected()
     options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 30}
     stream.run(read_stream(spark, bootstrap, **options), checkpoint)
-    # The cleaner may still run, so the stream's offsets lie between those of the reads before and after it.
+    # The cleaner may still be running. So the stream's offsets lie between those of the reads before and
+    # after the stream.
     after = committed_offsets(bootstrap, topic)
     assert set(after) <= {row.offset for row in whole} <= set(before)
     assert set(after) <= set(stream.offsets()) <= set(before)

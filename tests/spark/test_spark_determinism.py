@@ -1,4 +1,6 @@
-"""Plans that may give other rows in a repeated micro-batch: named before anything is written."""
+"""Plans that may give other rows in a repeated micro-batch: the sink refuses them before it writes
+anything.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,13 @@ def test_parts_that_are_not_deterministic_have_a_reason(part: str, inputs: str, 
 
 
 class Sequence(list[Any]):
-    """A sequence of the JVM."""
+    """A stand-in for a Scala sequence of the JVM."""
 
     size, apply = list.__len__, list.__getitem__
 
 
 def node(name: str, **parts: list[Any]) -> Any:
-    """Return an operator of a plan of the JVM."""
+    """Return a stand-in for an operator of a plan in the JVM."""
     methods = {key: (lambda found=Sequence(parts.get(key, [])): found) for key in KINDS}
     kind = SimpleNamespace(getSimpleName=lambda: name)
     return SimpleNamespace(getClass=lambda: kind, nodeName=lambda: name, **methods)

@@ -27,17 +27,20 @@ DOUBLING = {
     "speculation",
     "query stopped",
 }
-"""Faults at which Spark's own sink has stored rows that it then writes again."""
+"""Faults after which Spark's own sink writes rows again that it had already stored."""
 
 SECOND = {"lane": "another attempt took over", "batch": "had begun to write"}
-"""Sink -> error text of the second of two attempts that write at the same time."""
+"""For each sink: the error text of the second of two attempts that write at the same time."""
 
 Runner = Callable[[Query], Outcome]
 
 
 @pytest.fixture(scope="module")
 def outcome_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    """Runs each query at its first request. A failed query fails all tests that request it."""
+    """Return a function that runs each query at its first request.
+
+    A failed query fails all tests that request it.
+    """
     done: dict[str, Outcome | BaseException] = {}
     directory = tmp_path_factory.mktemp("faults")
 

@@ -1,4 +1,6 @@
-"""commitOffsetsToGroup: tools show the lag of a query, and nothing of that can end or change the query."""
+"""commitOffsetsToGroup: tools show the lag of a query, and no failure of these commits ends or changes the
+query.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def lag(bootstrap: str, group: str) -> list[int]:
 def test_the_group_has_the_offsets_of_every_finished_micro_batch(
     spark: Any, bootstrap: str, topic: str, checkpoint: str
 ) -> None:
-    """Spark does not call the source's commit() for the last micro-batch of a run."""
+    """The last one is included, although Spark does not call the source's commit() for the last micro-batch
+    of a run.
+    """
     create_topic(bootstrap, topic, partitions=2)
     fill(bootstrap, topic, 0, 30, 0)
     fill(bootstrap, topic, 0, 10, 1)

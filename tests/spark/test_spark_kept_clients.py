@@ -129,7 +129,7 @@ def test_a_task_sends_nine_requests_and_the_first_of_a_micro_batch_eight_more(
 def test_a_micro_batch_uses_the_partitions_that_its_topic_has_now(
     shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients]
 ) -> None:
-    """A producer's metadata may be five minutes old. A new producer for each task looked it up."""
+    """The metadata of a kept producer may be five minutes old, so the task must look the topic up."""
     bootstrap, kept = shared_broker.bootstrap_servers, workers[0]
     create_topic(bootstrap, topic, partitions=1)
 

@@ -39,7 +39,7 @@ FILES, ROWS, KILLS = 4, 600, 4
 PATIENCE_S = 500.0
 SUBMIT = "--driver-memory 512m --conf spark.executor.memory=512m pyspark-shell"
 QUICK = ("-X", "transaction.timeout.ms=5000")
-"""Settings under which an open transaction of a killed loader ends soon."""
+"""Settings with which the open transaction of a killed loader soon times out."""
 
 
 @pytest.fixture
@@ -56,14 +56,14 @@ def load(servers: str, topic: str, load_id: str, *arguments: str | Path) -> Outc
 
 
 def row(outcome: Outcome) -> tuple[int, int]:
-    """Return the counts of records that this run loaded and that earlier runs did."""
+    """Return the number of records that this run loaded, and the number that earlier runs loaded."""
     assert outcome.code == 0, outcome.err
     (found,) = json.loads(outcome.out)
     return found["records"], found["records_before"]
 
 
 def write_all(directory: Path) -> list[Path]:
-    """Write a file of each format and compression, and an empty one. Each CSV row spans two lines."""
+    """Write a file in each format and compression, and an empty file. Each CSV row spans two lines."""
     rows = [{"k": f"k{n}", "n": n, "s": f'"{n}"' * (n % 5)} for n in range(300)]
     table = pa.table({name: [row[name] for row in rows] for name in ("k", "n", "s")})
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -78,7 +78,7 @@ def write_all(directory: Path) -> list[Path]:
 
 
 def load_both_ways(servers: str, topic: str, directory: Path) -> str:
-    """Load the files into `topic` on Spark, and into another topic without. Return the other topic."""
+    """Load the files into `topic` on Spark, and into another topic without Spark. Return the other topic."""
     plain, files = new_topic(servers, PARTITIONS), write_all(directory)
     options = ("--key", "k", "--batch-records", "100", "-o", "json")
     assert row(load(servers, plain, f"{topic}-plain", *files, *options)) == (1500, 0)
@@ -93,7 +93,7 @@ def test_spark_stores_the_same_records_as_the_plain_loader(
     servers = shared_broker.bootstrap_servers
     plain = load_both_ways(servers, topic, tmp_path)
     assert sorted_content(servers, topic) == sorted_content(servers, plain)
-    # The load keeps no state in a group, whose offsets a cluster would expire after a week.
+    # The load must keep no state in a group, because a cluster would expire the group's offsets after a week.
     with Admin({"bootstrap.servers": servers}) as admin:
         assert not [group for group in admin.list_groups() if topic in group.group_id]
 
@@ -190,7 +190,10 @@ def test_a_task_that_lives_on_is_fenced_and_a_bad_file_keeps_none_back(
 def test_a_new_transactional_id_does_not_vouch_for_a_file_that_was_begun(
     shared_broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """A transactional id expires, or its epochs run out. Another task may have continued the file since."""
+    """A transactional id may be new because it expired or its epochs ran out.
+
+    Another task may have continued the file meanwhile.
+    """
     config = {"bootstrap.servers": shared_broker.bootstrap_servers}
     files = [write_csv(tmp_path / "a.csv", 0, ROWS)]
     asked = Load(files, topic, topic, Options(key="k"), max_records=100)
@@ -254,7 +257,7 @@ def is_done(servers: str, topic: str, count: int) -> bool:
 def test_a_load_continues_after_its_driver_is_killed(
     spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """Wait until two tasks run, and one has committed without a response."""
+    """Kill the driver while two tasks run, after one of them has committed and lost the response."""
     servers = shared_broker.bootstrap_servers
     files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(FILES)]
     arguments = command(topic, topic, *files, "--key", "k", "--spark", "--batch-records", "20", *QUICK)
@@ -288,7 +291,9 @@ def cluster() -> Iterator[SparkCluster]:
 def test_a_load_on_a_cluster_survives_repeated_kills(
     kind: str, shared_broker: Broker, cluster: SparkCluster, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Kill the driver alone, whose executors continue for a while, or workers with their executors."""
+    """Kill the driver alone, so that its executors continue for a while, or kill workers with their
+    executors.
+    """
     broker: Broker | ApacheKafka = shared_broker
     if kind == "apache":
         broker = request.getfixturevalue("apache_kafka")

@@ -51,14 +51,14 @@ def test_offsets_of_markers_and_aborted_records_are_no_loss(
     stream = Collected()
     options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 11}
     stream.run(read_stream(spark, bootstrap, **options), checkpoint)
-    assert stream.offsets() == committed  # also batches that contain only aborted records
+    assert stream.offsets() == committed  # the limit also makes batches of only aborted records
 
     result = audit_topic(spark, bootstrap, topic, key_check=True)
     assert result.findings == () and result.verdict == "clean"
     assert (result.totals.records, result.totals.control_batches, result.totals.producers) == (60, 5, 6)
     assert result.keys is not None and result.keys.records == 20
 
-    # Deleted records are a loss here as well.
+    # In such a topic, too, deleted records are reported as a loss.
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_records({TopicPartition(topic, 0): 15})
     begin = {"subscribe": topic, "startingOffsets": f'{{"{topic}": {{"0": 3}}}}'}

@@ -219,7 +219,7 @@ def available(latest: dict[TopicPartition, int], topic_id: str = "1", **earliest
 
 
 def through_json(position: Position) -> Position:
-    """Return the position as Spark restores it: written and read again."""
+    """Return the position as Spark restores it from a checkpoint: converted to JSON and back."""
     return Position.from_json(json.loads(json.dumps(position.to_json())))
 
 
@@ -227,7 +227,7 @@ def test_the_first_batch_carries_its_own_beginning() -> None:
     initial = Position({A0: 10}, {"a": "1"}, is_initial=True)
     end, losses = next_position(initial, available({A0: 25}), limit=None)
     assert losses == []
-    # After a restart, the batch is repeated although "latest" is beyond it.
+    # After a restart, the batch is repeated up to its recorded end, although "latest" is higher now.
     later = Position({A0: 40}, {"a": "1"}, is_initial=True)
     assert ranges_of_batch(later, through_json(end)) == [OffsetRange(A0, 10, 25)]
 
@@ -259,7 +259,7 @@ def test_no_micro_batch_passes_the_target_offsets() -> None:
 
 
 def test_a_partition_without_a_target_keeps_its_position() -> None:
-    """A broker that is behind may omit the partition at first. It must not begin at 0 later."""
+    """A broker with old metadata may omit the partition at first. Later the partition must not begin at 0."""
     start = Position({A0: 10, A1: 7}, {"a": "1"})
     now = available({A0: 30, A1: 9})
     end, losses = next_position(start, now, limit=None, target={A0: 30})

@@ -24,7 +24,7 @@ SOURCE_RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 def test_the_worker_authenticates_on_the_connection_that_was_made_first() -> None:
-    """Accept exactly one connection. It must carry the worker's secret once, and then its process id."""
+    """Accept exactly one connection. The worker must send its secret once, and then its process id."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(120)
         environment = {
@@ -48,7 +48,7 @@ def test_the_worker_authenticates_on_the_connection_that_was_made_first() -> Non
 
 
 def test_the_worker_connects_although_the_module_cannot_be_imported() -> None:
-    """Otherwise the worker would connect after its imports, which may take over ten seconds on a busy
+    """The worker must connect before its imports, because these may take over ten seconds on a busy
     machine.
     """
     with socket.create_server(("127.0.0.1", 0)) as server:

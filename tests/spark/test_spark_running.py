@@ -85,7 +85,8 @@ def test_a_micro_batch_waits_for_more_records_up_to_its_maximum_delay(
         until(lambda: len(collected.rows) >= 25)
     assert [len(batch) for batch in collected.batches] in ([5, 20], [5, 25])
 
-    # The first micro-batch depends on whether the last one is recorded as done.
+    # Do not check the sizes of batches: the first one depends on whether the previous run recorded its last
+    # batch as done.
     hasty = read_stream(spark, bootstrap, **options, maxTriggerDelay="200ms")
     with running(hasty, checkpoint) as (collected, until):
         until(lambda: 34 in collected.offsets())
@@ -107,7 +108,7 @@ def test_a_topic_recreated_between_planning_and_reading_is_an_error(
     fill(bootstrap, topic, 0, 10)
     strict = read(spark, bootstrap, subscribe=topic)
     lenient = read(spark, bootstrap, subscribe=topic, failOnDataLoss="false")
-    assert strict.count() == lenient.count() == 10  # planned now, and read again below
+    assert strict.count() == lenient.count() == 10  # count() plans the read now; rows are collected below
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_topics([topic])
         with pytest.raises(Exception, match="offsets 0 to 9 were requested, but the topic does not exist"):
@@ -123,7 +124,9 @@ def test_a_topic_recreated_between_planning_and_reading_is_an_error(
 def test_rows_of_two_topics_are_never_one_range(
     shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: with failOnDataLoss=false, two micro-batches read rows of the new topic."""
+    """Regression: with failOnDataLoss=false, a range continued in the re-created topic, so two micro-batches
+    read its rows.
+    """
     monkeypatch.setattr(source_reader, "SMALL_BATCH_BYTES", 1)
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
@@ -181,8 +184,9 @@ def test_an_unreachable_broker_is_not_taken_for_a_deleted_topic(tmp_path: Path) 
 def test_partitions_of_the_checkpoint_are_waited_for(
     shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker that is behind knows fewer partitions. Without a wait, the first trigger would report them as
-    lost.
+    """A broker with old metadata knows fewer partitions.
+
+    Without a wait, the first trigger would report them as lost.
     """
     create_topic(shared_broker.bootstrap_servers, topic)
     given = {"kafka.bootstrap.servers": shared_broker.bootstrap_servers, "subscribe": topic}
@@ -220,7 +224,9 @@ def test_planning_a_micro_batch_reads_no_record(shared_broker: oncelog.Broker, t
 def test_a_starting_timestamp_may_lie_behind_an_open_transaction(
     shared_broker: oncelog.Broker, topic: str, which: str
 ) -> None:
-    """R811: the source began at the transaction's first offset, and returned older records once it ended."""
+    """R811: the source began at the first offset of the open transaction, and later returned records older
+    than the timestamp.
+    """
     create_topic(shared_broker.bootstrap_servers, topic)
     (still_open,) = write_transactions(shared_broker.bootstrap_servers, topic, "oc")
     time_ms = START_MS + 15
@@ -262,7 +268,8 @@ def test_conditions_with_extreme_timestamps_give_the_right_rows(
     try:
         for zone in ("UTC", "Pacific/Kiritimati", "America/Los_Angeles"):
             spark.conf.set("spark.sql.session.timeZone", zone)
-            # Only for the first and the last day of Python's datetimes does a time zone cross the limit.
+            # Other time zones matter only on the first and last day of Python's datetimes, where they cross
+            # its limits.
             chosen = TIMES if zone == "UTC" else [TIMES[0], TIMES[1], TIMES[-2]]
             conditions = [f"timestamp {sign} TIMESTAMP '{time}'" for time in chosen for sign in (">=", "=")]
             conditions.append("timestamp < TIMESTAMP '0001-01-01 00:00:00'")

@@ -45,13 +45,16 @@ from oncelog.spark.source.source_options import parse_options
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 USERS = {"Spark source": "reader", "Spark sink": "writer", "audit": "auditor", "load": "loader"}
-"""User in docs/security.md -> user of the tests."""
+"""For each user in docs/security.md: the user of these tests."""
 WRONG = "a wr0ng password"
 
 
 @dataclass(frozen=True)
 class Locked:
-    """A secured cluster: its listeners, protocols and authority. ANONYMOUS on `plain` may do everything."""
+    """A secured cluster: its listeners, protocols and certificate authority.
+
+    On the listener `plain`, ANONYMOUS may do everything.
+    """
 
     plain: str
     scram: str
@@ -71,7 +74,7 @@ class Locked:
         }
 
     def certified_config(self) -> dict[str, str]:
-        """Return the settings of librdkafka's clients. The certificate is that of alice."""
+        """Return the settings of librdkafka's clients. The certificate is alice's."""
         return {
             "bootstrap.servers": self.certified,
             "security.protocol": "SSL",
@@ -146,7 +149,7 @@ def count(spark: Any, config: dict[str, str], topic: str) -> int:
 def test_loading_and_streaming_need_only_the_documented_acls(
     spark: Any, locked: Locked, tmp_path: Path
 ) -> None:
-    """Load with SCRAM, read with a certificate, and write with SCRAM."""
+    """The test loads with SCRAM, reads with a certificate, and writes with SCRAM."""
     load(locked, tmp_path, "first")
     stream(spark, locked, tmp_path / "checkpoint", locked.certified_config(), locked.config("writer"))
     assert count(spark, locked.config("writer"), "enriched") >= 40
@@ -187,7 +190,7 @@ def test_a_wrong_password_is_an_error_on_the_driver(spark: Any, locked: Locked, 
     ):
         text = refused(act)
         assert "SCRAM-SHA-512" in text and locked.scram in text
-        # The first text is ours, the second one Kafka's.
+        # The first text is our broker's, the second one Apache Kafka's.
         assert "wrong user or password" in text or "invalid credentials" in text
         assert WRONG not in text
 
@@ -251,7 +254,7 @@ def _write_lane(locked: Locked, number: int) -> None:
 
 
 def _look_at_open_transaction(locked: Locked, number: int) -> None:
-    """Make the requests that the audit makes besides Fetch."""
+    """Send the requests that the audit sends for an open transaction, in addition to Fetch."""
     config = locked.config("auditor")
     with oncelog.Consumer({**config, "auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([oncelog.TopicPartition("enriched", 0)])
@@ -274,11 +277,13 @@ def _look_at_open_transaction(locked: Locked, number: int) -> None:
 def _load(locked: Locked, number: int) -> None:
     with Admin({"bootstrap.servers": locked.plain}) as admin, tempfile.TemporaryDirectory() as directory:
         mine = admin.describe_acls(AclFilter(principal=f"User:{USERS['load']}"))
-        if Operation.CREATE not in {acl.operation for acl in mine}:  # as for the first load
+        # without the topic, as for the first load
+        if Operation.CREATE not in {acl.operation for acl in mine}:
             admin.delete_topics([CHECKPOINT_TOPIC])
         try:
             load(locked, Path(directory), f"load-{number}", rows=1)
-            load(locked, Path(directory), f"load-{number}", rows=1)  # reads the existing checkpoints
+            # the second load reads the existing checkpoints
+            load(locked, Path(directory), f"load-{number}", rows=1)
         finally:
             marks = NewTopic(CHECKPOINT_TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})
             admin.create_topics([marks], raise_errors=False)
@@ -290,7 +295,7 @@ USES |= {"audit": _look_at_open_transaction, "load": _load}
 
 @pytest.mark.parametrize("who", USES)
 def test_every_documented_acl_is_needed(locked: Locked, who: str) -> None:
-    """Each right of the table is removed alone, and the operation that needs it fails with a named error."""
+    """Remove each ACL of the table alone. The operation that needs it must fail with a named error."""
     numbers = itertools.count()
     USES[who](locked, next(numbers))
     with Admin({"bootstrap.servers": locked.plain}) as admin:

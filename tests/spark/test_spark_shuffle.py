@@ -50,10 +50,10 @@ def named(directory: Path, begin: str) -> int:
 def test_rows_are_stored_once_when_an_executor_is_killed_after_the_shuffle(
     cluster: SparkCluster, tmp_path: Path, plan: str
 ) -> None:
-    """Two tasks are committed. The others read shuffle files, half of which are lost.
+    """Two tasks have committed their rows. The other tasks read shuffle files, half of which are lost.
 
-    Spark computes those again. If rows are distributed at random, the checksums differ and Spark ends the
-    job.
+    Spark computes the lost files again. If rows are distributed at random, the checksums of the new files
+    differ and Spark ends the job.
     """
     log = tmp_path / "log"
     with Broker() as broker:

@@ -44,8 +44,9 @@ def numbers(spark: Any, count: int, partitions: int = 2) -> Any:
 
 
 def pairs(spark: Any, bootstrap: str, topic: str, **options: object) -> list[tuple[bytes, bytes]]:
-    """Return keys and values, sorted by number. The isolation is read_committed unless an option overrides
-    it.
+    """Return keys and values, sorted by number.
+
+    Read with isolation level read_committed, unless an option overrides it.
     """
     rows = read(spark, bootstrap, subscribe=topic, **options).select("key", "value").collect()
     return sorted((tuple(row) for row in rows), key=lambda row: int(row[0][1:]))
@@ -58,7 +59,7 @@ def expected(*ranges: range) -> list[tuple[bytes, bytes]]:
 
 
 def noted(bootstrap: str, checkpoint: str, topic: str) -> BatchCommit:
-    """Return the sink's record of the last batch that it finished."""
+    """Return the BatchCommit that the sink stored for the last batch that it finished."""
     query_id = json.loads(Path(checkpoint, "metadata").read_text())["id"]
     sink = Sink(
         query_id, parse_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": topic}, "stream")
@@ -73,7 +74,9 @@ def noted(bootstrap: str, checkpoint: str, topic: str) -> BatchCommit:
 def test_rows_that_a_failed_step_cut_off_are_not_committed(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
-    """R1160: a Python step failed in the middle of a task's rows, and the sink committed those before."""
+    """R1160: a Python step failed in the middle of a task's rows, and the sink committed the rows before the
+    failure.
+    """
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic, 2)
     # Spark sends a part of the rows to the sink before the step fails, because they do not fit its buffers.
@@ -166,7 +169,8 @@ def test_a_restored_checkpoint_reads_again_and_stores_rows_once(
     write_stream(frame, bootstrap, checkpoint, topic=topic)
     first = noted(bootstrap, checkpoint, topic)
     take_back(checkpoint, "commits")
-    write_stream(frame, bootstrap, checkpoint, topic=topic)  # batch 2 is read again, and found to be written
+    # batch 2 is repeated, and found to be already committed
+    write_stream(frame, bootstrap, checkpoint, topic=topic)
     again = noted(bootstrap, checkpoint, topic)
     assert first == again and (again.batch_id, again.lanes) == (2, 1)
     assert pairs(spark, bootstrap, topic) == expected(range(60))
@@ -182,7 +186,7 @@ def test_a_restored_checkpoint_reads_again_and_stores_rows_once(
 def dies_in_lane_1(
     bootstrap: str, name: str
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for mapInArrow: task 1 fails once task 0 has committed its rows."""
+    """Return a function for mapInArrow. In it, task 1 fails once task 0 has committed its rows."""
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -193,7 +197,7 @@ def dies_in_lane_1(
             query_id = task.getLocalProperty("sql.streaming.queryId") or name
             with oncelog.Admin({"bootstrap.servers": bootstrap}) as admin:
                 while not admin.group_offsets(f"oncelog-{query_id}/0"):
-                    pass  # pytest's time limit is the limit
+                    pass  # no limit of its own: pytest's time limit ends the loop
             raise RuntimeError("the task dies")
 
     return work
@@ -279,7 +283,7 @@ def test_repeated_writes_are_stored_once_on_apache_kafka(
     source = {"subscribe": f"{topic}.in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 60}
     frame = read_stream(spark, bootstrap, **source).select("key", "value")
     write_stream(frame, bootstrap, checkpoint, topic=topic)
-    take_back(checkpoint, "commits")  # the last micro-batch is requested again
+    take_back(checkpoint, "commits")  # without the entry, Spark repeats the last micro-batch
     write_stream(frame, bootstrap, checkpoint, topic=topic)
     options = {"kafka.bootstrap.servers": bootstrap, "topic": topic}
     for _ in range(2):

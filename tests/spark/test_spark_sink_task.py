@@ -36,7 +36,10 @@ from oncelog.wire.messages import InitProducerIdRequest
 from oncelog.wire.row_hash import hash_rows
 
 _kept = KeptClients()
-"""The clients of all tasks here, so that each test continues with those that another test left behind."""
+"""The clients of all tasks in this file.
+
+Each test continues with the clients that earlier tests left behind.
+"""
 write_task = partial(sink_task.write_task, kept=_kept)
 finish = partial(sink_task.finish, kept=_kept)
 FAST = {"kafka.max.block.ms": "1500", "kafka.request.timeout.ms": "1500"}
@@ -82,7 +85,10 @@ def bootstrap(request: pytest.FixtureRequest, topic: str) -> str:
 def test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note(
     bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other task's InitProducerId has aborted the transaction, and is not repeated yet."""
+    """The other task has sent InitProducerId, which aborted this task's transaction.
+
+    The other task has yet to repeat it.
+    """
     sink = sink_of(bootstrap, topic)
     send = Producer.send_offsets_to_transaction
 
@@ -101,7 +107,8 @@ def test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note(
 
 def test_tasks_that_fence_each_other_pause_for_random_times(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    # Only in this module: the broker of the other tests runs in this process, too, and needs asyncio.sleep.
+    # Replace sleep in `batch_plan` only. The broker of the other tests runs in this process and needs
+    # asyncio.sleep.
     monkeypatch.setattr(batch_plan, "asyncio", SimpleNamespace(sleep=pauses.append))
     monkeypatch.setattr(batch_plan, "_note_plan", Mock(side_effect=ProducerFenced("fenced")))
     sink, clients = Mock(run_id="run", **{"plan.return_value": None}), Mock()
@@ -115,7 +122,8 @@ def test_tasks_that_fence_each_other_pause_for_random_times(monkeypatch: pytest.
 def test_a_repeated_batch_is_compared_and_not_written(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
     first = write_task(sink, 0, 0, [batch("a", "b"), batch(), batch("c")])
-    again = write_task(sink, 0, 0, [batch("c", "a"), batch("b")])  # another order, other Arrow batches
+    # the rows have another order and other Arrow batches
+    again = write_task(sink, 0, 0, [batch("c", "a"), batch("b")])
     assert (first.sum, again.sum, first.already_committed, again.already_committed) == (
         first.sum,
         first.sum,
@@ -139,7 +147,9 @@ def test_a_repeated_batch_is_compared_and_not_written(bootstrap: str, topic: str
 def test_a_task_that_cannot_see_the_end_of_its_rows_leaves_the_commit_to_the_driver(
     bootstrap: str, topic: str, is_named: bool
 ) -> None:
-    """R1160: then Spark may have cut off its rows, and only the driver learns of that."""
+    """R1160: after a failed step, Spark may have cut off the rows of such a task, and only the driver learns
+    of that.
+    """
     sink = sink_of(bootstrap, topic)
     sink = Sink(sink.name, sink.settings, is_named=is_named)
     cut_off = write_task(sink, 0, 0, [batch("a")], commits=False)
@@ -212,7 +222,8 @@ def test_a_finished_batch_is_known_without_the_markers_of_its_tasks(bootstrap: s
         for group in (sink.task_id(0), sink.task_id(1), sink.plan_id):
             admin.delete_group(group)
         again = again_of(sink)
-        reports = [write_task(again, 0, 0, [batch("v1", "v0")])]  # in other tasks, and in fewer
+        # the rows are in another task, and there are fewer tasks
+        reports = [write_task(again, 0, 0, [batch("v1", "v0")])]
         finish(again, 0, reports)
         assert reports[0].already_committed
         with pytest.raises(SinkError, match="committed with 2 rows in all, and now there are 1"):
@@ -266,7 +277,7 @@ def test_an_offset_is_kept_as_long_as_its_commit_says() -> None:
 
 
 class _AskedAdmin:
-    """An admin client that only records the partitions it should wait for."""
+    """An admin client that only records the partitions on which it should wait for stable offsets."""
 
     def __init__(self) -> None:
         self.stable: list[object] = []
@@ -277,7 +288,9 @@ class _AskedAdmin:
 
 
 def test_markers_are_awaited_where_their_transaction_is_complete() -> None:
-    """Brokers with the classic group coordinator return offsets a moment after the transaction's end."""
+    """The sink must wait, because brokers with the classic group coordinator return offsets a moment after
+    the transaction's end.
+    """
     sink, admin = sink_of("127.0.0.1:1", "name"), _AskedAdmin()
     sink.marker(cast(Admin, admin))
     sink.task_marker(cast(Admin, admin), 0, is_fenced=True)
@@ -301,7 +314,7 @@ def test_rows_that_moved_to_another_task_are_not_doubled(bootstrap: str, topic: 
         write_task(second, 0, 0, [batch("a", "c")])
     assert committed(bootstrap, topic) == ["a", "b"]
     abandon(second, [moved])
-    third = again_of(sink)  # the result would be the same without the abort
+    third = again_of(sink)  # the abort of `second` changes nothing for this run
     finish(third, 0, [write_task(third, 0, n, [batch(*rows)]) for n, rows in enumerate(("ba", "cd"))])
     assert committed(bootstrap, topic) == ["a", "b", "c", "d"]
 
@@ -371,7 +384,7 @@ def test_a_zombie_of_an_earlier_run_writes_nothing_more(bootstrap: str, topic: s
     write_task(sink, 0, 0, [batch("a")])
     second = again_of(sink)
     reports = [write_task(second, 0, n, [batch(value)]) for n, value in enumerate("ab")]
-    for task in (1, 2):  # a task that the later run has prepared, and one that it does not have
+    for task in (1, 2):  # the later run has prepared task 1, and has no task 2
         with pytest.raises(SinkError, match="another run of this query or write has taken over batch 0"):
             write_task(sink, 0, task, [batch("late")])
     finish(second, 0, reports)
@@ -383,7 +396,7 @@ def test_a_zombie_of_an_earlier_run_writes_nothing_more(bootstrap: str, topic: s
 def test_a_commit_record_left_open_by_a_dead_writer_is_resolved(
     bootstrap: str, topic: str, task: int
 ) -> None:
-    """R812: every attempt waited for that transaction until its timeout of five minutes."""
+    """R812: every attempt waited for the dead writer's transaction until its timeout of five minutes."""
     sink = sink_of(bootstrap, topic, **FAST)
     note = PlanNote(0, sink.run_id).encode()
     dead = Producer({"bootstrap.servers": bootstrap, "transactional.id": sink.plan_id})
@@ -414,12 +427,13 @@ def test_a_task_of_an_earlier_run_that_no_task_has_now_is_fenced(bootstrap: str,
 
 @pytest.mark.behaviour("P6")
 def test_tasks_of_an_earlier_run_above_those_of_now_stop_the_driver(bootstrap: str, topic: str) -> None:
-    for last, before in ((2, 3), (7, 3), (7, 0)):  # also more than a batch ever had, and the very first one
+    # (task, number of tasks before); with 0, the batch is the query's first
+    for last, before in ((2, 3), (7, 3), (7, 0)):
         sink = sink_of(bootstrap, topic, transactionalIdPrefix=f"{last}of{before}")
         if before:
             finish(sink, 0, [write_task(sink, 0, n, [batch(f"v{n}")]) for n in range(before)])
         at, first, second = min(before, 1), again_of(sink), again_of(sink)
-        write_task(first, at, last, [batch(f"w{last}")])  # and the driver died
+        write_task(first, at, last, [batch(f"w{last}")])  # after this the driver died
         seen = committed(bootstrap, topic)
         repeated = [write_task(second, at, n, [batch("w")]) for n in range(2)]
         with pytest.raises(SinkError, match=f"committed task {last} as well"):
@@ -428,7 +442,7 @@ def test_tasks_of_an_earlier_run_above_those_of_now_stop_the_driver(bootstrap: s
 
 
 def write_as_0_4_1(sink: Sink, batch_id: int, task: int, *values: str) -> None:
-    """Write a task as that version did. Its hash is the current one."""
+    """Write a task as version 0.4.1 did, but with the current hash."""
     rows = TaskRows(sink.settings.topic, 1000)
     rows.take(batch(*values))
     name = f"{sink.settings.prefix}-{sink.name}-{task}"
@@ -506,12 +520,15 @@ def test_no_two_names_share_a_marker(
 
 
 def test_a_write_without_a_name_leaves_no_group_per_task(bootstrap: str, topic: str) -> None:
-    """G6: nobody can repeat the write, so only its own tasks use its markers."""
+    """G6: nobody can repeat a write without a name.
+
+    So only its own tasks need the markers, and they are deleted at the end.
+    """
     settings = sink_of(bootstrap, topic).settings
     for is_finished in (True, False):
         sink = Sink(f"a-uuid-{is_finished}-{topic}", settings, is_named=False)
         reports = [write_task(sink, 0, n, [batch(f"v{n}")]) for n in range(3)]
-        assert write_task(sink, 0, 0, [batch("v0")]).already_committed  # another attempt of the task
+        assert write_task(sink, 0, 0, [batch("v0")]).already_committed  # this is another attempt of the task
         finish(sink, 0, reports) if is_finished else abandon(sink, reports)
         with Admin(settings.admin) as admin:
             groups = [group.group_id for group in admin.list_groups()]
@@ -540,7 +557,7 @@ def test_a_group_of_another_application_is_left_alone(bootstrap: str, topic: str
 def test_a_header_that_is_null_is_refused_with_its_row(
     bootstrap: str, topic: str, headers: list[Any], said: str
 ) -> None:
-    """G9: it was a TypeError, which a supervisor retried without effect."""
+    """G9: the error was a TypeError, after which a supervisor restarted the query without effect."""
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     good = batch("a", "b", headers=pa.array([None, []], kind))
     bad = batch("c", "d", headers=pa.array([None, *headers], kind)[1:])
@@ -620,7 +637,7 @@ def test_topic_and_partition_columns_decide_where_rows_are_stored(bootstrap: str
 def test_batches_are_split_to_the_topics_maximum_message_size(
     shared_broker: oncelog.Broker, topic: str
 ) -> None:
-    """Batches are split to the topic's maximum size. The error for a larger row has its number."""
+    """The error for a row that alone exceeds the maximum has the number of the row."""
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic, max_message_bytes=10_000)
     sink = sink_of(bootstrap, topic)

@@ -57,7 +57,7 @@ def test_a_batch_that_failed_is_read_again_the_same(
     before = FailsOnce()
     with pytest.raises(Exception, match="the sink is down"):
         before.run(read_stream(spark, bootstrap, **options), checkpoint)
-    fill(bootstrap, topic, 40, 5)  # must not enlarge the repeated batch
+    fill(bootstrap, topic, 40, 5)  # the new records must not enlarge the repeated batch
     after = Collected()
     after.run(read_stream(spark, bootstrap, **options), checkpoint)
     assert before.offsets() == list(range(15))
@@ -188,7 +188,7 @@ def test_a_running_query_survives_a_broker_restart(spark: Any, checkpoint: str, 
 
 
 def _until(query: Any, is_done: Callable[[], bool]) -> None:
-    """Wait for the stream. Raise the error of a query that failed."""
+    """Wait until the condition is true. If the query fails, raise its error."""
     for _ in attempts(lambda: "the stream did not get there", 200):
         if is_done():
             return
