@@ -1,4 +1,4 @@
-"""Code that tests share: brokers, clients, topics, waits, and programs that tests kill."""
+"""Support code that tests share: brokers, clients, topics, waits, and programs that tests kill."""
 
 from pathlib import Path
 

@@ -84,7 +84,7 @@ class RawClient:
         """Wait for the next frame. Return True if the broker closes the connection instead."""
         return self.read_frame() is None
 
-    # --- requests most tests need
+    # --- requests that most tests need
 
     def create_topic(self, name: str, partitions: int = 1, **configs: object) -> Any:
         creatable = CreateTopicsRequest.CreatableTopic(
@@ -157,7 +157,7 @@ class RawClient:
 
 
 def split_batches(data: Any) -> list[bytes]:
-    """Return the whole batches in the records of a Fetch response."""
+    """Return the complete batches in the records of a Fetch response."""
     batches, position, raw = [], 0, bytes(data or b"")
     while position + 12 <= len(raw):
         size = 12 + struct.unpack_from(">i", raw, position + 8)[0]

@@ -21,10 +21,12 @@ from oncelog.wire.records import NewRecord
 from support.wait import attempts, rest
 
 Handler = Callable[[RequestHeader, Any], Any]
-"""Takes header and request. Returns a response, raw bytes to write, None for no response, or CUT."""
+"""A handler of one API. It takes the header and the request, and returns a response, raw bytes, None for no
+response, or CUT.
+"""
 
 CUT = object()
-"""Closes the connection instead of a response."""
+"""A handler returns this to close the connection instead of sending a response."""
 
 
 def api_versions(limits: dict[int, tuple[int, int]] | None = None) -> ApiVersionsResponse:
@@ -47,8 +49,9 @@ def metadata(
     leader_epoch: int = 0,
     host: str = "127.0.0.1",
 ) -> MetadataResponse:
-    """Return a Metadata response of one broker. `topics`: name -> partition count; `errors`: name -> error
-    code.
+    """Return a Metadata response of one broker.
+
+    `topics` has the number of partitions by topic name, `errors` has error codes by topic name.
     """
     rows = [
         MetadataResponse.MetadataResponseTopic(
@@ -80,7 +83,10 @@ def metadata(
 
 
 class ScriptedBroker:
-    """A broker that answers by the function under the API's name. ApiVersions and Metadata have defaults."""
+    """A broker that answers each request with the function in `handlers` under the API's name.
+
+    ApiVersions and Metadata have defaults.
+    """
 
     def __init__(self) -> None:
         self.port = 0

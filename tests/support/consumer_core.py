@@ -1,4 +1,4 @@
-"""A consumer's core, and responses for it, without I/O."""
+"""Make a consumer's core, and Fetch responses for it, without I/O."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Runs the code of a document from top to bottom and compares what it prints with what the document shows.
+"""Run the code of a document from top to bottom, and compare its output with the output that the document
+shows.
 
 A `python` block runs in one interpreter with all others of its document. A `text` block right behind it is
 what it must print. A `console` block holds commands, each behind `$ `, and their output. A block with
 `def test_` is run by pytest. Blocks of other languages (`sh`, `properties`) are shown, and not run.
 
 In the document the broker is at 127.0.0.1:9092 and files are in /tmp; in the test both are the test's own.
-Compared are words, not the widths of columns. `...` stands for any text, also over several lines. Producer
-ids and times differ from run to run, so any id and any time will do.
+The comparison ignores the widths of columns. `...` stands for any text, also over several lines. Producer ids
+and times differ from run to run, so any id and any time match.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Command(NamedTuple):
 
 
 def blocks_of(text: str) -> list[Block]:
-    """Return the blocks of a document in their order; a `text` block belongs to the one before it."""
+    """Return the blocks of a document in their order; a `text` block belongs to the code block before it."""
     matches = list(BLOCK.finditer(text))
     blocks = []
     for index, match in enumerate(matches):
@@ -102,7 +103,7 @@ class DocumentRun:
         self._environment = {**os.environ, **own, **environment}
 
     def run(self, path: Path, leave_out: str = "\0") -> int:
-        """Run every block that does not contain `leave_out`; return how many ran."""
+        """Run every block that does not contain `leave_out`; return the number of blocks that ran."""
         count = 0
         with self._interpreter() as interpreter:
             for block in blocks_of(path.read_text()):
@@ -157,7 +158,7 @@ class DocumentRun:
     def _run_console(self, block: Block, where: str) -> None:
         for command in commands_of(block.code):
             if not command.text.startswith(("oncelog ", "printf ", "cat ")) or command.text.endswith("&"):
-                continue  # another test runs the blocks that install or start something
+                continue  # skip blocks that install or start something; another test runs them
             ours = OURS.sub(f"{sys.executable} -m oncelog.cli.main ", self._here(command.text))
             done = subprocess.run(
                 ours, shell=True, env=self._environment, cwd=self._directory,

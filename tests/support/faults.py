@@ -41,8 +41,8 @@ def read_frame(sock: socket.socket) -> bytes | None:
 class ScriptedBroker:
     """A broker that records the base sequences of Produce requests and answers with increasing offsets.
 
-    `peers` are the (node id, host, port) that Metadata and similar responses name. If empty, they name this
-    broker.
+    `peers` has the (node id, host, port) of each broker in Metadata and similar responses. If it is empty,
+    they name only this broker.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A disk on which any call can fail, or end the process. Calls that only read are included."""
+"""A disk on which any call can fail or end the process, even a call that only reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 
 
 class Fault(Enum):
-    """The effect on a call. `LATE_EIO`: the call takes effect, and its sync fails."""
+    """The fault that a call meets. With `LATE_EIO` the call takes effect, but its sync fails."""
 
     KILL_BEFORE = "killed before"
     KILL_AFTER = "killed after"
@@ -33,9 +33,10 @@ _SYNCS = {"sync", "sync_directory"}
 
 
 class FaultyDisk:
-    """A disk that passes calls on to a MemoryDisk. The call `fail_in` calls ahead gets `fault`.
+    """A disk that passes calls on to a MemoryDisk. Call number `fail_in`, counted from 0 since `arm`, meets
+    `fault`.
 
-    With `is_lasting`, all later calls get the fault too. `calls` counts the calls that can fail. After a
+    With `is_lasting`, all later calls meet the fault too. `calls` counts the calls that can fail. After a
     kill, the disk rejects every call.
     """
 

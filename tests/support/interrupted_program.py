@@ -19,7 +19,7 @@ from oncelog import Consumer, TopicPartition
 
 
 class Armed:
-    """A handler of SIGINT and SIGALRM that raises KeyboardInterrupt while `is_on`."""
+    """A handler of SIGINT and SIGALRM that raises KeyboardInterrupt while `is_on` is True."""
 
     def __init__(self, seed: int) -> None:
         self.is_on = False
@@ -44,7 +44,7 @@ class Armed:
 
 
 def read(consumer: Consumer, how: str, armed: Armed, given: list[tuple[int, int]]) -> None:
-    """Read until an interrupt. Each record is appended or assigned at once, so no interrupt can lose one."""
+    """Read until an interrupt. Each record is stored in a single step, so no interrupt can lose one."""
     if how == "iterate":
         try:
             armed.fire_soon()

@@ -1,4 +1,6 @@
-"""Files of rows, the topic that they give, and a loader process that tests can kill."""
+"""Files of rows, the expected content of a topic after they are loaded, and a loader process that tests can
+kill.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ Content = dict[int, list[tuple[bytes | None, bytes | None]]]
 
 
 def write_csv(path: Path, first: int, count: int) -> Path:
-    """Write rows k,n: k is a key that repeats, and n a number that does not."""
+    """Write CSV rows with the columns k and n. Values of k repeat, values of n do not."""
     path.write_text("k,n\n" + "".join(f"key-{n % 17},{n}\n" for n in range(first, first + count)))
     return path
 
@@ -47,7 +49,7 @@ def expected(count: int) -> Content:
 
 
 def content(servers: str, topic: str) -> Content:
-    """Return the records that a read_committed consumer sees."""
+    """Return the records that a read_committed consumer sees, by partition."""
     by_partition: Content = {}
     for record in read(servers, topic):
         by_partition.setdefault(record.partition, []).append((record.key, record.value))

@@ -1,4 +1,4 @@
-"""Two producers that write while something happens to a broker, and checks of their topics afterwards."""
+"""Two producers that write while a test disturbs the broker, and checks of their topics afterwards."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ _QUICK = {"retry_backoff_ms": 10, "retry_backoff_max_ms": 100}
 
 
 class Load:
-    """An idempotent and a transactional producer, which write from `with` to `stop`.
+    """An idempotent and a transactional producer, which write from the begin of the `with` block until
+    `stop`.
 
-    `stored`: value -> (partition, offset) of acknowledged records. `committed`: numbers of the transactions
-    whose commit returned. Both only grow. `padding`: bytes added to each value. `pause_s`: pause of each
-    producer after every round.
+    `stored` has partition and offset of each acknowledged value. `committed` has the numbers of the
+    transactions whose commit returned. Both only grow. `padding` is the number of bytes added to each value.
+    `pause_s` is the pause of each producer after every round.
     """
 
     def __init__(self, servers: str, *, padding: int = 0, pause_s: float = 0) -> None:
@@ -70,7 +71,7 @@ class Load:
         assert not self.errors, self.errors
 
     def acknowledged(self) -> Acknowledged:
-        """Return a copy of what is acknowledged so far."""
+        """Return a copy of all acknowledgements so far: of records and of transactions."""
         return dict(self.stored), list(self.committed)
 
     def wait_for_progress(self, count: int = 5) -> None:
@@ -120,11 +121,12 @@ class Load:
     def check(self, servers: str | None = None, acked: Acknowledged | None = None) -> None:
         """Check that all that was acknowledged is stored once and whole, and that the audit finds nothing.
 
-        `acked` is what `acknowledged()` returned at some time; None: what is acknowledged now.
+        `acked` is an earlier result of `acknowledged()`. None stands for its present result.
         """
         servers = servers or self.servers
         stored, committed = acked or self.acknowledged()
-        # Read all ends at one moment: producers may be running, and would be read in part.
+        # Read all end offsets at one moment: producers may still be writing, and a transaction would be read
+        # in part.
         with Consumer({"bootstrap.servers": servers}) as consumer:
             topics = itertools.product((self.plain, self.pairs), range(PARTITIONS))
             tps = [TopicPartition(*each) for each in topics]
@@ -144,7 +146,7 @@ class Load:
         seen = Counter((each.partition, number_of(each.value)) for each in read_now(self.pairs))
         assert set(seen.values()) <= {1}, "a record of a transaction twice"
         numbers = {number for _, number in seen}
-        if not self._stopped.is_set():  # the newest transaction may not have all its markers yet
+        if not self._stopped.is_set():  # the newest transaction may still miss some markers
             numbers = {number for number in numbers if number <= max(committed, default=-1)}
             seen = Counter({each: count for each, count in seen.items() if each[1] in numbers})
         assert len(seen) == PARTITIONS * len(numbers), "a transaction in some partitions only"

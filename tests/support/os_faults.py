@@ -1,7 +1,7 @@
 """The real disk over operating system calls that can fail, and the files that a power loss leaves.
 
-The simulator's disk fails in whole calls of `Disk`. Here each system call below them can fail. A write may
-store a part of its data before it fails, and the call that removes this part may fail too.
+The simulator's disk fails in whole calls of `Disk`. Here each system call within such a call can fail. A
+write may store a part of its data before it fails, and the call that removes this part may fail too.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FaultyOs:
     def __init__(self) -> None:
         self.call_count = 0
         self.failed: list[tuple[str, str]] = []
-        """Name and path of each call that failed, for the text of a failed check."""
+        """Name and path of each system call that failed. A failed check prints them."""
         self._first = self._stop = 0
         self._error = errno.EIO
         self._names: set[str] = set()
@@ -65,7 +65,10 @@ class FaultyOs:
                 self._forget_removed()
 
     def arm(self, error: int, names: set[str], first: int, count: int, taken: float) -> None:
-        """Let `count` calls fail, beginning with the `first` next call. A write stores a part of its data."""
+        """Let `count` system calls fail, beginning with number `first` of the next ones.
+
+        A failing write stores a part of its data.
+        """
         self._error, self._names, self._taken = error, names, taken
         self._first = self.call_count + first
         self._stop = self._first + count
@@ -110,7 +113,7 @@ class FaultyOs:
         if part:
             os.pwrite(fd, bytes(data)[:part], position)
         if self._error == errno.ENOSPC and 0 < part < len(data):
-            return part  # as on a nearly full disk; the next call fails
+            return part  # a short write, as on a nearly full disk; the next call fails
         raise OSError(self._error, os.strerror(self._error))
 
     def pread(self, fd: int, size: int, position: int) -> bytes:

@@ -19,7 +19,7 @@ MAX_CALLS = 5_000
 class Fault:
     """An error that a call raises, and the state of the session after it.
 
-    `is_done`: the broker has carried out the request, and its response was lost.
+    With `is_done`, the broker has carried out the request, and only its response was lost.
     """
 
     def __init__(self, error: Exception, state: State | None = None, *, is_done: bool = False) -> None:
@@ -27,7 +27,8 @@ class Fault:
 
 
 class MemoryIO:
-    """Implements `LoopIO`. `visible` has the output that is committed, `committed` the group's offsets.
+    """Implements `LoopIO`. `visible` has the committed output records, `committed` the group's committed
+    offsets.
 
     `faults` has, for each method, the Fault (or None) of each call. `events` has coroutine functions, one for
     each poll, that act as a rebalance.

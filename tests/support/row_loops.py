@@ -1,4 +1,6 @@
-"""Loads the extension modules in C beside the Python functions that they replace, to compare the two."""
+"""Load the extension modules in C, so that tests can compare them with the Python functions that they
+replace.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from oncelog import compiled
 
 @functools.cache
 def c_module(name: str) -> Any:
-    """Return an extension module of this tree, also where ONCELOG_PURE_PYTHON is set.
+    """Return an extension module of this tree, even if ONCELOG_PURE_PYTHON is set.
 
     Skip the test if the module was not compiled from the present sources. `make setup` compiles it.
     """

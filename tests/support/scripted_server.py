@@ -1,4 +1,4 @@
-"""A server that reads requests of Kafka's protocol and answers what a test says."""
+"""A server that reads requests of Kafka's protocol. A function of the test makes the responses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from oncelog.wire.frames import RequestHeader, decode_request_header, encode_res
 from oncelog.wire.messages import ApiVersionsResponse
 
 Answer = Callable[[RequestHeader], bytes]
-"""Returns the bytes to write after a request; none for silence."""
+"""A function that returns the bytes to write after a request. Empty bytes send no response."""
 API_VERSIONS_KEY = 18
 
 
 def offers_all(header: RequestHeader) -> bytes:
-    """Answer ApiVersions as our broker does, and nothing else."""
+    """Answer ApiVersions as our broker does. Send no response to other requests."""
     if header.api_key != API_VERSIONS_KEY:
         return b""
     rows = [

@@ -1,4 +1,4 @@
-"""Limits drawn so small that a few records reach what a broker reaches with millions."""
+"""Draw limits so small that a few records reach limits that a broker reaches only with millions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from oncelog.limits import Limits
 
-# The records of the largest batch that these tests write: a segment must be able to hold them.
+# Number of records in the largest batch that these tests write. A segment must be able to hold that many.
 MAX_BATCH_RECORDS = 4
 
 

@@ -56,7 +56,7 @@ FULL_DIRECTORIES = {
 
 
 def needs(item: pytest.Item) -> str | None:
-    """Return what a test needs that the quick tier does not give, or None."""
+    """Return the need of a test that excludes it from the quick tier, or None."""
     directory = item.path.parent.name
     if directory in FULL_DIRECTORIES:
         return FULL_DIRECTORIES[directory]
@@ -127,11 +127,11 @@ def shuffle(items: list[pytest.Item], seed: int) -> None:
 
 
 COLLECTED = pytest.StashKey[list[pytest.Item]]()
-"""Every collected test, before the choice of a tier leaves any out."""
+"""Every collected test, before the choice of a tier drops any."""
 
 
 class Tiers:
-    """Sets the tiers, and stops a quick test that starts or requests what is not for its tier."""
+    """Sets the tiers, and fails a quick test that starts or requests something that its tier excludes."""
 
     def __init__(self) -> None:
         self._running: pytest.Item | None = None
@@ -149,7 +149,7 @@ class Tiers:
     def pytest_sessionfinish(self) -> None:
         subprocess.Popen.__init__ = self._start_process  # type: ignore[method-assign]
 
-    @pytest.hookimpl(tryfirst=True)  # before -m leaves tests out, and before fixtures are grouped
+    @pytest.hookimpl(tryfirst=True)  # run before -m leaves tests out, and before fixtures are grouped
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         set_tiers(items)
         config.stash[COLLECTED] = list(items)

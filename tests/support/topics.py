@@ -28,7 +28,7 @@ def producer_of(servers: str, **settings: Any) -> Producer:
 
 
 def read(servers: str, topic: str) -> list[Record]:
-    """Return every committed record of the topic, by partition and offset."""
+    """Return every committed record of the topic, ordered by partition and offset."""
     with Consumer({"bootstrap.servers": servers}) as consumer:
         tps = [TopicPartition(topic, part.partition) for part in consumer.partitions_for(topic)]
         wait_for_markers(servers, tps, consumer)
@@ -68,7 +68,7 @@ def _are_begun(admin: Admin, tps: list[TopicPartition]) -> bool:
 
 
 def values(servers: str, topic: str) -> list[bytes | None]:
-    """Return every committed value of the topic, by partition and offset."""
+    """Return every committed value of the topic, ordered by partition and offset."""
     return [record.value for record in read(servers, topic)]
 
 

@@ -18,8 +18,8 @@ from oncelog.trial.spark_checkpoint import read_checkpoint
 class StandInDriver:
     """Copies SOURCE to TARGET in micro-batches, as a subclass decides.
 
-    `remembers`: a micro-batch that was written before is not written again. `ends_with`: the driver ends with
-    this instead of copying.
+    If `remembers` is True, a micro-batch that was written before is not written again. If `ends_with` is an
+    error, the driver raises it instead of copying.
     """
 
     remembers = True

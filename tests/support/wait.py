@@ -1,7 +1,7 @@
 """The only functions in which a test sleeps or reads a clock; tests/test_tidy.py checks that.
 
-A test waits for a condition, with a limit that only a fault of the product reaches. `pause` decides nothing:
-what a test asserts must hold for any length of it.
+A test waits for a condition, with a limit that only a fault of the product reaches. No result may depend on
+`pause`: the asserts of a test must hold for any length of it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def pause(seconds: float) -> None:
 
 
 async def rest(seconds: float) -> None:
-    """Do as `pause`, in an event loop: timers of one loop keep their order, however late they are."""
+    """Pause as `pause` does, within an event loop.
+
+    Timers of one loop keep their order, however late they fire.
+    """
     await asyncio.sleep(seconds)
 
 
@@ -77,7 +80,7 @@ def clock_ms() -> float:
 
 
 async def hang(*_: object) -> None:
-    """Never return, unless cancelled."""
+    """Wait forever, unless cancelled."""
     await asyncio.get_running_loop().create_future()
 
 
@@ -93,7 +96,7 @@ def set_wall_clock(clock: Clock, by_ms: int) -> None:
     """Set the wall clock of a broker in this process forward or back."""
     wall_ns = clock._wall_ns
     clock._wall_ns = lambda: wall_ns() + by_ms * 1_000_000
-    clock.now_ms()  # lets the broker's clock follow at once
+    clock.now_ms()  # the broker's clock follows at its next tick, which this runs
 
 
 def pass_time(broker: Broker, ms: int) -> None:
@@ -110,7 +113,7 @@ def pass_time(broker: Broker, ms: int) -> None:
         running.server._sweep()
 
     async def go_on() -> None:
-        sweep()  # records the activity of connections so far, before the time changes
+        sweep()  # this records the activity of connections before the time changes
         monotonic_ns = running.clock._monotonic_ns
         running.clock._monotonic_ns = lambda: monotonic_ns() + ms * 1_000_000
         set_wall_clock(running.clock, ms)
@@ -121,9 +124,11 @@ def pass_time(broker: Broker, ms: int) -> None:
 
 
 class JumpingClock:
-    """A clock that can jump forward, for the clients and brokers that this process makes from now on.
+    """A clock that can jump forward, for the clients and brokers that this process makes after it is
+    installed.
 
-    Their timers jump with it. Call `jump` only when it would not let another operation time out.
+    Timers of these clients and brokers jump with the clock. Call `jump` only when no other operation would
+    time out by that.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +142,7 @@ class JumpingClock:
         monkeypatch.setattr("oncelog.runtime.loop_thread.new_event_loop", self._new_event_loop)
 
     def _new_event_loop(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.SelectorEventLoop()  # uvloop's time cannot be set
+        loop = asyncio.SelectorEventLoop()  # the time of a uvloop loop cannot be set
         loop.time = lambda: (time.monotonic_ns() + self._ahead_ns) / 1e9  # type: ignore[method-assign]
         self._loops.add(loop)
         return loop
@@ -145,7 +150,7 @@ class JumpingClock:
     def jump(self, seconds: float) -> None:
         self._ahead_ns += round(seconds * 1e9)
         for loop in list(self._loops):
-            with suppress(RuntimeError):  # the loop is closed
+            with suppress(RuntimeError):  # the loop is already closed
                 loop.call_soon_threadsafe(lambda: None)
 
     def outcome_of(self, call: Callable[[], T], step_s: float) -> T:
@@ -164,7 +169,7 @@ class JumpingClock:
 
 
 class HeldTimers:
-    """The timers that a module sets on its event loop. The test fires them with `fire`."""
+    """Captures the timers that a module sets on its event loop, until the test runs them with `fire`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
         self.delays_s: list[float] = []
@@ -175,7 +180,7 @@ class HeldTimers:
         return getattr(asyncio, name)
 
     def get_running_loop(self) -> Any:
-        """Return the running loop with another `call_later`."""
+        """Return the running loop with a `call_later` that captures timers."""
         call_soon = asyncio.get_running_loop().call_soon
         return SimpleNamespace(call_later=self._call_later, call_soon=call_soon)
 

@@ -42,7 +42,7 @@ _SMALL_TIME_MS = 86_400_000
 
 
 def random_value(rng: random.Random, field: Field, cls: type[Any], version: int, plain: bool) -> Any:
-    """Return a random value for a field of the version. `plain`: only values that kio accepts."""
+    """Return a random value for a field of the version. With `plain`, return only values that kio accepts."""
     if field.is_nullable(version) and rng.random() < 0.25:
         return None
     if field.is_array:

@@ -20,13 +20,13 @@ from support import TESTS
 from support.broker import RawClient
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "oncelog"
-"""Cache of what these tests build or fetch, outside of the checkout."""
+"""Directory outside the checkout for the programs that these tests build or download."""
 
 INTEROP = TESTS / "interop"
 COUNT = 2_000
 
 Command = Callable[..., list[str]]
-"""Takes (bootstrap servers, mode, *arguments). Returns the command line of a client."""
+"""A function that takes (bootstrap servers, mode, *arguments) and returns the command line of a client."""
 
 
 def run(command: list[str], cwd: Path | None = None) -> list[str]:
@@ -37,7 +37,7 @@ def run(command: list[str], cwd: Path | None = None) -> list[str]:
 
 
 def prepare(command: list[str], what: str, cwd: Path, **environment: str) -> None:
-    """Fetch or build something. If that is impossible, skip the test with the reason."""
+    """Download or build a program. If that is impossible, skip the test with the reason."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=300, cwd=cwd, env={**os.environ, **environment}
@@ -54,7 +54,7 @@ def state_of(*files: Path) -> str:
 
 
 def compiled_java(program: str, class_path: str, *options: str) -> Command:
-    """Compile tests/interop/java/PROGRAM.java, once per state of its source."""
+    """Compile tests/interop/java/PROGRAM.java, once for each state of its source."""
     if not shutil.which("javac"):
         pytest.skip("programs of the Java client are compiled, which needs a JDK, not only Java")
     source = INTEROP / "java" / f"{program}.java"

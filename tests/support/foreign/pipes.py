@@ -115,7 +115,7 @@ def broker_killed_at_every_step(
         fill(broker.bootstrap_servers, count)
 
         def kill(event: WireEvent) -> None:
-            if event.fate is Fate.CUT:  # in the proxy's thread, so that no message passes at the same time
+            if event.fate is Fate.CUT:  # kill in the proxy's thread, so that no message passes meanwhile
                 broker.kill()
                 broker.start()
 

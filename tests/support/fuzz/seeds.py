@@ -26,7 +26,7 @@ from support.log.partitions import NOW_MS, batch, config, marker, open_partition
 
 
 def seeds(name: str) -> list[bytes]:
-    """Return valid inputs of each target, for the search to damage."""
+    """Return valid inputs of each target. The search damages them."""
     return _SEEDS[name]() if name in _SEEDS else [b"", bytes(range(64))]
 
 

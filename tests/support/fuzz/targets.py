@@ -1,7 +1,8 @@
 """Fuzz targets: one function for each place where bytes from outside are read.
 
-Each target returns for any input. An exception that no caller expects is a finding. `tools/fuzz.py` searches
-for such inputs, guided by coverage. `tests/fuzz` runs the inputs in `tests/fuzz/corpus` and those of `seeds`.
+Each target returns for any input. An exception that no caller in the product expects is a finding.
+`tools/fuzz.py` searches for such inputs, guided by coverage. `tests/fuzz` runs the inputs in
+`tests/fuzz/corpus` and those of `seeds`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ Target = Callable[[bytes], None]
 def requests(data: bytes) -> None:
     """Check that a broker answers or rejects each request of a conversation.
 
-    The input is a sequence of requests, each behind its API, version and size.
+    The input is a sequence of requests, each with its API, version and size in front.
     """
     disk = MemoryDisk()
     node = open_node(disk)
@@ -101,7 +102,10 @@ def ask(node: BrokerState, frame: memoryview, now_ms: int) -> None:
 
 
 def _asks_for_much(message: Any) -> bool:
-    """Limit new partitions. The broker creates up to 100,000, which takes longer than a search has."""
+    """Return True for a request for more than 20 partitions.
+
+    The broker creates up to 100,000, which would slow the search down.
+    """
     counts = [getattr(topic, "num_partitions", 0) for topic in getattr(message, "topics", None) or ()]
     counts += [getattr(topic, "count", 0) for topic in getattr(message, "topics", None) or ()]
     return max(counts, default=0) > 20
@@ -161,7 +165,9 @@ def answers(data: bytes) -> None:
 
 
 def records(data: bytes) -> None:
-    """Check that decoding a batch to rows and to columns gives the same, or that both raise an error."""
+    """Check that decoding a batch to rows and to columns gives the same records, or that both raise an
+    error.
+    """
     raw = sound_batch(data)
     try:
         rows = decode_records(raw, max_bytes=MAX_BATCH_BYTES)
@@ -180,7 +186,7 @@ def records(data: bytes) -> None:
 
 
 def sound_batch(data: bytes) -> bytes:
-    """Return the bytes as a batch with the right length and checksum, so that the target reads the rest of
+    """Return the bytes as a batch with a correct length and checksum, so that the target reads the rest of
     it.
     """
     raw = bytearray(data)
@@ -244,7 +250,7 @@ def directory(data: bytes) -> None:
 
 
 def _is_readable(partition: Partition) -> bool:
-    """Return False if damage shows: as a typed error, a wrong checksum, or an offset gap for a reader."""
+    """Return False if a reader notices damage: by a typed error, a wrong checksum or a gap in the offsets."""
     offset = partition.log_start_offset
     while offset < partition.log_end_offset:
         try:
@@ -262,7 +268,7 @@ def _is_readable(partition: Partition) -> bool:
 
 
 def dumped(data: bytes) -> None:
-    """Check that `oncelog dump` of a damaged file gives rows, and at most a StorageError."""
+    """Check that `oncelog dump` of a damaged file gives rows, and raises no error except StorageError."""
     disk = MemoryDisk()
     name = FILES[data[0] % len(FILES)] if data else FILES[0]
     disk.replace(name, data[1:])

@@ -60,7 +60,7 @@ class Reader:
         try:
             self.consumer.commit()
         except (IllegalGeneration, RebalanceInProgress, UnknownMemberId):
-            if not self._stop.is_set():  # it may close during a rebalance, and then its partitions are lost
+            if not self._stop.is_set():  # a stopped member may close during a rebalance and lose partitions
                 raise
 
     def _run(self) -> None:
@@ -140,7 +140,7 @@ def idle_member_is_left_behind(servers: str, member_with: Callable[..., Consumer
 def static_member_comes_back(servers: str, member_named: Callable[[str], Consumer]) -> None:
     """Check that a static member gets its partitions back, and that the others get no notification.
 
-    `member_named` makes a member by its group.instance.id.
+    `member_named` makes a member with the given group.instance.id.
     """
     topic = new_topic(servers, 2)
     other = Reader(member_named("other"), topic)

@@ -30,7 +30,7 @@ _CALM = (GroupState.EMPTY, GroupState.STABLE)
 
 
 class GroupNode:
-    """A node whose clock only `pass_time` moves."""
+    """A node with a clock that only `pass_time` moves."""
 
     def __init__(self, **settings: Any) -> None:
         small = {
@@ -84,7 +84,8 @@ class GroupNode:
     def state(self) -> dict[str, Any]:
         """Return the coordinator's state that its topic must contain.
 
-        A classic group between two generations is left out, because its record describes the last generation.
+        A classic group between two generations is left out, because its record describes the previous
+        generation.
         """
         groups = self.node.groups
         classic = {

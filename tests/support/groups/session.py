@@ -150,9 +150,9 @@ class Coordinator:
 
 
 class Member:
-    """A session that is driven as the consumer drives it.
+    """A member's session, used as a consumer uses it.
 
-    `notifications`: each rebalance notification, with the number of commits before it.
+    `notifications` has each rebalance notification, with the number of commits before it.
     """
 
     def __init__(self, coordinator: Coordinator, protocol: str, **settings: Any) -> None:
@@ -170,7 +170,9 @@ class Member:
         self.notifications: list[tuple[Change, list[int], int]] = []
 
     async def step(self, seconds: float = 0.0) -> bool:
-        """Run one `advance`, and record a notification; return True if partitions may be read."""
+        """Run one `advance`, and record a notification if it returns one; return True if partitions may be
+        read.
+        """
         self.activity.enter()
         try:
             result = await self.session.advance(self.coordinator.now_ms() + seconds * 1000)

@@ -1,8 +1,8 @@
-"""A wait until group coordinators know new topics.
+"""Wait until group coordinators know new topics.
 
 Apache Kafka informs its group coordinators of a new topic after the partitions have started to serve fetches.
-Each partition of `__consumer_offsets` has a coordinator, which learns it separately. A test that needs
-partitions from a group at once waits here first.
+Each partition of `__consumer_offsets` has a coordinator, which learns of the topic separately. A test that
+needs partitions from a group at once waits here first.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Client(threading.Thread):
         raise NotImplementedError
 
     def clean_up(self) -> None:
-        """Do nothing. Subclasses end what they left open."""
+        """Do nothing. Subclasses end the transactions that they left open."""
 
     def note(
         self,
@@ -73,7 +73,7 @@ class Transactor(Client):
         self.sent: list[tuple[int, str, int, bytes, Future[Any]]] = []
 
     def new_producer(self) -> Producer:
-        """Return an initialized producer, which fences the one before. Retry for at most PATIENCE_S."""
+        """Return an initialized producer, which fences the previous one. Retry for at most PATIENCE_S."""
         self.incarnation += 1
         producer = Producer(
             {"bootstrap.servers": self.load.servers, "transactional.id": f"{self.load.run}-{self.name}"},
@@ -119,7 +119,7 @@ class Transactor(Client):
     def commit(self, producer: Producer) -> bool:
         """Return True if the transaction is committed, False if it is aborted.
 
-        Raise OncelogError if the outcome is unknown. The producer cannot be used after that.
+        Raise OncelogError if the outcome is unknown; then the producer must be replaced.
         """
         while True:
             begin = time.monotonic_ns()
@@ -212,7 +212,7 @@ class Writer(Transactor):
         try:
             self.abort(producer)
         except MisuseError:
-            pass  # the block has aborted the transaction
+            pass  # `transaction()` has already aborted it
         except OncelogError:
             outcome = Outcome.UNKNOWN
             raise

@@ -53,8 +53,8 @@ def network_faults() -> list[Rule]:
 class Load:
     """The topics, clients and stop signals of one run.
 
-    `shared`: all writers use all partitions; otherwise each has one. `isolation`: the readers' isolation
-    level.
+    With `shared`, all writers use all partitions; otherwise each writer has one. `isolation` is the readers'
+    isolation level.
     """
 
     servers: str
@@ -77,7 +77,7 @@ class Load:
     def work(self, disturb: Callable[[float], None], seconds: float) -> None:
         """Run all clients while `disturb(seconds)` injects faults, then stop the writers.
 
-        On a slow machine, continue until enough transactions have ended for the history to be worth a check.
+        On a slow machine, continue until enough transactions have ended for a meaningful check.
         """
         self.clients = [
             *(Writer(self, f"w{number}", number) for number in range(self.writers)),
@@ -129,7 +129,8 @@ class Load:
             for _ in attempts(lambda: f"the copiers are at {committed} of {ends}", PATIENCE_S):
                 offsets = consumer.committed(partitions)
                 committed.update({tp: entry.offset if entry else 0 for tp, entry in offsets.items()})
-                # Markers after the last record have no effect on committed offsets.
+                # Only markers may lie between a committed offset and the end, because markers do not move
+                # committed offsets.
                 if all(
                     _is_empty_range(consumer, partition, committed[partition], ends[partition])
                     for partition in partitions

@@ -26,7 +26,7 @@ _CHILDREN = [sys.executable, programs.__file__]
 
 
 class Child:
-    """A process of `support.kill.programs`."""
+    """A process that runs one of the programs of `support.kill.programs`."""
 
     def __init__(self, log_file: Path, *arguments: str) -> None:
         self.arguments, self.log_file = arguments, log_file
@@ -38,7 +38,7 @@ class Child:
             self._process = subprocess.Popen([*_CHILDREN, *self.arguments], stderr=log)
 
     def kill(self) -> None:
-        """Kill the process by SIGKILL, if it runs."""
+        """Kill the process by SIGKILL if it is running."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -49,7 +49,7 @@ class Child:
         self.start()
 
     def start_if_dead(self) -> None:
-        """Start the process if it does not run."""
+        """Start the process if it is not running."""
         if self._process is None:
             self.start()
         elif self._process.poll() is not None:
@@ -91,8 +91,8 @@ class CopyUnderKills:
     """The processes, and a topic of numbers that the copier copies. A context manager.
 
     The copier reaches the broker through `proxy`. `fed` counts the numbers in the source topic. `ended`
-    counts the successful responses to EndTxn that the copier got. `program` is the copier's program, and what
-    follows its four arguments.
+    counts the successful responses to EndTxn that the copier got. `program` has the name of the copier's
+    program, and any arguments after its first four.
     """
 
     def __init__(self, directory: Path, program: Sequence[str] = ("copier",), **settings: object) -> None:
@@ -140,7 +140,7 @@ class CopyUnderKills:
     # Stopping at a step
 
     def reach(self, api: str, side: str) -> None:
-        """Let transactions run until a message of the step is held in the proxy."""
+        """Let transactions run until the proxy holds a message of the step."""
         mark = self.hold(api, side)
         if api in STARTING:
             self.copier.restart()
@@ -167,12 +167,12 @@ class CopyUnderKills:
         self.wait(lambda: self.proxy.wait_until(is_held, 0.5), "a message of that step")
 
     def kill(self, *victims: str) -> None:
-        """Kill these by SIGKILL: broker, copier, reader."""
+        """Kill the named processes (broker, copier, reader) by SIGKILL."""
         for victim in victims:
             getattr(self, victim).kill()
 
     def revive(self) -> None:
-        """Start each process that does not run."""
+        """Start each process that is not running."""
         if not self.broker.is_alive():
             self.broker.revive()
         self.copier.start_if_dead()
@@ -210,7 +210,7 @@ class CopyUnderKills:
         self.wait(lambda: self.ended >= target, f"{count} transactions")
 
     def wait_copied(self, count: int | None = None, group: str = "copier") -> None:
-        """Wait until `count` numbers (None: all) are copied and their offsets committed."""
+        """Wait until `count` numbers are copied and their offsets committed. None waits for all."""
         target = self.fed if count is None else count
         self.wait(lambda: self.committed(group) >= target, f"{target} copied numbers")
 
@@ -219,7 +219,7 @@ class CopyUnderKills:
     def check(self) -> None:
         """Wait until all numbers are copied, then compare the target topic.
 
-        It must equal the target of a copier without faults, and what the reader got.
+        It must equal the target of a copier without faults, and the records that the reader got.
         """
         self.wait_copied()
         copied = self._values(self.target)
@@ -241,7 +241,7 @@ class CopyUnderKills:
         }
 
     def _seen(self) -> dict[tuple[int, int], bytes]:
-        """Return what the reader got, and check that no offset ever had two values."""
+        """Return the records that the reader got. Check that no offset ever had two values."""
         values: dict[tuple[int, int], bytes] = {}
         for line in self.seen.read_bytes().splitlines():
             partition, offset, value = line.split(b" ", 2)

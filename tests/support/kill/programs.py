@@ -41,12 +41,12 @@ def copier(servers: str, group: str, source: str, target: str) -> None:
             except OncelogError as error:
                 print(f"aborted: {error!r}", file=sys.stderr, flush=True)
                 if getattr(error, "reaction", None) == "fatal":
-                    raise  # each later transaction would fail, too, so a new process must continue
+                    raise  # end: later transactions would fail too, so a new process must continue
                 consumer.seek_to_committed()
 
 
 def loop(servers: str, group: str, source: str, target: str, protocol: str) -> None:
-    """Do what `copier` does, with the loop that the library owns."""
+    """Copy as `copier` does, with the library's loop `oncelog.process`."""
 
     def transform(record: Record) -> Iterator[ProducerRecord]:
         yield ProducerRecord(target, b"debit " + (record.value or b""), partition=0)
@@ -93,9 +93,9 @@ def reader(servers: str, group: str, topic: str, seen: str) -> None:
 def broker(plan: str, *arguments: str) -> None:
     """Run `oncelog serve`, which kills itself at the step that the next word of the file `plan` names.
 
-    A number N: N markers of a transaction are written, and the next is due. `complete`: all markers are
-    written, but not the record that completes the transaction. A word is removed from the file before the
-    kill.
+    With a number N, the broker dies when N markers of a transaction are written. With `complete`, it dies
+    when all markers are written, but not the record that completes the transaction. A word is removed from
+    the file before the kill.
     """
     from oncelog.broker.coordinators import transactions
     from oncelog.broker.coordinators.markers import MarkerWriter

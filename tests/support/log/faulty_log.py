@@ -156,7 +156,7 @@ class LogUnderFaults:
         return self._uuids.to_bytes(16, "big")
 
     def arm(self, within: int, counts: list[int]) -> None:
-        """Let calls fail with one kind of error, from one of the next `within` calls on."""
+        """Let system calls fail with one kind of error, beginning with one of the next `within` calls."""
         error = self.rng.choice(list(CALLS_THAT_FAIL))
         names = CALLS_THAT_FAIL[error]
         if error == errno.EIO and self.rng.random() < 0.3:
@@ -173,7 +173,7 @@ class LogUnderFaults:
                 call = background.step()
                 if call is None:
                     continue
-                with suppress(Exception):  # the next step of its task gets the error
+                with suppress(Exception):  # the next step of the call's task raises the error
                     call()
 
     def _recording_errors(self) -> _ErrorRecorder:
@@ -314,7 +314,7 @@ class LogUnderFaults:
 
 
 class _ErrorRecorder:
-    """A context manager that records storage errors as events. All other exceptions pass."""
+    """A context manager that records storage errors as events, and lets all other exceptions pass."""
 
     def __init__(self, events: list[str]) -> None:
         self._events = events
@@ -361,7 +361,9 @@ class _Comparison:
         self._compare_producers()
 
     def _settle_lost_below_start(self) -> None:
-        """Copy the partition's state of transactions whose unsynced records were deleted. Any may be lost."""
+        """Take over the partition's state of transactions whose unsynced records were deleted, because any of
+        it may be lost.
+        """
         records = self._model.records
         for offset in range(self._model.durable, self._start):
             record = records[offset]

@@ -1,4 +1,7 @@
-"""A log as a plain list of batches, from which follows what readers see and what producers have stored."""
+"""A model of a log: a plain list of batches.
+
+The records that readers see and the producers' state follow from it.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ class LogModel:
         self.batches = [batch for batch in self.batches if batch.end_offset <= end]
 
     def producers(self) -> dict[int, KnownProducer]:
-        """Return the producer state that all batches give, including those deleted or compacted since."""
+        """Return the producer state that follows from all batches, including deleted and compacted ones."""
         known: dict[int, KnownProducer] = {}
         for batch in self.batches:
             if batch.pid is None:
@@ -181,14 +184,17 @@ def stored_batches(data: bytes | memoryview) -> Iterator[Stored]:
 
 
 def read_rows(partition: Partition, offset: int, isolation: Isolation, max_bytes: int = 1 << 20) -> list[Row]:
-    """Return what a consumer of the isolation level gets from `offset` on, by many small fetches."""
+    """Return the records that a consumer of this isolation level gets from `offset` onwards.
+
+    The reads are many small fetches.
+    """
     rows: list[Row] = []
     is_committed_only = isolation is Isolation.READ_COMMITTED
     upper = partition.last_stable_offset if is_committed_only else partition.high_watermark
     while offset < upper:
         found = partition.read(offset, max_bytes, upper_offset=upper)
         if not found.records:
-            # Compaction, or a power loss on a compacted topic, left no record below `upper`.
+            # The loop ends here: after compaction or a power loss, no more records may be left below `upper`.
             behind = partition.read(offset, 1)
             assert read_header(behind.records).base_offset >= upper, f"nothing can be read at offset {offset}"
             break
@@ -206,7 +212,7 @@ def read_rows(partition: Partition, offset: int, isolation: Isolation, max_bytes
 
 
 def read_stored(partition: Partition) -> list[Stored]:
-    """Return every stored batch in order, whether visible or not."""
+    """Return every stored batch in order, even if readers do not see it."""
     found: list[Stored] = []
     offset = partition.log_start_offset
     while offset < partition.log_end_offset:

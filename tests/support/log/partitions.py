@@ -28,7 +28,7 @@ def config(expiration_ms: int = 86_400_000, *, limits: Limits | None = None, **s
 
 
 def limit(partition: Partition, **limits: Any) -> None:
-    """Replace limits of an open partition."""
+    """Replace some limits of an open partition."""
     partition.reconfigure(replace(partition.config, limits=Limits(**limits)))
 
 
@@ -54,7 +54,10 @@ def batch(
     timestamp_ms: int = NOW_MS,
     **how: Any,
 ) -> memoryview:
-    """Return a batch as a client sends it. With `sequence` it is idempotent, of producer id 7 by default."""
+    """Return a batch as a client sends it.
+
+    With a `sequence` it is idempotent; its producer id is then 7 by default.
+    """
     if sequence is not None:
         pid = 7 if pid is None else pid
         how |= {"producer_id": pid, "producer_epoch": epoch, "base_sequence": sequence}

@@ -6,7 +6,7 @@ recreation of the topic. Kills, power losses and failed syncs come between two o
 test runs background work step by step, and the process may die during a step. `LogModel` gives the expected
 records and producer states.
 
-docs/internals/limits.md lists bugs that were planted to see this test fail.
+docs/internals/limits.md lists bugs that were planted to check that this test fails.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ T = TypeVar("T")
 
 
 class NewBatch(NamedTuple):
-    """A batch to produce. `pid` 0: not idempotent. `hours`: age, or None for no timestamp.
+    """A batch to produce. With `pid` 0 it is not idempotent. `hours` is the age of its records; None omits
+    the timestamp.
 
     `how` is "commit", "abort" or "fence" to end the producer's open transaction first, if there is one.
     """
@@ -93,7 +94,7 @@ class ProcessEnded(Exception):
 
 
 def has_run_long(machine: LogMachine) -> bool:
-    """Return True if the process has run operations enough for its end to be worth a test."""
+    """Return True if the process has run enough operations since its start for its end to be worth a test."""
     return machine.operations >= 4
 
 
@@ -112,8 +113,9 @@ def may_end_process(operation: Callable[..., None]) -> Callable[..., None]:
 class LogMachine(RuleBasedStateMachine):
     """One partition and its model.
 
-    `durable_end`: a power loss keeps all below it. `start_after_kill` and `start_after_power_loss`: the
-    lowest log start offset after each. `may_be_compacted`: compaction may have removed records below it.
+    A power loss keeps everything below `durable_end`. `start_after_kill` and `start_after_power_loss` are the
+    lowest log start offsets possible after each. Compaction may have removed records below
+    `may_be_compacted`.
     """
 
     @initialize(
@@ -164,10 +166,13 @@ class LogMachine(RuleBasedStateMachine):
     def open_partition(self) -> None:
         topic_id = self.incarnation.to_bytes(16, "big")
         self.partition = self.manager.open_partition(TP, self.config(), topic_id, self.now_ms)
-        self.disk.sync_directory()  # as the creation of a topic does
+        self.disk.sync_directory()  # sync the directory, as the creation of a topic does
 
     def do(self, call: Callable[[], T], pending: Written | None = None) -> T:
-        """Run an operation during which the process may die. `pending`: the batch that it writes."""
+        """Run an operation during which the process may die.
+
+        `pending` is the batch that the operation writes.
+        """
         try:
             return call()
         except SimulatedCrash:
@@ -215,13 +220,13 @@ class LogMachine(RuleBasedStateMachine):
             assert end >= self.seen_end, "a reader saw what a power loss took"
         model.cut(end)
         if model.end < end or (is_power_loss and start == end > self.durable_end):
-            # All records were deleted, and then the end of the log was lost: there is nothing to compare.
+            # Nothing is left to compare: all records were deleted, and then the end of the log was lost.
             assert is_power_loss and start == end
             self.recreate()
             return
         model.start = start
         is_unsure = any(self.durable_end <= batch.base_offset < start for batch in model.batches)
-        # Call has_holes even if `is_unsure`: it removes from the model what is lost in a gap.
+        # Call has_holes even if `is_unsure`: it removes the records that are lost in a gap from the model.
         if is_power_loss and ((self.is_compacted and self.has_holes()) or is_unsure):
             # Some records were deleted before they were synced, or lost in a gap. The remaining snapshots
             # decide whose producer state is restored.
@@ -229,7 +234,8 @@ class LogMachine(RuleBasedStateMachine):
             self.recreate()
             return
         if partition.recovery_point > start:
-            # Else the end equals the log start, and records deleted before a sync are not durable.
+            # Otherwise the log end equals the log start, and records that were deleted before a sync are not
+            # durable.
             self.durable_end = max(self.durable_end, partition.recovery_point)
         self.seen_end = min(self.seen_end, end)
         self.may_be_compacted = min(self.may_be_compacted, end)
@@ -238,7 +244,10 @@ class LogMachine(RuleBasedStateMachine):
         self.check_views()
 
     def has_holes(self) -> bool:
-        """Treat a segment's lost end as a gap, as recovery and Apache Kafka do on a compacted topic."""
+        """Treat the lost end of a segment as a gap, as recovery and Apache Kafka do on a compacted topic.
+
+        Return True if there is one.
+        """
         stored = {batch.header.base_offset for batch in read_stored(self.partition)}
         sure, start = max(self.durable_end, self.may_be_compacted), self.partition.log_start_offset
         before = self.model.batches
@@ -301,7 +310,7 @@ class LogMachine(RuleBasedStateMachine):
         self.append(marker, written, Origin.COORDINATOR)
 
     def must_know(self, pid: int) -> bool:
-        """Return True if the producer cannot have expired."""
+        """Return True if the producer cannot have expired, so that the partition must know it."""
         known = self.model.producers()[pid]
         return known.open_offset is not None or self.now_ms - known.append_ms < EXPIRATION_MS
 
@@ -343,7 +352,8 @@ class LogMachine(RuleBasedStateMachine):
         assert self.partition.recovery_point == end
         self.durable_end = end
         if self.manager._is_compacting:
-            # The current round reads the recovery point when it reaches the partition.
+            # The running round of compaction reads the recovery point only when it reaches the partition, so
+            # it may compact up to `end`.
             self.note_tombstones()
             self.may_be_compacted = max(self.may_be_compacted, end)
 
@@ -398,7 +408,8 @@ class LogMachine(RuleBasedStateMachine):
 
         The segment's file shows which batches compaction left.
         """
-        # During an unfinished swap, the new file already has the old segment's name.
+        # The name may belong to a new file: during an unfinished swap, that already has the old segment's
+        # name.
         data = memoryview(segment.file.pread(segment.size_bytes, 0))
         left = {header.base_offset for _, header in iter_batches(data)}
         timed = [batch.timestamp_ms for batch in self.model.batches if batch.base_offset in left]
@@ -462,13 +473,13 @@ class LogMachine(RuleBasedStateMachine):
                 self.call = self.do(self.manager.background.step)
 
     def run_job(self) -> None:
-        """End the blocking call that a thread has begun."""
+        """Finish the blocking call that a thread has begun."""
         call, self.call = self.call, None
         if call is not None:
             self.do(lambda: self.attempt(call))
 
     def attempt(self, call: BlockingCall) -> None:
-        with suppress(Exception):  # the next step of its task gets the error
+        with suppress(Exception):  # the next step of the call's task raises the error
             call()
 
     def finish_chores(self) -> None:
@@ -530,7 +541,10 @@ class LogMachine(RuleBasedStateMachine):
         assert self.partition.recovery_warnings == []
 
     def stop(self, limits: Limits) -> None:
-        """Stop cleanly and start. `limits`: those of the next process; `disk`: the disk that it finds."""
+        """Stop cleanly and start.
+
+        `limits` are those of the next process, `disk` is the disk that it finds.
+        """
         end = self.model.end
         if self.call is not None:
             self.run_job()

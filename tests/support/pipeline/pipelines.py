@@ -30,8 +30,8 @@ _MINUTE_S = 60
 class Case:
     """A pipeline with its settings, its input records (key, value), and their expected results.
 
-    `result` gets the servers, the target topic and the directory. A table is compared with the source, so
-    `is_table` gives it the source topic.
+    The function `result` reads the results. It gets the servers, the target topic and the directory. If
+    `is_table` is True it gets the source topic instead, because a table is compared with its source.
     """
 
     name: str
@@ -70,7 +70,8 @@ def _at(second: int) -> str:
 def _sales() -> Iterator[tuple[bytes, Any]]:
     for n in range(COUNT):
         yield b"", {"at": _at(20 * n), "country": "SE" if n % 3 else "FR", "cents": n}
-    yield b"", {"at": _at(20 * 3600), "country": "end", "cents": 0}  # moves the watermark past all others
+    # this record moves the watermark past all others
+    yield b"", {"at": _at(20 * 3600), "country": "end", "cents": 0}
 
 
 def _minutes() -> list[Any]:
@@ -229,11 +230,11 @@ class Supervised:
         wait_until(holds, PATIENCE_S)
 
     def wait_for_batch(self, batch_id: int, *, run: int = 1) -> None:
-        """Wait until this run, or a later one, has finished this batch or a later one."""
+        """Wait until run number `run` or a later run has finished this batch or a later one."""
         self.wait_for(lambda now: now.get("runs", 0) >= run and batch_of(now) >= batch_id)
 
     def wait_for_rest(self) -> None:
-        """Wait until everything is read, and no batch is running."""
+        """Wait until the query has read everything and no batch is running."""
         self.wait_for(lambda now: now.get("batch", {}).get("lag") == 0)
 
     def kill(self, *, is_jvm: bool) -> None:

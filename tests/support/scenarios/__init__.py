@@ -1,1 +1,1 @@
-"""Steps that only scenarios of tests have: about groups, and about brokers that are stopped and started."""
+"""Steps that only scenarios of tests use: requests of groups, and stops and starts of brokers."""

@@ -32,9 +32,10 @@ class ConsumerGroupSteps:
     def __init__(self, context: Context) -> None:
         self._context, self._variables = context, context.variables
         self._assignable: set[tuple[int, int, bytes]] = set()
-        """Restarts of the broker so far, partition of `__consumer_offsets`, and topic id.
+        """Keys for which no wait is needed any more: number of restarts of the broker, partition of
+        `__consumer_offsets`, topic id.
 
-        The coordinator of that partition assigns partitions of the topic.
+        The coordinator of that partition is known to assign partitions of that topic.
         """
         self.verbs: Verbs = {
             "beat": self._beat,
@@ -67,7 +68,7 @@ class ConsumerGroupSteps:
         for name in topics.split(",") if topics else ():
             self._wait_until_assignable(name, self._context.group_id(group))
         response = self._context.call("ConsumerGroupHeartbeat", **body)
-        while ERROR_NAMES[response.error_code] in RETRIED:  # from a broker that has just started
+        while ERROR_NAMES[response.error_code] in RETRIED:  # a broker that has just started answers so
             pause(STEP_S)
             response = self._context.call("ConsumerGroupHeartbeat", **body)
         if response.error_code:
@@ -79,7 +80,7 @@ class ConsumerGroupSteps:
     def _wait_until_assignable(self, name: str, group_id: str) -> None:
         """Return when the group's coordinator assigns partitions of the topic.
 
-        A member of another group, which has the same coordinator, subscribes to the topic to find out.
+        To find out, a member of another group with the same coordinator subscribes to the topic.
         """
         topic_id = self._variables.get(f"{name}.id")
         partition = partition_for(group_id, OFFSETS_PARTITIONS)

@@ -40,9 +40,9 @@ class GroupSteps:
     def __init__(self, context: Context) -> None:
         self._context, self._variables = context, context.variables
         self._pending: dict[str, tuple[Api, int]] = {}
-        """Member -> API and version of the request whose response it reads next."""
+        """For each member: API and version of the request whose response it reads next."""
         self._joins: dict[str, dict[str, Any]] = {}
-        """Member -> body of its latest JoinGroup."""
+        """For each member: the body of its latest JoinGroup."""
         self.verbs: Verbs = {
             "join": self._join,
             "joined": self._joined,
@@ -94,7 +94,7 @@ class GroupSteps:
     def _joined(self, member: str, *words: str) -> None:
         _, expected = self._context.split(words)
         response = self._receive(member)
-        while ERROR_NAMES[response.error_code] in RETRIED:  # from a broker that has just started
+        while ERROR_NAMES[response.error_code] in RETRIED:  # a broker that has just started answers so
             pause(STEP_S)
             self._send(member, "JoinGroup", self._joins[member])
             response = self._receive(member)

@@ -52,7 +52,7 @@ def new_producer_id(client: RawClient) -> int:
 
 
 def produce(client: RawClient, topic: str, producer_id: int | None, step: Step) -> tuple[str, int | None]:
-    """Send the step's batch. Return the error name and the offset as the tables write them."""
+    """Send the step's batch. Return the error name and the offset in the notation of the tables."""
     batch = build_batch(
         [NewRecord(1_700_000_000_000 + i, b"k", b"v") for i in range(step.count)],
         producer_id=producer_id,
@@ -62,7 +62,8 @@ def produce(client: RawClient, topic: str, producer_id: int | None, step: Step) 
     partition = ProduceRequest.PartitionProduceData(index=0, records=batch)
     data = ProduceRequest.TopicProduceData(name=topic, partition_data=[partition])
     request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[data])
-    for _ in attempts():  # a new partition has no leader for a moment; such an error stores nothing
+    # retry: a new partition has no leader for a moment, and such an error stores nothing
+    for _ in attempts():
         answer = client.ask(request, PRODUCE_VERSION).responses[0].partition_responses[0]
         if answer.error_code not in (NotLeaderOrFollower.code, UnknownTopicOrPartition.code):
             break

@@ -20,7 +20,9 @@ from support.scenarios.groups import GroupSteps
 
 LIMIT_S = 240.0
 EPOCHS_OF_A_RESTART = 2
-"""Apache Kafka raises leader epochs when it fences the broker, and when it elects the broker again."""
+"""The rise of leader epochs over a restart of Apache Kafka: once when the broker is fenced, and once when it
+is elected again.
+"""
 
 
 class RestartableBroker(Protocol):
@@ -69,7 +71,8 @@ class RestartSteps:
         context, target = self._context, self._context.target
         context.disconnect()
         target.endpoint = endpoint_of(self._broker.restart(kill=kill))
-        target.topics = TopicPool(target.names)  # so that every scenario's topics begin at leader epoch 0
+        # delete the topics, so that those of each scenario begin at leader epoch 0
+        target.topics = TopicPool(target.names)
         context.restarts += 1
         # Apache Kafka's broker keeps its old epochs until the controller fences it and elects it again.
         epochs = EPOCHS_OF_A_RESTART * context.restarts

@@ -61,7 +61,7 @@ def _write(issued: trustme.LeafCert, path: Path) -> None:
 
 
 def add_users(data_dir: Path, *names: str, password: str = PASSWORD) -> None:
-    """Add SCRAM users with both mechanisms while the broker does not run."""
+    """Add SCRAM users with both mechanisms while the broker is not running."""
     data_dir.mkdir(parents=True, exist_ok=True)
     users = Users(RealDisk(data_dir))
     for name in names:
@@ -80,7 +80,10 @@ def secured_broker(
     sasl: bool = True,
     **config: object,
 ) -> Broker:
-    """Run a broker with SASL, and with TLS if there are certificates. Settings have dots or underscores."""
+    """Run a broker with SASL, and with TLS if there are certificates.
+
+    Names of settings may have dots or underscores.
+    """
     add_users(data_dir, *users)
     protocol = ("SASL_" if sasl else "") + ("SSL" if certificates else "PLAINTEXT")
     settings: dict[str, object] = {"security.protocol": protocol}
@@ -133,7 +136,8 @@ _SHORT |= {"transactional id": ResourceType.TRANSACTIONAL_ID}
 def add_acls(admin: Admin, acls: list[Acl]) -> None:
     """Create ACLs and wait until the broker applies them.
 
-    Apache Kafka's broker learns of them from the controller a moment later, and of users created before them.
+    Apache Kafka's broker learns of ACLs from the controller a moment later, and by then also of users created
+    before them.
     """
     admin.create_acls(acls)
     wait_until(lambda: set(acls) <= set(admin.describe_acls()))
@@ -171,7 +175,8 @@ def apache_properties(certificates: Certificates, keys: Path | None = None) -> d
     """Return the properties of an Apache Kafka with listeners for SASL_SSL and for SSL with client
     certificates.
 
-    Everybody on PLAINTEXT may do everything. `keys`: of tokens (JWKS), which the JVM must be allowed to read.
+    On the listener PLAINTEXT, everybody may do everything. `keys` is the key set of tokens (JWKS), which the
+    JVM must be allowed to read.
     """
     module = "org.apache.kafka.common.security"
     at = "listener.name.sasl_ssl"
@@ -203,7 +208,7 @@ def apache_properties(certificates: Certificates, keys: Path | None = None) -> d
 
 
 def reauthenticate(producer: Producer) -> None:
-    """Have the producer's connections authenticate again now, as their timers would later."""
+    """Have the producer's connections authenticate again now, as their timers would do later."""
 
     async def begin() -> None:
         assert producer._driver is not None
@@ -216,7 +221,7 @@ def reauthenticate(producer: Producer) -> None:
 
 
 def logins_again(broker: Broker) -> int:
-    """Count the open connections of a broker in this process whose clients authenticated again."""
+    """Count the open connections of a broker in this process whose clients have re-authenticated."""
     assert broker._running is not None
     authenticators = [connection.auth.authenticator for connection in broker._running.server.connections]
     return sum(

@@ -29,7 +29,7 @@ def log_in(client: RawClient, user: str, password: str, mechanism: str = "SCRAM-
 def requests(with_id: bytes) -> Iterator[tuple[str, Message, int]]:
     """Return (name, request, version) of each request. No request changes the responses to later ones.
 
-    `with_id`: the id of the topic.
+    `with_id` is the topic id for requests that name topics by id.
     """
     yield from _of_topics(with_id)
     yield from _of_groups(with_id)
@@ -359,4 +359,7 @@ GRANTS: dict[str, tuple[ResourceType, str, Operation]] = {
     )
     for operation in map(Operation, operations)
 }
-"""User -> the one operation it may do. Topics and transactional ids are granted by prefix, groups by `*`."""
+"""For each user: the only operation that it may do.
+
+Topics and transactional ids are granted by prefix, groups by `*`.
+"""

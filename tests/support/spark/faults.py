@@ -32,7 +32,7 @@ from support.wait import attempts
 
 SOURCE_PARTITIONS, TARGET_PARTITIONS = 2, 4
 LANE_ROWS = 60
-"""Rows of a micro-batch in one partition of the source. They are three Arrow batches."""
+"""Rows of a micro-batch in one partition of the source. They fill three Arrow batches."""
 VALUE_BYTES = 200
 PATIENCE_S = 1200.0
 
@@ -57,7 +57,7 @@ FAULTS = {
 
 
 class Leg(NamedTuple):
-    """A start of the program. `master`: local, cluster, or speculating (a cluster with speculation)."""
+    """A start of the program. `master` is local, cluster, or speculating (a cluster with speculation)."""
 
     master: str
     faults: tuple[str, ...]
@@ -71,7 +71,10 @@ LEGS = (
     Leg("speculating", ("speculation", "driver after commit")),
     Leg("cluster", (CALM, "task raises", "worker", "executor", "query stopped", "broker", "answers lost")),
 )
-"""All faults, numbered as micro-batches. The one after "driver after commit" is calm and shows its damage."""
+"""All faults, numbered as micro-batches.
+
+The micro-batch after "driver after commit" has no fault and shows the damage of that fault.
+"""
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ class Query:
     def fault_of(self, number: int) -> str:
         """Return the fault of row `number`'s micro-batch.
 
-        A calm micro-batch counts for the last fault before it, whose damage it would show.
+        A micro-batch without a fault counts for the last fault before it, because it would show that fault's
+        damage.
         """
         met = self.faults[: number % self.partition_rows // LANE_ROWS + 1]
         return next((fault for fault in reversed(met) if fault != CALM), CALM)
@@ -124,7 +128,9 @@ class Outcome:
     cuts: int
 
     def lost_and_doubled(self, fault: str) -> tuple[int, int]:
-        """Return how many rows of the fault's micro-batches are missing, and how many are stored again."""
+        """Return the number of rows of the fault's micro-batches that are missing, and the number stored
+        again.
+        """
         times = Counter(row.number for row in self.rows)
         wanted = [n for n in range(SOURCE_PARTITIONS * self.query.partition_rows)]
         mine = [times[n] for n in wanted if self.query.fault_of(n) == fault]
@@ -134,7 +140,7 @@ class Outcome:
     def has_order(self) -> bool:
         """Return True if each target partition has the rows of each source partition in order.
 
-        The streaming sink keeps this order. A shuffle promises no order.
+        The streaming sink keeps this order. After a shuffle, no order is promised.
         """
         last: dict[tuple[int, int], int] = {}
         for row in sorted(self.rows):
@@ -190,7 +196,7 @@ def run(query: Query, broker: Killable, directory: Path) -> Outcome:
 def _run_program(options: Mapping[str, Any], on_broker: dict[str, Callable[[], None]]) -> int | None:
     """Run the program and return its exit code.
 
-    `on_broker`: micro-batch -> the function to call once the program reports that batch's fault.
+    `on_broker` has, by micro-batch, the function to call once the program reports that batch's fault.
     """
     faults = Path(options["faults"])
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYSPARK_PYTHON": spark_python()}
@@ -260,7 +266,7 @@ _CONF = {
     "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20",
-    "spark.buffer.size": "1024",  # so that rows before the fault are being sent
+    "spark.buffer.size": "1024",  # small batches: rows before the fault are already being sent
     "spark.python.task.killTimeout": "10s",
 }
 _SPECULATION = {
@@ -282,8 +288,9 @@ def _master(kind: str, directory: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _cluster(directory: Path) -> Iterator[str]:
-    """Start a master and two workers with a core each. Spark only speculates on another host, so there are
-    two hosts.
+    """Start a master and two workers with a core each.
+
+    Spark starts a speculative copy only on another host, so the workers have two host names.
     """
     home = Path(pyspark.__file__).parent
     port, *pages = free_ports(4)

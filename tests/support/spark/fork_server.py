@@ -42,7 +42,7 @@ _ONE_THREAD = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",  # as in Spark's workers
+    "PYTHONHASHSEED": "0",  # Spark's workers do the same
 }
 
 
@@ -57,7 +57,7 @@ class ForkServer:
             env={**os.environ, **_ONE_THREAD},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # only pytest handles Ctrl-C
+            start_new_session=True,  # Ctrl-C must reach only pytest
         )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n", "the server has ended"
@@ -110,8 +110,9 @@ def _reap(_signal: int, _frame: object) -> None:
 
 
 def _run(connection: socket.socket) -> None:
-    """Become the requested worker. The client reads the process id, and the end of the stream when the worker
-    ends.
+    """Become the requested worker.
+
+    The client reads the worker's process id, and then the end of the stream when the worker ends.
     """
     import runpy
 

@@ -24,7 +24,9 @@ GO_ON = "go-on"
 
 
 def deal(batches: Iterable[pa.RecordBatch], *, directory: str, by_chance: bool) -> Iterator[pa.RecordBatch]:
-    """Choose a task for each row: by its number, or at random and so differently in a second execution."""
+    """Choose a task for each row: by its number, or at random, so that a second execution chooses
+    differently.
+    """
     (Path(directory) / f"dealt-{uuid.uuid4()}").touch()
     for batch in batches:
         numbers = batch["id"].to_pylist()

@@ -1,11 +1,11 @@
-"""A streaming query into a sink that meets faults, in its own process so that it can be killed.
+"""A streaming query with faults, which writes into a sink. It has its own process, so that it can be killed.
 
     python -m support.spark.sink_program '{"sink": "lane", "plan": {"2": "driver in write"}, "faults": DIR,
     ...}'
 
-`plan`: number of a micro-batch -> the fault that it meets once. Files in DIR report what has happened. Sinks:
-`lane` (the streaming sink), `batch` (write_atomic), and `kafka` (Spark's own, in foreachBatch so that the
-driver can be killed between its steps). `support.spark.faults` runs the program and describes the faults.
+`plan` has, by number of a micro-batch, the fault that the batch meets once. Files in DIR report events.
+Sinks: `lane` (the streaming sink), `batch` (write_atomic), and `kafka` (Spark's own, in foreachBatch so that
+the driver can be killed between its steps). `support.spark.faults` runs the program and describes the faults.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from oncelog.spark.sink.sink import OncelogFormat, StreamWriter
 
 PATIENCE_S = 240.0
 _FAILURES = 9
-"""Restarts of a failed query, as its supervisor would do them."""
+"""Maximum number of restarts of a failed query. The program restarts it as a supervisor would."""
 SELDOM_S = 0.02
 
 
 class Faults:
-    """The planned faults, and files that report them. `driver`: the ids of the driver's processes."""
+    """The planned faults, and files that report them. `driver` has the ids of the driver's processes."""
 
     def __init__(self, options: dict[str, Any], driver: tuple[int, ...]) -> None:
         self.options, self.driver = options, driver
@@ -60,7 +60,7 @@ class Faults:
     def around(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of a task.
 
-        Its fault comes before the first row, or after some rows are stored.
+        The task's fault comes before its first row, or after some rows are stored.
         """
         batch_id, first = here().getLocalProperty("streaming.sql.batchId"), None
         fault = self.of(batch_id)
@@ -76,7 +76,7 @@ class Faults:
             yield batch
 
     def ended(self, error: BaseException | None = None) -> None:
-        """Report the end of a task's attempt, for the attempts and the test that wait for it."""
+        """Report the end of a task's attempt. Other attempts and the test wait for this."""
         task, batch_id = here(), here().getLocalProperty("streaming.sql.batchId")
         outcome = "failed" if error else "done"
         self.tell(f"{outcome}-{batch_id}-{task.partitionId()}-{task.attemptNumber()}", str(error or ""))
@@ -104,11 +104,11 @@ class Faults:
 
     def _kill_driver_in_write(self, _task: str, batch: str) -> None:
         if self.options["sink"] != "batch":  # `write_atomic` may give all rows to one task
-            self.wait_for(f"done-{batch}-*")  # another task is committed, this one is not
+            self.wait_for(f"done-{batch}-*")  # fail after another task has committed
         self.kill_driver()
 
     def _be_overtaken(self, task: str, _batch: str) -> None:
-        self.wait_for(f"*-{task}-*")  # the speculative copy has ended; this attempt continues to write
+        self.wait_for(f"*-{task}-*")  # wait until the speculative copy has ended; then continue to write
 
     def _be_killed(self, _task: str, _batch: str) -> None:
         time.sleep(PATIENCE_S)
@@ -139,7 +139,7 @@ class Faults:
             os.kill(pid, signal.SIGKILL)
 
     def watch(self, query: Any) -> bool:
-        """Inject the faults that come from outside of micro-batches.
+        """Inject the faults that come from outside the micro-batches.
 
         Return True if the query was stopped and must be started again.
         """
@@ -272,7 +272,7 @@ def main(options: dict[str, Any]) -> None:
 
     from support.spark.topics import read_stream
 
-    os.environ["SPARK_AUTH_SOCKET_TIMEOUT"] = "120"  # Spark's 15 s are too short on a busy machine
+    os.environ["SPARK_AUTH_SOCKET_TIMEOUT"] = "120"  # Spark's default of 15 s is too short on a busy machine
     builder = SparkSession.builder.config("spark.python.authenticate.socketTimeout", "120s")
     for key, value in options["conf"].items():
         builder = builder.config(key, value)

@@ -1,4 +1,4 @@
-"""Topics filled batch by batch, and what Spark reads from them."""
+"""Topics that are filled batch by batch, and reads of them with Spark."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from support.broker import RawClient, wait_until
 
 PRODUCE_VERSION = 9
 _NOT_YET = {UnknownTopicOrPartition.code, NotLeaderOrFollower.code}
-"""Errors of Apache Kafka until a new partition is ready. They store nothing."""
+"""Errors that Apache Kafka returns until a new partition is ready.
+
+It stores nothing with them, so retries are safe.
+"""
 START_MS = 1_700_000_000_000
 
 
 def create_topic(bootstrap: str, name: str, partitions: int = 1, **configs: object) -> None:
-    """Create a topic. Keywords are settings with underscores. No record expires, since their timestamps are
-    years old.
+    """Create a topic.
+
+    Keywords are settings with underscores. Retention is off, because the records' timestamps are years old.
     """
     configs = {"retention_ms": -1, **configs}
     with Admin({"bootstrap.servers": bootstrap}) as admin:

@@ -16,7 +16,8 @@ RECORDS = 10
 def write_transactions(bootstrap: str, topic: str, outcomes: str, *, same_keys: bool = False) -> list[Any]:
     """Write one transaction of ten records for each letter: c(ommitted), a(borted), o(pen).
 
-    Return the producers of the open ones. With `same_keys`, each overwrites the keys of the one before.
+    Return the producers of the open ones. With `same_keys`, each transaction overwrites the keys of the
+    previous one.
     """
     from confluent_kafka import Producer
 
@@ -51,7 +52,7 @@ def wait_for_stable_end(bootstrap: str, topic: str, offset: int) -> None:
 
 
 def committed_offsets(bootstrap: str, topic: str) -> list[int]:
-    """Return what the project's own read_committed consumer gets from partition 0."""
+    """Return the offsets that our own read_committed consumer gets from partition 0."""
     tp = TopicPartition(topic, 0)
     with Consumer({"bootstrap.servers": bootstrap, "isolation.level": "read_committed"}) as consumer:
         pieces = consumer.fetch_range(tp, 0, consumer.end_offsets([tp])[tp])

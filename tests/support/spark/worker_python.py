@@ -6,9 +6,9 @@ seconds for the worker's connection, and ten more for the secret. No setting cha
 which take half a second of processor time. On a busy machine the query therefore fails with "Python worker
 failed to connect back".
 
-The program made here connects, sends the secret, and then becomes the real interpreter. The worker's own call
-of `connect` gets the open connection, and its authentication only reads the response. Beside 16 busy loops on
-two cores, the connection comes after 0.4 s instead of 10.4 s (median).
+The program that this module makes connects, sends the secret, and then becomes the real interpreter. The
+worker's own call of `connect` gets the open connection, and its authentication only reads the response. With
+16 busy loops on two cores, the connection comes after 0.4 s instead of 10.4 s (median).
 
 With a `ForkServer` (fork_server.py), the program asks the server for a process that has done the imports.
 """
