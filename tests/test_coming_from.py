@@ -1,4 +1,6 @@
-"""docs/guides/coming-from.md names only classes and methods that exist, on both sides of its tables."""
+"""docs/guides/coming-from.md names only classes and methods that exist, in both libraries that its tables
+compare.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tools/commit_message.py, git's commit-msg hook."""
+"""Tests of tools/commit_message.py, which git runs as its commit-msg hook."""
 
 from __future__ import annotations
 

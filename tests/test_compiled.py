@@ -1,4 +1,6 @@
-"""The choice between sources and compiled modules (src/oncelog/compiled.py), and that both do the same."""
+"""The choice between sources and compiled modules (src/oncelog/compiled.py), and the equality of their
+behaviour.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ IS_COMPILED = "import sys, oncelog.wire.records as m; sys.exit(not m.__file__.en
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A copy of what `make compile` reads, without a compiled form."""
+    """Copy the files that `make compile` reads, without compiled modules."""
     shutil.copytree(
         ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("_compiled*", "__pycache__", "spark")
     )
@@ -87,7 +89,7 @@ def test_compiled_modules_run_only_if_every_source_is_the_same(
     source = tmp_path / "a.py"
     source.write_text("x = 1\n")
     found = source.stat()
-    # A wheel is installed with times of its own, so its manifest has 0 for each.
+    # The installation of a wheel changes file times, so the manifest of a wheel has 0 for each time.
     time_ns = 0 if later_ns is None else found.st_mtime_ns + later_ns
     sources = [(time_ns, found.st_size + longer, path)]
     assert compiled.difference(str(tmp_path), suffix, sources) == reason

@@ -1,4 +1,4 @@
-"""docs/conformance.md says what the stored results say."""
+"""docs/conformance.md agrees with the stored results."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         pytest.skip("systemd-analyze is not installed")
     unit = (DEPLOY / "oncelog.service").read_text()
     path = tmp_path / "oncelog.service"
-    path.write_text(unit.replace("/opt/oncelog/bin/oncelog", sys.executable))  # it must be an executable
+    # the program must be executable
+    path.write_text(unit.replace("/opt/oncelog/bin/oncelog", sys.executable))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(path)], capture_output=True, text=True, timeout=60
     )

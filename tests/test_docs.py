@@ -22,7 +22,7 @@ from oncelog.config import ADMIN, BROKER, CONSUMER, PRODUCER
 
 ROOT = Path(__file__).parents[1]
 
-# Rows that must have a test already; the list only grows.
+# Behaviours that must have a test. The list only grows.
 DUE_ROWS = [
     *(f"{kind}{number}" for kind, last in (("I", 30), ("T", 16), ("P", 8)) for number in range(1, last + 1)),
     "P10",
@@ -38,7 +38,7 @@ behaviours = load_tool("behaviours")
 
 @functools.cache
 def _tests_by_row() -> dict[str, list[str]]:
-    """Read all test files once, and not while tests are collected."""
+    """Read all test files once, when a test first needs the result, and not during collection."""
     return behaviours.collect()
 
 
@@ -64,7 +64,7 @@ def test_links_lead_to_files(path: Path) -> None:
 
 
 def _anchors(text: str) -> set[str]:
-    """Return the anchors that GitHub and MkDocs make of the headings."""
+    """Return the anchors that GitHub and MkDocs generate from the headings."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -86,7 +86,9 @@ def test_findings_have_ids_of_their_own() -> None:
 
 
 def test_rows_of_findings_have_the_columns_of_their_table() -> None:
-    """Markdown drops a superfluous cell at the end of a row, and the guard is in the last one."""
+    """Markdown drops superfluous cells at the end of a row, so an extra cell would hide the guard, which is
+    in the last one.
+    """
     columns, wrong = None, []
     for line in FINDINGS.read_text().splitlines():
         if not line.startswith("|"):
@@ -159,7 +161,7 @@ def _fenced(path: Path, *languages: str) -> list[str]:
 
 
 def _commands_of(path: Path) -> set[str]:
-    """Every `oncelog ...` in a document: in blocks for a shell, and in the text."""
+    """Yield every `oncelog ...` command of a document: in blocks for a shell, and in the text."""
     lines = [
         line
         for block in _fenced(path, "console", "sh", "bash")
@@ -179,7 +181,7 @@ def _check_command(text: str) -> None:
     while isinstance(command, click.Group) and words:
         name = words.pop(0).rstrip(",")
         if name.isupper():
-            return  # a placeholder for any command
+            return  # "..." is a placeholder for any command
         found = command.get_command(context, name)
         if found is None:
             raise click.UsageError(f"no command {name!r}")
@@ -196,7 +198,7 @@ def test_documents_have_commands_to_check() -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_commands_in_documents_exist_with_their_options(path: Path) -> None:
     if path.name == "CHANGELOG.md":
-        return  # describes versions that had other commands
+        return  # this page describes versions that had other commands
     wrong = []
     for text in sorted(_commands_of(path)):
         try:
@@ -207,7 +209,9 @@ def test_commands_in_documents_exist_with_their_options(path: Path) -> None:
 
 
 def _has(module: ModuleType, name: str) -> bool:
-    """Return True for a name of a module, and for a module below it that is not imported yet."""
+    """Return True if the module has the name, or if a submodule of that name exists that is not imported
+    yet.
+    """
     return hasattr(module, name) or importlib.util.find_spec(f"{module.__name__}.{name}") is not None
 
 

@@ -40,7 +40,10 @@ def test_an_error_names_itself_in_its_text() -> None:
 
 
 def test_every_code_has_a_description_that_survives_optimization_too() -> None:
-    """`make test-optimized` runs this file under -OO."""
+    """The descriptions must not come from docstrings, which -OO drops.
+
+    `make test-optimized` runs this file under -OO.
+    """
     assert {name for name, guide in ERRORS.items() if guide.meaning and guide.seen_by} == {
         name for name, _ in EXPECTED.values()
     }

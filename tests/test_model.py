@@ -1,4 +1,7 @@
-"""The models of docs/model: what spin proves and refutes within seconds. `make model` runs all of it."""
+"""The models of docs/model: the proofs and refutations that spin finds within seconds.
+
+`make model` runs all of them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ FAST += {(run.model, run.refutes): run for run in model.CONTROLS if run.is_fast}
 
 @pytest.fixture(scope="module")
 def spin() -> None:
-    """The model checker and the compiler that it needs."""
+    """Skip the test unless the model checker and the C compiler that it needs are installed."""
     if missing := model.missing():
         pytest.skip(str(missing))
 

@@ -1,4 +1,4 @@
-"""tools/mutation.py: which changes it makes, and that it puts them in place."""
+"""Tests of tools/mutation.py: the changes that it makes to code, and the places where it makes them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def commands() -> list[str]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[str]:
-    """The address of a broker that the README's own command has started."""
+    """Start a broker with the README's own command, and yield its address."""
     (serve,) = [text for text in commands() if text.startswith("oncelog serve")]
     (port,) = free_ports(1)
     address = f"127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning: no dead link, no page outside of the navigation."""
+"""The documentation site builds without a warning: no dead link, no page outside the navigation."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ LOCKS = ("requirements.lock", "requirements-build.lock")
 
 
 def pinned(lock: str) -> dict[str, str]:
-    """Return the version of each package. Fail if an entry has no hash."""
+    """Return the pinned version of each package. Fail if an entry has no hash."""
     found = {}
     for entry in re.split(r"\n(?=\S)", (ROOT / lock).read_text().strip()):
         head = re.match(r"(\S+)==(\S+)", entry)

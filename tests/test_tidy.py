@@ -14,7 +14,8 @@ SOURCE = ROOT / "src" / "oncelog"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ALL_MODULES = [*MODULES, *sorted((ROOT / "packages").rglob("*.py"))]
 
-# room -> rooms it may import (besides itself). A file directly under oncelog/ is its own room.
+# For each room (a folder of src/oncelog): the rooms that it may import besides itself. A file directly in
+# src/oncelog is its own room.
 BASE = {"types", "errors", "settings", "config", "limits"}
 MAY_IMPORT = {
     "types": set(),
@@ -80,7 +81,7 @@ def clock_uses(tree: ast.AST) -> list[str]:
     """Return each line that sleeps, reads a clock that gives no date, or compares a date."""
     nodes = list(ast.walk(tree))
     compared = {inner for node in nodes if isinstance(node, ast.Compare) for inner in ast.walk(node)}
-    # asyncio.sleep(0) lets the event loop run, and waits for nothing.
+    # asyncio.sleep(0) is allowed: it lets the event loop run, and waits for no time.
     yields = {node.func for node in nodes if isinstance(node, ast.Call) and _is_zero(node.args)}
     found = []
     for node in nodes:
@@ -172,7 +173,10 @@ def import_circles(imports: Mapping[str, Collection[str]]) -> list[frozenset[str
 
 
 def test_at_most_two_modules_have_one_name() -> None:
-    """A traceback shows a file's name. `core`, `aio` and `blocking` are parts of each client."""
+    """Names should be distinct, because a traceback shows a file's name.
+
+    `core`, `aio` and `blocking` are exceptions.
+    """
     count = Counter(path.name for path in SOURCE.rglob("*.py"))
     for name in ("__init__.py", "core.py", "aio.py", "blocking.py"):
         del count[name]

@@ -162,7 +162,10 @@ def test_an_order_depends_on_its_seed_alone_and_keeps_files_together(request: py
 
 @pytest.fixture
 def whole_suite(request: pytest.FixtureRequest) -> list[pytest.Item]:
-    """Every test of the suite, with its tier; only a run that collects all of it knows them."""
+    """Return every test of the suite with its tier.
+
+    Skip the test if this run did not collect the whole suite.
+    """
     items = request.config.stash[COLLECTED]
     if {item.path for item in items} != {*TESTS.rglob("test_*.py")}:
         pytest.skip("only a run over the whole of tests/ knows all tests: make test")
@@ -185,7 +188,7 @@ def test_one_process_runs_all_quick_tests_with_a_spark_session(whole_suite: list
 def test_every_row_and_finding_is_proved_in_the_quick_tier_as_far_as_one_process_can(
     whole_suite: list[pytest.Item],
 ) -> None:
-    """A mark `full` or `soak` by hand must not take away the last quick proof of a row or a finding."""
+    """A mark `full` or `soak` by hand must not remove the last quick test of a behaviour or a finding."""
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     guards = {name: row[1] for row in _findings() for name in row[0]}
     for item in whole_suite:
@@ -212,5 +215,5 @@ def _findings() -> list[tuple[list[str], str]]:
 
 
 def _is_proof_for_quick(item: pytest.Item) -> bool:
-    """Return True for a quick test, and for one that needs more than one process can give."""
+    """Return True for a quick test, and for a test that needs more than one process."""
     return item.get_closest_marker("quick") is not None or needs(item) is not None

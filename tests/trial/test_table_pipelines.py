@@ -1,4 +1,4 @@
-"""The pipelines that append a topic to a table: rows that come again are added once."""
+"""The pipelines that append a topic to a table: rows of repeated micro-batches are added once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def load_example(name: str) -> ModuleType:
 
 
 class DeltaCase:
-    """A Delta Lake table. `open` returns what `append` writes to, as it is now."""
+    """A Delta Lake table. `open` returns the present state of the table that `append` writes to."""
 
     def __init__(self, directory: Path) -> None:
         deltalake = pytest.importorskip("deltalake", reason="needs the package deltalake")

@@ -1,4 +1,6 @@
-"""The pure parts of a trial: the matrix, the moments, the count of rows, and what a checkpoint says."""
+"""The pure parts of a trial: the matrix of cells, the moments of a kill, the count of rows, and the reading
+of a checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +173,9 @@ def test_everything_is_consumed_when_committed_batches_cover_all_partitions() ->
 
 
 def test_a_commit_entry_that_is_lost_without_rows_is_no_fault(tmp_path: Path) -> None:
-    """A stateful query plans a micro-batch without rows after each one with rows."""
+    """A stateful query plans a micro-batch without rows after each micro-batch with rows, and its commit
+    entry may be lost.
+    """
     (cell,) = choose_cells(["commit-lost"], TargetKind.TOPIC)
     for log in ("offsets", "commits"):
         (tmp_path / log).mkdir()

@@ -36,7 +36,7 @@ def trial(broker: Broker, tmp_path: Path) -> Trial:
 
 
 def outcome_of(cell: str, trial: Trial, monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> Outcome:
-    """Run a cell with a stand-in driver that has these class attributes."""
+    """Run a cell of the trial with a stand-in driver that has these class attributes."""
     monkeypatch.setattr(run, "Driver", type("Driver", (StandInDriver,), attributes))
     (chosen,) = choose_cells([cell], trial.kind)
     return run_cell(trial, chosen)
@@ -144,7 +144,7 @@ def test_a_pipeline_that_keeps_no_id_is_told_how_to_name_it(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = outcome_of("calm", replace(trial, row="row {n}", id_name="number"), monkeypatch)
-    assert outcome.verdict is Verdict.CLEAN  # the key is the id
+    assert outcome.verdict is Verdict.CLEAN  # the option says that the key is the id
 
     def forget_ids(self: StandInDriver, *_: object) -> None:
         pass
@@ -166,6 +166,6 @@ def test_the_settings_have_their_placeholders_replaced(
     chosen = replace(trial, settings={"IN": "{source}", "OUT": "to {target}", "BRACES": "{x}"})
     outcome_of("calm", chosen, monkeypatch, __init__=keep)
     assert seen["IN"] == seen["SOURCE"] and seen["OUT"] == f"to {seen['TARGET']}" and seen["BRACES"] == "{x}"
-    assert seen["BOOTSTRAP_SERVERS"] != broker.bootstrap_servers  # the proxy is between them
+    assert seen["BOOTSTRAP_SERVERS"] != broker.bootstrap_servers  # the driver's address is the proxy's
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
         assert {seen["IN"], seen["TARGET"]} <= {topic.name for topic in admin.list_topics()}

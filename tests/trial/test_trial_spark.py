@@ -1,4 +1,4 @@
-"""Examples of docs/trial.md, and the pipelines into tables, on real Spark: one cell each."""
+"""Examples of docs/trial.md, and the pipelines into tables, each with one cell on real Spark."""
 
 from __future__ import annotations
 

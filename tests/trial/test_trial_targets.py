@@ -1,4 +1,4 @@
-"""Targets that are directories, the fault inside of a task, and the measured table of docs/trial.md."""
+"""Targets that are directories, the fault inside a task, and the measured table of docs/trial.md."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def write_file(path: Path, *ids: int) -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A directory as a killed driver leaves it: a committed file, one that is not, and one without an end."""
+    """Make a directory as a killed driver leaves it: with a committed, an uncommitted and an incomplete
+    file.
+    """
     write_file(tmp_path / "a.parquet", 0, 1)
     write_file(tmp_path / "day=1" / "b.parquet", 1)
     write_file(tmp_path / "_temporary" / "c.parquet", 7)
@@ -65,7 +67,7 @@ def test_files_are_read_as_readers_see_them(
 
 @pytest.mark.parametrize("kind", [TargetKind.PARQUET, TargetKind.DELTA])
 def test_only_columns_that_may_contain_the_id_are_read(kind: TargetKind, tmp_path: Path) -> None:
-    """Python has no date after the year 9999."""
+    """The other column has a date after the year 9999, which Python cannot represent."""
     rows = pa.table({"id": ["0", "1"], "until": pa.array([2**62] * 2, pa.timestamp("us"))})
     if kind is TargetKind.DELTA:
         pytest.importorskip("deltalake").write_deltalake(tmp_path, rows)
@@ -166,7 +168,7 @@ def test_rows_of_sqlite_are_not_lost_because_their_id_has_another_place(
 
 
 def test_without_a_log_of_spark_every_file_is_committed(directory: Path) -> None:
-    """Only Spark's file sink writes one, not `foreachBatch`."""
+    """Only Spark's file sink writes such a log. A query with `foreachBatch` has none."""
     shutil.rmtree(directory / "_spark_metadata")
     target = target_of(TargetKind.PARQUET_COMMITTED, "unused", directory, "unused", "id")
     assert sorted(row["id"] for row in target.read()) == ["0", "1", "1"]
@@ -196,7 +198,7 @@ class Control:
         self.directory, self.strikes = directory, Strikes(directory)
         self.task = (0, 0)
         monkeypatch.setattr(fault_point, "_task", lambda: self.task)
-        # The trial looks while a task waits.
+        # The trial counts the files while a task waits.
         monkeypatch.setattr(fault_point, "_wait_while", lambda condition: self.strikes.look(1))
 
     def passed(
@@ -235,7 +237,7 @@ def test_a_task_with_few_rows_fails_behind_them(control: Control) -> None:
 def test_a_job_that_only_looks_at_a_micro_batch_does_not_use_up_the_fault(control: Control) -> None:
     control.strikes.arm()
     assert control.passed(4, stage=1) == [0, 1, -1]
-    # Spark does not repeat a task that `isEmpty()` no longer needs.
+    # Only the other task fails the job: Spark does not repeat a task that `isEmpty()` no longer needs.
     assert not control.strikes.has_counted
     assert control.passed(4, stage=2) == [0, 1, -1]
     assert control.passed(4, stage=2, attempt=1) == [0, 1, 2, 3]

@@ -1,4 +1,4 @@
-"""The pages in a real browser: a refresh disturbs nothing, and a missing response is shown."""
+"""The pages in a real browser: a refresh does not disturb the user, and a missing response is shown."""
 
 from __future__ import annotations
 
@@ -80,7 +80,10 @@ def create(broker: Broker, *names: str) -> None:
 
 
 def in_thread(call: Callable[..., object], *arguments: object, **named: object) -> None:
-    """Call from another thread: this one has Playwright's loop, in which asyncio.run cannot be called."""
+    """Call a function in another thread.
+
+    This one has Playwright's loop, in which asyncio.run cannot be called.
+    """
     with ThreadPoolExecutor(1) as pool:
         pool.submit(call, *arguments, **named).result()
 
@@ -139,7 +142,10 @@ def test_the_consent_to_abort_stays_with_its_transaction(broker: Broker, address
 
 
 def test_pages_of_another_server_replace_the_whole_page(broker: Broker, browser: Browser, page: Page) -> None:
-    """Two clusters may have a transaction with the same name and numbers: the consent is for one of them."""
+    """Two clusters may have a transaction with the same name and numbers.
+
+    A confirmation must count for only one of them.
+    """
 
     with Broker(config={"transaction.partition.verification.enable": False}) as other:
         for servers in (broker.bootstrap_servers, other.bootstrap_servers):

@@ -1,4 +1,6 @@
-"""Limits of what one page reads, keeps and shows of hostile or large data, and the end of the pages."""
+"""Limits on the data that one page reads, keeps and shows, with hostile or large data; and the stop of the
+pages.
+"""
 
 from __future__ import annotations
 
@@ -153,7 +155,7 @@ def test_a_page_of_a_topic_reads_a_part_of_its_partitions(
 def test_a_note_with_other_values_than_numbers_does_not_end_the_page(
     client: TestClient, ours: str, admin: Admin
 ) -> None:
-    """Every client that may commit offsets can write such a note, or such a group id."""
+    """Every client that may commit offsets can write such a note, or use such a group id."""
     at, sink = TopicPartition(new_topic(ours), 0), new_group()
     for part, note in (
         ("begun", {"begun_ms": "<b>"}),
@@ -228,7 +230,10 @@ def test_a_large_form_is_refused_unread(client: TestClient, monkeypatch: pytest.
 
 
 def test_a_topic_of_many_partitions_can_be_reset(client: TestClient, ours: str) -> None:
-    """Starlette's own limit is 1,000 fields. The plan is out of date, so nothing is changed here."""
+    """The form has more than Starlette's limit of 1,000 fields.
+
+    The plan is out of date, so the reset changes nothing.
+    """
     topic = new_topic(ours)
     form = {"token": token_of(client, "/stories/lost-ack"), "group": new_group(), "topic": topic}
     offsets = [f"{partition}:0:7" for partition in range(2_000)]
@@ -282,7 +287,7 @@ def test_ctrl_c_ends_pages_that_wait_for_a_silent_broker() -> None:
                 host, _, port = child.stdout.readline().split("/")[2].rpartition(":")
                 with socket.create_connection((host, int(port))) as browser:
                     browser.sendall(b"GET /groups HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-                    silent.accept()[0].recv(1)  # the page waits for the response
+                    silent.accept()[0].recv(1)  # by now the page waits for the response
                     child.send_signal(signal.SIGINT)
                     assert child.wait(200) == 0
             finally:

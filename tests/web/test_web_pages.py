@@ -68,7 +68,10 @@ def test_an_open_transaction_is_seen_everywhere(pages: TestClient, servers: str)
 
 @pytest.mark.behaviour("T14")
 def _stable_end(servers: str, topic: str) -> int:
-    """Return the last stable offset. `values` would wait for the end of the transaction."""
+    """Return the last stable offset.
+
+    It serves instead of `values`, which would wait for the end of the transaction.
+    """
     tp = TopicPartition(topic, 0)
     with Consumer({"bootstrap.servers": servers}) as consumer:
         return consumer.end_offsets([tp])[tp]
@@ -106,7 +109,7 @@ def test_a_hanging_transaction_is_aborted_by_its_button(ours: str) -> None:
 
 
 def test_a_form_with_a_file_is_refused_before_it_is_read(ours: str) -> None:
-    """R1071: a page of another site could fill the disk for temporary files."""
+    """R1071: through such a form, a page of another site could fill the disk with temporary files."""
     with Admin({"bootstrap.servers": ours}) as admin:
         pages = TestClient(make_app(admin, hosts=["testserver"], servers=ours))
         for path in ("/abort", "/settings", "/reset", "/play"):

@@ -147,7 +147,10 @@ class Traffic:
 
 @pytest.fixture(scope="module")
 def address(browser: Browser) -> Iterator[str]:
-    """The address of the console over a broker with traffic. The browser's loop forbids asyncio here."""
+    """Run the console over a broker with traffic, and yield its address.
+
+    Use a process, because the browser's loop forbids asyncio here.
+    """
     held: list[Traffic] = []
     with Broker(config={"transaction.partition.verification.enable": False}) as broker:
         in_thread(lambda: held.append(Traffic(broker.bootstrap_servers)))
@@ -173,7 +176,7 @@ def test_no_page_has_a_serious_fault_of_accessibility(
     page = _page(browser, scheme, 1280)
     for name, path in PAGES.items():
         page.goto(address + path)
-        page.evaluate(axe)  # as the browser's debugger does, which the pages' security policy allows
+        page.evaluate(axe)  # evaluate as the browser's debugger, which the pages' security policy allows
         assert page.evaluate(SERIOUS) == [], name
     page.context.close()
 
@@ -194,7 +197,7 @@ def test_every_page_fits_the_window_and_runs_no_failing_script(
 
 
 def _lose_an_acknowledgement(page: Page) -> None:
-    """Switch the fault on in the page, and let a producer behind the proxy meet it."""
+    """Switch a fault on in the page, and produce through the proxy, so that an acknowledgement is lost."""
     page.get_by_role("button", name="Lose the next acknowledgement").click()
     proxy = page.locator("main code").first.inner_text()
 
@@ -207,7 +210,7 @@ def _lose_an_acknowledgement(page: Page) -> None:
 
 
 def test_every_page_is_photographed(browser: Browser, address: str, tmp_path: Path) -> None:
-    """The photographs show what the guide says of each page."""
+    """The photographs are those that the guide describes, one for each page."""
     target = Path(os.environ.get("ONCELOG_PHOTOS", tmp_path))
     target.mkdir(parents=True, exist_ok=True)
     page = _page(browser, "light", 1280)

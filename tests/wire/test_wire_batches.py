@@ -97,7 +97,9 @@ def test_we_read_and_reproduce_batches_of_other_libraries(builder_cls: Any, code
 @pytest.mark.behaviour("I21")
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.hex")), ids=lambda path: path.stem)
 def test_captured_batches_of_real_clients_are_read(path: Path) -> None:
-    """Captured bytes include bare Snappy (librdkafka) and Xerial, and LZ4 with and without content size."""
+    """The captured batches include plain Snappy (librdkafka) and Snappy in Xerial's framing, and LZ4 with and
+    without content size.
+    """
     batch = bytes.fromhex(path.read_text())
     header = read_header(batch)
     assert header.compression.name.lower() == path.stem.rpartition("-")[2]
@@ -251,16 +253,16 @@ def test_a_wrong_record_count_is_refused(count: int) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        b"\x0e\x00\x00\x00\x01\x01\x00\x00",  # One byte longer than its fields.
+        b"\x0e\x00\x00\x00\x01\x01\x00\x00",  # The record is one byte longer than its fields.
         b"\x0c\x00\x00\x00\x03\x01\x00",  # A key of length -2.
         b"\x0c\x00\x00\x00\x01\x03\x00",  # A value of length -2.
         b"\x0c\x00\x00\x00\x01\x01\x01",  # -1 headers.
         b"\x0c\x00\x00\x00\x01\x01\x7e",  # 63 headers in no bytes.
         b"\x0c\x00\x00\x00\x7e\x01\x00",  # A key beyond the record.
         b"\x0d\x00\x00\x00\x01\x01\x00",  # A negative length.
-        b"\x10\x00\x00\x00\x01\x01\x02\x01\x01",  # A header whose name is null.
-        b"\x12\x00\x00\x00\x01\x01\x02\x02\xff\x01",  # A header name that is not UTF-8.
-        b"\x26\x00" + b"\xff" * 11 + b"\x01" + b"\x00" * 6,  # A delta of more than 10 bytes.
+        b"\x10\x00\x00\x00\x01\x01\x02\x01\x01",  # A header has null as its name.
+        b"\x12\x00\x00\x00\x01\x01\x02\x02\xff\x01",  # A header name is not UTF-8.
+        b"\x26\x00" + b"\xff" * 11 + b"\x01" + b"\x00" * 6,  # A delta has more than 10 bytes.
     ],
 )
 def test_records_that_do_not_parse_are_refused(record: bytes) -> None:
@@ -374,7 +376,9 @@ def test_a_compacted_topic_accepts_only_records_that_can_be_decoded(record: byte
 
 @pytest.mark.parametrize("offset_delta", [-9_000, -1, 0, 2, 2**40])
 def test_a_compacted_topic_accepts_only_records_with_their_own_offsets(offset_delta: int) -> None:
-    """Compaction gave a record with a negative delta another offset, or could not write it at all."""
+    """Regression: compaction gave a record with a negative offset delta another offset, or could not write it
+    at all.
+    """
     batch = seal([_record(), _record(offset_delta=offset_delta)], 2, NOW_MS, NOW_MS)
     assert not _is_accepted(batch)
     assert _is_accepted(seal([_record(), _record(offset_delta=1)], 2, NOW_MS, NOW_MS))
@@ -390,7 +394,10 @@ def test_records_with_other_offset_deltas_keep_them_when_they_are_rewritten() ->
 
 @pytest.mark.parametrize(("base_ms", "delta_ms"), [(NOW_MS, 2**63 - 1), (-3, 0), (-(2**63), -1)])
 def test_a_batch_whose_timestamps_overflow_can_be_rewritten(base_ms: int, delta_ms: int) -> None:
-    """Regression: such a record stopped the compaction of its partition. Java's arithmetic has 64 bits."""
+    """Regression: such a batch stopped the compaction of its partition.
+
+    Java's 64-bit arithmetic accepts it, so it may be stored.
+    """
     batch = seal([_record(), _record(encode_varint(delta_ms), offset_delta=1)], 2, base_ms, base_ms)
     horizon_ms = 2**63 - 1
     kept = rewrite_batch(read_header(batch), decode_records(batch)[1:], horizon_ms)

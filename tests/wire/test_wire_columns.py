@@ -1,4 +1,6 @@
-"""Arrow columns: decoding agrees with the row decoder, and the row decoder reads encoded columns."""
+"""Arrow columns: the column decoder agrees with the row decoder, and the row decoder reads encoded
+columns.
+"""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_truncated_data_is_an_error(codec: Compression) -> None:
 
 
 def test_the_size_in_a_snappy_block_is_not_trusted() -> None:
-    claim = b"\xff\xff\xff\x7f"  # 2^28 - 1 bytes, from ten
+    claim = b"\xff\xff\xff\x7f"  # ten bytes that claim to decompress to 2^28 - 1 bytes
     with pytest.raises(CorruptMessage, match="bytes after decompression"):
         decompress(Compression.SNAPPY, claim + b"123456", 1 << 30)
     with pytest.raises(CorruptMessage, match="no length"):
@@ -160,7 +160,9 @@ def test_zstd_contexts_are_not_shared_by_threads() -> None:
 
 
 def test_zstd_contexts_are_reused() -> None:
-    """A new context for each small batch costs two to three times the compression itself."""
+    """To make a new context for each small batch takes two to three times as long as the compression
+    itself.
+    """
     decompress(Compression.ZSTD, compress(Compression.ZSTD, DATA, 5))
     made = (list(compression._zstd_compressors[5]), list(compression._zstd_decompressors))
     decompress(Compression.ZSTD, compress(Compression.ZSTD, DATA, 5))

@@ -1,4 +1,4 @@
-"""The C code for fetched batches (wire/_fetched_records.c) gives what the Python code gives.
+"""The C code for fetched batches (wire/_fetched_records.c) gives the same results as the Python code.
 
 It leaves unusual data to the Python code.
 """
@@ -44,7 +44,7 @@ def c() -> ModuleType:
 
 
 def both_forms(c: ModuleType, call: Any) -> tuple[Any, Any]:
-    """Return the results of `call` with the C code and without, or what it raised."""
+    """Return the results of `call` with the C code and without it. An exception counts as a result."""
     results = []
     for form in (c, None):
         with pytest.MonkeyPatch.context() as patch:
@@ -62,7 +62,9 @@ def listed(data: Any) -> list[Listed]:
 
 
 def rows_at_once(data: Any, start_offset: int, max_records: int, *, verify: bool = True) -> tuple[Any, ...]:
-    """Return what `append_whole_batches` appends, the index and offset after it, and the values' size."""
+    """Return the rows that `append_whole_batches` appends, the index and offset after them, and the size of
+    their values.
+    """
     rows: list[Record] = []
     index, offset, size = append_whole_batches(
         rows, data, listed(data), 0, tp=TP, start_offset=start_offset, max_records=max_records,
@@ -179,7 +181,7 @@ def test_damaged_batches_give_the_same_rows_and_the_same_errors(
         patch.setattr(fetched_records, "_c", c)
         try:
             at_once, index, next_offset, _ = rows_at_once(damaged, 6, 10**6, verify=verify)
-        except OncelogError:  # raised by `listed`
+        except OncelogError:  # an error that `listed` raises
             return
         patch.setattr(fetched_records, "_c", None)
         expected, offset = [], 6

@@ -1,4 +1,4 @@
-"""Frames and headers, and splitting a stream however its bytes arrive."""
+"""Frames and headers, and the division of a stream into frames, however its bytes arrive."""
 
 from __future__ import annotations
 
@@ -132,7 +132,8 @@ def test_a_reader_that_keeps_the_size_has_room_for_a_frame_as_large_as_an_earlie
     for keeps_size in (False, True):
         reader = FrameReader(10**6, keeps_size=keeps_size)
         held = []
-        # Without an earlier frame, the buffer follows the bytes that have arrived, whatever the frame claims.
+        # On a new connection, the buffer grows with the bytes that have arrived, whatever size the frame
+        # claims.
         for size in (100_000, 100_000, 50_000, 900_000):
             reader.feed(struct.pack(">i", size) + b"x")
             held.append(reader.held_bytes)
@@ -171,7 +172,7 @@ def test_a_buffer_is_used_again_only_when_no_view_of_its_frame_is_left() -> None
 def test_a_larger_buffer_that_is_used_again_ends_with_its_frame(
     sizes: list[int], read_bytes: list[int], keeps_views: bool
 ) -> None:
-    """The test reads as a client does: large frames are received in place, and others are copied."""
+    """The test reads as a client does: it receives large frames in place, and copies small ones."""
     reader = FrameReader(10**6, keeps_size=True)
     frames = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
     stream = io.BytesIO(b"".join(struct.pack(">i", len(frame)) + frame for frame in frames))

@@ -28,7 +28,7 @@ APIS = list(API_BY_KEY.values())
 
 
 def mutated(rng: random.Random, data: bytes) -> bytes:
-    """Return the data cut, extended, with changed bytes, or with a huge length."""
+    """Return a damaged copy of the data: cut, extended, with changed bytes, or with a huge length."""
     raw = bytearray(data)
     kind = rng.randrange(5)
     if kind == 0:
@@ -98,7 +98,9 @@ def test_every_truncation_is_an_error(api: Api) -> None:
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
 def test_garbage_allocates_little_memory(api: Api) -> None:
-    """A claim of 2^31-1 elements allocates no more than the bytes that arrived, wherever it is."""
+    """Wherever a message claims 2^31-1 elements, decoding allocates no more memory than for the bytes that
+    arrived.
+    """
     rng = random.Random(api.key)
     claims = b"\x7f\xff\xff\xff\x0f\xff\xff\xff\x07\x00\x00\x00\x02"
     garbage = [bytes(rng.choice(claims) for _ in range(300)) for _ in range(20)]
@@ -124,8 +126,9 @@ def test_a_frame_reader_holds_only_what_arrived() -> None:
 
 @pytest.mark.parametrize("codec", Compression)
 def test_broken_batches_raise_typed_errors(codec: Compression) -> None:
-    """Some damaged batches have a right checksum, so that damage reaches the parsers. Rows and columns must
-    agree.
+    """Some damaged batches have a correct checksum, so that the damage reaches the parsers.
+
+    Rows and columns must agree.
     """
     rng = random.Random(int(codec))
     original = build_batch(RECORDS[:4], compression=codec, producer_id=1, producer_epoch=0, base_sequence=0)

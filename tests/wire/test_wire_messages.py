@@ -50,7 +50,7 @@ def kafka_python_class(name: str) -> Any:
 
 
 def same_values(message: Any) -> Any:
-    """Return the message with its records as bytes, to compare and print."""
+    """Return the message with its records converted to bytes, so that it can be compared and printed."""
     for struct in [message, *parts_of(message)]:
         for field in struct._struct.fields:
             value = getattr(struct, field.name)
@@ -68,7 +68,7 @@ def parts_of(part: Any) -> Any:
                 yield from parts_of(item)
 
 
-NOT_IN_KAFKA_PYTHON = {68, 69}  # the consumer protocol
+NOT_IN_KAFKA_PYTHON = {68, 69}  # these are messages of the consumer protocol
 
 
 @pytest.mark.skipif(sys.flags.optimize > 0, reason="kafka-python itself cannot decode under python -O")
@@ -114,8 +114,9 @@ def test_every_api_of_this_broker_has_messages() -> None:
 
 
 def test_every_api_but_produce_offers_exactly_what_it_serves() -> None:
-    """librdkafka before 2.11.1 does not compress unless Produce version 0 is advertised; our codec starts at
-    3.
+    """Produce is advertised from version 0, because librdkafka before 2.11.1 otherwise does not compress.
+
+    Our codec starts at version 3.
     """
     api = ProduceRequest.api
     assert (api.min_version, api.max_version) == (0, 13)

@@ -1,4 +1,4 @@
-"""The row loops in C (wire/_records.c) give what records.py gives, and leave unusual data to it."""
+"""The row loops in C (wire/_records.c) give the same results as records.py, and leave unusual data to it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ def test_c_leaves_unusual_arguments_to_python(c: Any, rows: Any) -> None:
 def test_a_count_above_the_records_costs_no_memory(c: Any) -> None:
     data = b"".join(oracle.encode_records([NewRecord(0, None, b"v")], 0))
     header = header_of(2**31 - 1, 0, 0, is_log_time=False)
-    headers = bytes([22, 0, 0, 0, 1, 1, 0xFE, 0xFF, 0xFF, 0xFF, 0x0F, 0])  # 2^31 - 1 headers
+    # the record claims 2^31 - 1 headers
+    headers = bytes([22, 0, 0, 0, 1, 1, 0xFE, 0xFF, 0xFF, 0xFF, 0x0F, 0])
     tracemalloc.start()
     try:
         assert parsed_by_c(c, data, header, 0, "strict") is None
@@ -164,7 +165,7 @@ def test_the_row_loops_in_c_leak_no_memory(c: Any) -> None:
     tracemalloc.start()
     growths = []
     try:
-        for _ in range(5):  # threads of earlier tests may allocate too, but not in every round
+        for _ in range(5):  # repeat, because threads of earlier tests may allocate in some rounds
             before, _ = tracemalloc.get_traced_memory()
             work()
             gc.collect()
