@@ -235,7 +235,7 @@ SYNCED_FILES = (
     "checkpoint.new",
     ".json",
     "-0",  # the name of a partition's directory ends so
-    "",  # every file
+    "",  # the empty suffix, which every file has
 )
 """Suffixes of paths. A fault fails the syncs of all paths with one of them."""
 FAILED_SYNC_CHANCE = 0.12

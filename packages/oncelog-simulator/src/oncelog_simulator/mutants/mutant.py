@@ -91,7 +91,7 @@ def caught_by_clients(mutant: ClientMutant, seeds: Iterable[int]) -> tuple[int, 
                 stack.enter_context(patch.object(owner, attribute, instead))
             try:
                 violations = run_seed(seed).violations
-            except Exception as error:  # the broken product broke the simulation itself
+            except Exception as error:  # the mutant broke the simulation itself
                 violations = [f"{type(error).__name__}: {error}"]
         if violations:
             return seed, rule_of(violations[0])
