@@ -15,7 +15,8 @@ ROOT = Path(__file__).parents[1]
 
 model = load_tool("model")
 FAST = [run for run in model.PROOFS if run.is_fast]
-FAST += {(run.model, run.refutes): run for run in model.CONTROLS if run.is_fast}.values()  # one per property
+# one run for each property
+FAST += {(run.model, run.refutes): run for run in model.CONTROLS if run.is_fast}.values()
 
 
 @pytest.fixture(scope="module")

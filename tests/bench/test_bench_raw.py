@@ -92,7 +92,7 @@ def test_every_transaction_that_is_reported_is_visible(address: Address, ends: d
             seen += len(records)
         assert seen == wanted and not consumer.poll(0.2)
     if "commit_records" in ends:
-        assert report.records <= report.transactions * 48  # requests of 12 records each
+        assert report.records <= report.transactions * 48  # each request has 12 records
 
 
 def test_consumers_get_every_batch_at_the_end_and_in_catching_up(address: Address) -> None:

@@ -1,4 +1,4 @@
-"""A wall clock that was ahead while the broker ran, and was set right."""
+"""A wall clock that was ahead while the broker was running, and was then corrected."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_half_sent_requests_are_bounded_together() -> None:
 def test_answers_that_nobody_takes_are_bounded_together() -> None:
     """Each client requests 40 MB again and again.
 
-    Responses get smaller, then clients that do not read are closed.
+    The broker first makes the responses smaller, and then closes the connections of clients that do not read.
     """
     limit_bytes = 24 * MB
     config = {"oncelog.queued.max.response.bytes": limit_bytes}

@@ -1,4 +1,4 @@
-"""Start a second request at each step of a first one; both are carried out in steps.
+"""Start a second request after each step of a first one. Both requests are handled in steps.
 
 For each of these moments, the responses and the state must be those of running one request after the other.
 Memory must equal a replay of the log. Like a client, the test retries a retriable error.

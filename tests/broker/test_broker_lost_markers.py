@@ -257,7 +257,9 @@ def test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_marker
 
 @pytest.mark.behaviour("T6")
 def test_a_clock_that_jumps_forward_makes_no_decision_old(producer: Producer) -> None:
-    """Regression: compaction removed the decision, a power loss took the marker, and "a" was aborted."""
+    """Regression: compaction removed the decision and a power loss took the marker, so the committed "a" was
+    aborted.
+    """
     producer.send(T0, "a")
     size = producer.size(T0)
     producer.end(True)

@@ -239,7 +239,7 @@ def test_a_stored_pattern_that_is_refused_now_stops_neither_the_start_nor_the_gr
 
 
 def test_ids_that_may_not_be_described_are_not_matched(tmp_path: Path, matched: list[str]) -> None:
-    """The time of a match would reveal something about them."""
+    """The time of a match would reveal something about the ids."""
     node = open_node(tmp_path, BROKER.parse({}), Clock())
     node.transactions.init("secret", None, 60_000, 0)
     node.log_manager.release()

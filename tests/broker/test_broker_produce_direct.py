@@ -1,4 +1,6 @@
-"""The fast path of plain Produce requests gives the same bytes as `produce`, or leaves them to it."""
+"""The fast path for plain Produce requests returns the same bytes as `produce`, or leaves a request to
+`produce`.
+"""
 
 from __future__ import annotations
 

@@ -95,7 +95,10 @@ def test_an_id_near_the_end_does_not_use_up_all_others(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("I27")
 def test_ids_of_the_transaction_log_are_not_given_again(tmp_path: Path) -> None:
-    """The clock is of no help here: it showed 1970."""
+    """The clock shows 1970, so ids that follow from the clock may have been used.
+
+    The transaction log must be considered.
+    """
     with Broker(tmp_path) as broker:
         with producer_of(broker.bootstrap_servers, transactional_id="x") as producer:
             producer.init_transactions()

@@ -131,11 +131,11 @@ class Run:
         self.handed: dict[ProducerIdAndEpoch, object] = {}
         """For every assigned producer id and epoch, the request that got it."""
         self.first_seen: dict[bytes, int] = {}
-        """Topic id -> the event after which the topic was first seen."""
+        """For each topic id: the event after which the topic was first seen."""
         self.asked: set[int] = set()
         """Offsets whose commit is not answered yet. Each commit has an offset of its own."""
         self.answered: dict[int, int] = {}
-        """Offset -> the event at which its commit was answered."""
+        """For each offset: the event at which its commit was answered."""
         self.start()
 
     # The node

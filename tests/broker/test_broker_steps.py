@@ -1,4 +1,4 @@
-"""Large requests: carried out in bounded steps, between which others are served."""
+"""Large requests are handled in bounded steps, between which the broker serves other clients."""
 
 from __future__ import annotations
 

@@ -369,7 +369,7 @@ def test_only_a_marker_whose_fate_is_unknown_is_written_again(tmp_path: Path) ->
     who = place.begin()
     flush_all(node)
     node.transactions.end("x", who, True, 0, NOW_MS)
-    flush_all(node)  # the decision
+    flush_all(node)  # makes the decision durable
     markers = list(node.flush_queue.take_due())
     assert len(markers) == len(PARTITIONS) + 1
     for partition in markers:
@@ -443,7 +443,7 @@ def flush_all(node: BrokerState) -> None:
 def test_a_key_is_kept_in_the_partition_that_kafka_chooses(key: str, expected: int) -> None:
     """The partition follows from Java's String.hashCode.
 
-    The smallest integer's absolute value counts as 0.
+    If the hash is the smallest integer, its absolute value counts as 0.
     """
     assert partition_for(key, 50) == expected
 

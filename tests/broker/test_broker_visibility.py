@@ -123,7 +123,7 @@ def test_a_reader_sees_nothing_that_a_power_loss_could_take(isolation: int) -> N
 def test_a_group_does_not_pass_over_an_acknowledged_record_after_a_power_loss() -> None:
     """Records that a group has read, and so can commit, are on the disk.
 
-    Later records have higher offsets.
+    So records that are stored after the power loss have higher offsets.
     """
     place = _Place()
     place.produce(b"A")

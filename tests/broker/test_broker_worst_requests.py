@@ -87,7 +87,7 @@ def carry_out(node: BrokerState, worst: WorstRequest) -> tuple[int, int]:
 def assert_bounded(worst: WorstRequest) -> None:
     node = open_node(MemoryDisk())
     node.topics.create("t", 1, {}, NOW_MS)
-    carry_out(node, worst)  # compiles the decoder
+    carry_out(node, worst)  # this call compiles the decoder
     tracemalloc.start()
     try:
         _, answer_bytes = carry_out(node, worst)

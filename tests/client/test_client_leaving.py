@@ -192,7 +192,8 @@ def test_a_cancelled_close_keeps_no_member_in_the_group(
         assert leaving.cancelled()
         assert session.protocol._heartbeats is None
         assert how == "close" or consumer.assignment() == []
-        await session.committed([TopicPartition(topic, 0)])  # on the connection that LeaveGroup uses
+        # this request uses the same connection as LeaveGroup
+        await session.committed([TopicPartition(topic, 0)])
         async with AsyncAdmin({"bootstrap.servers": servers}) as admin:
             assert (await admin.describe_groups(group))[group].members == ()
         await consumer.close()
@@ -377,7 +378,7 @@ def test_an_interrupt_of_a_close_keeps_no_member_in_the_group(
     with pytest.raises(KeyboardInterrupt):
         getattr(consumer, how)()
     if how == "unsubscribe":
-        consumer.committed(TopicPartition(topic, 0))  # on the connection that LeaveGroup uses
+        consumer.committed(TopicPartition(topic, 0))  # this request uses the same connection as LeaveGroup
     with Admin({"bootstrap.servers": servers}) as admin:
         assert admin.describe_groups(group)[group].members == ()
     consumer.close()

@@ -1,4 +1,4 @@
-"""Responses in a comparable form, and the first difference between two runs."""
+"""Convert responses to a comparable form, and find the first difference between two runs."""
 
 from __future__ import annotations
 

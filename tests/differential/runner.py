@@ -71,7 +71,7 @@ _values = itertools.count(1_000_000)
 
 
 class BrokerUnderTest(Protocol):
-    """A broker under test."""
+    """The interface of a broker under test: its addresses, and how to restart it."""
 
     @property
     def bootstrap_servers(self) -> str: ...
@@ -377,7 +377,7 @@ def _unpark(runs: SequenceOf[Run]) -> None:
 
 
 class Outcome(NamedTuple):
-    """The result of one sequence."""
+    """The result of one sequence: the responses of both brokers, and the first difference."""
 
     sequence: Sequence
     ours: list[Any]
@@ -427,7 +427,7 @@ class Pair:
         return again if again is not None and again.difference is not None else None
 
     def run_sequence(self, sequence: Sequence, rules: tuple[Rule, ...]) -> Outcome:
-        """Run one sequence."""
+        """Run one sequence alone, and return its outcome."""
         with ThreadPoolExecutor(2) as pool:
             (outcome,) = self._play_chunk([(sequence, rules)], pool)
             return outcome

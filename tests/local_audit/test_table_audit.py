@@ -220,7 +220,7 @@ def test_records_below_the_log_start_are_not_judged(
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 20)
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
-        admin.delete_records({TopicPartition(topic, 0): 5})  # inside a batch
+        admin.delete_records({TopicPartition(topic, 0): 5})  # offset 5 is inside a batch
     table = write_parquet(tmp_path / "t", rows_of(topic, [1, 2, 2, *range(5, 20)]))
     result = audit_table(broker.bootstrap_servers, topic, table)
     assert found(result) == [("doubled_row", 0, 2, 2, 2)]

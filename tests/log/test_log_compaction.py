@@ -631,7 +631,9 @@ def test_a_damaged_commit_gets_no_index_entry() -> None:
 
 
 def test_a_damaged_swap_file_still_replaces_all_old_segments() -> None:
-    """Regression: the start took a damaged length for the end of the log, and kept some replaced segments."""
+    """Regression: the start mistook a damaged length for the end of the log, and kept some replaced
+    segments.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk, config(segment_bytes=200))
     for number in range(12):

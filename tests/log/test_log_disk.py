@@ -271,7 +271,7 @@ def test_a_failing_roll_changes_nothing(operation: str) -> None:
 
 
 def test_a_failed_sync_takes_the_partition_offline() -> None:
-    """The operating system may have dropped the pages, so later syncs would lie."""
+    """The operating system may have dropped the pages, so later syncs would succeed without writing them."""
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
     put(partition, batch(0))

@@ -86,10 +86,10 @@ def test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one(is_kill
 
 
 def test_a_lost_end_lowers_the_recovery_point_on_disk() -> None:
-    """A flushed record survives a disk that lied about a sync, a kill and a power loss.
+    """A flushed record survives a disk that reported a sync without doing it, then a kill and a power loss.
 
-    Regression: the start after the kill kept the old recovery point. It took new records below that point for
-    synced, so they were never synced.
+    Regression: the start after the kill kept the old recovery point. It treated new records below that point
+    as synced, so they were never synced.
     """
     disk, log_config = MemoryDisk(), config(segment_bytes=300, index_interval_bytes=50)
     manager = _open(disk)

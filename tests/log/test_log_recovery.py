@@ -263,8 +263,9 @@ def test_replay_goes_on_behind_a_length_that_claims_too_much() -> None:
 @pytest.mark.parametrize("position", [-1, 10, 16], ids=["record", "length", "format"])
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_damage_at_the_end_of_a_segment_takes_no_later_segment_with_it(clean: bool, position: int) -> None:
-    """Found by the simulator (seed 307): a last batch with a length past the end was taken for a torn
-    tail."""
+    """Found by the simulator (seed 307): a last batch with a length past the end was mistaken for a torn
+    tail.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
     size = len(batch(0, pid=1))

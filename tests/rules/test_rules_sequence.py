@@ -1,4 +1,4 @@
-"""Sequence arithmetic at and around the wrap."""
+"""Arithmetic with sequence numbers, at and around the wrap from 2147483647 to 0."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ Steps = Generator[None, None, None]
 
 
 class Refused(Exception):
-    """A rule rejected the step, or the epoch is fenced."""
+    """Raised if a rule rejects the step, or if the epoch is fenced."""
 
 
 def sum_of(rows: Rows) -> RowSum:

@@ -1,5 +1,6 @@
-"""Each bit of each header field is flipped under a right checksum: the audit finds it, or a table says why
-not.
+"""Each bit of each header field is flipped and the checksum corrected.
+
+The audit finds the flip, or a table says why not.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from differential.sequence import Sequence, Subject
 
 
 def all_subjects() -> dict[str, Subject]:
-    """All subjects by name."""
+    """Return all subjects by name."""
     subjects: dict[str, Subject] = {}
     for module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
         for subject in getattr(importlib.import_module(f"{__name__}.{module}"), "SUBJECTS", ()):
