@@ -15,6 +15,7 @@ from oncelog.broker.coordinators.internal_topic import partition_for
 from oncelog.broker.coordinators.internal_topic_config import CONSUMER_OFFSETS, TRANSACTION_STATE
 from oncelog.errors import NotCoordinator
 from oncelog.wire import messages as m
+from oncelog.wire.batch import iter_batches
 
 PARTITIONS = 4
 CONFIG = {
@@ -204,7 +205,7 @@ def test_a_record_of_an_unknown_version_is_named_with_its_offset(
     log = directory / f"{0:020}.log"
     size = log.stat().st_size
     from oncelog.broker.coordinators.transaction_log import encode_key
-    from oncelog.wire.batch import build_batch, iter_batches, stamp
+    from oncelog.wire.batch import build_batch, stamp
     from oncelog.wire.records import NewRecord
 
     last = [header for _, header in iter_batches(memoryview(log.read_bytes()))][-1].last_offset
@@ -218,6 +219,27 @@ def test_a_record_of_an_unknown_version_is_named_with_its_offset(
             assert client.ask(init_request("a"), 4).error_code == NotCoordinator.code
             # success, or CONCURRENT_TRANSACTIONS while the coordinator still aborts the open transaction
             assert client.ask(init_request("b"), 4).error_code in (0, 51)
+
+
+@pytest.mark.behaviour("I27")
+def test_a_coordinator_uses_nothing_of_a_log_that_lost_a_segment(
+    data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The group used to go back to its offset before the lost record, without a report."""
+    log = data / f"{CONSUMER_OFFSETS}-{partition_for('a', PARTITIONS)}" / f"{0:020}.log"
+    stored = log.read_bytes()
+    positions = [position for position, _ in iter_batches(memoryview(stored))]
+    log.write_bytes(stored[: positions[-1]])
+    for _ in range(2):  # also after a stop of the broker that found the loss
+        caplog.clear()
+        with caplog.at_level(logging.ERROR, "oncelog.broker"), Broker(data, config=CONFIG) as broker:
+            assert "coordinator's partition damaged" in caplog.text and "the last stop left" in caplog.text
+            with RawClient(broker.bootstrap_servers) as client:
+                assert fetched(client, "a")[0] == NotCoordinator.code
+                assert fetched(client, "b") == (0, 2)
+    log.write_bytes(stored)
+    with Broker(data, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert fetched(client, "a") == (0, 2)
 
 
 def _delete_topic(client: RawClient) -> None:

@@ -29,6 +29,7 @@ from oncelog.log.checkpoint import (
     read_offsets,
 )
 from oncelog.log.cleaner import Compaction, SegmentSwapper
+from oncelog.log.contents import CONTENTS
 from oncelog.log.disk import Disk
 from oncelog.log.manager import LogManager
 from oncelog.log.partition import Partition
@@ -498,7 +499,7 @@ def test_a_full_disk_refuses_no_start_that_restores_lost_index_entries() -> None
         if name.endswith(".txnindex"):
             disk.remove(f"{TP}/{name}")
     disk.replace(CLEANED_OFFSETS, encode_offsets({TP: 8}))
-    for path in (INDEXED_OFFSETS, INDEX_STARTS):
+    for path in (INDEXED_OFFSETS, INDEX_STARTS, CONTENTS):
         disk.remove(path)
     for is_full, count in ((True, 4), (True, 4), (False, 4), (False, 0)):
         disk.errors = {("replace", ".txnindex"): errno.ENOSPC} if is_full else {}

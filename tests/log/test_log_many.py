@@ -60,8 +60,8 @@ def test_new_partitions_are_not_synced_one_by_one() -> None:
     assert disk.calls["sync"] <= 1
     disk.calls.clear()
     manager.close(NOW_MS)
-    # Only the checkpoints and the clean-shutdown marker are written, because the partitions did not change.
-    assert disk.calls == {"replace": 5, "write": 5}
+    # Checkpoints, contents and the marker are written, and nothing of the partitions: they did not change.
+    assert disk.calls == {"replace": 6, "write": 6}
     assert [p.log_end_offset for p in partitions] == [0] * len(PARTITIONS)
 
 

@@ -191,6 +191,28 @@ def test_damage_below_the_recovery_point_is_no_torn_tail(clean: bool, position: 
         disk = disk.after_kill()
 
 
+@pytest.mark.behaviour("I17")
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
+@pytest.mark.parametrize("tail", [bytes(300), b"junk" * 20], ids=["zeros", "junk"])
+@pytest.mark.parametrize("lost", [".index", ".timeindex"])
+def test_bytes_after_a_synced_segment_remove_no_later_one(clean: bool, tail: bytes, lost: str) -> None:
+    """A lost index lets recovery read the segment. It removed all later segments, which were synced too."""
+    disk = MemoryDisk()
+    partition = _filled(disk, 20)
+    partition.flush()
+    records, point = read_all(partition), partition.recovery_point
+    if clean:
+        partition.close(NOW_MS)
+    disk = disk.after_kill()
+    name = _names(disk, ".log")[1]
+    file = disk.open(f"{TP}/{name}")
+    file.pwrite(tail, file.size())
+    disk.remove(f"{TP}/{name.removesuffix('.log')}{lost}")
+    again = open_partition(disk, SMALL, recovery_point=point, clean_shutdown=clean)
+    assert (read_all(again), again.log_end_offset) == (records, 20)
+    assert f"{len(tail)} bytes after the last batch are removed" in str(again.recovery_warnings)
+
+
 def _closed_without_snapshots(how: LogConfig) -> tuple[dict[str, bytes], list[tuple[str, int, int]]]:
     """Return the files of a closed partition without snapshots, and the file, position and size of each
     batch.

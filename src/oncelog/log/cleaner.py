@@ -49,6 +49,7 @@ class LogCleaner:
         self._log = log
         self._swapper = SegmentSwapper(log)
         self._is_uncleanable = False
+        self._is_compacting = False
         self.cleaned_to = cleaned_to
         """The offset up to which compaction has read every key and removed superseded records."""
         self.held_from = INT64_MAX
@@ -137,10 +138,13 @@ class LogCleaner:
             dirty=dirty,
             now_ms=now_ms,
         )
+        self._is_compacting = True
         try:
             yield from self._swapper.discard_leftovers()
             yield from compaction.run()
+            self._is_compacting = False
         except Exception as error:
+            self._is_compacting = False
             # Without this call, the traceback would keep all local variables of the failed compaction in
             # memory, and `LogManager` collects the errors of all partitions. See
             # test_partitions_that_cannot_be_compacted_keep_none_of_what_they_read.
@@ -157,6 +161,15 @@ class LogCleaner:
     def has_leftovers(self) -> bool:
         """True while files of a failed compaction may exist that recovery would swap in."""
         return self._swapper.has_leftovers
+
+    @property
+    def may_have_swap_files(self) -> bool:
+        """True if the directory may have files of a compaction, which the next start swaps in or discards.
+
+        This stays true if the log is closed during a compaction.
+        """
+        swapper = self._swapper
+        return self._is_compacting or swapper.has_leftovers or swapper.unfinished is not None
 
     @property
     def has_unfinished_swap(self) -> bool:

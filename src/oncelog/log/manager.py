@@ -7,6 +7,7 @@
     cleaner-offset-checkpoint
     oncelog-txnindex-checkpoint          offsets below which the transaction indexes are complete
     oncelog-txnindex-start-checkpoint    offsets from which every segment has a transaction index
+    oncelog-contents-checkpoint          what a clean stop left in each partition
     <topic>-<partition>/                 a partition; "...-delete" is being deleted
 
 Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
@@ -39,6 +40,7 @@ from oncelog.log.checkpoint import (
     read_partition_metadata,
 )
 from oncelog.log.config import LogConfig
+from oncelog.log.contents import CONTENTS, PartitionContents, decode_contents, encode_contents
 from oncelog.log.disk import Disk, DiskLock, explain, remove_if_exists, write_synced
 from oncelog.log.partition import Partition
 from oncelog.types import TopicPartition
@@ -55,6 +57,8 @@ Apache Kafka, or by an early Oncelog, whose files have version 1.
 FOREIGN_LOGS = frozenset({"__cluster_metadata"})
 """Logs of Apache Kafka's controllers. They are not topics and must not be deleted."""
 _META_VERSION = 1
+_CLEAN_MARK = b'{"version":0,"brokerEpoch":-1}'
+"""This broker's content of CLEAN_SHUTDOWN. Apache Kafka writes an epoch above -1."""
 _NO_IDS: Mapping[str, bytes] = MappingProxyType({})
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9]\d{0,9})")
 _DELETED = re.compile(rf"(?=.{{255}}$|.+-\d+\.[0-9a-f]{{32}}-).+{DELETED_SUFFIX}")
@@ -97,6 +101,8 @@ class LogManager:
         self.directory_id = properties["directory.id"]
         self.partitions: dict[TopicPartition, Partition] = {}
         self.was_clean = disk.exists(CLEAN_SHUTDOWN)
+        self._contents_data = _read_contents(disk) if self.was_clean else b""
+        self._contents = decode_contents(self._contents_data)
         self._recovery_points = read_offsets(disk, RECOVERY_POINTS)
         self._log_starts = read_offsets(disk, LOG_STARTS)
         self._cleaned = read_offsets(disk, CLEANED_OFFSETS)
@@ -150,6 +156,7 @@ class LogManager:
             # After this removal, a crash makes the next start recover all partitions. That reads little,
             # because the recovery points are at the log ends.
             remove_if_exists(disk, CLEAN_SHUTDOWN)
+            remove_if_exists(disk, CONTENTS)
             disk.sync_directory()
         except OSError as error:
             lock.release()
@@ -204,7 +211,12 @@ class LogManager:
         """
         if topic_partition in self.partitions:
             raise MisuseError(f"{topic_partition} is open already")
-        cleaned_to = self._cleaned.get(topic_partition, 0)
+        cleaned_to, contents = self._cleaned.get(topic_partition, 0), self._contents.get(topic_partition)
+        log_start_offset = self._log_starts.get(topic_partition, 0)
+        if contents is not None:
+            # The checkpoint of log starts may be lost. Deleted records would then be readable again. See
+            # test_records_deleted_before_a_clean_stop_stay_deleted_without_the_checkpoint.
+            log_start_offset = max(log_start_offset, contents.log_start_offset)
         partition = Partition.open(
             self.disk,
             str(topic_partition),
@@ -214,9 +226,10 @@ class LogManager:
             now_ms=now_ms,
             clean_shutdown=self.was_clean,
             recovery_point=self._recovery_points.get(topic_partition, 0),
-            log_start_offset=self._log_starts.get(topic_partition, 0),
+            log_start_offset=log_start_offset,
             cleaned_to=cleaned_to,
             indexed_from=self._index_starts.get(topic_partition),
+            contents=contents,
             background=self.background,
         )
         if self._index_starts.get(topic_partition) != partition.indexed_from:
@@ -595,9 +608,12 @@ class LogManager:
         partitions.
         """
         failures, self._is_closing = [], True
-        for partition in self.partitions.values():
+        contents: dict[TopicPartition, PartitionContents] = {}
+        for tp, partition in self.partitions.items():
             try:
                 partition.close(now_ms)
+                if (fields := partition.contents()) is not None:
+                    contents[tp] = fields
             except KafkaStorageError as error:
                 failures.append(error)
         try:
@@ -605,7 +621,8 @@ class LogManager:
             if not failures:
                 self._write_offsets()
             if not failures and not any(partition.is_offline for partition in self.partitions.values()):
-                self.disk.replace(CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+                self.disk.replace(CONTENTS, encode_contents(contents))
+                self.disk.replace(CLEAN_SHUTDOWN, _CLEAN_MARK)
         except (OSError, KafkaStorageError) as error:
             failures.append(KafkaStorageError(f"checkpoints cannot be written: {error}"))
         finally:
@@ -625,13 +642,23 @@ class LogManager:
     def give_back(self) -> None:
         """Restore `.kafka_cleanshutdown` after a start that was rejected before it opened any partition."""
         if self.was_clean and not self.partitions:
-            self.disk.replace(CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+            if self._contents_data:
+                self.disk.replace(CONTENTS, self._contents_data)
+            self.disk.replace(CLEAN_SHUTDOWN, _CLEAN_MARK)
 
     def release(self) -> None:
         """Close the files and release the lock without writing, as a crash would."""
         for partition in self.partitions.values():
             partition.abandon()
         self._lock.release()
+
+
+def _read_contents(disk: Disk) -> bytes:
+    """Return the content of CONTENTS; nothing if it is missing, or if another broker stopped last."""
+    try:
+        return disk.read(CONTENTS) if disk.read(CLEAN_SHUTDOWN) == _CLEAN_MARK else b""
+    except FileNotFoundError:
+        return b""
 
 
 def _take_lock(disk: Disk) -> DiskLock:

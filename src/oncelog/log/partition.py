@@ -30,6 +30,7 @@ from oncelog.log.checkpoint import (
 )
 from oncelog.log.cleaner import LogCleaner
 from oncelog.log.config import LogConfig
+from oncelog.log.contents import PartitionContents
 from oncelog.log.disk import Disk, explain
 from oncelog.log.epochs import LeaderEpochs
 from oncelog.log.index import AbortedTransaction
@@ -106,6 +107,10 @@ class Partition:
         self.recovery_warnings = recovered.warnings
         self.indexed_from = recovered.indexed_from
         """Every segment with this base offset or a higher one has a transaction index file."""
+        self.lost_since_stop = recovered.lost_since_stop
+        """The contents that a clean stop left, if records of them were lost since; else None."""
+        self.keeps_loss = False
+        """True if `contents` returns `lost_since_stop`, so that the next start finds the loss again."""
         self.opened_cost = 0
         """The total cost of decompressing clients' batches since opening, in records. See `prepare_batch`."""
         self.on_log_start: Callable[[], None] | None = None
@@ -135,6 +140,7 @@ class Partition:
         log_start_offset: int = 0,
         cleaned_to: int = 0,
         indexed_from: int | None = None,
+        contents: PartitionContents | None = None,
         leader_epoch: int = 0,
         background: BackgroundQueue | None = None,
     ) -> Self:
@@ -148,6 +154,7 @@ class Partition:
         - `recovery_point`: every record below this offset is synced.
         - `cleaned_to`: compaction has cleaned the log at least up to this offset.
         - `indexed_from`: segments from this base offset on had a transaction index file; None if unknown.
+        - `contents`: what a clean stop left in the directory; None if unknown.
         - `background`: runs deferred work; with None, deferred work runs at once.
         """
         disk = PartitionDisk(disk)
@@ -161,6 +168,7 @@ class Partition:
             now_ms,
             background,
             indexed_from,
+            contents,
         )
         is_new = False
         try:
@@ -753,6 +761,18 @@ class Partition:
             self.log.close_unchanged()
         else:
             self.log.close(now_ms)
+
+    def contents(self) -> PartitionContents | None:
+        """Return what the files contain after `close`; None if the next start may find other contents.
+
+        That is so if it completes or discards a compaction, or if entries of an index could not be stored.
+        """
+        if self.keeps_loss:
+            return self.lost_since_stop
+        segments = list(self.log.segments)
+        if self.cleaner.may_have_swap_files or not all(s.transactions.is_stored for s in segments):
+            return None
+        return PartitionContents.of(self.log.start_offset, segments)
 
     def abandon(self) -> None:
         """Close the files without writing anything, as a crash would."""

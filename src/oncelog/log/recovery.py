@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from oncelog.errors import BrokerError, CorruptMessage, StorageError
 from oncelog.log.background import BackgroundQueue
 from oncelog.log.config import LogConfig
+from oncelog.log.contents import PartitionContents
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.producers import PartitionProducers
 from oncelog.log.scan import HEADERS, BadBatch, HeaderBlock, scan
@@ -43,6 +44,7 @@ class Recovered:
     - `leader_epochs`: (epoch, first offset) of the batches that recovery read; for `LeaderEpochs.settle`.
     - `rebuilt_from`: indexes were rebuilt from this offset on and are not synced; None if none were rebuilt.
     - `indexed_from`: every segment with this base offset or a higher one has a transaction index file.
+    - `lost_since_stop`: the contents that a clean stop left, if the log has fewer bytes or segments now.
     """
 
     segments: SegmentList
@@ -52,6 +54,7 @@ class Recovered:
     leader_epochs: list[tuple[int, int]] = field(default_factory=list)
     rebuilt_from: int | None = None
     indexed_from: int = 0
+    lost_since_stop: PartitionContents | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class OpenOptions:
     - `recovery_point`: all records below this offset are synced.
     - `cleaned_to`: compaction has cleaned the log up to this offset, so a gap below it is not a loss.
     - `indexed_from`: the value that `Recovered` had when it was last stored; None if unknown.
+    - `contents`: what a clean stop left in the directory; None if unknown.
+    - `checks_all`: no file is trusted, because the directory differs from `contents`.
     """
 
     config: LogConfig
@@ -72,6 +77,8 @@ class OpenOptions:
     now_ms: int
     background: BackgroundQueue
     indexed_from: int | None = None
+    contents: PartitionContents | None = None
+    checks_all: bool = False
 
 
 def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
@@ -82,6 +89,18 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
     warnings: list[str] = []
     bases = _drop_failed_rolls(disk, directory, _sweep(disk, directory), options, warnings)
     segments, replay_from = _open_segments(disk, directory, bases, options, warnings)
+    contents, lost_since_stop = options.contents, None
+    if segments and contents is not None and (text := contents.difference(segments)):
+        warnings.append(
+            f"{disk.describe(directory)} has {text} (docs/operations.md); all records are checked"
+        )
+        bases = [segment.base_offset for segment in segments]
+        for segment in segments:
+            segment.close()
+        options = replace(options, checks_all=True)
+        segments, replay_from = _open_segments(disk, directory, bases, options, warnings)
+        if contents.is_more_than(segments):
+            lost_since_stop = contents
     if segments:
         segments[-1].forget_lost_markers()
     if not segments:
@@ -100,6 +119,7 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
         PartitionProducers(Snapshots(disk, directory, options.config.limits), options.background),
         log_start_offset,
         warnings,
+        lost_since_stop=lost_since_stop,
     )
     recovered.rebuilt_from = replay_from
     _recover_producers(recovered, options, replay_from)
@@ -262,7 +282,9 @@ def _open_segments(
         # index entries that the roll wrote may be unsynced.
         is_index_sure = next_base is not None and (options.is_clean or next_base < options.recovery_point)
         trusted = options.recovery_point
-        if _has_lost_aborted(segment, options):
+        if options.checks_all:
+            trusted = 0
+        elif _has_lost_aborted(segment, options):
             warnings.append(f"{disk.describe(segment.transaction_index_path)} is missing; indexes rebuilt")
             trusted = 0
         elif options.is_clean or is_index_sure:
@@ -283,9 +305,14 @@ def _open_segments(
             # Only the first rebuilt segment matters, because it has the lowest offset.
             replay_from = segment.transactions_from
         if bad is not None:
+            cut_bytes = size_before - bad.position
             warnings.append(
                 f"{disk.describe(segment.log_path)} cut at position {bad.position}: {bad.reason}; "
-                + _lost_text(segment.end_offset, size_before - bad.position, bases[number + 1 :])
+                + (
+                    f"{cut_bytes} bytes after the last batch are removed"
+                    if is_all_sure
+                    else _lost_text(segment.end_offset, cut_bytes, bases[number + 1 :])
+                )
             )
         is_unsynced = next_base is not None and not options.is_clean and next_base > options.recovery_point
         has_gap = is_unsynced and segment.end_offset != next_base
@@ -294,13 +321,17 @@ def _open_segments(
             # A power loss has removed the end of this segment and kept the next segment.
             lost = f"offsets {segment.end_offset} to {next_base} (exclusive) are lost"
             warnings.append(f"{lost}, and all later offsets are removed")
-        if bad is not None or is_lost:
+        # A synced segment that reaches the next one is whole, so bytes after its last batch say nothing about
+        # later segments. See test_bytes_after_a_synced_segment_remove_no_later_one.
+        if (bad is not None and not is_all_sure) or is_lost:
             _remove_later(disk, directory, bases[number + 1 :], options.now_ms)
             # Without this sync, a power loss could restore a removed segment after new records were appended.
             # See test_segments_that_recovery_removed_stay_removed_after_a_power_loss.
             disk.sync_directory(directory)
             break
         if next_base is not None:
+            if options.checks_all and not segment.damaged and segment.end_offset < next_base:
+                warnings.append(f"there are no offsets from {segment.end_offset} to {next_base} (exclusive)")
             segment.note_last_time()
     if _drop_empty_tail(segments, options, warnings):
         disk.sync_directory(directory)

@@ -1,0 +1,77 @@
+"""The contents of each partition after a clean stop, stored in `oncelog-contents-checkpoint`.
+
+A segment's file has no length and no checksum of its own. If the file is lost, emptied, or cut after a batch
+while no broker runs, the log seems to have a gap, and readers would pass over acknowledged records. With a
+shorter `.txnindex` file, they would get aborted records. So a clean stop stores how many segments, bytes and
+index entries each partition has. A start that finds others checks the whole partition and reports it. See
+test_a_segment_that_changed_since_a_clean_stop_is_reported.
+
+The file counts only beside this broker's own `.kafka_cleanshutdown`, and a start removes it. So a stop by
+Apache Kafka, or by an Oncelog that does not know the file, leaves nothing to compare. The format is that of
+Kafka's checkpoints, with six fields for each partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from oncelog.errors import StorageError
+from oncelog.log.checkpoint import decode_checkpoint, encode_checkpoint
+from oncelog.log.segment import Segment
+from oncelog.types import TopicPartition
+
+CONTENTS = "oncelog-contents-checkpoint"
+
+
+class PartitionContents(NamedTuple):
+    """The contents of a partition's files.
+
+    - `log_bytes`: the bytes of all segments' batches.
+    - `aborted_count`: the entries in all segments' transaction indexes.
+    """
+
+    log_start_offset: int
+    segment_count: int
+    log_bytes: int
+    aborted_count: int
+
+    @classmethod
+    def of(cls, log_start_offset: int, segments: Iterable[Segment]) -> PartitionContents:
+        sizes = [(segment.size_bytes, len(segment.transactions)) for segment in segments]
+        return cls(log_start_offset, len(sizes), sum(size for size, _ in sizes), sum(n for _, n in sizes))
+
+    def difference(self, segments: list[Segment]) -> str:
+        """Return how `segments` differ from these contents; an empty string if they do not."""
+        found = PartitionContents.of(self.log_start_offset, segments)
+        if found == self:
+            return ""
+        return (
+            f"{found.segment_count} segments, {found.log_bytes} bytes and {found.aborted_count} aborted "
+            f"transactions, but the last stop left {self.segment_count}, {self.log_bytes} and "
+            f"{self.aborted_count}"
+        )
+
+    def is_more_than(self, segments: list[Segment]) -> bool:
+        """Return True if `segments` lack a segment or bytes of batches."""
+        found = PartitionContents.of(self.log_start_offset, segments)
+        return found.segment_count < self.segment_count or found.log_bytes < self.log_bytes
+
+
+def encode_contents(contents: Mapping[TopicPartition, PartitionContents]) -> bytes:
+    return encode_checkpoint(
+        " ".join(map(str, (tp.topic, tp.partition, *fields))) for tp, fields in sorted(contents.items())
+    )
+
+
+def decode_contents(data: bytes) -> dict[TopicPartition, PartitionContents]:
+    """Return the contents of each partition. An unreadable file gives none, so nothing is compared."""
+    try:
+        lines = [line.split() for line in decode_checkpoint(data)]
+        return {TopicPartition(line[0], int(line[1])): _contents(line[2:]) for line in lines}
+    except (StorageError, ValueError, TypeError, IndexError):
+        return {}
+
+
+def _contents(fields: list[str]) -> PartitionContents:
+    return PartitionContents(*map(int, fields))

@@ -1,0 +1,141 @@
+"""Files of a partition that are lost or changed while no broker runs: a start compares the contents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.log.partitions import (
+    NOW_MS,
+    TOPIC_ID,
+    TP,
+    batch,
+    config,
+    marker,
+    put,
+    put_marker,
+    read_all,
+    values_and_markers,
+)
+
+from oncelog.log.checkpoint import LOG_STARTS
+from oncelog.log.config import LogConfig
+from oncelog.log.contents import CONTENTS, decode_contents
+from oncelog.log.manager import CLEAN_SHUTDOWN, LogManager
+from oncelog.log.partition import Partition
+from oncelog.testing.memory_disk import MemoryDisk
+
+SMALL = config(segment_bytes=400, index_interval_bytes=100)
+TABLE = config(segment_bytes=400, index_interval_bytes=100, cleanup_policy="compact")
+Change = Callable[[MemoryDisk, str], None]
+
+
+def _open(disk: MemoryDisk, log_config: LogConfig = SMALL) -> tuple[LogManager, Partition]:
+    manager = LogManager.open(disk, node_id=1, new_uuid=lambda: TOPIC_ID, now_ms=NOW_MS)
+    return manager, manager.open_partition(TP, log_config, TOPIC_ID, NOW_MS)
+
+
+def _stopped(log_config: LogConfig = SMALL) -> MemoryDisk:
+    """Return the disk after a clean stop. Each segment but the last has an aborted transaction."""
+    disk = MemoryDisk()
+    manager, partition = _open(disk, log_config)
+    for number in range(12):
+        put(partition, batch(number, pid=1, key=b"%d" % (number % 3)))
+        put(partition, batch(0, pid=10 + number, is_transactional=True, value=b"aborted"))
+        put_marker(partition, marker(10 + number, commit=False))
+    partition.flush()
+    manager.close(NOW_MS)
+    return disk.after_kill()
+
+
+def _remove(disk: MemoryDisk, path: str) -> None:
+    disk.remove(path)
+
+
+def _empty(disk: MemoryDisk, path: str) -> None:
+    disk.open(path).truncate(0)
+
+
+def _cut_in_half(disk: MemoryDisk, path: str) -> None:
+    file = disk.open(path)
+    file.truncate(file.size() // 2)
+
+
+def _add_zeros(disk: MemoryDisk, path: str) -> None:
+    file = disk.open(path)
+    file.pwrite(bytes(200), file.size())
+
+
+def _file(disk: MemoryDisk, suffix: str) -> str:
+    """Return the path of a file of the second segment."""
+    names = [name for name in disk.list(str(TP)) if name.endswith(".log")]
+    return f"{TP}/{names[1].removesuffix('.log')}{suffix}"
+
+
+def _aborted(partition: Partition) -> list[tuple[int, int]]:
+    """Return the aborted transactions that read_committed readers get."""
+    found = partition.aborted_transactions(0, partition.log_end_offset)
+    return [(entry.producer_id, entry.first_offset) for entry in found]
+
+
+@pytest.mark.parametrize("change", [_remove, _empty, _cut_in_half, _add_zeros])
+def test_a_segment_that_changed_since_a_clean_stop_is_reported(change: Change) -> None:
+    """The start used to take the segment for whole. Readers passed over its records without an error."""
+    disk = _stopped()
+    change(disk, _file(disk, ".log"))
+    _, partition = _open(disk)
+    assert "but the last stop left" in str(partition.recovery_warnings)
+    assert partition.log_end_offset == 36
+    assert change is not _remove or "there are no offsets from" in str(partition.recovery_warnings)
+    # The snapshot of the stop still has every producer.
+    assert put(partition, batch(11, pid=1, key=b"2")).is_duplicate
+    if change is _add_zeros:
+        assert values_and_markers(partition).count("<abort>") == 12
+        assert not read_all(partition).endswith(bytes(200))
+
+
+@pytest.mark.parametrize("change", [_empty, _cut_in_half])
+@pytest.mark.parametrize("log_config", [SMALL, TABLE])
+def test_a_shorter_index_of_aborted_transactions_is_made_again(change: Change, log_config: LogConfig) -> None:
+    """read_committed readers used to get the records of aborted transactions."""
+    disk = _stopped(log_config)
+    _, partition = _open(disk.after_kill(), log_config)
+    expected = _aborted(partition)
+    assert len(expected) == 12 and not partition.recovery_warnings
+    change(disk, _file(disk, ".txnindex"))
+    manager, partition = _open(disk, log_config)
+    assert "but the last stop left" in str(partition.recovery_warnings)
+    assert _aborted(partition) == expected
+    manager.close(NOW_MS)
+    _, partition = _open(disk.after_kill(), log_config)
+    assert (partition.recovery_warnings, _aborted(partition)) == ([], expected)
+
+
+def test_records_deleted_before_a_clean_stop_stay_deleted_without_the_checkpoint() -> None:
+    disk = _stopped()
+    manager, partition = _open(disk)
+    partition.delete_records(4, NOW_MS)
+    manager.close(NOW_MS)
+    disk.replace(LOG_STARTS, b"")
+    assert _open(disk)[1].log_start_offset == 4
+
+
+@pytest.mark.parametrize("stop", ["another broker", "kill", "unreadable"])
+def test_contents_are_compared_only_after_our_own_clean_stop(stop: str) -> None:
+    disk = _stopped()
+    if stop == "another broker":
+        disk.replace(CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":7}')
+    elif stop == "kill":
+        disk.remove(CLEAN_SHUTDOWN)
+    else:
+        disk.replace(CONTENTS, b"0\n2\norders 0 0 1 1")
+    _empty(disk, _file(disk, ".txnindex"))
+    assert "the last stop left" not in str(_open(disk)[1].recovery_warnings)
+    assert not disk.exists(CONTENTS)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"0\n1\nt 0 1 2 3\n", b"0\n1\nt 0 1 2 3 4 5\n", b"0\n1\nt x 1 2 3 4\n"]
+)
+def test_an_unreadable_file_compares_nothing(data: bytes) -> None:
+    assert decode_contents(data) == {}
