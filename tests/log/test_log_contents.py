@@ -18,9 +18,10 @@ from support.log.partitions import (
     values_and_markers,
 )
 
+from oncelog.errors import StorageError
 from oncelog.log.checkpoint import LOG_STARTS
 from oncelog.log.config import LogConfig
-from oncelog.log.contents import CONTENTS, decode_contents
+from oncelog.log.contents import CONTENTS, NO_CONTENTS, decode_contents
 from oncelog.log.manager import CLEAN_SHUTDOWN, LogManager
 from oncelog.log.partition import Partition
 from oncelog.testing.memory_disk import MemoryDisk
@@ -138,4 +139,40 @@ def test_contents_are_compared_only_after_our_own_clean_stop(stop: str) -> None:
     "data", [b"", b"0\n1\nt 0 1 2 3\n", b"0\n1\nt 0 1 2 3 4 5\n", b"0\n1\nt x 1 2 3 4\n"]
 )
 def test_an_unreadable_file_compares_nothing(data: bytes) -> None:
-    assert decode_contents(data) == {}
+    assert decode_contents(data) == NO_CONTENTS
+
+
+LOST = (
+    "meta.properties",
+    *(f"oncelog-{kind}.json" for kind in ("acls", "configs", "quotas", "users")),
+)
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_small_file_that_was_lost_since_a_clean_stop_stops_the_start(name: str) -> None:
+    """The broker used to start without ACLs, or to delete records by the default retention."""
+    disk = _stopped()
+    manager, _ = _open(disk)
+    disk.replace("oncelog-state.json", b"{}")
+    if not disk.exists(name):
+        disk.replace(name, b"{}")
+    manager.close(NOW_MS)
+    data = disk.read(name)
+    disk.remove(name)
+    disk.remove("oncelog-state.json")
+    names = disk.list()
+    with pytest.raises(StorageError, match=f"{name} was there at the last stop"):
+        _open(disk)
+    assert set(disk.list()) <= {*names, ".lock"}
+    disk.replace(name, data)
+    assert not _open(disk)[1].recovery_warnings
+
+
+def test_a_start_without_a_lost_file_is_possible() -> None:
+    disk = _stopped()
+    manager, _ = _open(disk)
+    disk.replace("oncelog-acls.json", b"{}")
+    manager.close(NOW_MS)
+    disk.remove("oncelog-acls.json")
+    disk.remove(CONTENTS)
+    assert _open(disk)[1].log_end_offset == 36

@@ -8,7 +8,8 @@ test_a_segment_that_changed_since_a_clean_stop_is_reported.
 
 The file counts only beside this broker's own `.kafka_cleanshutdown`, and a start removes it. So a stop by
 Apache Kafka, or by an Oncelog that does not know the file, leaves nothing to compare. The format is that of
-Kafka's checkpoints, with six fields for each partition.
+Kafka's checkpoints, with six fields for each partition. A line of one field is the name of a small file,
+without which a start would lose ACLs or settings.
 """
 
 from __future__ import annotations
@@ -58,19 +59,32 @@ class PartitionContents(NamedTuple):
         return found.segment_count < self.segment_count or found.log_bytes < self.log_bytes
 
 
-def encode_contents(contents: Mapping[TopicPartition, PartitionContents]) -> bytes:
-    return encode_checkpoint(
-        " ".join(map(str, (tp.topic, tp.partition, *fields))) for tp, fields in sorted(contents.items())
-    )
+class DirectoryContents(NamedTuple):
+    """The contents of a data directory: of its partitions, and the names of its small files."""
+
+    partitions: Mapping[TopicPartition, PartitionContents]
+    files: list[str]
 
 
-def decode_contents(data: bytes) -> dict[TopicPartition, PartitionContents]:
-    """Return the contents of each partition. An unreadable file gives none, so nothing is compared."""
+NO_CONTENTS = DirectoryContents({}, [])
+
+
+def encode_contents(contents: DirectoryContents) -> bytes:
+    partitions = sorted(contents.partitions.items())
+    lines = [" ".join(map(str, (tp.topic, tp.partition, *fields))) for tp, fields in partitions]
+    return encode_checkpoint([*contents.files, *lines])
+
+
+def decode_contents(data: bytes) -> DirectoryContents:
+    """Return the contents in a file. An unreadable file gives none, so nothing is compared."""
     try:
         lines = [line.split() for line in decode_checkpoint(data)]
-        return {TopicPartition(line[0], int(line[1])): _contents(line[2:]) for line in lines}
-    except (StorageError, ValueError, TypeError, IndexError):
-        return {}
+        partitions = {
+            TopicPartition(line[0], int(line[1])): _contents(line[2:]) for line in lines if len(line) > 1
+        }
+    except (StorageError, ValueError, TypeError):
+        return NO_CONTENTS
+    return DirectoryContents(partitions, [line[0] for line in lines if len(line) == 1])
 
 
 def _contents(fields: list[str]) -> PartitionContents:

@@ -40,7 +40,13 @@ from oncelog.log.checkpoint import (
     read_partition_metadata,
 )
 from oncelog.log.config import LogConfig
-from oncelog.log.contents import CONTENTS, PartitionContents, decode_contents, encode_contents
+from oncelog.log.contents import (
+    CONTENTS,
+    DirectoryContents,
+    PartitionContents,
+    decode_contents,
+    encode_contents,
+)
 from oncelog.log.disk import Disk, DiskLock, explain, remove_if_exists, write_synced
 from oncelog.log.partition import Partition
 from oncelog.types import TopicPartition
@@ -59,6 +65,10 @@ FOREIGN_LOGS = frozenset({"__cluster_metadata"})
 _META_VERSION = 1
 _CLEAN_MARK = b'{"version":0,"brokerEpoch":-1}'
 """This broker's content of CLEAN_SHUTDOWN. Apache Kafka writes an epoch above -1."""
+_KEPT_FILE = re.compile(r"meta\.properties|oncelog-(acls|configs|quotas|users)\.json")
+"""Files whose loss a start cannot notice. Without them it would have no ACLs, or the default
+retention. A lost oncelog-topics.json stops the start anyway.
+"""
 _NO_IDS: Mapping[str, bytes] = MappingProxyType({})
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9]\d{0,9})")
 _DELETED = re.compile(rf"(?=.{{255}}$|.+-\d+\.[0-9a-f]{{32}}-).+{DELETED_SUFFIX}")
@@ -101,8 +111,8 @@ class LogManager:
         self.directory_id = properties["directory.id"]
         self.partitions: dict[TopicPartition, Partition] = {}
         self.was_clean = disk.exists(CLEAN_SHUTDOWN)
-        self._contents_data = _read_contents(disk) if self.was_clean else b""
-        self._contents = decode_contents(self._contents_data)
+        self._contents_data = _read_contents(disk)
+        self._contents = decode_contents(self._contents_data).partitions
         self._recovery_points = read_offsets(disk, RECOVERY_POINTS)
         self._log_starts = read_offsets(disk, LOG_STARTS)
         self._cleaned = read_offsets(disk, CLEANED_OFFSETS)
@@ -144,6 +154,7 @@ class LogManager:
         """
         lock = _take_lock(disk)
         try:
+            _check_files(disk)
             properties = _settle_properties(disk, node_id, cluster_id, new_uuid)
             manager = cls(disk, lock, properties, new_uuid, limits)
             deleted = [name for name in disk.list() if _DELETED.fullmatch(name)]
@@ -621,7 +632,8 @@ class LogManager:
             if not failures:
                 self._write_offsets()
             if not failures and not any(partition.is_offline for partition in self.partitions.values()):
-                self.disk.replace(CONTENTS, encode_contents(contents))
+                files = [name for name in self.disk.list() if _KEPT_FILE.fullmatch(name)]
+                self.disk.replace(CONTENTS, encode_contents(DirectoryContents(contents, files)))
                 self.disk.replace(CLEAN_SHUTDOWN, _CLEAN_MARK)
         except (OSError, KafkaStorageError) as error:
             failures.append(KafkaStorageError(f"checkpoints cannot be written: {error}"))
@@ -659,6 +671,18 @@ def _read_contents(disk: Disk) -> bytes:
         return disk.read(CONTENTS) if disk.read(CLEAN_SHUTDOWN) == _CLEAN_MARK else b""
     except FileNotFoundError:
         return b""
+
+
+def _check_files(disk: Disk) -> None:
+    """Raise StorageError if a small file was lost since a clean stop. See
+    test_a_small_file_that_was_lost_since_a_clean_stop_stops_the_start.
+    """
+    lost = [name for name in decode_contents(_read_contents(disk)).files if not disk.exists(name)]
+    if lost:
+        raise StorageError(
+            f"{disk.describe(lost[0])} was there at the last stop and is missing; restore it from a backup. "
+            f"To start without it, remove {CONTENTS}"
+        )
 
 
 def _take_lock(disk: Disk) -> DiskLock:

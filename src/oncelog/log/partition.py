@@ -181,14 +181,19 @@ class Partition:
                 with suppress(OSError):
                     disk.remove_tree(directory)  # a remaining directory would block the next attempt
             raise StorageError(f"{disk.describe(directory)} cannot be opened: {explain(error)}") from error
-        if partition.high_watermark < partition.log_end_offset:
-            # The high watermark hides records that flush.messages has not synced. Readers may have seen some
-            # of them before the process ended. A sync makes all records visible again.
+        partition._show_all(directory)
+        return partition
+
+    def _show_all(self, directory: str) -> None:
+        """Sync the records that flush.messages hides, which makes them visible again.
+
+        Readers may have seen some of them before the last process ended. Raises StorageError.
+        """
+        if self.high_watermark < self.log_end_offset:
             try:
-                partition.flush()
+                self.flush()
             except KafkaStorageError as error:
                 raise StorageError(f"{directory} cannot be opened: {error}") from error
-        return partition
 
     @classmethod
     def _load(

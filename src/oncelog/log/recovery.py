@@ -281,22 +281,14 @@ def _open_segments(
         # If the recovery point is exactly the end of the segment, the flush happened before the roll, and the
         # index entries that the roll wrote may be unsynced.
         is_index_sure = next_base is not None and (options.is_clean or next_base < options.recovery_point)
-        trusted = options.recovery_point
-        if options.checks_all:
-            trusted = 0
-        elif _has_lost_aborted(segment, options):
-            warnings.append(f"{disk.describe(segment.transaction_index_path)} is missing; indexes rebuilt")
-            trusted = 0
-        elif options.is_clean or is_index_sure:
-            try:
-                if next_base is None:
-                    segment.load_indexes(interval)
-                else:
-                    segment.load_closed(next_base, interval)
+        trusted = 0
+        if not options.checks_all and not _has_lost_aborted(segment, options):
+            if not (options.is_clean or is_index_sure):
+                trusted = options.recovery_point
+            elif _is_loaded(segment, next_base, interval, warnings):
                 continue
-            except StorageError as error:
-                warnings.append(f"{error}; indexes rebuilt")
-            trusted = 0
+        elif not options.checks_all:
+            warnings.append(f"{disk.describe(segment.transaction_index_path)} is missing; indexes rebuilt")
         sure = next_base if next_base is not None and is_all_sure else options.recovery_point
         size_before = segment.size_bytes
         bad = segment.rebuild(trusted, interval, sure, is_whole=is_all_sure)
@@ -305,14 +297,10 @@ def _open_segments(
             # Only the first rebuilt segment matters, because it has the lowest offset.
             replay_from = segment.transactions_from
         if bad is not None:
-            cut_bytes = size_before - bad.position
+            later_bases = None if is_all_sure else bases[number + 1 :]
             warnings.append(
                 f"{disk.describe(segment.log_path)} cut at position {bad.position}: {bad.reason}; "
-                + (
-                    f"{cut_bytes} bytes after the last batch are removed"
-                    if is_all_sure
-                    else _lost_text(segment.end_offset, cut_bytes, bases[number + 1 :])
-                )
+                + _lost_text(segment.end_offset, size_before - bad.position, later_bases)
             )
         is_unsynced = next_base is not None and not options.is_clean and next_base > options.recovery_point
         has_gap = is_unsynced and segment.end_offset != next_base
@@ -336,6 +324,19 @@ def _open_segments(
     if _drop_empty_tail(segments, options, warnings):
         disk.sync_directory(directory)
     return segments, replay_from
+
+
+def _is_loaded(segment: Segment, next_base: int | None, interval: int, warnings: list[str]) -> bool:
+    """Load the index files of a synced segment. Return False if one is missing or unreadable."""
+    try:
+        if next_base is None:
+            segment.load_indexes(interval)
+        else:
+            segment.load_closed(next_base, interval)
+    except StorageError as error:
+        warnings.append(f"{error}; indexes rebuilt")
+        return False
+    return True
 
 
 def _drop_empty_tail(segments: list[Segment], options: OpenOptions, warnings: list[str]) -> bool:
@@ -367,8 +368,14 @@ def _may_be_compacted(segment: Segment, options: OpenOptions) -> bool:
     return options.config.is_compacted or segment.base_offset < options.cleaned_to or segment.has_gaps
 
 
-def _lost_text(end_offset: int, cut_bytes: int, later_bases: list[int]) -> str:
-    """Return the warning about a cut. It says whether acknowledged records are lost, or may be lost."""
+def _lost_text(end_offset: int, cut_bytes: int, later_bases: list[int] | None) -> str:
+    """Return the warning about a cut. It says whether acknowledged records are lost, or may be lost.
+
+    `later_bases` has the base offsets of the later segments, which are removed. None means that the segment
+    is whole, and that the bytes after its last batch are no records.
+    """
+    if later_bases is None:
+        return f"{cut_bytes} bytes after the last batch are removed"
     text = f"{cut_bytes} bytes from offset {end_offset} on are removed"
     if not later_bases:
         return f"{text}: an interrupted write, or acknowledged records that were not synced"
