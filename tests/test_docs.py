@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 DUE_ROWS = [
     *(f"{kind}{number}" for kind, last in (("I", 30), ("T", 16), ("P", 8)) for number in range(1, last + 1)),
     "P10",
+    "P11",
 ]
 
 FINDINGS = ROOT / "docs" / "internals" / "findings.md"

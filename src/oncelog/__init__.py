@@ -31,6 +31,7 @@ from oncelog.types import (  # noqa: E402
 if TYPE_CHECKING:
     from oncelog.client.admin.blocking import Admin, NewTopic
     from oncelog.client.consumer.blocking import Consumer
+    from oncelog.client.consumer.provenance_filter import ProvenanceFilter
     from oncelog.client.consumer.read_table import read_table
     from oncelog.client.process.blocking import Processor, process
     from oncelog.client.producer.blocking import Producer
@@ -59,6 +60,7 @@ __all__ = [
     "Producer",
     "ProducerRecord",
     "ProducerSettings",
+    "ProvenanceFilter",
     "Record",
     "RecordMetadata",
     "TopicPartition",
@@ -83,6 +85,7 @@ _MODULE_OF = dict.fromkeys(_TYPED_SETTINGS, "oncelog.typed_settings") | {
     "Consumer": "oncelog.client.consumer.blocking",
     "Processor": "oncelog.client.process.blocking",
     "Producer": "oncelog.client.producer.blocking",
+    "ProvenanceFilter": "oncelog.client.consumer.provenance_filter",
     "process": "oncelog.client.process.blocking",
     "read_table": "oncelog.client.consumer.read_table",
 }

@@ -686,6 +686,12 @@ EXCEPTIONS: dict[str, ErrorGuide] = {
         "The text names partition and offset. `record` is the record with its bytes, and `__cause__` the error of the deserializer.",
         "Seek to `offset + 1` to skip the record. `oncelog.process` has a dead-letter topic for such records.",
     ),
+    "ProvenanceError": ErrorGuide(
+        "A record's headers do not say from which source record it was made, so it cannot be told from a repetition.",
+        "`oncelog.ProvenanceFilter`",
+        "The text names the record's topic, partition and offset, and the header.",
+        "Write the headers with `oncelog.spark.provenance_headers()`. If others write to the topic too, use `pass_unmarked=True`.",
+    ),
     "BrokerError": ErrorGuide(
         "The broker returned an error code. Each code has its own subclass.",
         _ANY,

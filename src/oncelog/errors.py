@@ -14,6 +14,7 @@
 | LoadRefused | the files, the topic or the options of a load have changed |
 | SerializationError | a serializer failed, or returned no bytes; the record was not sent |
 | DeserializationError | a deserializer failed; the text names topic, partition and offset |
+| ProvenanceError | a record's headers do not say which source record it was made from |
 | BrokerError | the broker returned an error code; one class per code |
 """
 
@@ -126,6 +127,17 @@ class DeserializationError(OncelogError, ValueError):
         self.topic: str | None = record.topic if record is not None else None
         self.partition: int | None = record.partition if record is not None else None
         self.offset: int | None = record.offset if record is not None else None
+
+
+class ProvenanceError(OncelogError, ValueError):
+    """A record has no headers with its source topic, partition and offset, or malformed ones.
+
+    `topic`, `partition` and `offset` are the place of the record, not of its source.
+    """
+
+    def __init__(self, reason: str, topic: str, partition: int, offset: int) -> None:
+        super().__init__(f"{topic}-{partition}, offset {offset}: {reason}")
+        self.reason, self.topic, self.partition, self.offset = reason, topic, partition, offset
 
 
 MAX_MESSAGE_CHARACTERS = 1_000

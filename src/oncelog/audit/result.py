@@ -81,6 +81,29 @@ class Difference(NamedTuple):
         return self.lost + self.doubled + self.unexpected
 
 
+class ProvenanceTotals(NamedTuple):
+    """Totals of a check of provenance.
+
+    `records` have provenance headers, and were made from `sources` different source records of a topic.
+    `repeated` is the number of records beyond the first copy of each source record. A ProvenanceFilter would
+    drop all copies of `filter_loses` source records, and keep several of `filter_doubles`. `malformed`
+    records have headers that name no source record, and `unmarked` records have none.
+    """
+
+    records: int
+    sources: int
+    repeated: int
+    filter_loses: int
+    filter_doubles: int
+    malformed: int
+    unmarked: int
+
+    @property
+    def is_filter_exact(self) -> bool:
+        """True if a ProvenanceFilter gives exactly one copy of each source record."""
+        return not (self.filter_loses or self.filter_doubles or self.malformed or self.unmarked)
+
+
 @dataclass(frozen=True, slots=True)
 class AuditResult:
     """The result of an audit.
@@ -88,7 +111,7 @@ class AuditResult:
     `findings` lists at most `max_findings` per partition; `finding_count` counts all. `notes` are findings
     that are not violations, such as open transactions, torn tails and moved log starts. `keys` is None if
     keys were not checked, and `difference` is None if nothing was compared. `keys_problem` says why a
-    requested check or comparison of keys was not done.
+    requested check or comparison of keys was not done. `provenance` is None if it was not checked.
     """
 
     findings: tuple[AuditFinding, ...]
@@ -97,6 +120,7 @@ class AuditResult:
     notes: tuple[AuditFinding, ...] = ()
     difference: Difference | None = None
     keys_problem: str | None = None
+    provenance: ProvenanceTotals | None = None
 
     @property
     def totals(self) -> PartitionTotals:
@@ -106,20 +130,29 @@ class AuditResult:
 
     @property
     def finding_count(self) -> int:
-        """Return the number of violations, repeated keys and differing keys. `findings` may list fewer."""
+        """Return the number of violations, repeated and differing keys, and records repeated by provenance.
+
+        `findings` may list fewer.
+        """
         repeated = self.keys.repeated if self.keys else 0
-        return self.totals.findings + repeated + (self.difference.keys if self.difference else 0)
+        differing = self.difference.keys if self.difference else 0
+        return (
+            self.totals.findings + repeated + differing + (self.provenance.repeated if self.provenance else 0)
+        )
 
     @property
     def verdict(self) -> Verdict:
         """Return `violated` after any violation, `unproven` if the proof is incomplete, otherwise `clean`.
 
         The proof is incomplete if records without a producer id exist and no check or comparison of keys
-        covers them, or if a requested check or comparison of keys was not possible.
+        covers them, or if a requested check or comparison of keys was not possible. A check of provenance
+        covers the records that have it.
         """
         if self.finding_count:
             return "violated"
-        is_covered = self.keys is not None or self.difference is not None
+        if self.provenance is not None and (self.provenance.unmarked or self.provenance.malformed):
+            return "unproven"
+        is_covered = any(done is not None for done in (self.keys, self.difference, self.provenance))
         is_unproven = bool(self.totals.unnumbered_records) and not is_covered
         return "unproven" if is_unproven or self.keys_problem is not None else "clean"
 

@@ -11,7 +11,7 @@ import click
 from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
 
 if TYPE_CHECKING:
-    from oncelog.audit.result import AuditResult
+    from oncelog.audit.result import AuditResult, ProvenanceTotals
     from oncelog.local_audit.table_result import TableAuditResult
 
 EXIT_ERROR, EXIT_VIOLATIONS = 1, 3
@@ -52,6 +52,11 @@ _TABLE_WIDE = ("severity", "key")
     help="Compare keys with this topic or directory. Repeatable.",
 )
 @click.option(
+    "--distinct",
+    type=click.Choice(["provenance"]),
+    help="Also check that each source record is stored once, by the headers of provenance_headers().",
+)
+@click.option(
     "--table",
     metavar="FORMAT:PATH",
     help="Compare this table with the topics instead: parquet:PATH, delta:PATH, iceberg:NAME or "
@@ -89,6 +94,7 @@ def command(
     keys: bool,
     key_expr: str | None,
     against: tuple[str, ...],
+    distinct: str | None,
     table: str | None,
     columns: str | None,
     by: str,
@@ -111,6 +117,7 @@ def command(
     oncelog audit enriched --against payments      # lost, doubled or unexpected keys
     oncelog audit --files /var/lib/kafka/data      # or partition directories: .../payments-0
     oncelog audit --files copies/enriched-0 --against copies/payments-0
+    oncelog audit enriched --distinct provenance   # what an at-least-once job wrote twice
     oncelog audit payments --local                 # in this process, without Spark
     oncelog audit payments --table delta:/lake/payments
     oncelog audit payments --table parquet:/lake/payments --columns partition=p,offset=o
@@ -125,11 +132,9 @@ def command(
     bootstrap = str(config.pop("bootstrap.servers"))
     CONSUMER.parse(config)
     what = ", ".join(names)
-    requested = _Requested(names, bootstrap, config, files, compacted, key_expr or keys, against)
+    requested = _Requested(names, bootstrap, config, files, compacted, key_expr or keys, against, distinct)
+    _check_combination(requested, has_table=table is not None, is_on_spark=local is False)
     if table is not None:
-        if files or requested.key or against or local is False:
-            others = "--files, --keys, --key-expr, --against or --spark"
-            raise click.UsageError(f"--table cannot be combined with {others}")
         table_result = _audit_table(requested, table, columns, by_key=by == "key")
         _show_table(table_result, f"{table} against {what}", output, html)
         raise SystemExit(EXIT_VIOLATIONS if table_result.finding_count else 0)
@@ -143,6 +148,16 @@ def command(
         raise SystemExit(EXIT_ERROR)
 
 
+def _check_combination(requested: _Requested, *, has_table: bool, is_on_spark: bool) -> None:
+    """Raise click.UsageError for options that contradict each other."""
+    if requested.distinct and requested.files:
+        raise click.UsageError("--distinct cannot be combined with --files")
+    is_of_topics = requested.files or requested.key or requested.against or requested.distinct or is_on_spark
+    if has_table and is_of_topics:
+        others = "--files, --keys, --key-expr, --against, --distinct or --spark"
+        raise click.UsageError(f"--table cannot be combined with {others}")
+
+
 class _Requested(NamedTuple):
     """The audit that the user requested."""
 
@@ -153,6 +168,7 @@ class _Requested(NamedTuple):
     compacted: tuple[str, ...]
     key: bool | str
     against: tuple[str, ...]
+    distinct: str | None
 
 
 def _is_local(local: bool | None, requested: _Requested) -> bool:
@@ -187,6 +203,7 @@ def _audit_locally(requested: _Requested) -> AuditResult:
         requested.names,
         key_check=bool(requested.key),
         against=requested.against,
+        distinct=requested.distinct,
         compacted_topics=requested.compacted,
         client_config=requested.config,
     )
@@ -213,6 +230,7 @@ def _audit_on_spark(requested: _Requested, master: str) -> AuditResult:
             requested.names,
             key_check=requested.key,
             against=requested.against,
+            distinct=requested.distinct,
             compacted_topics=requested.compacted,
             client_config=requested.config,
         )
@@ -280,6 +298,8 @@ def _summary(result: AuditResult) -> list[str]:
         lines.append(f"{result.keys.keys} different keys, {result.keys.repeated} of them more than once")
     if result.keys_problem:
         lines.append(result.keys_problem)
+    if result.provenance:
+        lines += _provenance_lines(result.provenance)
     if difference := result.difference:
         lines.append(
             f"{difference.found} records with a key, {difference.expected} expected; keys lost "
@@ -293,9 +313,24 @@ def _summary(result: AuditResult) -> list[str]:
     return lines
 
 
+def _provenance_lines(totals: ProvenanceTotals) -> list[str]:
+    lines = [f"{totals.records} records of {totals.sources} source records: {totals.repeated} repetitions"]
+    problems = (
+        (totals.filter_loses, "source records are only stored behind later ones, and it would drop them"),
+        (totals.filter_doubles, "source records are in several partitions, and it would keep several copies"),
+        (totals.malformed, "records have malformed provenance headers"),
+        (totals.unmarked, "records have no provenance headers"),
+    )
+    found = [f"{count} {problem}" for count, problem in problems if count]
+    if found:
+        return [*lines, "a filter by provenance is not exact here: " + "; ".join(found)]
+    return [*lines, "a filter by provenance drops exactly the repetitions"]
+
+
 def _more(result: AuditResult) -> str:
     if result.verdict == "clean":
-        are_read = result.keys is not None or result.difference is not None
+        checks = (result.keys, result.difference, result.provenance)
+        are_read = any(check is not None for check in checks)
         told = "" if are_read else "; the contents of the records were not read"
         return f" (by its header each numbered batch occurs once, in order and undamaged{told})"
     count, shown = result.finding_count, len(result.findings)

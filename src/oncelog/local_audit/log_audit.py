@@ -31,6 +31,7 @@ from oncelog.audit.transaction_outcomes import BumpedOutcome
 from oncelog.client.arguments import names_of
 from oncelog.errors import MisuseError, OncelogError
 from oncelog.local_audit.keys import KeyCheck, check_keys, compare_keys
+from oncelog.local_audit.provenance_check import ProvenanceCheck, check_provenance
 from oncelog.local_audit.segment_files import PartitionFiles, find_segments, read_segment
 from oncelog.local_audit.stored_batches import read_stored_batches
 from oncelog.local_audit.topic_state import (
@@ -68,6 +69,7 @@ def audit_topic(
     *,
     key_check: bool = False,
     against: str | Sequence[str] | None = None,
+    distinct: str | None = None,
     compacted_topics: Collection[str] | str = (),
     client_config: Mapping[str, object] | None = None,
     max_findings: int = MAX_FINDINGS,
@@ -90,7 +92,8 @@ def audit_topic(
     client = {**parse_options(options).client, "isolation.level": "read_committed"}
     seen, bounds = look_up(options, compacted_topics)
     bounds = {tp: bounds[tp] for tp in bounds if tp.topic in names}
-    check_records = key_check or bool(others)
+    check_distinct(distinct)
+    check_records = key_check or bool(others) or distinct is not None
 
     def batches(tp: TopicPartition) -> Iterator[StoredBatch]:
         return _stored_batches(client, tp, seen, check_records=check_records)
@@ -98,19 +101,20 @@ def audit_topic(
     with _naming_changed_topics(lambda: moved_log_starts(options, seen)):
         judged = judge(bounds, batches, max_findings)
         ask_coordinators(source_options(bootstrap_servers, names, config), names, judged)
-        keys = KeyCheck()
+        keys, provenance = KeyCheck(), ProvenanceCheck()
         if check_records:
-            keys = _check_keys(
+            keys, provenance = _check_records(
                 client, of_topics(seen, names), of_topics(seen, others), judged, max_findings,
-                lambda: moved_log_starts(options, seen), key_check=key_check,
+                lambda: moved_log_starts(options, seen), key_check=key_check, distinct=distinct,
             )  # fmt: skip
     result = AuditResult(
-        (*judged.findings, *keys.findings),
+        (*judged.findings, *keys.findings, *provenance.findings),
         judged.partitions,
         keys.totals,
-        tuple(judged.notes),
+        (*judged.notes, *provenance.notes),
         keys.difference,
         keys.problem,
+        provenance.totals,
     )
     return with_moved_log_starts(result, moved_log_starts(options, seen), bounds)
 
@@ -248,10 +252,16 @@ class _Outcomes:
         return [two_outcomes(*key, first[key][False], first[key][True]) for key in sorted(first)]
 
 
-# Keys
+# Keys and provenance
 
 
-def _check_keys(
+def check_distinct(distinct: str | None) -> None:
+    """Raise MisuseError if `distinct` is no way to tell repetitions."""
+    if distinct not in (None, "provenance"):
+        raise MisuseError(f"distinct={distinct!r}: the only way to tell repetitions is 'provenance'")
+
+
+def _check_records(
     client: Mapping[str, object],
     now: Available,
     others: Available,
@@ -260,18 +270,12 @@ def _check_keys(
     moved: Callable[[], Mapping[TopicPartition, int]],
     *,
     key_check: bool,
-) -> KeyCheck:
-    """Check that the keys of `now` occur once, and compare them with those of `others` if it has partitions.
-
-    One does not replace the other: equal topics may both have a key twice. See
-    test_a_comparison_does_not_replace_the_check_of_keys.
-    """
+    distinct: str | None,
+) -> tuple[KeyCheck, ProvenanceCheck]:
+    """Check what was requested of keys and provenance. A problem is in the KeyCheck."""
     try:
-        checked = check_keys(client, now, max_findings) if key_check else KeyCheck()
-        if not others.earliest:
-            return checked
-        compared = compare_keys(client, now, others, max_findings)
-        return compared._replace(findings=checked.findings + compared.findings, totals=checked.totals)
+        provenance = check_provenance(client, now, max_findings) if distinct else ProvenanceCheck()
+        return _check_keys(client, now, others, max_findings, key_check=key_check), provenance
     except OncelogError:
         # Readers of keys stop at damaged data with an error. The findings locate the damage better than this
         # error, so refer to them.
@@ -282,4 +286,20 @@ def _check_keys(
             text = moved_text(log_starts)
         else:
             raise
-        return KeyCheck(problem=f"keys were not checked: {text}")
+        checked = "keys were" if key_check or others.earliest else "provenance was"
+        return KeyCheck(problem=f"{checked} not checked: {text}"), ProvenanceCheck()
+
+
+def _check_keys(
+    client: Mapping[str, object], now: Available, others: Available, max_findings: int, *, key_check: bool
+) -> KeyCheck:
+    """Check that the keys of `now` occur once, and compare them with those of `others` if it has partitions.
+
+    One does not replace the other: equal topics may both have a key twice. See
+    test_a_comparison_does_not_replace_the_check_of_keys.
+    """
+    checked = check_keys(client, now, max_findings) if key_check else KeyCheck()
+    if not others.earliest:
+        return checked
+    compared = compare_keys(client, now, others, max_findings)
+    return compared._replace(findings=checked.findings + compared.findings, totals=checked.totals)

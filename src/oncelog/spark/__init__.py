@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from oncelog.spark.provenance import provenance_headers
     from oncelog.spark.sink.atomic import write_atomic
     from oncelog.spark.sink.determinism import require_deterministic
 
-__all__ = ["require_deterministic", "write_atomic"]
+__all__ = ["provenance_headers", "require_deterministic", "write_atomic"]
 
 
 def __getattr__(name: str) -> Any:
     # These modules need PySpark, so they are imported at the first use.
     if name in __all__:
         from oncelog.spark import _pyspark as _pyspark
+        from oncelog.spark import provenance
         from oncelog.spark.sink import atomic, determinism
 
-        return getattr(atomic if name == "write_atomic" else determinism, name)
+        return getattr(next(m for m in (provenance, atomic, determinism) if hasattr(m, name)), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

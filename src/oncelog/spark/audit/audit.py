@@ -22,7 +22,7 @@ from oncelog.audit.result import (
 )
 from oncelog.client.arguments import names_of
 from oncelog.errors import MisuseError
-from oncelog.local_audit.log_audit import DAMAGE_KINDS, bounds_of
+from oncelog.local_audit.log_audit import DAMAGE_KINDS, bounds_of, check_distinct
 from oncelog.local_audit.segment_files import find_segments
 from oncelog.local_audit.topic_state import (
     ask_coordinators,
@@ -36,6 +36,7 @@ from oncelog.local_audit.topic_state import (
 from oncelog.spark import _pyspark as _pyspark
 from oncelog.spark.audit.keys import check_keys, compare_keys
 from oncelog.spark.audit.partition_audit import judge
+from oncelog.spark.audit.provenance_check import check_provenance
 from oncelog.spark.audit.segment_batches import SegmentHeadersSource
 from oncelog.spark.audit.segment_records import committed_records
 from oncelog.spark.audit.topic_batches import AVAILABLE, CHECK_RECORDS, BatchHeadersSource, encode_available
@@ -56,6 +57,7 @@ def audit_topic(
     *,
     key_check: bool | str | Column | None = None,
     against: str | Sequence[str] | None = None,
+    distinct: str | None = None,
     compacted_topics: Collection[str] | str = (),
     client_config: Mapping[str, object] | None = None,
     offsets_per_task: int = OFFSETS_PER_TASK,
@@ -69,6 +71,8 @@ def audit_topic(
     `against` names topics of the same cluster that should contain the same keys equally often. A Column or an
     SQL expression as `key_check` then only selects the key to compare, and a key may occur more than once.
 
+    `distinct="provenance"`: also check that each source record is stored once (`provenance_headers()`).
+
     `compacted_topics` are topics that were compacted in the past. The audit itself finds those that are
     compacted now. `client_config` contains additional consumer settings. `offsets_per_task` is the maximum
     number of offsets per Spark task, and `max_findings` limits the listed findings per partition.
@@ -77,6 +81,7 @@ def audit_topic(
     during the audit), and Spark's exception if a task fails.
     """
     names, others = names_of(topics), names_of(against or ())
+    check_distinct(distinct)
     if not names:
         raise MisuseError("no topic to audit: give at least one")
     if both := set(names) & set(others):
@@ -91,10 +96,10 @@ def audit_topic(
     spark.dataSource.register(BatchHeadersSource)
     headers = spark.read.format(BatchHeadersSource.name()).options(**options(names))
     headers = headers.option(AVAILABLE, encode_available(now))
-    headers = headers.option(CHECK_RECORDS, _reads_records(key_check, others)).load()
+    headers = headers.option(CHECK_RECORDS, _reads_records(key_check, others, distinct)).load()
 
     def records(topics: Sequence[str]) -> DataFrame:
-        return spark.read.format("oncelog").options(**options(topics)).load()
+        return spark.read.format("oncelog").options(**options(topics), includeHeaders=bool(distinct)).load()
 
     def moved() -> Mapping[TopicPartition, int]:
         return moved_log_starts(options([*names, *others]), seen)
@@ -103,7 +108,7 @@ def audit_topic(
         judged = judge(headers, bounds, max_findings)
         ask_coordinators(options(names), names, judged)
         other = records(others) if others else None
-        result = _with_keys(judged, lambda: records(names), other, key_check, max_findings, moved)
+        result = _with_keys(judged, lambda: records(names), other, key_check, max_findings, moved, distinct)
     return with_moved_log_starts(result, moved(), bounds)
 
 
@@ -146,8 +151,10 @@ def audit_files(
     )
 
 
-def _reads_records(key_check: bool | str | Column | None, others: Collection[object]) -> bool:
-    return bool(others) or (key_check is not None and key_check is not False)
+def _reads_records(
+    key_check: bool | str | Column | None, others: Collection[object], distinct: str | None = None
+) -> bool:
+    return bool(others) or distinct is not None or (key_check is not None and key_check is not False)
 
 
 def _with_keys(
@@ -157,8 +164,9 @@ def _with_keys(
     key_check: bool | str | Column | None,
     max_findings: int,
     moved: Callable[[], Mapping[TopicPartition, int]],
+    distinct: str | None = None,
 ) -> AuditResult:
-    """Return the result of `judged` and of the check of keys.
+    """Return the result of `judged` and of the checks of keys and provenance.
 
     If `other` is given, the keys of `records` are compared with the keys of `other`. If `key_check` is True,
     or requests it and `other` is not given, the keys are checked for repetition. `moved` returns the log
@@ -170,25 +178,31 @@ def _with_keys(
     is_requested = key_check is not None and key_check is not False
     key = key_check if is_requested else True
     key_findings: list[AuditFinding] = []
-    keys = difference = problem = None
+    of_provenance: list[AuditFinding] = []
+    provenance_notes: list[AuditFinding] = []
+    keys = difference = problem = provenance = None
     try:
+        if distinct is not None:
+            of_provenance, provenance_notes, provenance = check_provenance(records(), max_findings)
         if key_check is True or (is_requested and other is None):
             key_findings, keys = check_keys(records(), key, max_findings)
         if other is not None:
             differing, difference = compare_keys(records(), other, key, max_findings)
             key_findings = [*key_findings, *differing]
     except (PySparkException, Py4JError):
-        # Readers of keys stop at damaged data with an error. The findings locate the damage better than this
-        # error, so refer to them.
+        # Readers of keys and headers stop at damaged data with an error. The findings locate the damage better
+        # than this error, so refer to them.
+        checked = "keys were" if is_requested or other is not None else "provenance was"
         damage = next((finding for finding in judged.findings if finding.kind in DAMAGE_KINDS), None)
         if damage is not None:
-            problem = f"keys were not checked: {damage.tp} cannot be read at offset {damage.base_offset}"
+            problem = f"{checked} not checked: {damage.tp} cannot be read at offset {damage.base_offset}"
         elif log_starts := moved():
-            problem = f"keys were not checked: {moved_text(log_starts)}"
+            problem = f"{checked} not checked: {moved_text(log_starts)}"
         else:
             raise
-    findings = (*judged.findings, *key_findings)
-    return AuditResult(findings, judged.partitions, keys, tuple(judged.notes), difference, problem)
+    findings = (*judged.findings, *key_findings, *of_provenance)
+    notes = (*judged.notes, *provenance_notes)
+    return AuditResult(findings, judged.partitions, keys, notes, difference, problem, provenance)
 
 
 # Topics that change during the audit

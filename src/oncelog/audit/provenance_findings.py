@@ -1,0 +1,173 @@
+"""The findings about provenance: which source record is stored more than once, and is a filter exact?
+
+Two kinds are violations. A repeated_record is a run of records that were stored before, or a source record
+with several copies. A record_in_two_partitions has copies in two partitions, and a filter keeps both.
+
+Two kinds are notes. All copies of a late_record are behind later source records, and a filter drops them.
+A malformed_provenance names no source record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from oncelog.audit.key_findings import Place
+from oncelog.audit.result import AuditFinding, ProvenanceTotals
+from oncelog.rules.idempotence.provenance import HighestOffsets, Provenance, Verdict
+from oncelog.types import TopicPartition
+
+PROVENANCE_KINDS = (
+    "repeated_record",
+    "late_record",
+    "record_in_two_partitions",
+    "malformed_provenance",
+)
+
+
+class RepeatedRun(NamedTuple):
+    """Records of one source partition that follow each other in a target partition, all repeated.
+
+    `first`, `last`: their offsets in the target. `source_first`, `source_last`: their source offsets.
+    `highest`: the highest source offset before them.
+    """
+
+    source: TopicPartition
+    first: int
+    last: int
+    source_first: int
+    source_last: int
+    records: int
+    highest: int
+
+
+class RepetitionRuns:
+    """The first `limit` runs of repetitions of one target partition, from its records in stored order."""
+
+    def __init__(self, limit: int) -> None:
+        self._room = limit
+        self._state = HighestOffsets()
+        self._open: dict[TopicPartition, RepeatedRun] = {}
+        self._ended: list[RepeatedRun] = []
+
+    def see(self, offset: int, provenance: Provenance) -> Verdict:
+        """Decide about a record as a filter would, and extend or end the run of its source partition."""
+        source = TopicPartition(provenance.topic, provenance.partition)
+        highest = self._state.highest(source)
+        verdict = self._state.see(provenance)
+        run = self._open.get(source)
+        if verdict is Verdict.NEW:
+            if run is not None:
+                self._ended.append(self._open.pop(source))
+        elif run is not None:
+            last = provenance.offset
+            self._open[source] = run._replace(last=offset, source_last=last, records=run.records + 1)
+        elif self._room and highest is not None:  # it never is None for a repetition
+            at = provenance.offset
+            self._open[source] = RepeatedRun(source, offset, offset, at, at, 1, highest)
+            self._room -= 1
+        return verdict
+
+    def finish(self) -> list[RepeatedRun]:
+        """Return the runs in the order of their first offsets."""
+        return sorted([*self._ended, *self._open.values()], key=lambda run: run.first)
+
+
+def repeated_run(tp: TopicPartition, run: RepeatedRun) -> AuditFinding:
+    """Return the finding of a run of repetitions."""
+    text = (
+        f"{run.records} records come again: offsets {run.source_first} to {run.source_last} of {run.source}, "
+        f"behind offset {run.highest}"
+    )
+    key = source_text(run.source, run.source_first)
+    return _finding("repeated_record", tp, run.first, run.last, None, key, text)
+
+
+class SourceCopies(NamedTuple):
+    """A source record, the number of its copies in a topic, and the first place in each partition with one.
+
+    `last` is the last place in the last of these partitions.
+    """
+
+    source: str
+    times: int
+    places: tuple[Place, ...]
+    last: Place
+
+
+def repetitions(
+    totals: ProvenanceTotals,
+    runs: Sequence[AuditFinding],
+    in_two: Iterable[SourceCopies],
+    repeated: Iterable[SourceCopies],
+) -> list[AuditFinding]:
+    """Return the findings that name repetitions.
+
+    Runs tell most. But what is not above the highest offset is a repetition only if the records are in
+    order. If some are late, each repeated source record is named by itself instead.
+    """
+    if totals.filter_loses:
+        return [repeated_record(copies) for copies in repeated]
+    return [*runs, *map(record_in_two_partitions, in_two)]
+
+
+def repeated_record(copies: SourceCopies) -> AuditFinding:
+    """Return the finding of a source record with several copies."""
+    first, last = copies.places[0], copies.last
+    text = (
+        f"{copies.source} is stored {copies.times} times: first in partition {first.partition} at offset "
+        f"{first.offset}, last in partition {last.partition} at offset {last.offset}"
+    )
+    return _at("repeated_record", last, first.offset, copies.source, text)
+
+
+def late_record(copies: SourceCopies) -> AuditFinding:
+    """Return the note of a source record that is only stored behind later ones."""
+    text = (
+        f"{copies.source} is only stored behind later offsets of its source: a filter by provenance drops it"
+    )
+    return _at("late_record", copies.places[0], None, copies.source, text)
+
+
+def record_in_two_partitions(copies: SourceCopies) -> AuditFinding:
+    """Return the finding of a source record whose copies are in several partitions of the target."""
+    first, second = copies.places[:2]
+    text = (
+        f"{copies.source} is in partition {first.partition} at offset {first.offset} too: a filter by "
+        "provenance has a state for each partition, and keeps both"
+    )
+    return _at("record_in_two_partitions", second, first.offset, copies.source, text)
+
+
+def malformed_provenance(place: Place, reason: str) -> AuditFinding:
+    """Return the note of a record whose headers name no source record."""
+    return _at("malformed_provenance", place, None, None, reason)
+
+
+def source_text(source: TopicPartition, offset: int) -> str:
+    """Return a source record's place as text, which is the `key` of findings."""
+    return f"{source}:{offset}"
+
+
+def _at(kind: str, place: Place, other: int | None, key: str | None, text: str) -> AuditFinding:
+    tp = TopicPartition(place.topic, place.partition)
+    return _finding(kind, tp, place.offset, place.offset, other, key, text)
+
+
+def _finding(
+    kind: str, tp: TopicPartition, first: int, last: int, other: int | None, key: str | None, text: str
+) -> AuditFinding:
+    return AuditFinding(
+        kind=kind,
+        topic=tp.topic,
+        partition=tp.partition,
+        base_offset=first,
+        last_offset=last,
+        producer_id=None,
+        producer_epoch=None,
+        first_sequence=None,
+        last_sequence=None,
+        other_offset=other,
+        key=key,
+        explanation=text,
+    )
