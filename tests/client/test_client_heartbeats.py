@@ -84,7 +84,7 @@ def test_a_fenced_member_joins_again_and_owns_nothing() -> None:
     mine.next_request(TOPICS, [TopicIdPartition(A, 0)])
     with pytest.raises(FencedMemberEpoch):
         mine.on_response(response(0, error_code=110))
-    mine.on_fenced()
+    mine.on_lost()
     assert reported(mine.next_request(TOPICS, [TopicIdPartition(A, 0)])) == (0, 300_000, ["s", "t"], [])
 
 

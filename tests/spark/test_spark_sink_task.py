@@ -292,7 +292,7 @@ def test_markers_are_awaited_where_their_transaction_is_complete() -> None:
     the transaction's end.
     """
     sink, admin = sink_of("127.0.0.1:1", "name"), _AskedAdmin()
-    sink.marker(cast(Admin, admin))
+    sink.atomic_marker(cast(Admin, admin))
     sink.task_marker(cast(Admin, admin), 0, is_fenced=True)
     sink.task_marker(cast(Admin, admin), 0, is_fenced=False)
     assert admin.stable == [[sink.marker_at], [sink.marker_at], None]

@@ -1,4 +1,4 @@
-"""The settings of a topic that its partitions use, as typed fields."""
+"""The settings of a topic that its partitions use, as typed fields. Their table is in `oncelog/config.py`."""
 
 from __future__ import annotations
 

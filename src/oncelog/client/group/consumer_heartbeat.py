@@ -127,8 +127,8 @@ class HeartbeatState:
         """Report everything with the next heartbeat: the coordinator may not have handled the last one."""
         self._acknowledged = None
 
-    def on_fenced(self) -> None:
-        """Join again with the next heartbeat, without partitions: the coordinator has removed the member."""
+    def on_lost(self) -> None:
+        """Join again with the next heartbeat, without partitions: the membership was lost."""
         self.epoch, self._acknowledged, self.is_answered = JOINING, None, True
 
 

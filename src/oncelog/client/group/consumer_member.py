@@ -309,7 +309,7 @@ class ConsumerMember:
         if self._heartbeats is not asyncio.current_task():
             self._stop_heartbeats()
         self._commits.lose(not_a_member())
-        self._state.on_fenced()
+        self._state.on_lost()
         self._membership.reset_member(self._state.member_id)
         self._membership.is_lost, self._target, self._acknowledged = True, None, frozenset()
         self._stop_preparing()

@@ -3,7 +3,7 @@
 A request is rejected, accepted without a change, or accepted with a new entry. The new entry's state depends
 on the old one's:
 
-    state            InitProducerId     AddPartitionsToTxn   EndTxn, timeout    markers written
+    state            InitProducerId     AddPartitionsToTxn   EndTxn             markers written
     (none)           Empty              UNKNOWN              UNKNOWN
     Empty            Empty              Ongoing              see `decide_end`
     Complete*        Empty              Ongoing              see `decide_end`
@@ -11,7 +11,8 @@ on the old one's:
     PrepareCommit    BUSY               BUSY                 see `decide_end`   CompleteCommit
     PrepareAbort     BUSY               BUSY                 see `decide_end`   CompleteAbort
 
-BUSY means CONCURRENT_TRANSACTIONS; the client retries this error. UNKNOWN means INVALID_PRODUCER_ID_MAPPING.
+A time-out concerns Ongoing only (`is_timed_out`), and leads to PrepareAbort (`fence`). BUSY means
+CONCURRENT_TRANSACTIONS; the client retries this error. UNKNOWN means INVALID_PRODUCER_ID_MAPPING.
 
 An entry takes effect as soon as its record is in the log. A record with PrepareCommit or PrepareAbort is the
 decision. The markers, and the record with Complete* after them, only carry the decision out.

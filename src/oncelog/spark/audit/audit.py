@@ -190,8 +190,8 @@ def _with_keys(
             differing, difference = compare_keys(records(), other, key, max_findings)
             key_findings = [*key_findings, *differing]
     except (PySparkException, Py4JError):
-        # Readers of keys and headers stop at damaged data with an error. The findings locate the damage better
-        # than this error, so refer to them.
+        # Readers of keys and headers stop at damaged data with an error. The findings locate the damage
+        # better than this error, so refer to them.
         checked = "keys were" if is_requested or other is not None else "provenance was"
         damage = next((finding for finding in judged.findings if finding.kind in DAMAGE_KINDS), None)
         if damage is not None:

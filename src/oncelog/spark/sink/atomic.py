@@ -206,7 +206,7 @@ def _marker(sink: Sink, admin: Admin) -> TaskMarker | None:
     noted = None
     if finished is not None and finished.sum is not None:
         noted = TaskMarker(finished.batch_id, finished.sum, finished.planned)
-    marker = sink.marker(admin)
+    marker = sink.atomic_marker(admin)
     if marker is None and noted is None:
         name = sink.id_in_0_4_1
         if sink.is_transactional_id(admin, name):

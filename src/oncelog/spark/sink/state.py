@@ -68,7 +68,7 @@ class Sink:
     def group(self) -> str:
         """Return the prefix of the sink's group names and transactional ids.
 
-        For `write_atomic` the prefix itself is the transactional id, and the group that stores the marker.
+        For `write_atomic` it ends in /atomic, and is also the transactional id and the marker's group.
         """
         escaped = self.name.replace("%", "%25").replace("/", "%2F")
         return f"{self.settings.prefix}-{escaped}{self.part and '/' + self.part}"
@@ -127,7 +127,7 @@ class Sink:
         """Return True if a write without a name has ended. After that none of its tasks may write."""
         return BatchCommit.decode(self.finished_id, self._kept(admin, self.finished_id)) is not None
 
-    def marker(self, admin: Admin) -> TaskMarker | None:
+    def atomic_marker(self, admin: Admin) -> TaskMarker | None:
         """Return the last batch that `write_atomic` committed as one transaction, or None.
 
         Fence earlier attempts before this call. Brokers with the classic group coordinator show a
@@ -139,7 +139,7 @@ class Sink:
         """Return the last batch that the task committed, or None.
 
         If earlier attempts are fenced, `is_fenced` is True and the call waits for the offsets of complete
-        transactions, as `marker` does. Otherwise a transaction may still be open, and the call does not wait
+        transactions, as `atomic_marker` does. Otherwise a transaction may still be open, and the call does not wait
         for its end.
         """
         name = self.task_id(task)

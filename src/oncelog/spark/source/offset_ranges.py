@@ -1,4 +1,4 @@
-"""Decide which offsets each task reads, and which requested offsets are lost.
+"""Decide which offsets a micro-batch and its tasks read, and which requested offsets are lost.
 
 Nothing here talks to a cluster or to Spark. The position of a stream is JSON in Spark's checkpoint. It has
 the form of Spark's own Kafka source, with additional keys that cannot be topic names:
