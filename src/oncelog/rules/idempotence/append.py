@@ -10,8 +10,8 @@ producer id, in this order:
                                                                       with an epoch per transaction
     epoch higher than the entry's                                     sequence 0, else Reject OUT_OF_ORDER
     epoch equal to the entry's                                        next sequence, else Reject OUT_OF_ORDER
-                                                                      (a gap, an overlap, or a repeat older than
-                                                                      the remembered batches)
+                                                                      (a gap, an overlap, or a repeat that
+                                                                      is older than those remembered)
     not transactional while the id has a transaction open here        Reject INVALID_TXN_STATE
     else                                                              Store
 

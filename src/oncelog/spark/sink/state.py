@@ -139,8 +139,8 @@ class Sink:
         """Return the last batch that the task committed, or None.
 
         If earlier attempts are fenced, `is_fenced` is True and the call waits for the offsets of complete
-        transactions, as `atomic_marker` does. Otherwise a transaction may still be open, and the call does not wait
-        for its end.
+        transactions, as `atomic_marker` does. Otherwise a transaction may still be open, and the call does
+        not wait for its end.
         """
         name = self.task_id(task)
         return TaskMarker.decode(name, self._kept(admin, name, is_stable=is_fenced))
