@@ -78,7 +78,7 @@ def room_of(path: Path) -> str:
 
 
 def clock_uses(tree: ast.AST) -> list[str]:
-    """Return each line that sleeps, reads a clock that gives no date, or compares a date."""
+    """Return each line that calls sleep, reads a monotonic or processor clock, or compares `time.time()`."""
     nodes = list(ast.walk(tree))
     compared = {inner for node in nodes if isinstance(node, ast.Compare) for inner in ast.walk(node)}
     # asyncio.sleep(0) is allowed: it lets the event loop run, and waits for no time.

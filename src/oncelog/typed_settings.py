@@ -2,8 +2,8 @@
 
     config: oncelog.ProducerSettings = {"bootstrap.servers": "127.0.0.1:9092", "linger.ms": 20}
 
-They are only types. The classes accept any mapping, and check it when they are made. `make reference` writes
-this file from the tables in config.py; do not edit it.
+They exist only for type checkers. Producer, Consumer and the other classes accept any mapping, and check it
+in their constructors. `make reference` writes this file from the tables in config.py; do not edit it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Producer ids over starts, lost files and restored backups: none is given twice (behaviours I4 and I27)."""
+"""Producer ids are never assigned twice: restarts, lost files, restored backups (behaviours I4 and I27)."""
 
 from __future__ import annotations
 

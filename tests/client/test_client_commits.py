@@ -60,8 +60,8 @@ async def commit_to_be_repeated(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_commit_before_a_revocation_is_not_repeated_behind_one_of_the_application(protocol: str) -> None:
-    """Regression: the application sought back between two polls and committed; the next owner skipped
-    records.
+    """Regression: the application called seek() to go back, and committed. A retry of the earlier commit
+    replaced that offset, and the partition's next owner skipped records.
     """
 
     async def work() -> None:

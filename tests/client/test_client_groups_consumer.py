@@ -43,7 +43,10 @@ def test_transactions_transform_every_record_once(servers: str, group: str) -> N
 
 
 def test_members_share_partitions_and_take_over_those_of_others(servers: str, group: str) -> None:
-    """Partitions that stay are read on, and others are given back first: nothing is lost or read twice."""
+    """A member keeps reading the partitions it keeps. It revokes the others before another member gets them.
+
+    So nothing is lost or read twice.
+    """
     topic = new_topic(servers, 4)
     first = Reader(member(servers, group, enable_auto_commit=False), topic)
     wait_for(lambda: first.events == [("assigned", 4)])

@@ -357,7 +357,8 @@ def test_an_interrupt_of_a_close_keeps_no_member_in_the_group(
     """Regression: a second Ctrl-C came before LeaveGroup was sent, and the group waited for the session
     timeout.
 
-    Open connections cause a ResourceWarning, which is an error here: then the loop never closed.
+    The test also fails if the event loop is never closed: its open connections then cause a ResourceWarning,
+    which pytest treats as an error.
     """
     topic = new_topic(servers)
     fill(servers, topic, 0, 1, 1)

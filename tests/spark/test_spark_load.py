@@ -234,7 +234,10 @@ class Loading:
                 return
 
     def kill(self) -> bool:
-        """Kill the driver and its JVM, whose children are local tasks. Return False if they had ended."""
+        """Kill the driver's process group: the driver, its JVM and the JVM's local tasks.
+
+        Return False if the driver had already ended.
+        """
         is_over = self.process.poll() is not None
         if not is_over:
             os.killpg(self.process.pid, signal.SIGKILL)

@@ -39,7 +39,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
 def end_round(state: BrokerState) -> None:
     """Complete the delayed fetches that the requests of this round have satisfied.
 
-    Also allow transaction markers to be written at once again.
+    Also reset the number of transaction markers that may be written immediately, not in the background.
     """
     state.transactions.end_round()
     state.complete_satisfied_fetches()

@@ -28,7 +28,7 @@ class StepFailed(Exception):
 
 
 class Steps(Protocol):
-    """A class of steps."""
+    """An object with steps of one subject. `verbs` maps the first word of a step to its function."""
 
     verbs: Verbs
 

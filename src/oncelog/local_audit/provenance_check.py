@@ -41,9 +41,9 @@ class ProvenanceCheck(NamedTuple):
 
 
 def check_provenance(client: Mapping[str, object], now: Available, max_findings: int) -> ProvenanceCheck:
-    """Check that each topic has one copy of each source record. At most `max_findings` of a kind are listed.
+    """Check that no topic has two copies of a source record. List at most `max_findings` of each kind.
 
-    Records are those that a reader with the client's isolation level gets.
+    Only the records that are visible at the client's isolation level are checked.
     """
     tps = sorted(now.earliest)
     passed = _Passed(max_findings)

@@ -264,7 +264,7 @@ class LogManager:
         return partition
 
     def remove_leftover(self, tp: TopicPartition, topic_id: bytes) -> bool:
-        """Remove a directory without records that belongs to another topic of the same name.
+        """Remove a partition directory that has no records and was left by an earlier topic of the same name.
 
         Returns True if the directory was removed. Such a directory remains if a topic's creation or growth
         failed on a broken disk. It would prevent the opening of a new topic of this name. See

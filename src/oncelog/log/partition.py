@@ -234,8 +234,9 @@ class Partition:
         partition = cls(log, reader, cleaner, epochs, recovered, topic_id or stored_id)
         is_stored = options.is_clean and stored_id is not None
         is_stored &= recovered.producers.snapshot_offset == end_offset
-        # Warnings mean changed files: if recovery has cut off a torn batch at offset 0, the cut is not synced
-        # yet. See test_a_clean_stop_does_not_bring_the_torn_batch_of_an_empty_log_back.
+        # After a warning the files count as changed, so that `close` syncs them: a torn batch that recovery
+        # cut off at offset 0 is not synced yet. See
+        # test_a_clean_stop_does_not_bring_the_torn_batch_of_an_empty_log_back.
         if not recovered.warnings and (end_offset == 0 or is_stored):
             partition._unchanged = end_offset, recovered.log_start_offset
         return partition
@@ -400,8 +401,10 @@ class Partition:
             entry = continue_sequence(
                 entry, epoch, sequence, delta, max_ms, is_transactional, base_offset, now_ms
             )
+            # `append` must decide if the batch does not simply continue its producer's sequence (None), or if
+            # it begins a transaction: entry[4] is the first offset of the producer's open transaction.
             if entry is None or entry[4] == base_offset:
-                return None  # the producer has no open transaction here: the batch begins one
+                return None
         elif is_transactional:
             return None
         segment, size, last_offset = log.segments.active, length + LOG_OVERHEAD_BYTES, base_offset + delta

@@ -120,7 +120,8 @@ class Sampler:
     def _group_lags(self) -> dict[str, int]:
         lags: dict[str, int] = {}
         for group in self._admin.list_groups()[:MAX_GROUPS]:
-            if self._is_closed:  # a broker that does not answer takes half a minute for each group
+            # Check before each group: a broker that does not answer delays `close` by half a minute a group.
+            if self._is_closed:
                 break
             with contextlib.suppress(OncelogError):
                 held = {tp: kept.offset for tp, kept in self._admin.group_offsets(group.group_id).items()}

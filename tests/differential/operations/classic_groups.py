@@ -123,7 +123,10 @@ class Members:
             self.steps.append(Step("JoinGroup", version, again, member, binds=binds, parks=True))
 
     def sync(self, member: str) -> None:
-        """Draw SyncGroup with assignments for all members. Only the leader's assignments count."""
+        """Draw SyncGroup with assignments for most members, or rarely with an invalid list.
+
+        Any member may send assignments, but brokers must ignore those of members that are not the leader.
+        """
         random = self._random
         assignments = [
             {"member_id": ref(f"{other}.member", "unknown"), "assignment": text(f"to {other}")}

@@ -27,7 +27,7 @@ _runs = itertools.count(time.time_ns())
 
 
 def lost_messages() -> list[Rule]:
-    """Return rules that cut connections at a request or a response of each API that a transaction needs."""
+    """Return rules that cut connections at requests and responses of a transaction's APIs, and at Fetch."""
     apis = ("Produce", "EndTxn", "TxnOffsetCommit", "InitProducerId", "AddPartitionsToTxn", "AddOffsetsToTxn")
     lost = [
         Rule(action="cut", api=api, direction=direction, probability=0.03)

@@ -82,7 +82,7 @@ def machine_line(machine: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Format with at least three significant digits, or as a dash if nothing was measured."""
+    """Format a number: three significant digits below 100, else a whole number. None becomes a dash."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

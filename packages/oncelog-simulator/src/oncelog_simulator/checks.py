@@ -151,8 +151,9 @@ class InvariantMonitor:
             high_before, stable_before, start_before = self.floors.get((tp, partition.topic_id), (0, 0, 0))
             if high < high_before:
                 self.world.violate("the high watermark went back", f"{tp} {high_before} to {high}")
-            # A start forgets a log start that a full disk did not store. An open transaction that began below
-            # it then bounds the last stable offset again. Seed 333583 shows it.
+            # If a full disk did not store a new log start offset, a restart restores the old one. An open
+            # transaction that began below the lost one then limits the last stable offset again. Example:
+            # seed 333583.
             has_lost_start = start < start_before and self.writes_failed
             if stable < stable_before and not has_lost_start:
                 self.world.violate("the LSO went back", f"{tp} {stable_before} to {stable}")

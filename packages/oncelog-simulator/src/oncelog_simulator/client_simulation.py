@@ -166,7 +166,7 @@ class MemberView:
         """Partitions for which `held` and the assignment differed at the last check."""
 
     def take(self, records: list[Record]) -> None:
-        """Note records that the application received."""
+        """Add the received records to the application's history, as one POLL operation."""
         if records:
             application = self.application
             items = application.items_of(records)

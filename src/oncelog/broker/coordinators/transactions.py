@@ -417,8 +417,8 @@ class TransactionCoordinator:
     def fence_all(self, now_ms: int) -> None:
         """Fence every producer that was initialized before this start. Raises StorageError.
 
-        Without the fencing, after the restore of a backup, new instances would get epochs that other
-        producers already got after the backup was taken. See
+        After the restore of a backup, the coordinator does not know the epochs that it assigned since the
+        backup. Without the fencing, it would assign them again. See
         test_a_producer_from_after_a_backup_is_not_taken_for_a_new_one.
         """
         fenced: dict[Partition, None] = {}
@@ -662,7 +662,7 @@ class TransactionCoordinator:
         self._background.add(work, Kind.REQUEST)
 
     def end_round(self) -> None:
-        """Allow MAX_MARKERS_AT_ONCE markers to be written at once again.
+        """Reset the number of markers that may be written immediately to MAX_MARKERS_AT_ONCE.
 
         Call this after a round of requests.
         """

@@ -216,9 +216,9 @@ class CommitRows:
         return bool(deleted)
 
     def refuse(self, error: BrokerError) -> None:
-        """Set the error of the group's check in all partitions whose result depends on it.
+        """Give the error with which the group refused the commit to each partition without another error.
 
-        As in Kafka, OFFSET_METADATA_TOO_LARGE is replaced, too.
+        As in Kafka, it also replaces OFFSET_METADATA_TOO_LARGE.
         """
         for row in (row for rows in self._rows.values() for row in rows):
             if is_for_group(row.error_code):

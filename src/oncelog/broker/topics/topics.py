@@ -523,10 +523,11 @@ class Topics:
                 self._save()
 
     def bound_deletion(self, name: str, before: Mapping[int, int]) -> None:
-        """Change `before` of a deleted topic's offsets.
+        """Set the bounds below which a deleted topic's committed offsets are removed. See OffsetsToDelete.
 
-        Raises StorageError if the file cannot be written and a new topic has the name. Without a new topic,
-        the old value in the file does no harm: creating a topic writes the file first.
+        Raises StorageError if oncelog-topics.json cannot be written and a new topic has the deleted one's
+        name. If there is no new topic, the old bounds in the file do no harm: creating a topic writes it
+        first.
         """
         deletion = self.offsets_to_delete[name]
         if before != deletion.before:

@@ -424,7 +424,7 @@ class _Loads:
                 heapq.heappush(heap, self._cost(target, topic, partition))
 
     def _cheapest(self, source: int, topic: str, target: int) -> int:
-        """Return the partition of a topic that `source` hands over to `target`.
+        """Return the partition of `topic` that `source` hands over to `target`: that with the lowest `_cost`.
 
         The search must not examine all partitions of the source: a second member may take over thousands of
         them. See test_a_second_member_takes_over_many_partitions_in_little_work.

@@ -136,7 +136,7 @@ def _parts(plan: Any) -> Iterator[PlanPart]:
     """Yield the operators and expressions of a plan in the JVM, including those of its subqueries."""
     plans = [plan]
     while plans:
-        # A plan can have more levels than Python has frames. See
+        # A loop and no recursion: a plan can be deeper than Python's recursion limit. See
         # test_subqueries_and_long_plans_are_examined.
         plan = plans.pop()
         name = plan.getClass().getSimpleName()
