@@ -16,6 +16,7 @@ from oncelog.errors import (
     error_for_code,
 )
 from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
+from oncelog.rules.transactions import coordinator
 from oncelog.rules.transactions.client_session import (
     ABORT_OWN_EPOCH,
     ADD_OFFSETS,
@@ -39,6 +40,7 @@ from oncelog.rules.transactions.client_session import (
     may_have_succeeded,
     operation_at_close,
 )
+from oncelog.rules.transactions.entry import EXHAUSTED_EPOCH, TransactionEntry, TransactionState
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 S, C = State, Operation
@@ -344,3 +346,31 @@ def test_a_new_producer_id_is_a_successors_and_an_unknown_one_is_nobodys(may_hav
     other = CoordinatorEntry(ProducerIdAndEpoch(OURS.producer_id + 1, 0), "Empty")
     assert has_successor(other, OURS, may_have_timed_out=may_have_timed_out)
     assert has_successor(None, OURS, may_have_timed_out=may_have_timed_out) is False
+
+
+@pytest.mark.parametrize("raises_id", [True, False])
+def test_an_abort_at_the_last_epoch_is_not_a_successors_for_sure(raises_id: bool) -> None:
+    """R1272: a loop whose transaction had timed out at the last epoch stopped as if it had a successor."""
+    ours = ProducerIdAndEpoch(7, EXHAUSTED_EPOCH)
+    tps = frozenset({TopicPartition("t", 0)})
+    ongoing = TransactionEntry("x", *ours, 60_000, TransactionState.ONGOING, tps, start_ms=0)
+    level, new_id = (2, 8) if raises_id else (0, None)
+    fenced = coordinator.fence(ongoing, server_version=level, new_producer_id=new_id, now_ms=61_000)
+    assert isinstance(fenced, TransactionEntry)
+    done = coordinator.complete(fenced, now_ms=61_001)
+
+    def found(entry: TransactionEntry, *, may_have_timed_out: bool, for_ms: float = 0) -> bool | None:
+        identity = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch)
+        seen = CoordinatorEntry(identity, entry.state.label)
+        return has_successor(seen, ours, may_have_timed_out=may_have_timed_out, completed_for_ms=for_ms)
+
+    assert done.producer_id == (8 if raises_id else 7)
+    assert found(fenced, may_have_timed_out=True) is None
+    assert found(done, may_have_timed_out=True) is None
+    assert found(done, may_have_timed_out=True, for_ms=LATE) is False
+    assert found(done, may_have_timed_out=False) is True
+    started = coordinator.decide_init(
+        done, "x", None, timeout_ms=60_000, server_version=level, new_producer_id=9, now_ms=61_002
+    )
+    assert isinstance(started, coordinator.Append)
+    assert found(started.entry, may_have_timed_out=True) is True

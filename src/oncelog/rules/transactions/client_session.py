@@ -64,6 +64,7 @@ from oncelog.errors import (
     UnknownTopicOrPartition,
 )
 from oncelog.rules.idempotence.sequencer import ProducerIdAndEpoch
+from oncelog.rules.transactions.entry import EXHAUSTED_EPOCH
 from oncelog.types import ConsumerGroupMetadata, OffsetAndMetadata, TopicPartition
 
 
@@ -429,7 +430,7 @@ def has_successor(
     `completed_for_ms` is the time since the entry was first seen in CompleteAbort.
 
         entry                                          may have timed out   result
-        another producer id                            any                  True
+        another producer id (but see below)            any                  True
         epoch ours + 2 or above                        any                  True
         epoch ours + 1, not in an abort                any                  True: InitProducerId
         epoch ours + 1, in an abort                    no                   True: InitProducerId
@@ -437,12 +438,16 @@ def has_successor(
         epoch ours + 1, CompleteAbort                  yes                  None for SUCCESSOR_PATIENCE_MS,
                                                                               then False
         epoch ours or below, or unknown                any                  False
+
+    Epoch 0 of another producer id counts as ours + 1 if ours is the last epoch. With an epoch per transaction
+    (KIP-890), an abort at the last epoch gives the transactional id another producer id.
     """
     if entry is None:
         return False
-    if entry.identity.producer_id != ours.producer_id:
-        return True
     raises = entry.identity.producer_epoch - ours.producer_epoch
+    if entry.identity.producer_id != ours.producer_id:
+        # Guard: test_an_abort_at_the_last_epoch_is_not_a_successors_for_sure.
+        raises = entry.identity.producer_epoch + 1 if ours.producer_epoch >= EXHAUSTED_EPOCH else 2
     if raises <= 0:
         return False
     if raises >= 2 or entry.state not in _ABORTED or not may_have_timed_out:
