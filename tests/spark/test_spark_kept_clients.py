@@ -20,7 +20,7 @@ from oncelog.errors import OncelogError
 from oncelog.spark.sink.decisions import SinkError
 from oncelog.spark.sink.kept_clients import MAX_KEPT, KeptClients, TaskClients
 from oncelog.spark.sink.sink_options import parse_sink_options
-from oncelog.spark.sink.task import Sink, finish, write_task
+from oncelog.spark.sink.task import Sink, TaskReport, finish, write_task
 
 pytest.importorskip("pyspark")
 
@@ -179,6 +179,52 @@ def test_a_topic_created_again_while_a_task_writes_gets_no_rows(workers: list[Ke
             assert not [rows for tp in tps for rows in consumer.fetch_range(tp, 0, ends[tp])]
         finish(sink, 0, [write_task(sink, 0, 0, source(False), kept)], kept)
         assert committed(bootstrap, "t") == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("is_first_task_alone", [True, False])
+def test_a_topic_created_again_before_the_driver_commits_gets_no_rows(
+    workers: list[KeptClients], is_first_task_alone: bool
+) -> None:
+    """R1270: a task had compared the ids long before, so the new topic had the rows of later tasks only."""
+    with (
+        oncelog.Broker(config={"auto.create.topics.enable": False}) as broker,
+        oncelog.Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+    ):
+        bootstrap = broker.bootstrap_servers
+        create_topic(bootstrap, "t", partitions=2)
+
+        def report_of(task: int) -> TaskReport:
+            row = {"value": ["ab"[task]], "partition": pa.array([task], pa.int32())}
+            batches = [pa.RecordBatch.from_pydict(row)]
+            return write_task(sink, 0, task, batches, workers[task], commits=False)
+
+        sink = sink_of(bootstrap, "t")
+        reports = [report_of(0)] if is_first_task_alone else [report_of(0), report_of(1)]
+        admin.delete_topics(["t"])
+        create_topic(bootstrap, "t", partitions=2)
+        if is_first_task_alone:
+            reports.append(report_of(1))
+        with pytest.raises(SinkError, match="topic 't' was deleted and created again while batch 0"):
+            finish(sink, 0, reports, workers[0])
+        with oncelog.Consumer({"bootstrap.servers": bootstrap}) as consumer:
+            tps = [oncelog.TopicPartition("t", number) for number in range(2)]
+            ends = consumer.end_offsets(tps)
+            assert not [rows for tp in tps for rows in consumer.fetch_range(tp, 0, ends[tp])]
+        sink = sink_of(bootstrap, "t")
+        finish(sink, 0, [report_of(0), report_of(1)], workers[0])
+        assert sorted(committed(bootstrap, "t"), key=str) == [b"a", b"b"]
+
+
+def test_the_broker_creates_a_missing_topic_of_the_column_topic(workers: list[KeptClients]) -> None:
+    """R1271: the task looked for the topic's id first, and failed because there was no topic yet."""
+    with oncelog.Broker(config={"auto.create.topics.enable": True}) as broker:
+        bootstrap = broker.bootstrap_servers
+        create_topic(bootstrap, "markers")
+        given = {"kafka.bootstrap.servers": bootstrap, "markerTopic": "markers"}
+        sink = Sink("auto", parse_sink_options(given, "stream"))
+        batches = [pa.RecordBatch.from_pydict({"topic": ["t"], "value": ["a"]})]
+        finish(sink, 0, [write_task(sink, 0, 0, batches, workers[0])], workers[0])
+        assert committed(bootstrap, "t") == [b"a"]
 
 
 def test_a_worker_keeps_clients_for_a_few_settings_only(workers: list[KeptClients]) -> None:

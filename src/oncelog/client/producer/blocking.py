@@ -459,6 +459,13 @@ class Producer:
         manager = require_manager(self._transactions)
         self._thread.run(manager.change_id(transactional_id, forgets_topics=forgets_topics))
 
+    def _look_up_topic(self, topic: str) -> None:
+        """Find a topic as the first `send` to it does: the broker may create it.
+
+        Raises TimedOut or UnknownTopicOrPartition after max.block.ms.
+        """
+        self._thread.run(self._driver.look_up_topic(topic))
+
     def begin_transaction(self) -> None:
         """Begin a transaction. All records from now on belong to it. Sends no request."""
         require_manager(self._transactions).begin()

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
-from oncelog.errors import OncelogError
+from oncelog.errors import OncelogError, UnknownTopicOrPartition
 from oncelog.runtime.system import Runtime, current
 from oncelog.spark.sink.sink_options import SinkSettings
 
@@ -59,9 +59,20 @@ class TaskClients:
         self._scope = scope
 
     def topic_id(self, topic: str) -> str | None:
-        """Return the id that a topic had at the first call for it in this scope."""
+        """Return the id that a topic had at the first call for it in this scope.
+
+        Call it after `producer`: the broker may create the topic, as for the first record of a producer.
+        """
         if topic not in self._topic_ids:
-            self._topic_ids |= topic_ids(self.admin, [topic])
+            try:
+                found = topic_ids(self.admin, [topic])
+            except UnknownTopicOrPartition:
+                # The admin client never lets the broker create a topic, and a broker may not know a new topic
+                # yet. Guard: test_the_broker_creates_a_missing_topic_of_the_column_topic.
+                assert self._producer is not None
+                self._producer._look_up_topic(topic)
+                found = topic_ids(self.admin, [topic])
+            self._topic_ids |= found
         return self._topic_ids[topic]
 
     def producer(self, transactional_id: str) -> Producer:

@@ -17,7 +17,7 @@ in spark/sink/decisions.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -62,7 +62,7 @@ class TaskReport:
     `already_committed`: an earlier attempt committed the rows, and this attempt wrote nothing. `size_bytes`
     counts keys and values. `commit_seconds` is the time from sending the last row to the response to the
     commit, or to the end of the preparation. `plan` is set only in a repeat. `prepared` is the transaction
-    that the driver has to end.
+    that the driver has to end. `topic_ids` has its topics, and their ids before the task sent the first rows.
     """
 
     task: int
@@ -72,6 +72,7 @@ class TaskReport:
     commit_seconds: float = 0.0
     plan: PlanNote | None = None
     prepared: TransactionShare | None = None
+    topic_ids: tuple[tuple[str, str | None], ...] = ()
 
 
 def write_task(
@@ -106,6 +107,8 @@ class _SinkTask:
     def __init__(self, sink: Sink, batch_id: int, task: int, *, commits: bool) -> None:
         self._sink, self._batch_id, self._task, self._commits = sink, batch_id, task, commits
         self.rows = TaskRows(sink.settings.topic, sink.settings.max_row_bytes)
+        self._topic_ids: dict[str, str | None] = {}
+        """The ids of topics before the first rows were sent to them; None on a cluster without topic ids."""
 
     def write(self, clients: TaskClients, batches: Iterator[pa.RecordBatch], is_empty: bool) -> TaskReport:
         """Write, prepare or compare the rows. `is_empty`: `batches` has no rows. Raises SinkError."""
@@ -215,15 +218,17 @@ class _SinkTask:
             with suppress(OncelogError):
                 producer.abort_transaction()
             raise
-        seconds = time.monotonic() - sent_at
-        return TaskReport(self._task, self.rows.sum, False, self.rows.size_bytes, seconds, plan, prepared)
+        seconds, topic_ids_before = time.monotonic() - sent_at, tuple(self._topic_ids.items())
+        return TaskReport(
+            self._task, self.rows.sum, False, self.rows.size_bytes, seconds, plan, prepared, topic_ids_before
+        )
 
     def _send(self, clients: TaskClients, producer: Producer, batches: Iterator[pa.RecordBatch]) -> float:
         """Send rows and marker. Return the monotonic time in seconds at which the last row was sent.
 
         Raises SinkError if a topic was deleted and created again meanwhile.
         """
-        sink, before = self._sink, dict[str, str | None]()
+        sink, before = self._sink, self._topic_ids
         for batch in batches:
             for part in self.rows.parts(self.rows.take(batch)):
                 if part.topic not in before:
@@ -236,9 +241,7 @@ class _SinkTask:
         # before, and the marker would say that all rows are there. Guard:
         # test_a_topic_created_again_while_a_task_writes_gets_no_rows.
         producer.flush()
-        refusal = decide_same_topics(before.items(), topic_ids(clients.admin, before))
-        if refusal is not None:
-            raise refusal.error(self._batch_id, self._task)
+        _check_topics(clients.admin, before.items(), self._batch_id, self._task)
         return sent_at
 
     def _agree(self, expected: RowSum) -> None:
@@ -257,6 +260,15 @@ def send_part(producer: Producer, part: Part) -> Delivery:
         ) from error
 
 
+def _check_topics(
+    admin: Admin, before: Collection[tuple[str, str | None]], batch_id: int, task: int | None = None
+) -> None:
+    """Raise SinkError if a topic of `before` does not have the id now that it has there."""
+    refusal = decide_same_topics(before, topic_ids(admin, {topic for topic, _ in before}))
+    if refusal is not None:
+        raise refusal.error(batch_id, task)
+
+
 def finish(sink: Sink, batch_id: int, reports: Iterable[TaskReport], kept: KeptClients) -> None:
     """Finish a batch on the driver once every task has succeeded. Raises SinkError.
 
@@ -268,7 +280,7 @@ def finish(sink: Sink, batch_id: int, reports: Iterable[TaskReport], kept: KeptC
             if sink.is_named:
                 _finish(sink, clients.admin, batch_id, reports)
             else:
-                _end(sink, _prepared(reports), is_commit=True)
+                _commit_prepared(sink, clients.admin, batch_id, reports)
                 forget_markers(sink, clients.admin, [report.task for report in reports if report.sum.rows])
     except OncelogError as error:
         kind = type(error) if isinstance(error, SinkError) else SinkError
@@ -295,7 +307,7 @@ def _finish(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[TaskRepor
         with suppress(OncelogError):
             _end(sink, prepared, is_commit=False)
         raise
-    _end(sink, prepared, is_commit=True)
+    _commit_prepared(sink, admin, batch_id, reports)
     sink.keep(admin, sink.finished_id, decided.encode())
 
 
@@ -327,6 +339,21 @@ def _fence_beyond(
 
 def _prepared(reports: Iterable[TaskReport]) -> list[TransactionShare]:
     return [report.prepared for report in reports if report.prepared is not None]
+
+
+def _commit_prepared(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[TaskReport]) -> None:
+    """Commit all prepared transactions, or abort them if one of their topics was created again."""
+    prepared = _prepared(reports)
+    before = {topic for report in reports if report.prepared is not None for topic in report.topic_ids}
+    try:
+        # A task has compared the ids when it prepared its transaction, which may be long ago. Guard:
+        # test_a_topic_created_again_before_the_driver_commits_gets_no_rows.
+        _check_topics(admin, before, batch_id)
+    except BaseException:
+        with suppress(OncelogError):
+            _end(sink, prepared, is_commit=False)
+        raise
+    _end(sink, prepared, is_commit=True)
 
 
 def _end(sink: Sink, prepared: Iterable[TransactionShare], *, is_commit: bool) -> None:

@@ -112,10 +112,11 @@ MUTANTS = [
     Mutant(
         "rows in a topic and in the next one of its name are committed together",
         ((atomic, "decide_same_topics", nothing), (sink_task, "decide_same_topics", nothing)),
-        findings=("R1240", "R1242"),
+        findings=("R1240", "R1242", "R1270"),
         guards=(
             "spark/test_spark_atomic.py::test_a_topic_created_again_while_its_tasks_write_gets_no_rows",
             "spark/test_spark_kept_clients.py::test_a_topic_created_again_while_a_task_writes_gets_no_rows",
+            "spark/test_spark_kept_clients.py::test_a_topic_created_again_before_the_driver_commits_gets_no_rows",
         ),
     ),
     Mutant(
