@@ -6,10 +6,10 @@ in the partition, and the producer's next transaction there continues it. If tha
 committed, records of the earlier, aborted one become visible.
 
 A leftover is a transaction that is open in a partition when the broker starts. A PrepareCommit or
-PrepareAbort record in the coordinator's log is a decision. With an epoch per transaction (KIP-890), the epoch identifies
-the leftover's decision: that record has epoch E + 1 for the transaction with epoch E, and names its
-partitions. A classic transaction is one without KIP-890. At the broker's start and later, the leftover gets
-this marker:
+PrepareAbort record in the coordinator's log is a decision. With an epoch per transaction (KIP-890), the epoch
+identifies the leftover's decision: that record has epoch E + 1 for the transaction with epoch E, and names
+its partitions. A classic transaction is one without KIP-890. At the broker's start and later, the leftover
+gets this marker:
 
     no record in the log has the leftover's producer id                  none
     a record decides the leftover and names this partition, and newer
