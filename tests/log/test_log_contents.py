@@ -135,6 +135,62 @@ def test_contents_are_compared_only_after_our_own_clean_stop(stop: str) -> None:
     assert not disk.exists(CONTENTS)
 
 
+@pytest.mark.parametrize("mark", [b'{"version":0,"brokerEpoch":-1}', b""])
+def test_contents_of_an_earlier_stop_are_not_compared(mark: bytes) -> None:
+    """After a downgrade and an upgrade, the start used to delete all records of a recreated topic.
+
+    An Oncelog that does not know the file leaves it in place, and writes the first mark. So did Apache Kafka
+    with ZooKeeper.
+    """
+    disk = _stopped()
+    manager, partition = _open(disk)
+    partition.delete_records(30, NOW_MS)
+    disk.replace("oncelog-acls.json", b"{}")
+    manager.close(NOW_MS)
+    stale = disk.read(CONTENTS)
+    manager, _ = _open(disk)
+    manager.delete_partitions([TP], {TP.topic: TOPIC_ID})
+    put(manager.open_partition(TP, SMALL, TOPIC_ID, NOW_MS), batch())
+    disk.remove("oncelog-acls.json")
+    manager.close(NOW_MS)
+    disk.replace(CONTENTS, stale)
+    disk.replace(CLEAN_SHUTDOWN, mark)
+    _, partition = _open(disk)
+    assert (partition.log_start_offset, partition.log_end_offset) == (0, 1)
+    assert not partition.recovery_warnings and read_all(partition)
+
+
+@pytest.mark.parametrize("how", ["deleted", "deleted unopened", "missing"])
+def test_a_recreated_partition_begins_at_0_whatever_the_last_stop_left(how: str) -> None:
+    """It used to begin at the log start of the deleted partition."""
+    disk = _stopped()
+    manager, partition = _open(disk)
+    partition.delete_records(30, NOW_MS)
+    manager.close(NOW_MS)
+    if how == "missing":
+        disk.remove_tree(str(TP))
+    manager = LogManager.open(disk, node_id=1, new_uuid=lambda: TOPIC_ID, now_ms=NOW_MS)
+    if how == "deleted":
+        manager.open_partition(TP, SMALL, TOPIC_ID, NOW_MS)
+    if how == "missing":
+        manager.forget_missing_partitions()
+    else:
+        manager.delete_partitions([TP], {TP.topic: TOPIC_ID})
+    partition = manager.open_partition(TP, SMALL, TOPIC_ID, NOW_MS)
+    assert (partition.log_start_offset, partition.log_end_offset) == (0, 0)
+
+
+def test_a_rejected_start_gives_the_contents_back() -> None:
+    disk = _stopped()
+    mark, data = disk.read(CLEAN_SHUTDOWN), disk.read(CONTENTS)
+    manager = LogManager.open(disk, node_id=1, new_uuid=lambda: TOPIC_ID, now_ms=NOW_MS)
+    manager.give_back()
+    manager.release()
+    assert (disk.read(CLEAN_SHUTDOWN), disk.read(CONTENTS)) == (mark, data)
+    _remove(disk, _file(disk, ".log"))
+    assert "but the last stop left" in str(_open(disk)[1].recovery_warnings)
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"0\n1\nt 0 1 2 3\n", b"0\n1\nt 0 1 2 3 4 5\n", b"0\n1\nt x 1 2 3 4\n"]
 )

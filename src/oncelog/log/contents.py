@@ -6,8 +6,8 @@ shorter `.txnindex` file, they would get aborted records. So a clean stop stores
 index entries each partition has. A start that finds others checks the whole partition and reports it. See
 test_a_segment_that_changed_since_a_clean_stop_is_reported.
 
-The file counts only beside this broker's own `.kafka_cleanshutdown`, and a start removes it. So a stop by
-Apache Kafka, or by an Oncelog that does not know the file, leaves nothing to compare. The format is that of
+The file counts only if `.kafka_cleanshutdown` has its checksum, and a start removes it. So a stop by Apache
+Kafka, or by an Oncelog that does not know the file, leaves nothing to compare. The format is that of
 Kafka's checkpoints, with six fields for each partition. A line of one field is the name of a small file,
 without which a start would lose ACLs or settings.
 """

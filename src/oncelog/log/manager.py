@@ -16,6 +16,7 @@ Source: Kafka's LogManager, MetaPropertiesEnsemble, CleanShutdownFileHandler.
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -63,8 +64,6 @@ Apache Kafka, or by an early Oncelog, whose files have version 1.
 FOREIGN_LOGS = frozenset({"__cluster_metadata"})
 """Logs of Apache Kafka's controllers. They are not topics and must not be deleted."""
 _META_VERSION = 1
-_CLEAN_MARK = b'{"version":0,"brokerEpoch":-1}'
-"""This broker's content of CLEAN_SHUTDOWN. Apache Kafka writes an epoch above -1."""
 _KEPT_FILE = re.compile(r"meta\.properties|oncelog-(acls|configs|quotas|users)\.json")
 """Files whose loss a start cannot notice. Without them it would have no ACLs, or the default
 retention. A lost oncelog-topics.json stops the start anyway.
@@ -112,7 +111,8 @@ class LogManager:
         self.partitions: dict[TopicPartition, Partition] = {}
         self.was_clean = disk.exists(CLEAN_SHUTDOWN)
         self._contents_data = _read_contents(disk)
-        self._contents = decode_contents(self._contents_data).partitions
+        self._contents = dict(decode_contents(self._contents_data).partitions)
+        """The contents that the last stop left, of the partitions that this start has not opened yet."""
         self._recovery_points = read_offsets(disk, RECOVERY_POINTS)
         self._log_starts = read_offsets(disk, LOG_STARTS)
         self._cleaned = read_offsets(disk, CLEANED_OFFSETS)
@@ -222,7 +222,10 @@ class LogManager:
         """
         if topic_partition in self.partitions:
             raise MisuseError(f"{topic_partition} is open already")
-        cleaned_to, contents = self._cleaned.get(topic_partition, 0), self._contents.get(topic_partition)
+        cleaned_to = self._cleaned.get(topic_partition, 0)
+        # Removed, because a later partition of this name must not inherit them. See
+        # test_a_recreated_partition_begins_at_0_whatever_the_last_stop_left.
+        contents = self._contents.pop(topic_partition, None)
         log_start_offset = self._log_starts.get(topic_partition, 0)
         if contents is not None:
             # The checkpoint of log starts may be lost. Deleted records would then be readable again. See
@@ -303,8 +306,10 @@ class LogManager:
         would treat new records below it as synced. See test_a_lost_end_lowers_the_recovery_point_on_disk.
         """
         tables = (self._recovery_points, self._log_starts, self._cleaned, self._indexed, self._index_starts)
-        listed = {tp for table in tables for tp in table}
+        listed = {tp for table in tables for tp in table} | self._contents.keys()
         missing = {tp for tp in listed - self.partitions.keys() if not self.disk.exists(str(tp))}
+        for tp in missing:
+            self._contents.pop(tp, None)
         for table in tables:
             for tp in missing & table.keys():
                 del table[tp]
@@ -400,6 +405,7 @@ class LogManager:
         # A removed index start does not set `_is_forgetting`. A recreated partition may inherit the old index
         # start from the file, because all segments of a new partition have an index file.
         self._index_starts.pop(tp, None)
+        self._contents.pop(tp, None)
         self._written_points.pop(tp, None)
         self._unindexed.discard(tp)
         partition = self.partitions.pop(tp, None)
@@ -633,8 +639,9 @@ class LogManager:
                 self._write_offsets()
             if not failures and not any(partition.is_offline for partition in self.partitions.values()):
                 files = [name for name in self.disk.list() if _KEPT_FILE.fullmatch(name)]
-                self.disk.replace(CONTENTS, encode_contents(DirectoryContents(contents, files)))
-                self.disk.replace(CLEAN_SHUTDOWN, _CLEAN_MARK)
+                data = encode_contents(DirectoryContents(contents, files))
+                self.disk.replace(CONTENTS, data)
+                self.disk.replace(CLEAN_SHUTDOWN, _clean_mark(data))
         except (OSError, KafkaStorageError) as error:
             failures.append(KafkaStorageError(f"checkpoints cannot be written: {error}"))
         finally:
@@ -656,7 +663,7 @@ class LogManager:
         if self.was_clean and not self.partitions:
             if self._contents_data:
                 self.disk.replace(CONTENTS, self._contents_data)
-            self.disk.replace(CLEAN_SHUTDOWN, _CLEAN_MARK)
+            self.disk.replace(CLEAN_SHUTDOWN, _clean_mark(self._contents_data))
 
     def release(self) -> None:
         """Close the files and release the lock without writing, as a crash would."""
@@ -666,11 +673,21 @@ class LogManager:
 
 
 def _read_contents(disk: Disk) -> bytes:
-    """Return the content of CONTENTS; nothing if it is missing, or if another broker stopped last."""
+    """Return the content of CONTENTS; nothing if it is missing, or if the last stop did not write it."""
     try:
-        return disk.read(CONTENTS) if disk.read(CLEAN_SHUTDOWN) == _CLEAN_MARK else b""
+        data = disk.read(CONTENTS)
+        return data if disk.read(CLEAN_SHUTDOWN) == _clean_mark(data) else b""
     except FileNotFoundError:
         return b""
+
+
+def _clean_mark(contents_data: bytes) -> bytes:
+    """Return the content of CLEAN_SHUTDOWN after a stop that wrote `contents_data` to CONTENTS.
+
+    An older Oncelog leaves CONTENTS as it is, so the checksum tells whether the last stop wrote it. Apache
+    Kafka ignores fields that it does not know. See test_contents_of_an_earlier_stop_are_not_compared.
+    """
+    return b'{"version":0,"brokerEpoch":-1,"contents":%d}' % zlib.crc32(contents_data)
 
 
 def _check_files(disk: Disk) -> None:
