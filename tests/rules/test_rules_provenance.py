@@ -60,6 +60,8 @@ def test_headers_name_a_place() -> None:
     headers = [("trace", b"1"), *GOOD.items(), ("trace", None)]
     assert read_provenance(headers) == ("orders", 3, 120)
     assert read_provenance(reversed(headers)) == ("orders", 3, 120)
+    longest = GOOD | {TOPIC: b"A-z_0.9" * 35 + b"2345"}
+    assert read_provenance(longest.items()) == (longest[TOPIC].decode(), 3, 120)
     assert read_provenance([]) is read_provenance([("trace", b"1")]) is None
 
 
@@ -69,6 +71,17 @@ def test_headers_name_a_place() -> None:
         *((dict.fromkeys([name]), f"the header {name} is null") for name in HEADERS),
         ({TOPIC: b""}, f"the header {TOPIC} is not the name of a topic: b''"),
         ({TOPIC: b"\xff"}, rf"the header {TOPIC} is not the name of a topic: b'\xff'"),
+        ({TOPIC: b"a b"}, f"the header {TOPIC} is not the name of a topic: b'a b'"),
+        ({TOPIC: b"a\n"}, rf"the header {TOPIC} is not the name of a topic: b'a\n'"),
+        # A text of any length would be kept in states, and shown in findings.
+        *(
+            ({name: b"x" * 250}, f"the header {name} is not {what}: {b'x' * 100!r} and 150 more bytes")
+            for name, what in (
+                (TOPIC, "the name of a topic"),
+                (PARTITION, "a partition number"),
+                (OFFSET, "an offset"),
+            )
+        ),
         *(
             ({PARTITION: value}, f"the header {PARTITION} is not a partition number: {value!r}")
             for value in (b"", b"-1", b"+1", b" 1", b"1_0", b"x", b"\0\0\0\3", b"2147483648", b"\xc2\xb2")

@@ -41,6 +41,9 @@ ODD: list[Headers] = [
             (None, b"0", b"1"),
             (b"", b"0", b"1"),
             (b"\xff", b"0", b"1"),
+            (b"a b", b"0", b"1"),
+            (b"s\n", b"0", b"1"),
+            (b"s" * 250, b"0", b"1"),
             (b"s", None, b"1"),
             (b"s", b"", b"1"),
             (b"s", b"-1", b"1"),
@@ -84,9 +87,31 @@ def test_spark_and_one_process_find_the_same(
     assert few.provenance == here.provenance
 
 
+def test_compiled_queries_read_no_header_that_is_missing(
+    spark: Any, shared_broker: oncelog.Broker, topic: str
+) -> None:
+    bootstrap = shared_broker.bootstrap_servers
+    create_topic(bootstrap, topic, partitions=2)
+    fill(bootstrap, topic, 0, [headers(offset, partition) for partition, offset in IN_ORDER])
+    fill(bootstrap, topic, 1, ODD)
+    compiled = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+    interpreted = {name: spark.conf.get(name) for name in compiled}
+    try:
+        for name, value in compiled.items():
+            spark.conf.set(name, value)
+        there = audit_topic(spark, bootstrap, topic, distinct="provenance")
+    finally:
+        for name, value in interpreted.items():
+            spark.conf.set(name, value)
+    here = audit_here(bootstrap, topic, distinct="provenance")
+    assert (there.provenance, there.findings, there.notes) == (here.provenance, here.findings, here.notes)
+
+
 def test_headers_name_the_source_and_keep_others(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
+    from pyspark.sql.functions import lit
+
     bootstrap, copied = shared_broker.bootstrap_servers, f"{topic}-copied"
     for name in (topic, copied):
         create_topic(bootstrap, name, partitions=2)
@@ -96,6 +121,8 @@ def test_headers_name_the_source_and_keep_others(
     found = rows.select(provenance_headers().alias("headers"))
     ours = [((TOPIC, topic), (PARTITION, "1"), (OFFSET, str(n))) for n in range(2)]
     assert [tuple((h.key, h.value.decode()) for h in row.headers) for row in found.collect()] == ours
+    named = rows.withColumn("topic", lit("orders-2")).select(provenance_headers().alias("headers"))
+    assert [row.headers[0].value.decode() for row in named.collect()] == ["orders-2", "orders-2"]
     kept = rows.select("key", "value", provenance_headers(keep="headers").alias("headers"))
     kept.write.format("oncelog").mode("append").options(**options, topic=copied).save()
     table = oncelog.read_table(copied, {"bootstrap.servers": bootstrap}, include_headers=True)

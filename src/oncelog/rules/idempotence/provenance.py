@@ -11,12 +11,16 @@ a source partition and a target partition.
     none of them                                                              None: no provenance
     some of them, one of them twice, malformed                                Malformed
 
-This is exact under three conditions on every attempt to write, whether it ends or is killed:
+This is exact under three conditions on every attempt to write, whether it ends or is killed, and two more:
 
 1. It writes the records of a source partition to a target partition in order, and leaves none out before its
    last one.
 2. It begins at or before the first source offset that is not yet stored for certain.
 3. A source record goes to the same target partition in each attempt, and becomes at most one record there.
+4. The name of a source partition means one partition, and one job writes its records to the target. A topic
+   that was deleted and created again, or one of another cluster, is another source with the same name.
+5. The reader gets every record of the target partition. Compaction keeps the last copy of a key, and
+   retention may end between two copies: then the copy that is left may be behind a higher offset.
 
 Attempts may overlap in time: a zombie may write between the records of its successor. For each pair, the
 offsets seen are always all the pair's offsets up to the highest one. Proof: let an attempt's next record be
@@ -28,6 +32,7 @@ Guard: test_overlapping_attempts_give_each_record_once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import NamedTuple
@@ -39,6 +44,9 @@ PREFIX = "__oncelog.source."
 HEADERS = TOPIC, PARTITION, OFFSET = f"{PREFIX}topic", f"{PREFIX}partition", f"{PREFIX}offset"
 """Names of the headers. All values are UTF-8 text, the two numbers in decimal digits."""
 _MAX_PARTITION, _MAX_OFFSET = 2**31 - 1, 2**63 - 1
+# Kafka's rule for names. It also limits what hostile headers take in memory, in states and in findings.
+_TOPIC_NAME = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
+_SHOWN_BYTES = 100
 
 
 class Provenance(NamedTuple):
@@ -75,19 +83,21 @@ def read_provenance(headers: Iterable[tuple[str, bytes | None]]) -> Provenance |
     for name in HEADERS:
         if values.get(name) is None:
             return Malformed(f"the header {name} is {'null' if name in values else 'missing'}")
-    try:
-        topic = (values[TOPIC] or b"").decode()
-    except UnicodeDecodeError:
-        topic = ""
-    partition = _number(values[PARTITION] or b"", _MAX_PARTITION)
-    offset = _number(values[OFFSET] or b"", _MAX_OFFSET)
-    if not topic:
-        return Malformed(f"the header {TOPIC} is not the name of a topic: {values[TOPIC]!r}")
-    if partition is None:
-        return Malformed(f"the header {PARTITION} is not a partition number: {values[PARTITION]!r}")
-    if offset is None:
-        return Malformed(f"the header {OFFSET} is not an offset: {values[OFFSET]!r}")
-    return Provenance(topic, partition, offset)
+    topic, partition, offset = (values[name] or b"" for name in HEADERS)
+    if not _TOPIC_NAME.fullmatch(topic):
+        return Malformed(f"the header {TOPIC} is not the name of a topic: {_shown(topic)}")
+    partition_number, offset_number = _number(partition, _MAX_PARTITION), _number(offset, _MAX_OFFSET)
+    if partition_number is None:
+        return Malformed(f"the header {PARTITION} is not a partition number: {_shown(partition)}")
+    if offset_number is None:
+        return Malformed(f"the header {OFFSET} is not an offset: {_shown(offset)}")
+    return Provenance(topic.decode("ascii"), partition_number, offset_number)
+
+
+def _shown(value: bytes) -> str:
+    # A header may have megabytes, and an audit lists a thousand such findings.
+    more = f" and {len(value) - _SHOWN_BYTES} more bytes" if len(value) > _SHOWN_BYTES else ""
+    return f"{value[:_SHOWN_BYTES]!r}{more}"
 
 
 def _number(text: bytes, maximum: int) -> int | None:
