@@ -77,7 +77,11 @@ def test_going_back_needs_the_state_of_that_position() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "text", "[]", "3", "{}", '{"oncelog.provenance":3}', '{"oncelog.provenance":{"s":{"x":1}}}']
+    "text",
+    [
+        *("", "text", "[]", "3", "{}", '{"oncelog.provenance":3}', '{"oncelog.provenance":{"s":{"x":1}}}'),
+        *('{"oncelog.provenance":{"s":{"0":Infinity}}}', "[" * 4096),
+    ],
 )
 def test_a_position_without_a_state_is_refused(text: str) -> None:
     with pytest.raises(MisuseError, match=r"t-0: the committed offset 5 has no state of a ProvenanceFilter"):

@@ -131,7 +131,7 @@ def test_the_command_tells_totals_and_whether_a_filter_is_exact(ours: str) -> No
     assert ended.stderr.splitlines()[-3:] == [
         "4 records of 2 source records: 2 repetitions",
         "a filter by provenance drops exactly the repetitions",
-        "verdict: violated (2 findings, of which the first 1 are shown)",
+        "verdict: violated (2 findings in 1 rows; a run is one row, and 1000 rows of a kind are shown)",
     ]
     write(ours, topic, 1, [(0, 2), (0, 9), (0, 8)])
     said = CliRunner().invoke(cli, arguments).stderr

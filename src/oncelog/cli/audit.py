@@ -335,4 +335,8 @@ def _more(result: AuditResult) -> str:
         return f" (by its header each numbered batch occurs once, in order and undamaged{told})"
     count, shown = result.finding_count, len(result.findings)
     cut = f", of which the first {shown} are shown" if shown < count else ""
+    if result.provenance is not None and result.provenance.repeated:
+        from oncelog.audit.result import MAX_FINDINGS
+
+        cut = f" in {shown} rows; a run is one row, and {MAX_FINDINGS} rows of a kind are shown"
     return f" ({count} findings{cut})" if count else ""

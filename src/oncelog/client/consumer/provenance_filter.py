@@ -76,8 +76,9 @@ class ProvenanceFilter:
     def committable(self, tp: TopicPartition) -> OffsetAndMetadata:
         """Return the position behind the last record of `accept`, with the state as metadata.
 
-        The text takes about 12 bytes for each source partition. Brokers take 4096 bytes by default
-        (offset.metadata.max.bytes). Raises MisuseError without `start`.
+        With offsets of ten digits, the text takes about 17 bytes for each source partition. Brokers take 4096
+        by default (offset.metadata.max.bytes), and refuse the commit of a longer text. Raises MisuseError
+        without `start`.
         """
         if tp not in self._next:
             raise MisuseError(f"call start({tp}) first")
@@ -96,7 +97,7 @@ def _parse(tp: TopicPartition, committed: OffsetAndMetadata) -> dict[TopicPartit
             for topic, partitions in by_topic.items()
             for partition, highest in partitions.items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise MisuseError(
             f"{tp}: the committed offset {committed.offset} has no state of a ProvenanceFilter: read the "
             "partition from its beginning, with start(tp)"
