@@ -66,7 +66,6 @@ def test_an_open_transaction_is_seen_everywhere(pages: TestClient, servers: str)
     assert topic in text(pages, f"/topics?name={topic}")
 
 
-@pytest.mark.behaviour("T14")
 def _stable_end(servers: str, topic: str) -> int:
     """Return the last stable offset.
 
@@ -77,6 +76,7 @@ def _stable_end(servers: str, topic: str) -> int:
         return consumer.end_offsets([tp])[tp]
 
 
+@pytest.mark.behaviour("T14")
 def test_a_hanging_transaction_is_aborted_by_its_button(ours: str) -> None:
     topic, producer_id = new_topic(ours), 800_000 + next(_numbers)
     lost = batch_of(
