@@ -25,7 +25,7 @@ def repeated_key(key: Any, times: int, places: Sequence[Place]) -> AuditFinding:
     named = ", ".join(f"{place.partition}:{place.offset}" for place in places)
     more = ", ..." if times > len(places) else ""
     text = f"the key occurs {times} times, at partition:offset {named}{more}"
-    return _finding("repeated_key", second, first.offset, key, text)
+    return finding_at("repeated_key", second, first.offset, key_text(key), text)
 
 
 def differing_key(
@@ -48,10 +48,11 @@ def differing_key(
     text = f"{found} times in the audited topics, {expected} times expected"
     for name, at in (("expected at", expected_last), ("first found at", found_first)):
         text += f"; {name} {at.topic}-{at.partition}:{at.offset}" if at is not None else ""
-    return _finding(kind, place, None if other is None else other.offset, key, text)
+    return finding_at(kind, place, None if other is None else other.offset, key_text(key), text)
 
 
-def _finding(kind: str, place: Place, other_offset: int | None, key: Any, text: str) -> AuditFinding:
+def finding_at(kind: str, place: Place, other_offset: int | None, key: str | None, text: str) -> AuditFinding:
+    """Return a finding about one record, which is not about its producer."""
     return AuditFinding(
         kind=kind,
         topic=place.topic,
@@ -63,7 +64,7 @@ def _finding(kind: str, place: Place, other_offset: int | None, key: Any, text: 
         first_sequence=None,
         last_sequence=None,
         other_offset=other_offset,
-        key=key_text(key),
+        key=key,
         explanation=text,
     )
 

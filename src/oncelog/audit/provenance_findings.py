@@ -10,9 +10,10 @@ A malformed_provenance names no source record.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from oncelog.audit.key_findings import Place
+from oncelog.audit.key_findings import Place, finding_at
 from oncelog.audit.result import AuditFinding, ProvenanceTotals
 from oncelog.rules.idempotence.provenance import HighestOffsets, Provenance, Verdict
 from oncelog.types import TopicPartition
@@ -80,7 +81,8 @@ def repeated_run(tp: TopicPartition, run: RepeatedRun) -> AuditFinding:
         f"behind offset {run.highest}"
     )
     key = source_text(run.source, run.source_first)
-    return _finding("repeated_record", tp, run.first, run.last, None, key, text)
+    finding = finding_at("repeated_record", Place(*tp, run.first), None, key, text)
+    return replace(finding, last_offset=run.last)
 
 
 class SourceCopies(NamedTuple):
@@ -118,7 +120,7 @@ def repeated_record(copies: SourceCopies) -> AuditFinding:
         f"{copies.source} is stored {copies.times} times: first in partition {first.partition} at offset "
         f"{first.offset}, last in partition {last.partition} at offset {last.offset}"
     )
-    return _at("repeated_record", last, first.offset, copies.source, text)
+    return finding_at("repeated_record", last, first.offset, copies.source, text)
 
 
 def late_record(copies: SourceCopies) -> AuditFinding:
@@ -126,7 +128,7 @@ def late_record(copies: SourceCopies) -> AuditFinding:
     text = (
         f"{copies.source} is only stored behind later offsets of its source: a filter by provenance drops it"
     )
-    return _at("late_record", copies.places[0], None, copies.source, text)
+    return finding_at("late_record", copies.places[0], None, copies.source, text)
 
 
 def record_in_two_partitions(copies: SourceCopies) -> AuditFinding:
@@ -136,38 +138,14 @@ def record_in_two_partitions(copies: SourceCopies) -> AuditFinding:
         f"{copies.source} is in partition {first.partition} at offset {first.offset} too: a filter by "
         "provenance has a state for each partition, and keeps both"
     )
-    return _at("record_in_two_partitions", second, first.offset, copies.source, text)
+    return finding_at("record_in_two_partitions", second, first.offset, copies.source, text)
 
 
 def malformed_provenance(place: Place, reason: str) -> AuditFinding:
     """Return the note of a record whose headers name no source record."""
-    return _at("malformed_provenance", place, None, None, reason)
+    return finding_at("malformed_provenance", place, None, None, reason)
 
 
 def source_text(source: TopicPartition, offset: int) -> str:
     """Return a source record's place as text, which is the `key` of findings."""
     return f"{source}:{offset}"
-
-
-def _at(kind: str, place: Place, other: int | None, key: str | None, text: str) -> AuditFinding:
-    tp = TopicPartition(place.topic, place.partition)
-    return _finding(kind, tp, place.offset, place.offset, other, key, text)
-
-
-def _finding(
-    kind: str, tp: TopicPartition, first: int, last: int, other: int | None, key: str | None, text: str
-) -> AuditFinding:
-    return AuditFinding(
-        kind=kind,
-        topic=tp.topic,
-        partition=tp.partition,
-        base_offset=first,
-        last_offset=last,
-        producer_id=None,
-        producer_epoch=None,
-        first_sequence=None,
-        last_sequence=None,
-        other_offset=other,
-        key=key,
-        explanation=text,
-    )

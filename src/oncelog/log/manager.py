@@ -110,8 +110,8 @@ class LogManager:
         self.directory_id = properties["directory.id"]
         self.partitions: dict[TopicPartition, Partition] = {}
         self.was_clean = disk.exists(CLEAN_SHUTDOWN)
-        self._contents_data = _read_contents(disk)
-        self._contents = dict(decode_contents(self._contents_data).partitions)
+        self._contents_data = b""
+        self._contents: dict[TopicPartition, PartitionContents] = {}
         """The contents that the last stop left, of the partitions that this start has not opened yet."""
         self._recovery_points = read_offsets(disk, RECOVERY_POINTS)
         self._log_starts = read_offsets(disk, LOG_STARTS)
@@ -154,9 +154,12 @@ class LogManager:
         """
         lock = _take_lock(disk)
         try:
-            _check_files(disk)
+            contents_data = _read_contents(disk)
+            contents = decode_contents(contents_data)
+            _check_files(disk, contents.files)
             properties = _settle_properties(disk, node_id, cluster_id, new_uuid)
             manager = cls(disk, lock, properties, new_uuid, limits)
+            manager._contents_data, manager._contents = contents_data, dict(contents.partitions)
             deleted = [name for name in disk.list() if _DELETED.fullmatch(name)]
             manager._left_deletions = deleted[MAX_PROMPT_DELETIONS:]
             for name in deleted[:MAX_PROMPT_DELETIONS]:
@@ -690,11 +693,11 @@ def _clean_mark(contents_data: bytes) -> bytes:
     return b'{"version":0,"brokerEpoch":-1,"contents":%d}' % zlib.crc32(contents_data)
 
 
-def _check_files(disk: Disk) -> None:
-    """Raise StorageError if a small file was lost since a clean stop. See
+def _check_files(disk: Disk, names: Iterable[str]) -> None:
+    """Raise StorageError if a small file of the last clean stop is missing. See
     test_a_small_file_that_was_lost_since_a_clean_stop_stops_the_start.
     """
-    lost = [name for name in decode_contents(_read_contents(disk)).files if not disk.exists(name)]
+    lost = [name for name in names if not disk.exists(name)]
     if lost:
         raise StorageError(
             f"{disk.describe(lost[0])} was there at the last stop and is missing; restore it from a backup. "

@@ -40,15 +40,14 @@ from oncelog.spark.sink.decisions import (
     Write,
     decide_atomic,
     decide_same_content,
-    decide_same_topics,
     is_plan_repeated,
 )
 from oncelog.spark.sink.error_hints import explain_error
-from oncelog.spark.sink.kept_clients import topic_ids
 from oncelog.spark.sink.sink_metrics import SinkMetrics, publish
 from oncelog.spark.sink.sink_options import FULL_RETRY, parse_sink_options, repeats_whole_stages
 from oncelog.spark.sink.sink_rows import KINDS, check_columns
 from oncelog.spark.sink.task import Sink, TaskReport
+from oncelog.spark.sink.topic_ids import check_topics
 from oncelog.types import TransactionShare
 
 if TYPE_CHECKING:
@@ -188,7 +187,11 @@ def _write_once(
                 with producer.transaction():
                     reports = _run(df, batch_id, sink, producer.share_transaction(), counts)
                     total, size_bytes = check_reports(reports)
-                    _check_topics(batch_id, reports, admin)
+                    # Without this check, the new topic would have only the rows that were sent after its
+                    # creation, and the batch would count as committed. Guard:
+                    # test_a_topic_created_again_while_its_tasks_write_gets_no_rows.
+                    before = {(report.topic, report.topic_id) for report in reports}
+                    check_topics(admin, before, batch_id)
                     written_at = time.monotonic()
                     kept = {sink.marker_at: TaskMarker(batch_id, total, planned).encode()}
                     producer.send_offsets_to_transaction(kept, sink.group)
@@ -287,16 +290,6 @@ def _run(
         partial(write_share, sink=sink, batch_id=batch_id, share=share), REPORT_SCHEMA
     )
     return [ShareReport(*row) for row in written.collect()]
-
-
-def _check_topics(batch_id: int, reports: Sequence[ShareReport], admin: Admin) -> None:
-    """Raise SinkError if a topic was deleted and created again while tasks wrote to it."""
-    # Without this check, the new topic would have only the rows that were sent after its creation, and the
-    # batch would count as committed. Guard: test_a_topic_created_again_while_its_tasks_write_gets_no_rows.
-    before = {(report.topic, report.topic_id) for report in reports}
-    refusal = decide_same_topics(before, topic_ids(admin, {topic for topic, _ in before}))
-    if refusal is not None:
-        raise refusal.error(batch_id)
 
 
 def _ddl(df: DataFrame, name: str) -> str:

@@ -24,10 +24,10 @@ from oncelog.errors import OncelogError, TimedOut
 from oncelog.spark.python_worker import freeze_modules
 from oncelog.spark.sink.decisions import RowRefused, RowSum, SinkError, WriteLease, may_acquire_lease
 from oncelog.spark.sink.error_hints import explain_error
-from oncelog.spark.sink.kept_clients import topic_ids
 from oncelog.spark.sink.sink_options import SinkSettings
 from oncelog.spark.sink.sink_rows import Part, SinkRows, row_sizes
 from oncelog.spark.sink.task import Sink, send_part
+from oncelog.spark.sink.topic_ids import topic_ids
 from oncelog.types import TransactionShare
 from oncelog.wire.row_hash import hash_rows
 

@@ -15,7 +15,7 @@ connection, the client opens it again, as any client does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from oncelog.client.admin.blocking import Admin
@@ -23,17 +23,11 @@ from oncelog.client.producer.blocking import Producer
 from oncelog.errors import OncelogError, UnknownTopicOrPartition
 from oncelog.runtime.system import Runtime, current
 from oncelog.spark.sink.sink_options import SinkSettings
+from oncelog.spark.sink.topic_ids import topic_ids
 
 MAX_KEPT = 4
 """The maximum number of client pairs that a worker keeps, each for different settings."""
 _MAX_IDLE_NS, _MAX_AGE_NS = 30 * 10**9, 300 * 10**9
-
-
-def topic_ids(admin: Admin, topics: Iterable[str]) -> dict[str, str | None]:
-    """Return the present ids of topics, or None for each on a cluster without topic ids."""
-    topics = sorted(topics)
-    found = admin.describe_topics(topics) if topics else {}
-    return {topic: description.topic_id for topic, description in found.items()}
 
 
 class TaskClients:

@@ -17,7 +17,7 @@ in spark/sink/decisions.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -42,14 +42,14 @@ from oncelog.spark.sink.decisions import (
     Write,
     decide_finish,
     decide_repeated,
-    decide_same_topics,
     decide_still_mine,
     decide_task,
 )
 from oncelog.spark.sink.error_hints import explain_error
-from oncelog.spark.sink.kept_clients import KeptClients, TaskClients, topic_ids
+from oncelog.spark.sink.kept_clients import KeptClients, TaskClients
 from oncelog.spark.sink.sink_rows import Part, TaskRows
 from oncelog.spark.sink.state import Sink, forget_markers
+from oncelog.spark.sink.topic_ids import check_topics
 from oncelog.types import TransactionShare
 
 __all__ = ["Sink", "TaskReport", "abandon", "finish", "send_part", "write_task"]
@@ -241,7 +241,7 @@ class _SinkTask:
         # before, and the marker would say that all rows are there. Guard:
         # test_a_topic_created_again_while_a_task_writes_gets_no_rows.
         producer.flush()
-        _check_topics(clients.admin, before.items(), self._batch_id, self._task)
+        check_topics(clients.admin, before.items(), self._batch_id, self._task)
         return sent_at
 
     def _agree(self, expected: RowSum) -> None:
@@ -258,15 +258,6 @@ def send_part(producer: Producer, part: Part) -> Delivery:
         raise RowRefused(
             f"row {part.first_row} (or one soon after) for topic {part.topic!r}: {error}"
         ) from error
-
-
-def _check_topics(
-    admin: Admin, before: Collection[tuple[str, str | None]], batch_id: int, task: int | None = None
-) -> None:
-    """Raise SinkError if a topic of `before` does not have the id now that it has there."""
-    refusal = decide_same_topics(before, topic_ids(admin, {topic for topic, _ in before}))
-    if refusal is not None:
-        raise refusal.error(batch_id, task)
 
 
 def finish(sink: Sink, batch_id: int, reports: Iterable[TaskReport], kept: KeptClients) -> None:
@@ -348,7 +339,7 @@ def _commit_prepared(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[
     try:
         # A task has compared the ids when it prepared its transaction, which may be long ago. Guard:
         # test_a_topic_created_again_before_the_driver_commits_gets_no_rows.
-        _check_topics(admin, before, batch_id)
+        check_topics(admin, before, batch_id)
     except BaseException:
         with suppress(OncelogError):
             _end(sink, prepared, is_commit=False)

@@ -18,6 +18,7 @@ from oncelog.spark.sink import atomic, atomic_task
 from oncelog.spark.sink import decisions as lane_rules
 from oncelog.spark.sink import state as sink_state
 from oncelog.spark.sink import task as sink_task
+from oncelog.spark.sink import topic_ids as sink_topic_ids
 from oncelog_simulator.mutants.mutant import Mutant, nothing
 
 _DECIDE = append.decide_append
@@ -111,7 +112,7 @@ MUTANTS = [
     ),
     Mutant(
         "rows in a topic and in the next one of its name are committed together",
-        ((atomic, "decide_same_topics", nothing), (sink_task, "decide_same_topics", nothing)),
+        ((sink_topic_ids, "decide_same_topics", nothing),),
         findings=("R1240", "R1242", "R1270"),
         guards=(
             "spark/test_spark_atomic.py::test_a_topic_created_again_while_its_tasks_write_gets_no_rows",
