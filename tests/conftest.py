@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 from oncelog_devtools.apache_kafka import ApacheKafka, MissingDependency, fetch_jars
+from oncelog_devtools.spark_connector import connector_jars
 from support import TESTS, collection_plugin, costs_plugin, tiers_plugin
 from support.scheduler import OneOfEach
 
@@ -128,6 +129,15 @@ def kafka_class_path() -> str:
     """The class path of Apache Kafka's server, tools and Java client."""
     try:
         return fetch_jars()
+    except MissingDependency as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def connector_jar_files() -> list[str]:
+    """The jars of Spark's own Kafka connector."""
+    try:
+        return [str(jar) for jar in connector_jars()]
     except MissingDependency as error:
         pytest.skip(str(error))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from oncelog_devtools.apache_kafka import MissingDependency
 from oncelog_devtools.spark_connector import add_connector
 from support.spark.topics import START_MS, Collected, create_topic, fill, records, store
 from support.spark.transactions import wait_for_stable_end, write_transactions
@@ -22,12 +21,10 @@ def bootstrap(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def spark_connector(spark: Any) -> Any:
+def spark_connector(spark: Any, connector_jar_files: list[str]) -> Any:
     """Return the session, with `format("kafka")` beside `format("oncelog")`."""
-    try:
-        add_connector(spark)
-    except MissingDependency as error:
-        pytest.skip(str(error))
+    assert connector_jar_files  # without them, the test is skipped
+    add_connector(spark)
     return spark
 
 

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from oncelog_devtools.apache_kafka import MissingDependency
-from oncelog_devtools.spark_connector import connector_jars
 from support.spark.topics import create_topic
 from support.topics import producer_of
 from support.wait import wait_until
@@ -70,17 +68,13 @@ def distinct_values(servers: str, tps: list[TopicPartition]) -> list[int]:
 
 
 def test_repetitions_after_kills_of_the_driver_are_dropped_by_provenance(
-    shared_broker: oncelog.Broker, topic: str, tmp_path: Path
+    shared_broker: oncelog.Broker, topic: str, connector_jar_files: list[str], tmp_path: Path
 ) -> None:
-    try:
-        jars = [str(jar) for jar in connector_jars()]
-    except MissingDependency as error:
-        pytest.skip(str(error))
     servers, target = shared_broker.bootstrap_servers, f"{topic}-target"
     for name in (topic, target):
         create_topic(servers, name, partitions=PARTITIONS)
     options = {"bootstrap": servers, "source": topic, "target": target}
-    options |= {"checkpoint": str(tmp_path / "checkpoint"), "jars": jars}
+    options |= {"checkpoint": str(tmp_path / "checkpoint"), "jars": connector_jar_files}
     tps = [TopicPartition(target, partition) for partition in range(PARTITIONS)]
 
     log = tmp_path / "driver.log"

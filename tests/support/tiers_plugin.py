@@ -34,6 +34,7 @@ FULL_FIXTURES = {
     "browser": "a browser",
     "spin": "the model checker and a compiler",
     "spark_cluster": "a Spark cluster",
+    "connector_jar_files": "the jars of Spark's own Kafka connector, from Maven Central",
     "spark_connector": "Spark's own Kafka connector, from Maven Central",
     "outcome_of": "a Spark driver in a process of its own",
 }

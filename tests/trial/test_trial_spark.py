@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oncelog_devtools.apache_kafka import MissingDependency
-from oncelog_devtools.spark_connector import connector_jars
 from support import ROOT
 from support.cli import Outcome, oncelog
 from support.spark.worker_python import spark_python
@@ -74,13 +72,9 @@ def test_a_table_is_clean_when_a_commit_of_spark_is_lost(
 
 @pytest.mark.behaviour("P7")
 def test_sparks_own_sink_doubles_a_micro_batch_whose_commit_is_lost(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, connector_jar_files: list[str], tmp_path: Path
 ) -> None:
-    try:
-        jars = connector_jars()
-    except MissingDependency as error:
-        pytest.skip(str(error))
-    work, conf = str(tmp_path / "work"), "spark.jars=" + ",".join(map(str, jars))
+    work, conf = str(tmp_path / "work"), "spark.jars=" + ",".join(connector_jar_files)
     file = str(EXAMPLES / "kafka_sink.py")
     outcome = trial(monkeypatch, file, "--cells", "commit-lost", "--work-dir", work, "--conf", conf)
     row = only_row(outcome)
