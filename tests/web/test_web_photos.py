@@ -41,6 +41,13 @@ PAGES = {
     "stories": "/stories",
     "story": "/stories/lost-ack",
 }
+FATES = {
+    "committed": "/topics/payments/messages?from=offset&at=0",
+    "plain": "/topics/orders/messages?from=offset&at=0",
+    "open": "/topics/held/messages?from=offset&at=0",
+    "aborted": "/topics/payments/messages?from=offset&at=0",
+}
+"""For each fate, a page of messages that shows it whatever the traffic has done."""
 SERIOUS = """async () => (await axe.run(document, {resultTypes: ["violations"]})).violations
     .filter(found => ["serious", "critical"].includes(found.impact))
     .map(found => found.id + ": " + found.nodes.slice(0, 3).map(node => node.html).join(" | "))"""
@@ -178,6 +185,18 @@ def test_no_page_has_a_serious_fault_of_accessibility(
         page.goto(address + path)
         page.evaluate(axe)  # evaluate as the browser's debugger, which the pages' security policy allows
         assert page.evaluate(SERIOUS) == [], name
+    page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_fate_of_every_record_is_readable(scheme: str, browser: Browser, axe: str, address: str) -> None:
+    """`open` had too little contrast on white. The test above met it only if a page showed an open record."""
+    page = _page(browser, scheme, 1280)
+    for fate, path in FATES.items():
+        page.goto(address + path)
+        page.locator(f".fate.{fate}").first.wait_for()
+        page.evaluate(axe)
+        assert page.evaluate(SERIOUS) == [], fate
     page.context.close()
 
 
