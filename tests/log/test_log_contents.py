@@ -21,10 +21,11 @@ from support.log.partitions import (
 from oncelog.errors import StorageError
 from oncelog.log.checkpoint import LOG_STARTS
 from oncelog.log.config import LogConfig
-from oncelog.log.contents import CONTENTS, NO_CONTENTS, decode_contents
-from oncelog.log.manager import CLEAN_SHUTDOWN, LogManager
+from oncelog.log.contents import CONTENTS, NO_CONTENTS, PartitionContents, decode_contents
+from oncelog.log.manager import CLEAN_SHUTDOWN, LOCK, LogManager
 from oncelog.log.partition import Partition
 from oncelog.testing.memory_disk import MemoryDisk
+from oncelog.types import TopicPartition
 
 SMALL = config(segment_bytes=400, index_interval_bytes=100)
 TABLE = config(segment_bytes=400, index_interval_bytes=100, cleanup_policy="compact")
@@ -79,20 +80,130 @@ def _aborted(partition: Partition) -> list[tuple[int, int]]:
     return [(entry.producer_id, entry.first_offset) for entry in found]
 
 
-@pytest.mark.parametrize("change", [_remove, _empty, _cut_in_half, _add_zeros])
-def test_a_segment_that_changed_since_a_clean_stop_is_reported(change: Change) -> None:
-    """The start used to take the segment for whole. Readers passed over its records without an error."""
-    disk = _stopped()
+def _empty_directory(disk: MemoryDisk, path: str) -> None:
+    """The directory is a mount point whose volume is not mounted."""
+    directory = path.partition("/")[0]
+    disk.remove_tree(directory)
+    disk.mkdir(directory)
+
+
+def _files(disk: MemoryDisk) -> dict[str, bytes]:
+    """Return the path and the content of every file but the lock."""
+    paths = (
+        [*disk.list(), *(f"{TP}/{name}" for name in disk.list(str(TP)))]
+        if disk.exists(str(TP))
+        else disk.list()
+    )
+    return {path: disk.read(path) for path in paths if not disk.is_directory(path) and path != LOCK}
+
+
+@pytest.mark.parametrize("change", [_remove, _empty, _cut_in_half, _empty_directory])
+@pytest.mark.parametrize("log_config", [SMALL, TABLE])
+def test_a_start_refuses_a_partition_that_lost_records(change: Change, log_config: LogConfig) -> None:
+    """The start used to take the log for whole. Readers passed over the lost records without an error."""
+    disk = _stopped(log_config)
+    whole = disk.after_kill()
     change(disk, _file(disk, ".log"))
+    found = _files(disk)
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"orders-0 has .* but the last stop left .* restore the dir"):
+            _open(disk, log_config)
+        assert _files(disk) == found
+    for path, data in _files(whole).items():
+        disk.replace(path, data)
+    assert not _open(disk, log_config)[1].recovery_warnings
+
+
+@pytest.mark.parametrize("change", [_remove, _empty, _cut_in_half, _empty_directory])
+@pytest.mark.parametrize("log_config", [SMALL, TABLE])
+def test_a_start_without_lost_records_is_possible(change: Change, log_config: LogConfig) -> None:
+    """The start reads every record, so a shorter index of aborted transactions is found, too."""
+    disk = _stopped(log_config)
+    path = _file(disk, ".log")
+    _empty(disk, _file(disk, ".txnindex").replace(path[-24:-4], f"{0:020}"))
+    change(disk, path)
+    disk.remove(CONTENTS)
+    manager, partition = _open(disk, log_config)
+    assert partition.log_end_offset == 36
+    has_lost_all = change is _empty_directory
+    text = "is damaged at position" if change is _cut_in_half else "there are no offsets from"
+    # In a compacted log, missing offsets are normal.
+    assert (text in str(partition.recovery_warnings)) == (
+        (log_config is SMALL or change is _cut_in_half) and not has_lost_all
+    )
+    if not has_lost_all:
+        assert _aborted(partition)[0] == (10, 1)
+        # The snapshot of the stop still has every producer.
+        assert put(partition, batch(11, pid=1, key=b"2")).is_duplicate
+    expected = read_all(partition)
+    manager.close(NOW_MS)
+    _, partition = _open(disk.after_kill(), log_config)
+    assert (partition.recovery_warnings, read_all(partition)) == ([], expected)
+
+
+def test_a_partition_whose_directory_was_moved_away_is_given_up() -> None:
+    """No offset is assigned again, and the start reports it."""
+    disk = _stopped()
+    disk.remove_tree(str(TP))
+    _, partition = _open(disk)
+    assert (partition.log_start_offset, partition.log_end_offset) == (36, 36)
+    assert "contains no segment, but offsets up to 36" in str(partition.recovery_warnings)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_lost"),
+    [
+        ([60, 40], False),
+        ([100], False),  # an empty segment is missing
+        ([60, 40, 0], False),
+        ([60, 39], True),
+        ([60], True),
+        ([], True),
+        ([0, 0, 0], True),
+    ],
+)
+def test_fewer_bytes_are_a_loss(sizes: list[int], is_lost: bool) -> None:
+    assert bool(PartitionContents(0, 2, 100, 0).loss(sizes)) is is_lost
+
+
+def test_the_error_counts_the_partitions_that_lost_records() -> None:
+    disk = MemoryDisk()
+    manager = LogManager.open(disk, node_id=1, new_uuid=lambda: TOPIC_ID, now_ms=NOW_MS)
+    partitions = [TopicPartition("orders", number) for number in range(12)]
+    for tp in partitions:
+        put(manager.open_partition(tp, SMALL, TOPIC_ID, NOW_MS), batch(0))
+    manager.close(NOW_MS)
+    for tp in partitions[2:]:
+        _empty(disk, f"{tp}/{0:020}.log")
+    with pytest.raises(StorageError, match=r"orders-2 has 0 bytes in 1 segments.*and 9 more partitions"):
+        _open(disk)
+
+
+def test_bytes_after_a_segment_since_a_clean_stop_are_removed() -> None:
+    disk = _stopped()
+    _add_zeros(disk, _file(disk, ".log"))
     _, partition = _open(disk)
     assert "but the last stop left" in str(partition.recovery_warnings)
     assert partition.log_end_offset == 36
-    assert change is not _remove or "there are no offsets from" in str(partition.recovery_warnings)
-    # The snapshot of the stop still has every producer.
     assert put(partition, batch(11, pid=1, key=b"2")).is_duplicate
-    if change is _add_zeros:
-        assert values_and_markers(partition).count("<abort>") == 12
-        assert not read_all(partition).endswith(bytes(200))
+    assert values_and_markers(partition).count("<abort>") == 12
+    assert not read_all(partition).endswith(bytes(200))
+
+
+@pytest.mark.parametrize("name", ["5.log", "²²²².log", "²²²².index", f"{0:019}٠.log", "notes.index", "x.log"])
+@pytest.mark.parametrize("is_clean", [False, True])
+def test_a_file_with_a_strange_name_is_left_alone(name: str, is_clean: bool) -> None:
+    """The start used to fail with a traceback, or to remove the file."""
+    disk = _stopped()
+    expected = read_all(_open(disk.after_kill())[1])
+    disk.replace(f"{TP}/{name}", b"not a segment")
+    if not is_clean:
+        disk.remove(CLEAN_SHUTDOWN)
+    manager, partition = _open(disk)
+    assert read_all(partition) == expected
+    manager.close(NOW_MS)
+    assert disk.read(f"{TP}/{name}") == b"not a segment"
+    assert not _open(disk)[1].recovery_warnings
 
 
 @pytest.mark.parametrize("change", [_empty, _cut_in_half])
@@ -131,6 +242,7 @@ def test_contents_are_compared_only_after_our_own_clean_stop(stop: str) -> None:
     else:
         disk.replace(CONTENTS, b"0\n2\norders 0 0 1 1")
     _empty(disk, _file(disk, ".txnindex"))
+    _remove(disk, _file(disk, ".log"))
     assert "the last stop left" not in str(_open(disk)[1].recovery_warnings)
     assert not disk.exists(CONTENTS)
 
@@ -187,8 +299,12 @@ def test_a_rejected_start_gives_the_contents_back() -> None:
     manager.give_back()
     manager.release()
     assert (disk.read(CLEAN_SHUTDOWN), disk.read(CONTENTS)) == (mark, data)
-    _remove(disk, _file(disk, ".log"))
-    assert "but the last stop left" in str(_open(disk)[1].recovery_warnings)
+    disk.remove(CONTENTS)
+    manager = LogManager.open(disk, node_id=1, new_uuid=lambda: TOPIC_ID, now_ms=NOW_MS)
+    manager.give_back()
+    manager.release()
+    # The next start still knows that the contents are missing, and reads all records.
+    assert (disk.read(CLEAN_SHUTDOWN), disk.exists(CONTENTS)) == (mark, False)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from oncelog.log.checkpoint import (
 from oncelog.log.cleaner import Compaction, SegmentSwapper
 from oncelog.log.contents import CONTENTS
 from oncelog.log.disk import Disk
-from oncelog.log.manager import LogManager
+from oncelog.log.manager import CLEAN_SHUTDOWN, LogManager
 from oncelog.log.partition import Partition
 from oncelog.log.segment import Segment
 from oncelog.server.disk import RealDisk
@@ -102,6 +102,7 @@ def test_a_lost_end_lowers_the_recovery_point_on_disk() -> None:
         if name[:20].isdecimal() and int(name[:20]):
             disk.remove(f"{TP}/{name}")
     disk.sync_directory(str(TP))
+    disk.remove(CONTENTS)
     manager = _open(disk)
     partition = manager.open_partition(TP, log_config, TOPIC_ID, NOW_MS)
     manager.forget_missing_partitions()
@@ -501,6 +502,7 @@ def test_a_full_disk_refuses_no_start_that_restores_lost_index_entries() -> None
     disk.replace(CLEANED_OFFSETS, encode_offsets({TP: 8}))
     for path in (INDEXED_OFFSETS, INDEX_STARTS, CONTENTS):
         disk.remove(path)
+    disk.replace(CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
     for is_full, count in ((True, 4), (True, 4), (False, 4), (False, 0)):
         disk.errors = {("replace", ".txnindex"): errno.ENOSPC} if is_full else {}
         manager = _open(disk)

@@ -13,7 +13,7 @@ from typing import Any
 from oncelog.errors import BrokerError, StorageError
 from oncelog.log.disk import Disk
 from oncelog.log.scan import BadBatch, ScannedBatch, scan
-from oncelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_SUFFIX, TXN_SUFFIX
+from oncelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, TIME_SUFFIX, TXN_SUFFIX, is_stem
 from oncelog.log.snapshot import (
     FULL_SUFFIX,
     SNAPSHOT_SUFFIX,
@@ -126,7 +126,7 @@ def _text(data: bytes | None) -> str | None:
 
 def _base_offset(disk: Disk, path: str) -> int:
     stem = path.rsplit("/", 1)[-1].split(".", 1)[0]
-    if not stem.isdigit():
+    if not is_stem(stem):
         raise StorageError(f"{disk.describe(path)}: the name must begin with the segment's base offset")
     return int(stem)
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
-from typing import cast
+from typing import NamedTuple, cast
 
 from oncelog.errors import KafkaStorageError, MisuseError, StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
@@ -50,6 +50,7 @@ from oncelog.log.contents import (
 )
 from oncelog.log.disk import Disk, DiskLock, explain, remove_if_exists, write_synced
 from oncelog.log.partition import Partition
+from oncelog.log.segment import LOG_SUFFIX, base_offsets, file_name
 from oncelog.types import TopicPartition
 
 LOCK, META_PROPERTIES, CLEAN_SHUTDOWN = ".lock", "meta.properties", ".kafka_cleanshutdown"
@@ -69,7 +70,7 @@ _KEPT_FILE = re.compile(r"meta\.properties|oncelog-(acls|configs|quotas|users)\.
 retention. A lost oncelog-topics.json stops the start anyway.
 """
 _NO_IDS: Mapping[str, bytes] = MappingProxyType({})
-_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9]\d{0,9})")
+_DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9][0-9]{0,9})")
 _DELETED = re.compile(rf"(?=.{{255}}$|.+-\d+\.[0-9a-f]{{32}}-).+{DELETED_SUFFIX}")
 """Matches the directory name of a deleted partition. Only a name of the maximum length may lack the partition
 number or the id, because long names are cut off.
@@ -81,10 +82,10 @@ closing.
 Even a slow disk removes a hundred directories in a second. Opening removes some immediately, because the disk
 may be full.
 """
-_SEGMENT = re.compile(r"\d{20}\.log")
+_SEGMENT = re.compile(r"[0-9]{20}\.log")
 _FIRST_SEGMENT = f"{0:020}.log"
 _PARTITION_FILE = re.compile(
-    rf"\d{{20}}\..+|{re.escape(PARTITION_METADATA)}(\.tmp)?|{re.escape(LEADER_EPOCHS)}(\.tmp)?"
+    rf"[0-9]{{20}}\..+|{re.escape(PARTITION_METADATA)}(\.tmp)?|{re.escape(LEADER_EPOCHS)}(\.tmp)?"
 )
 
 
@@ -110,7 +111,7 @@ class LogManager:
         self.directory_id = properties["directory.id"]
         self.partitions: dict[TopicPartition, Partition] = {}
         self.was_clean = disk.exists(CLEAN_SHUTDOWN)
-        self._contents_data = b""
+        self._last_stop = _UNKNOWN_STOP
         self._contents: dict[TopicPartition, PartitionContents] = {}
         """The contents that the last stop left, of the partitions that this start has not opened yet."""
         self._recovery_points = read_offsets(disk, RECOVERY_POINTS)
@@ -150,16 +151,18 @@ class LogManager:
         `new_uuid` returns 16 random bytes. If `cluster_id` is None, the data directory keeps its cluster id,
         or gets a new one. `limits` apply to the whole broker. Raises StorageError if another process uses the
         directory, if it belongs to another node or cluster, or if files are unreadable. StorageError is also
-        raised, before anything is changed, if a newer Oncelog wrote the directory.
+        raised, before anything is changed, if a newer Oncelog wrote the directory, or if it has lost files
+        since a clean stop.
         """
         lock = _take_lock(disk)
         try:
-            contents_data = _read_contents(disk)
-            contents = decode_contents(contents_data)
+            last_stop = _read_last_stop(disk)
+            contents = decode_contents(last_stop.contents_data)
             _check_files(disk, contents.files)
+            _check_partitions(disk, contents.partitions)
             properties = _settle_properties(disk, node_id, cluster_id, new_uuid)
             manager = cls(disk, lock, properties, new_uuid, limits)
-            manager._contents_data, manager._contents = contents_data, dict(contents.partitions)
+            manager._last_stop, manager._contents = last_stop, dict(contents.partitions)
             deleted = [name for name in disk.list() if _DELETED.fullmatch(name)]
             manager._left_deletions = deleted[MAX_PROMPT_DELETIONS:]
             for name in deleted[:MAX_PROMPT_DELETIONS]:
@@ -247,6 +250,7 @@ class LogManager:
             cleaned_to=cleaned_to,
             indexed_from=self._index_starts.get(topic_partition),
             contents=contents,
+            checks_all=self._last_stop.lost_contents,
             background=self.background,
         )
         if self._index_starts.get(topic_partition) != partition.indexed_from:
@@ -664,9 +668,9 @@ class LogManager:
     def give_back(self) -> None:
         """Restore `.kafka_cleanshutdown` after a start that was rejected before it opened any partition."""
         if self.was_clean and not self.partitions:
-            if self._contents_data:
-                self.disk.replace(CONTENTS, self._contents_data)
-            self.disk.replace(CLEAN_SHUTDOWN, _clean_mark(self._contents_data))
+            if self._last_stop.contents_data:
+                self.disk.replace(CONTENTS, self._last_stop.contents_data)
+            self.disk.replace(CLEAN_SHUTDOWN, self._last_stop.mark)
 
     def release(self) -> None:
         """Close the files and release the lock without writing, as a crash would."""
@@ -675,13 +679,36 @@ class LogManager:
         self._lock.release()
 
 
-def _read_contents(disk: Disk) -> bytes:
-    """Return the content of CONTENTS; nothing if it is missing, or if the last stop did not write it."""
+class _LastStop(NamedTuple):
+    """The files that tell a start about the last clean stop.
+
+    - `mark`: the content of CLEAN_SHUTDOWN.
+    - `contents_data`: the content of CONTENTS; empty if the last stop did not write the file.
+    - `lost_contents`: the last stop wrote CONTENTS, and the file is missing.
+    """
+
+    mark: bytes
+    contents_data: bytes
+    lost_contents: bool
+
+
+_UNKNOWN_STOP = _LastStop(b"", b"", False)
+
+
+def _read_last_stop(disk: Disk) -> _LastStop:
+    """Return _UNKNOWN_STOP if the last stop was not clean."""
+    try:
+        mark = disk.read(CLEAN_SHUTDOWN)
+    except FileNotFoundError:
+        return _UNKNOWN_STOP
     try:
         data = disk.read(CONTENTS)
-        return data if disk.read(CLEAN_SHUTDOWN) == _clean_mark(data) else b""
     except FileNotFoundError:
-        return b""
+        return _LastStop(mark, b"", _CONTENTS_KEY in mark)
+    return _LastStop(mark, data if mark == _clean_mark(data) else b"", False)
+
+
+_CONTENTS_KEY = b'"contents"'
 
 
 def _clean_mark(contents_data: bytes) -> bytes:
@@ -690,7 +717,7 @@ def _clean_mark(contents_data: bytes) -> bytes:
     An older Oncelog leaves CONTENTS as it is, so the checksum tells whether the last stop wrote it. Apache
     Kafka ignores fields that it does not know. See test_contents_of_an_earlier_stop_are_not_compared.
     """
-    return b'{"version":0,"brokerEpoch":-1,"contents":%d}' % zlib.crc32(contents_data)
+    return b'{"version":0,"brokerEpoch":-1,%b:%d}' % (_CONTENTS_KEY, zlib.crc32(contents_data))
 
 
 def _check_files(disk: Disk, names: Iterable[str]) -> None:
@@ -703,6 +730,42 @@ def _check_files(disk: Disk, names: Iterable[str]) -> None:
             f"{disk.describe(lost[0])} was there at the last stop and is missing; restore it from a backup. "
             f"To start without it, remove {CONTENTS}"
         )
+
+
+def _check_partitions(disk: Disk, contents: Mapping[TopicPartition, PartitionContents]) -> None:
+    """Raise StorageError if a partition's log files have fewer bytes than the last clean stop left.
+
+    Readers would pass over its records, and a coordinator would use older records of groups and transactional
+    ids. Later stops and compactions would hide the loss, so it is reported while the files can be restored.
+    See test_a_start_refuses_a_partition_that_lost_records. A missing directory is not an error, because users
+    give a partition up by moving its directory away. Its log then continues at the last synced offset.
+    """
+    losses = {}
+    for tp, expected in contents.items():
+        sizes = _log_sizes(disk, tp)
+        if sizes is not None and (loss := expected.loss(sizes)):
+            losses[tp] = loss
+    if losses:
+        tp = min(losses)
+        others = f" (and {len(losses) - 1} more partitions have lost files)" if len(losses) > 1 else ""
+        raise StorageError(
+            f"{disk.describe(str(tp))} has {losses[tp]}{others}; mount its volume, or restore the directory "
+            "from a backup. docs/operations.md#lost-files says how to start without the lost records"
+        )
+
+
+def _log_sizes(disk: Disk, tp: TopicPartition) -> list[int] | None:
+    """Return the sizes of a partition's log files in bytes; None if the directory is missing."""
+    try:
+        names = disk.list(str(tp))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    sizes = []
+    for base_offset in base_offsets(names):
+        file = disk.open(f"{tp}/{file_name(base_offset, LOG_SUFFIX)}")
+        sizes.append(file.size())
+        file.close()
+    return sizes
 
 
 def _take_lock(disk: Disk) -> DiskLock:

@@ -107,10 +107,6 @@ class Partition:
         self.recovery_warnings = recovered.warnings
         self.indexed_from = recovered.indexed_from
         """Every segment with this base offset or a higher one has a transaction index file."""
-        self.lost_since_stop = recovered.lost_since_stop
-        """The contents that a clean stop left, if records of them were lost since; else None."""
-        self.keeps_loss = False
-        """True if `contents` returns `lost_since_stop`, so that the next start finds the loss again."""
         self.opened_cost = 0
         """The total cost of decompressing clients' batches since opening, in records. See `prepare_batch`."""
         self.on_log_start: Callable[[], None] | None = None
@@ -141,6 +137,7 @@ class Partition:
         cleaned_to: int = 0,
         indexed_from: int | None = None,
         contents: PartitionContents | None = None,
+        checks_all: bool = False,
         leader_epoch: int = 0,
         background: BackgroundQueue | None = None,
     ) -> Self:
@@ -155,6 +152,7 @@ class Partition:
         - `cleaned_to`: compaction has cleaned the log at least up to this offset.
         - `indexed_from`: segments from this base offset on had a transaction index file; None if unknown.
         - `contents`: what a clean stop left in the directory; None if unknown.
+        - `checks_all`: even after a clean stop, recovery reads all records and rebuilds all indexes.
         - `background`: runs deferred work; with None, deferred work runs at once.
         """
         disk = PartitionDisk(disk)
@@ -169,6 +167,7 @@ class Partition:
             background,
             indexed_from,
             contents,
+            checks_all,
         )
         is_new = False
         try:
@@ -775,8 +774,6 @@ class Partition:
 
         That is so if it completes or discards a compaction, or if entries of an index could not be stored.
         """
-        if self.keeps_loss:
-            return self.lost_since_stop
         segments = list(self.log.segments)
         if self.cleaner.may_have_swap_files or not all(s.transactions.is_stored for s in segments):
             return None

@@ -24,7 +24,16 @@ from oncelog.log.contents import PartitionContents
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.producers import PartitionProducers
 from oncelog.log.scan import HEADERS, BadBatch, HeaderBlock, scan
-from oncelog.log.segment import INDEX_SUFFIX, LOG_SUFFIX, SUFFIXES, TIME_SUFFIX, TXN_SUFFIX, Segment
+from oncelog.log.segment import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SUFFIXES,
+    TIME_SUFFIX,
+    TXN_SUFFIX,
+    Segment,
+    base_offsets,
+    is_stem,
+)
 from oncelog.log.segment_swap import finish_swaps
 from oncelog.log.segments import SegmentList
 from oncelog.log.snapshot import Snapshots
@@ -33,7 +42,7 @@ from oncelog.wire.header import CONTROL_BIT, LOG_OVERHEAD_BYTES, TRANSACTIONAL_B
 _LEFTOVERS = (".deleted", ".cleaned", ".tmp")
 # The name that PartitionDisk.drop gives to a log file. Apache Kafka's deleted files end in ".log.deleted",
 # even those of compacted segments, so this pattern does not match them.
-_DROPPED_LOG = re.compile(r"(\d{20})\.log\.[0-9a-f]{16}\.deleted")
+_DROPPED_LOG = re.compile(r"([0-9]{20})\.log\.[0-9a-f]{16}\.deleted")
 
 
 @dataclass(slots=True)
@@ -44,7 +53,6 @@ class Recovered:
     - `leader_epochs`: (epoch, first offset) of the batches that recovery read; for `LeaderEpochs.settle`.
     - `rebuilt_from`: indexes were rebuilt from this offset on and are not synced; None if none were rebuilt.
     - `indexed_from`: every segment with this base offset or a higher one has a transaction index file.
-    - `lost_since_stop`: the contents that a clean stop left, if the log has fewer bytes or segments now.
     """
 
     segments: SegmentList
@@ -54,7 +62,6 @@ class Recovered:
     leader_epochs: list[tuple[int, int]] = field(default_factory=list)
     rebuilt_from: int | None = None
     indexed_from: int = 0
-    lost_since_stop: PartitionContents | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,7 @@ class OpenOptions:
     - `cleaned_to`: compaction has cleaned the log up to this offset, so a gap below it is not a loss.
     - `indexed_from`: the value that `Recovered` had when it was last stored; None if unknown.
     - `contents`: what a clean stop left in the directory; None if unknown.
-    - `checks_all`: no file is trusted, because the directory differs from `contents`.
+    - `checks_all`: no file is trusted, because it is unknown what the last stop left.
     """
 
     config: LogConfig
@@ -89,7 +96,7 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
     warnings: list[str] = []
     bases = _drop_failed_rolls(disk, directory, _sweep(disk, directory), options, warnings)
     segments, replay_from = _open_segments(disk, directory, bases, options, warnings)
-    contents, lost_since_stop = options.contents, None
+    contents = options.contents
     if segments and contents is not None and (text := contents.difference(segments)):
         warnings.append(
             f"{disk.describe(directory)} has {text} (docs/operations.md); all records are checked"
@@ -99,8 +106,6 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
             segment.close()
         options = replace(options, checks_all=True)
         segments, replay_from = _open_segments(disk, directory, bases, options, warnings)
-        if contents.is_more_than(segments):
-            lost_since_stop = contents
     if segments:
         segments[-1].forget_lost_markers()
     if not segments:
@@ -119,7 +124,6 @@ def recover(disk: Disk, directory: str, options: OpenOptions) -> Recovered:
         PartitionProducers(Snapshots(disk, directory, options.config.limits), options.background),
         log_start_offset,
         warnings,
-        lost_since_stop=lost_since_stop,
     )
     recovered.rebuilt_from = replay_from
     _recover_producers(recovered, options, replay_from)
@@ -194,13 +198,14 @@ def _sweep(disk: Disk, directory: str) -> list[int]:
     finish_swaps(disk, directory)
     _finish_drops(disk, directory)
     names = disk.list(directory)
-    stems = {name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)}
+    bases = base_offsets(names)
+    stems = {f"{base:020d}" for base in bases}
     for name in names:
         stem, _, suffix = name.partition(".")
-        is_orphan = f".{suffix}" in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX) and stem not in stems
-        if is_orphan or name.endswith(_LEFTOVERS):
+        is_index = f".{suffix}" in (INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX) and is_stem(stem)
+        if (is_index and stem not in stems) or name.endswith(_LEFTOVERS):
             remove_if_exists(disk, f"{directory}/{name}")
-    return sorted(int(stem) for stem in stems if stem.isdigit())
+    return bases
 
 
 def _finish_drops(disk: Disk, directory: str) -> None:
@@ -216,8 +221,7 @@ def _finish_drops(disk: Disk, directory: str) -> None:
     if not dropped:
         return
     newest = max(dropped)
-    stems = [name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)]
-    bases = [int(stem) for stem in stems if stem.isdecimal()]
+    bases = base_offsets(names)
     if max(bases, default=-1) < newest:
         # The power loss has removed all segments that were created after the newest dropped one. The log now
         # ends there, so that segment gets its name back.
@@ -318,7 +322,8 @@ def _open_segments(
             disk.sync_directory(directory)
             break
         if next_base is not None:
-            if options.checks_all and not segment.damaged and segment.end_offset < next_base:
+            has_lost = segment.end_offset < next_base and not segment.damaged
+            if options.checks_all and has_lost and not _may_be_compacted(segment, options):
                 warnings.append(f"there are no offsets from {segment.end_offset} to {next_base} (exclusive)")
             segment.note_last_time()
     if _drop_empty_tail(segments, options, warnings):

@@ -6,8 +6,9 @@ LogSegment.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 import numpy as np
@@ -34,11 +35,27 @@ from oncelog.wire.header import LOG_OVERHEAD_BYTES, verify_crc
 
 LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX = ".log", ".index", ".timeindex", ".txnindex"
 SUFFIXES = (LOG_SUFFIX, INDEX_SUFFIX, TIME_SUFFIX, TXN_SUFFIX)
+_STEM = re.compile("[0-9]{20}")
 
 
 def file_name(offset: int, suffix: str) -> str:
     """Return Kafka's file name: the offset in 20 decimal digits, then the suffix."""
     return f"{offset:020d}{suffix}"
+
+
+def is_stem(stem: str) -> bool:
+    """Return True if `stem` is an offset as in `file_name`. `5` and digits of other scripts are not.
+
+    Files with other names are not the log's, and are left alone. See
+    test_a_file_with_a_strange_name_is_left_alone.
+    """
+    return _STEM.fullmatch(stem) is not None
+
+
+def base_offsets(names: Iterable[str]) -> list[int]:
+    """Return the base offsets of the log files among a directory's file names, ascending."""
+    stems = (name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX))
+    return sorted(int(stem) for stem in stems if is_stem(stem))
 
 
 class Segment:

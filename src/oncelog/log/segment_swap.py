@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from oncelog.log.disk import Disk, remove_if_exists
 from oncelog.log.scan import HeaderBlock, scan_headers_past_damage
-from oncelog.log.segment import LOG_SUFFIX, SUFFIXES, Segment, file_name
+from oncelog.log.segment import LOG_SUFFIX, SUFFIXES, Segment, file_name, is_stem
 from oncelog.wire.batch import read_header
 
 CLEANED, SWAP = ".cleaned", ".swap"
@@ -63,7 +63,7 @@ def take_place(disk: Disk, directory: str, group: list[Segment]) -> None:
 
 def finish_swaps(disk: Disk, directory: str) -> None:
     """Complete the swaps that a crash interrupted, and delete incomplete compacted segments."""
-    names = [name for name in disk.list(directory) if name.partition(".")[0].isdecimal()]
+    names = [name for name in disk.list(directory) if is_stem(name.partition(".")[0])]
     # An incomplete successor has a `.cleaned` log file. Without that file, all its `.swap` files are valid.
     torn = {name.partition(".")[0] for name in names if name.endswith(LOG_SUFFIX + CLEANED)}
     swaps = sorted({name.partition(".")[0] for name in names if name.endswith(SWAP)} - torn)
@@ -109,7 +109,7 @@ def discard_leftovers(disk: Disk, directory: str) -> None:
     """
     stems = {name.partition(".")[0] for name in disk.list(directory) if name.endswith((CLEANED, SWAP))}
     for stem in stems:
-        if stem.isdecimal():
+        if is_stem(stem):
             discard(disk, directory, int(stem))
 
 

@@ -34,7 +34,7 @@ from oncelog.errors import StorageError
 from oncelog.limits import DEFAULT_LIMITS, Limits
 from oncelog.log.background import BackgroundTask
 from oncelog.log.disk import Disk, remove_if_exists
-from oncelog.log.segment import file_name
+from oncelog.log.segment import file_name, is_stem
 from oncelog.rules.idempotence.append import ProducerEntry, RememberedBatch
 from oncelog.rules.idempotence.producer_state import (
     PLAIN,
@@ -261,7 +261,7 @@ def _write_files(
 
 def _offsets_in(names: list[str]) -> list[int]:
     stems = [name.removesuffix(SNAPSHOT_SUFFIX) for name in names if name.endswith(SNAPSHOT_SUFFIX)]
-    return [int(stem) for stem in stems if len(stem) == 20 and stem.isdigit()]
+    return [int(stem) for stem in stems if is_stem(stem)]
 
 
 def around(offsets: Iterable[int], synced_to: int) -> list[int]:

@@ -246,25 +246,12 @@ class InternalTopic:
         for index, partition in enumerate(topic.partitions if topic else ()):
             batches = _Replay(partition)
             try:
-                _check_contents(partition)
                 read(index, iter(batches))
             except (BrokerError, PeerError, StorageError, ValueError) as error:
                 forget(index)
                 offset = error.offset if isinstance(error, UnreadableRecord) else batches.offset
                 tp = TopicPartition(self.name, index)
                 self.damaged[index] = Damage(tp, partition.file_at(offset), offset, str(error))
-
-
-def _check_contents(partition: Partition) -> None:
-    """Raise StorageError if records of the partition were lost since the last clean stop.
-
-    A lost record may have been the newest one of its key. The partition stays damaged over further stops,
-    until its files are restored or its directory is moved away. See
-    test_a_coordinator_uses_nothing_of_a_log_that_lost_a_segment.
-    """
-    if partition.lost_since_stop is not None:
-        partition.keeps_loss = True
-        raise StorageError("; ".join(partition.recovery_warnings))
 
 
 class UnreadableRecord(StorageError):
