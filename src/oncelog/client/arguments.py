@@ -79,7 +79,9 @@ def mapping_of(value: Mapping[T, Any], kind: type[T], what: str) -> dict[T, Any]
 
 
 def by_partition(value: Mapping[TopicPartition, T]) -> dict[TopicPartition, T]:
-    """Return a copy of a mapping by partition. Raises MisuseError if a key is not a valid TopicPartition."""
+    """Return a copy of a mapping that has partitions as keys. Raises MisuseError if a key is not a valid
+    TopicPartition.
+    """
     return mapping_of(value, TopicPartition, "TopicPartition(topic, partition)")
 
 
@@ -137,7 +139,9 @@ def _offset(tp: TopicPartition, value: OffsetAndMetadata | int) -> OffsetAndMeta
 
 
 def offset_of(tp: TopicPartition, value: Any) -> int:
-    """Return an offset as an int. Raises MisuseError unless it is an int from 0 to 2^63 - 1."""
+    """Return an offset as an int. Raises MisuseError unless `value` is an integer, not a bool, from 0 to 2^63
+    - 1.
+    """
     return _checked_int(value, _INT64_MAX, f"the offset of {tp}")
 
 
@@ -162,7 +166,9 @@ def _check_metadata(tp: TopicPartition, value: Any) -> None:
 
 
 def with_renamed_keyword(old: str, new: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Return a decorator that accepts a parameter's old name, with a DeprecationWarning."""
+    """Return a decorator that accepts the old name of a parameter with a DeprecationWarning, and passes on
+    the new name.
+    """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)

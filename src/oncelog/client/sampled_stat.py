@@ -44,11 +44,14 @@ class SampledStat:
         return sum(of(row) for row in self._seconds)
 
     def rate(self, now_ms: float) -> float:
-        """Return the sum of the samples, per second."""
+        """Return the sum of the samples of the last WINDOW_MS, per second.
+
+        The sum is divided by the seconds since the first sample, but by at least 1 and at most 30.
+        """
         return self._per_second(self._sum(now_ms, lambda row: row[2]), now_ms)
 
     def count_rate(self, now_ms: float) -> float:
-        """Return the number of samples, per second."""
+        """Return the number of samples in the last WINDOW_MS, per second. The divisor is that of `rate`."""
         return self._per_second(self._sum(now_ms, lambda row: row[1]), now_ms)
 
     def _per_second(self, total: float, now_ms: float) -> float:
@@ -56,11 +59,11 @@ class SampledStat:
         return total / (max(elapsed_ms, 1000) / 1000)
 
     def average(self, now_ms: float) -> float:
-        """Return the mean of the samples; 0 if there are none."""
+        """Return the mean of the samples in the last WINDOW_MS; 0 if there are none."""
         count = self._sum(now_ms, lambda row: row[1])
         return self._sum(now_ms, lambda row: row[2]) / count if count else 0.0
 
     def largest(self, now_ms: float) -> float:
-        """Return the largest sample; 0 if there are none."""
+        """Return the largest sample of the last WINDOW_MS; 0 if there are none."""
         self._expire(now_ms)
         return max((row[3] for row in self._seconds), default=0.0)

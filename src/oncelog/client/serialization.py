@@ -44,35 +44,53 @@ class RecordSerializer:
         self._key, self._value = key, value
 
     def value(self, topic: str, value: Any, partition: int | None = None) -> Any:
-        """Return the value as bytes. Raises SerializationError."""
+        """Return the serialized value.
+
+        None, and any value if there is no value serializer, is returned unchanged. Raises SerializationError.
+        """
         return _serialize(self._value, "value", topic, partition, value)
 
     def key(self, topic: str, key: Any, partition: int | None = None) -> Any:
-        """Return the key as bytes. Raises SerializationError."""
+        """Return the serialized key.
+
+        None, and any key if there is no key serializer, is returned unchanged. Raises SerializationError.
+        """
         return _serialize(self._key, "key", topic, partition, key)
 
     def values(self, topic: str, values: Iterable[Any], partition: int | None) -> Iterable[Any]:
-        """Return all values as bytes; as a list if they are a list or tuple. Raises SerializationError."""
+        """Return the serialized values.
+
+        A list or tuple is converted completely before this returns, any other iterable item by item as it is
+        read. Raises SerializationError.
+        """
         return _converted(values, lambda value: self.value(topic, value, partition))
 
     def keys(self, topic: str, keys: Iterable[Any] | None, partition: int | None) -> Iterable[Any] | None:
-        """Return all keys as bytes; as a list if they are a list or tuple. Raises SerializationError."""
+        """Return the serialized keys, or None if `keys` is None.
+
+        A list or tuple is converted completely before this returns, any other iterable item by item as it is
+        read. Raises SerializationError.
+        """
         return None if keys is None else _converted(keys, lambda key: self.key(topic, key, partition))
 
     def output(self, output: ProducerRecord) -> ProducerRecord:
-        """Return a record of a transform with key and value as bytes. Raises SerializationError."""
+        """Return the output record of a transform with its key and value serialized. Raises
+        SerializationError.
+        """
         key = self.key(output.topic, output.key, output.partition)
         return output._replace(key=key, value=self.value(output.topic, output.value, output.partition))
 
 
 class RecordDeserializer:
-    """The deserializers of a consumer. Calls return a Record with converted key and value."""
+    """The deserializers of a consumer. An instance is called with a Record, and returns it with converted key
+    and value.
+    """
 
     def __init__(self, key: OfTopic | None, value: OfTopic | None) -> None:
         self._key, self._value = key, value
 
     def __call__(self, record: Record) -> Record:
-        """Return the record with converted key and value. Raises DeserializationError."""
+        """Return the record with converted key and value. None stays None. Raises DeserializationError."""
         key, value, part = record.key, record.value, "key"
         try:
             if self._key is not None and key is not None:
@@ -91,7 +109,9 @@ class RecordDeserializer:
 
 
 def record_serializer(key: Serializer | None, value: Serializer | None) -> RecordSerializer | None:
-    """Return the serializers of a producer; None if there are none. Raises ConfigError."""
+    """Return a producer's serializers, or None if neither is set. Raises ConfigError if one cannot be
+    called.
+    """
     if key is None and value is None:
         return None
     return RecordSerializer(
@@ -100,7 +120,9 @@ def record_serializer(key: Serializer | None, value: Serializer | None) -> Recor
 
 
 def record_deserializer(key: Deserializer | None, value: Deserializer | None) -> RecordDeserializer | None:
-    """Return the deserializers of a consumer; None if there are none. Raises ConfigError."""
+    """Return a consumer's deserializers, or None if neither is set. Raises ConfigError if one cannot be
+    called.
+    """
     if key is None and value is None:
         return None
     return RecordDeserializer(
@@ -151,7 +173,11 @@ def _serialize(function: OfTopic | None, part: str, topic: str, partition: int |
 
 
 def _converted(items: Iterable[T], convert: Callable[[T], U]) -> Iterable[U]:
-    """Return converted items. Convert a list or tuple at once: if an item fails, nothing must be sent."""
+    """Return converted items.
+
+    A list or tuple is converted completely before anything is sent, so that nothing is sent if an item fails.
+    Any other iterable is converted item by item.
+    """
     if isinstance(items, (list, tuple)):
         return [convert(item) for item in items]
     return _lazily(items, convert)

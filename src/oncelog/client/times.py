@@ -22,7 +22,9 @@ Time = datetime | timedelta | int | str
 
 
 def parse_duration(text: str) -> int:
-    """Return a duration in ms: `90s`, `1h30m`, or in ISO 8601 `PT1H30M`. Raises ValueError."""
+    """Parse a duration such as `90s`, `1h30m` or, in ISO 8601, `PT1H30M`, and return it in ms. Raises
+    ValueError.
+    """
     if _SHORT.fullmatch(text):
         return sum(int(count) * _UNITS_MS[unit] for count, unit in _PART.findall(text))
     found = _ISO.fullmatch(text)
@@ -33,7 +35,7 @@ def parse_duration(text: str) -> int:
 
 
 def parse_time(text: str, now_ms: int) -> int:
-    """Return a time in ms since 1970. A duration is subtracted from `now_ms`.
+    """Parse a time and return it in ms since 1970. A duration such as `1h` means that long before `now_ms`.
 
     A time of day without an offset is local time. Times before 1970 become 0. Raises ValueError.
     """

@@ -348,7 +348,7 @@ class AsyncAdmin:
         try:
             message = core.alter_configs_request(changes, validate_only)
             return await self._router.to_config_owner(owner, message)
-        except UnsupportedVersion:  # before Kafka 2.3 (KIP-339)
+        except UnsupportedVersion:  # brokers before Kafka 2.3 have no IncrementalAlterConfigs (KIP-339)
             current = await self.describe_configs(list(changes))
             replacing = core.replace_configs_request(changes, current, validate_only)
             return await self._router.to_config_owner(owner, replacing)
@@ -440,7 +440,7 @@ class AsyncAdmin:
         *,
         raise_errors: bool = True,
     ) -> dict[TopicPartition, ListedOffset]:
-        """Return an offset per partition: "earliest", "latest", "max-timestamp" or a time in milliseconds.
+        """Look up one offset per partition: "earliest", "latest", "max-timestamp" or a time in ms since 1970.
 
         "latest" is the high watermark, or with READ_COMMITTED the last stable offset. "max-timestamp" is the
         offset of the record with the largest timestamp, and needs Kafka 3.0 or later. A time selects the
@@ -521,7 +521,7 @@ class AsyncAdmin:
         ]
 
     async def known_transactions(self, producer_ids: Collection[int] | int) -> dict[int, KnownTransaction]:
-        """Return the coordinators' entries by producer id.
+        """Return what the transaction coordinators store about these producer ids, by producer id.
 
         Producer ids that no coordinator knows are left out.
         """

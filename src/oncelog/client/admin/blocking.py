@@ -245,7 +245,7 @@ class Admin:
         *,
         raise_errors: bool = True,
     ) -> dict[TopicPartition, ListedOffset]:
-        """Return an offset per partition: "earliest", "latest", "max-timestamp" or a time in milliseconds.
+        """Look up one offset per partition: "earliest", "latest", "max-timestamp" or a time in ms since 1970.
 
         "latest" is the high watermark, or with READ_COMMITTED the last stable offset. "max-timestamp" is the
         offset of the record with the largest timestamp, and needs Kafka 3.0 or later. A time selects the
@@ -286,7 +286,7 @@ class Admin:
         return self._thread.run(self._async.find_hanging(topics, older_than_ms=older_than_ms))
 
     def known_transactions(self, producer_ids: Collection[int] | int) -> dict[int, KnownTransaction]:
-        """Return the coordinators' entries by producer id.
+        """Return what the transaction coordinators store about these producer ids, by producer id.
 
         Producer ids that no coordinator knows are left out.
         """

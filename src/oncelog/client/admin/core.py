@@ -109,7 +109,7 @@ def create_topics_request(
 
 
 def config_text(value: object) -> str | None:
-    """Return a setting's value as text: booleans in lower case, lists separated by commas."""
+    """Return a setting's value as text: booleans in lower case, lists joined with commas. None stays None."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (list, tuple)):

@@ -82,7 +82,7 @@ def _requested(
         moment_ms = int(datetime.fromisoformat(str(value)).timestamp() * 1000)
     except (ValueError, OverflowError, OSError) as error:
         raise MisuseError(f"{value!r} is not a time such as 2026-11-28T12:00:00: {error}") from None
-    # No record is older than 1970, and negative numbers are not times in a request.
+    # Times before 1970 become 0: no record is older, and ListOffsets gives negative numbers special meanings.
     found = _list(admin, tps, max(moment_ms, 0))
     return {tp: last[tp] if (offset := found[tp].offset) is None else offset for tp in tps}
 

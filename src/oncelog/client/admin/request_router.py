@@ -36,7 +36,9 @@ R = TypeVar("R", bound=ItemResult)
 
 
 class RequestRouter:
-    """The sender of an admin client's requests. The first one opens connections on the running event loop."""
+    """The sender of an admin client's requests. Its first request opens connections on the running event
+    loop.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -201,9 +203,9 @@ class RequestRouter:
     ) -> T:
         """Call `attempt(cluster, node id)` with the coordinator of a group or transactional id.
 
-        Its node id is kept for later calls. After a retriable error, look it up again and repeat the call,
-        until request.timeout.ms has passed. UnknownTopicOrPartition is retried for at most
-        `unknown_topic_patience_ms`. Guard: test_a_coordinator_is_looked_up_again_after_an_error.
+        The coordinator's node id is kept for later calls. After a retriable error, look the coordinator up
+        again and repeat the call, until request.timeout.ms has passed. UnknownTopicOrPartition is retried for
+        at most `unknown_topic_patience_ms`. Guard: test_a_coordinator_is_looked_up_again_after_an_error.
         """
         cluster = await self.connect()
 

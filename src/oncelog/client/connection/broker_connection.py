@@ -2,8 +2,8 @@
 
 The first request opens the connection, and the next request after a loss opens it again. Requests are written
 in the order of `submit`, including requests that waited for the connection. A request that times out closes
-the connection. Responses come in the order of requests, so a late response would be matched with the next
-request.
+the connection, because its late response would be matched with the next request: responses come in the order
+of requests.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class BrokerConnection:
 
     @property
     def is_backing_off(self) -> bool:
-        """True if the last attempt to connect failed and the next one is not due yet."""
+        """True if the latest attempt failed or the connection was lost, and the next attempt is not due."""
         return self._backoff.retry_at_ms > self.now_ms()
 
     @property
@@ -126,7 +126,7 @@ class BrokerConnection:
             return future
         self._last_used_ms = now_ms = self.now_ms()
         # A broker does not read from a throttled client until the throttle time is over (KIP-219). So the
-        # request's deadline is extended by the rest of that time, by at most `timeout_ms`.
+        # request's deadline is extended by the remaining throttle time, by at most `timeout_ms`.
         muted_ms = min(max(self._muted_until_ms - now_ms, 0), timeout_ms)
         deadline_ms = now_ms + muted_ms + timeout_ms
         request = _Outgoing(
@@ -176,14 +176,18 @@ class BrokerConnection:
     # --- events of the protocol
 
     def on_drained(self) -> None:
-        """Complete the written requests that expect no response: the socket has accepted every byte."""
+        """Complete the written requests that expect no response, now that the socket has accepted every
+        byte.
+        """
         drained, self._undrained = self._undrained, deque()
         for request in drained:
             if not request.future.done():
                 request.future.set_result(None)
 
     def on_response(self, future: asyncio.Future[Any], response: Any, latency_ms: float) -> None:
-        """Complete the future of a request."""
+        """Complete a request's future with its response. Also record the latency and the broker's throttle
+        time.
+        """
         if self.latencies is not None:
             self.latencies.append(latency_ms)
         throttle_time_ms = getattr(response, "throttle_time_ms", 0)

@@ -16,8 +16,8 @@ from oncelog.errors import AuthenticationError, DisconnectedError, OncelogError
 _RECEIVE_BYTES = 65_536
 """Size of the receive buffer.
 
-If at least this many bytes of a response are missing, the rest is received directly into the buffer of that
-response.
+If at least this many bytes of a response are still missing, they are received directly into that response's
+own buffer.
 """
 
 
@@ -30,11 +30,13 @@ class ProtocolEvents(Protocol):
     def now_ms(self) -> float: ...
 
     def on_response(self, future: asyncio.Future[Any], response: Any, latency_ms: float) -> None:
-        """Complete the future of a request."""
+        """Complete a request's future with its response. `latency_ms` is the time since the request was
+        sent.
+        """
         ...
 
     def on_drained(self) -> None:
-        """Note that the socket has accepted all written bytes."""
+        """React to the fact that the socket has accepted all written bytes."""
         ...
 
     def on_ready(self, protocol: BrokerProtocol) -> None:
@@ -69,7 +71,9 @@ class BrokerProtocol(asyncio.BufferedProtocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def watch_writing(self) -> None:
-        """Make asyncio call `pause_writing` as soon as the socket does not accept all bytes at once."""
+        """Make asyncio call `pause_writing` as soon as a write leaves bytes that the socket has not
+        accepted.
+        """
         if self.transport is not None and not self._watches_writing:
             self._watches_writing = True
             self.transport.set_write_buffer_limits(high=0)
@@ -116,7 +120,9 @@ class BrokerProtocol(asyncio.BufferedProtocol):
                 self._events.on_ready(self)
 
     def fail(self, error: OncelogError) -> None:
-        """Close the connection at once. All requests in flight fail with `error`."""
+        """Abort the connection. All requests in flight fail with `error`, or with the error of an earlier
+        call.
+        """
         self.failure = self.failure or error
         if self.transport:
             self.transport.abort()

@@ -108,7 +108,7 @@ class ClusterConnection:
         """Find the cluster through the bootstrap servers. Further calls do nothing.
 
         Raises AuthenticationError if TLS or SASL fails, DisconnectedError if no server responds within
-        oncelog.bootstrap.timeout.ms, and PeerError at once if no server uses Kafka's protocol.
+        oncelog.bootstrap.timeout.ms, and PeerError immediately if no server uses Kafka's protocol.
         """
         if self._refresher is None:
             await self._find_cluster()
@@ -349,7 +349,8 @@ class ClusterConnection:
         """Return the node id of the partition's leader. Request metadata until the leader is known.
 
         Raises UnknownTopicOrPartition after `unknown_topic_patience_ms` (None: UNKNOWN_TOPIC_PATIENCE_MS),
-        the broker's error at once if it is final, and the latest error once request.timeout.ms has passed.
+        the broker's error immediately if it is not retriable, and the latest error once request.timeout.ms
+        has passed.
         """
         await self._wait_for_metadata(
             tp,
@@ -421,7 +422,10 @@ class ClusterConnection:
         return unknown_topic_patience_ms if is_unknown else max(limit_ms, unknown_topic_patience_ms)
 
     def _pause_ms_or_raise(self, error: OncelogError, attempt: int, deadline_ms: float) -> float:
-        """Return the pause before the next attempt. Raise a final error, or any after the time limit."""
+        """Return the pause before the next attempt.
+
+        Raise `error` if it is not retriable, or if the pause would end after `deadline_ms`.
+        """
         is_final = isinstance(error, BrokerError) and not error.retriable
         pause_ms = self.retry_pause_ms(attempt)
         if is_final or self.now_ms() + pause_ms > deadline_ms:
@@ -465,7 +469,8 @@ class ClusterConnection:
 
         Raise its error if that error is final or the time limit has passed. The time limit is `timeout_ms`,
         or request.timeout.ms if that is None. UnknownTopicOrPartition is retried for at most
-        `unknown_topic_patience_ms`. By default it is final, because a lookup of leaders has retried it.
+        `unknown_topic_patience_ms`. By default that error is final, because the lookup of leaders has already
+        retried it.
         """
         limit_ms = self._settings["request.timeout.ms"] if timeout_ms is None else timeout_ms
         begin_ms = self.now_ms()

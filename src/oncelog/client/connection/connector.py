@@ -90,7 +90,8 @@ class Connector:
                     connected_s = self._loop.time()
                     return await self._negotiate(events, protocol, connected_s + setup_ms / 1000)
                 except OSError as error:
-                    # Do not try another address: it would refuse the same certificate or password.
+                    # After a TLS or SASL error, do not try another address: it would refuse the same
+                    # certificate or password.
                     if isinstance(error, (ssl.SSLError, AuthenticationError)):
                         raise
                 if connected_s is not None:

@@ -86,7 +86,7 @@ class ConnectionCore:
         self._reader = FrameReader(max_frame_bytes, keeps_size=True)
         self._next_correlation_id = 0
         self._in_flight: deque[_InFlight] = deque()
-        """Requests whose response is due, oldest first."""
+        """Requests that wait for their response, oldest first."""
         self._undelivered: list[Any] = []
         """Tokens of requests whose response was decoded but not returned, because a later response of the
         same read ended the connection.
@@ -218,7 +218,8 @@ class ConnectionCore:
         return self._process(self._frames(data), now_ms)
 
     def room(self, least_bytes: int) -> memoryview | None:
-        """Return a buffer for the rest of a large response; None if fewer than `least_bytes` are missing.
+        """Return a buffer for the missing bytes of a large response; None if fewer than `least_bytes` are
+        missing.
 
         After reading from the socket into the buffer, call `filled`.
         """

@@ -113,7 +113,10 @@ class ClusterMetadata:
         return len(existing.partitions) if existing else None
 
     def leader_of(self, tp: TopicPartition) -> int | None:
-        """Return the leader's node id; None if it is unknown, not elected, or stale (`mark_stale`)."""
+        """Return the leader's node id.
+
+        None if the leader is unknown, not elected, not among `brokers`, or stale (`mark_stale`).
+        """
         existing = self._topics.get(tp.topic)
         info = existing.partitions.get(tp.partition) if existing else None
         return None if info is None or tp in self._stale or info.leader not in self.brokers else info.leader

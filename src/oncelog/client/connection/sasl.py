@@ -100,7 +100,10 @@ def parse_jaas(text: str) -> tuple[str | None, str | None]:
 
 
 def begin(login: Credentials) -> Exchange:
-    """Return a new exchange. Raises AuthenticationError if there is no token."""
+    """Return a new exchange for the mechanism of `login`.
+
+    Raises AuthenticationError if the token cannot be read, or if SCRAM cannot use the user name or password.
+    """
     if login.mechanism == "PLAIN":
         return _SingleMessage(f"\0{login.username}\0{login.password}".encode())
     if login.mechanism == "OAUTHBEARER":

@@ -132,8 +132,9 @@ class AsyncConsumer:
         return self._cluster
 
     def _raise_if_closed_meanwhile(self) -> None:
-        """Raise MisuseError if the consumer was closed meanwhile, unless the current task was cancelled
-        too."""
+        """Raise MisuseError if the consumer was closed while the current task waited, unless the task was
+        cancelled too.
+        """
         task = asyncio.current_task()
         if self._closed and task is not None and not task.cancelling():
             raise MisuseError("this consumer was closed during this call; make a new one") from None
@@ -205,7 +206,7 @@ class AsyncConsumer:
         First wait for the memberships that an interrupted `unsubscribe` is leaving.
         """
         self._closed = True
-        # Do not change the list: a second call may wait for the same memberships. Guard:
+        # Do not remove items from the list: a second call may wait for the same memberships. Guard:
         # test_two_closes_wait_for_the_same_interrupted_unsubscribe.
         for group in self._leaving:
             await group.until_left()
@@ -354,8 +355,7 @@ class AsyncConsumer:
             self._core.assign([])
 
     async def prepare_to_leave(self) -> Rebalance | None:
-        """Commit if enable.auto.commit is set, and return the Rebalance to call the callback with.
-
+        """Commit if enable.auto.commit is set, and return the Rebalance to pass to the rebalance callback.
         Return None if no callback is needed. See GroupSession.prepare_to_leave.
         """
         return await self._group.prepare_to_leave() if self._group is not None else None
@@ -523,7 +523,8 @@ class AsyncConsumer:
     # delivery.
 
     def begin_poll(self, timeout: float) -> float:
-        """Begin a poll and return its deadline in ms.
+        """Begin a poll and return its deadline in ms. The last record of a `for` loop now counts as
+        processed.
 
         Raises MisuseError if no partition is assigned and no topic is subscribed to.
         """
@@ -590,7 +591,7 @@ class AsyncConsumer:
         return self._pending_rebalance
 
     def finish_rebalance(self) -> None:
-        """Note that the rebalance callback has ended, or that there is none."""
+        """Forget the pending rebalance, because its callback has ended or was not needed."""
         self._pending_rebalance = None
 
     def _now_ms(self) -> float:
@@ -600,7 +601,7 @@ class AsyncConsumer:
         """Connect if necessary, and run the group's next step.
 
         Return True if partitions may be read, False at the deadline, or a Rebalance. Only this method lets a
-        rebalance change the assignment, so that happens only during a poll.
+        rebalance change the assignment, so assignments change only during a poll.
         """
         if not self._is_connected and not self._closed:
             self._loop = check_running_loop(self._loop, "consumer")

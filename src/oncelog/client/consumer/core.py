@@ -337,7 +337,7 @@ class ConsumerCore:
         state = self._states[tp]
         if state.is_out_of_range:
             # Do not fetch until the application has taken the earlier records: the broker would answer each
-            # fetch at once with the same error.
+            # fetch immediately with the same error.
             if self._has_undelivered(tp, state):
                 return False
             state.is_out_of_range = False
@@ -403,7 +403,9 @@ class ConsumerCore:
             del self._in_flight[call.node_id, call.connection]
 
     def _take(self, fetched: FetchedPartition, state: PartitionState, fetch_offset: int) -> bool:
-        """Buffer the fetched data of a partition; return True if its leader must be looked up again."""
+        """Buffer a partition's fetched data or its error; return True if its leader must be looked up
+        again.
+        """
         if fetched.error_code in _STALE_LEADER:
             return True
         if fetched.error_code:
@@ -543,7 +545,7 @@ class ConsumerCore:
             state.move_to(state.position)
 
     def prepare_columns(self, now_ms: float, *, include_headers: bool = False) -> bool:
-        """Put the records of one fetch of one partition into `delivery` as a RecordBatch.
+        """Put the records of one fetch of one partition into `delivery`, unless it has a RecordBatch already.
 
         Return False if no visible record is fetched.
 

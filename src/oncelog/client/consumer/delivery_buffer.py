@@ -155,7 +155,10 @@ class DeliveryBuffer:
         return parts[0] if len(parts) == 1 else list(chain.from_iterable(parts)), remaining
 
     def take_columns(self) -> Any | None:
-        """Return the RecordBatch, or None if there is none. Its records count as delivered from now on."""
+        """Return the RecordBatch, or None if there is none or its partition is paused.
+
+        The records of the returned RecordBatch count as delivered from now on.
+        """
         if not self.has_columns or self._columns is None:
             return None
         batch = self._columns.batch
@@ -185,7 +188,7 @@ class DeliveryBuffer:
         return row
 
     def finish(self) -> None:
-        """Count the last record of `next_record` as processed.
+        """Count the record that `next_record` returned last as processed.
 
         Call it when the application asks for the next record, or has committed the last one.
         """

@@ -130,7 +130,7 @@ def decode_headers(fetched: FetchedPartition, fetch_offset: int, isolation: Isol
     visibility = VisibilityFilter(isolation, fetched.aborted)
     batches: list[FetchedBatch] = []
     plain_bytes = 0
-    # Without aborted transactions, the filter delivers all batches except markers.
+    # With read_uncommitted or without aborted transactions, every batch that is not a marker is delivered.
     if isolation is Isolation.READ_UNCOMMITTED or not fetched.aborted:
         plain_bytes = append_plain_batches(fetched.records, batches, FetchedBatch, Verdict.DELIVER)
     try:

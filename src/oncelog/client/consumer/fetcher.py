@@ -72,7 +72,7 @@ class Fetcher:
     def cancel(self) -> list[asyncio.Task[None]]:
         """Cancel all tasks, and return them. Later lookups of committed offsets raise MisuseError."""
         # `_committed` refers to the consumer, which refers to this object. Breaking this cycle frees a closed
-        # consumer at once. Guard: test_a_closed_client_is_freed_without_the_garbage_collector.
+        # consumer immediately. Guard: test_a_closed_client_is_freed_without_the_garbage_collector.
         self._committed = _refuse_look_ups
         tasks = list(self._tasks)
         for task in tasks:
@@ -145,7 +145,7 @@ class Fetcher:
             if self._failure_count:
                 await asyncio.sleep(cluster.retry_pause_ms(self._failure_count - 1) / 1000)
             if len(topics := {tp.topic for tp in partitions}) > 1:
-                # A single request finds nearly all leaders. `_find_leader` looks up the rest.
+                # A single request finds nearly all leaders. `_find_leader` looks up the remaining ones.
                 with suppress(OncelogError):
                     await cluster.refresh_metadata(sorted(topics), allow_auto_topic_creation=False)
             lookups |= {asyncio.ensure_future(self._find_leader(tp)): tp for tp in partitions}
@@ -230,8 +230,8 @@ class Fetcher:
     async def _reset(self, calls: list[ResetCall]) -> None:
         """Look up positions.
 
-        First refresh the metadata once. Another task then looks up the positions of partitions that still
-        have no leader.
+        If leaders are unknown, first refresh the metadata once. Another task then looks up the positions of
+        partitions that still have no leader.
         """
         # Missing partitions must not delay reads of the other partitions. Guard:
         # test_a_missing_topic_does_not_keep_others_from_being_read.

@@ -1,8 +1,9 @@
 """Looks up the start, end and last stable offsets of partitions, and the transactions that hold readers back.
 
-The end offset (high watermark) is the offset of the next record, and lag is the distance to it. The stable
-end offset (last stable offset) is the first offset of the earliest open transaction, or the end offset if no
-transaction is open. Readers with read_committed stop at the stable end offset.
+The end offset (high watermark) is the offset of the next record, and a reader's lag is the distance from its
+position to that offset. The stable end offset (last stable offset) is the first offset of the earliest open
+transaction, or the end offset if no transaction is open. Readers with read_committed stop at the stable end
+offset.
 """
 
 from __future__ import annotations

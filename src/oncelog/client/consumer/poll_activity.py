@@ -18,11 +18,11 @@ class PollActivity:
         self._left_ms = now_ms
 
     def enter(self) -> None:
-        """Note that a poll starts to wait. `leave` must follow, even after a cancellation."""
+        """Record that a poll starts to wait. `leave` must follow, even after a cancellation."""
         self._waiting += 1
 
     def leave(self, now_ms: float) -> None:
-        """Note that a poll has stopped waiting."""
+        """Record that a poll has stopped waiting."""
         self._waiting -= 1
         self._left_ms = now_ms
 

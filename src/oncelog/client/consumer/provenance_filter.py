@@ -13,7 +13,7 @@ _KEY = "oncelog.provenance"
 
 
 class ProvenanceFilter:
-    """A filter that drops records stored before, by the source topic, partition and offset in their headers.
+    """A filter that drops repeated records, by the source topic, partition and offset in their headers.
 
         distinct = oncelog.ProvenanceFilter()
         consumer.assign([tp])
@@ -26,12 +26,12 @@ class ProvenanceFilter:
     `oncelog.spark.provenance_headers()` writes such headers with Spark's own Kafka sink. The state of a
     partition is one number for each source partition, so the filter takes no memory for single records.
 
-    The state belongs to a position. `committable` returns both as one, for `Consumer.commit` or
+    The state belongs to a position. `committable` returns both in one object, for `Consumer.commit` or
     `Producer.send_offsets_to_transaction`, and `start` takes them back from `Consumer.committed`.
 
     The filter is exact if the job writes in order: see docs/spark.md. `oncelog audit --distinct provenance`
-    tells whether it does. `pass_unmarked`: accept records whose headers name no place, instead of raising
-    ProvenanceError.
+    checks whether it does. With `pass_unmarked`, records without valid provenance headers are accepted.
+    Otherwise they raise ProvenanceError.
     """
 
     def __init__(self, *, pass_unmarked: bool = False) -> None:
@@ -40,7 +40,7 @@ class ProvenanceFilter:
         self._next: dict[TopicPartition, int] = {}
 
     def start(self, tp: TopicPartition, committed: OffsetAndMetadata | None = None) -> None:
-        """Take over the state of a partition, which is read from `committed` on.
+        """Begin to filter a partition that is read from `committed` on, with the state in its metadata.
 
         Without `committed` the state is empty. That is right only if reading starts at the first record of
         the partition. Raises MisuseError if `committed` has no state of a filter.
@@ -51,8 +51,9 @@ class ProvenanceFilter:
     def accept(self, record: Record) -> bool:
         """Return False if the record is a repetition. Call it for each record of a partition, in order.
 
-        Raises ProvenanceError for a record whose headers name no place, and MisuseError without `start` and
-        for a record below the position: after going back, call `start` with the state of that position.
+        Raises ProvenanceError for a record without valid provenance headers, unless `pass_unmarked` is set.
+        Raises MisuseError before `start`, and for a record below the position: after a seek backwards, call
+        `start` with the committed offset.
         """
         tp = TopicPartition(record.topic, record.partition)
         position = self._next.get(tp)
@@ -74,11 +75,11 @@ class ProvenanceFilter:
         return True
 
     def committable(self, tp: TopicPartition) -> OffsetAndMetadata:
-        """Return the position behind the last record of `accept`, with the state as metadata.
+        """Return the position after the last record passed to `accept`, with the state as metadata.
 
-        With offsets of ten digits, the text takes about 17 bytes for each source partition. Brokers take 4096
-        by default (offset.metadata.max.bytes), and refuse the commit of a longer text. Raises MisuseError
-        without `start`.
+        With offsets of ten digits, the text takes about 17 bytes for each source partition. Brokers accept
+        4096 bytes by default (offset.metadata.max.bytes), and refuse the commit of a longer text. Raises
+        MisuseError without `start`.
         """
         if tp not in self._next:
             raise MisuseError(f"call start({tp}) first")

@@ -117,7 +117,7 @@ class RangeFetcher:
             except (DisconnectedError, TimedOut, BrokerError) as error:
                 # Do not retry CORRUPT_MESSAGE. It is retriable for a produced batch, but a stored batch stays
                 # damaged, and each reader would wait for request.timeout.ms. Kafka's consumer also raises it
-                # at once. Guard: test_a_damaged_partition_is_asked_once.
+                # immediately. Guard: test_a_damaged_partition_is_asked_once.
                 is_damaged = isinstance(error, CorruptMessage)
                 is_final = is_damaged or (isinstance(error, BrokerError) and not error.retriable)
                 pause_ms = cluster.retry_pause_ms(attempt)

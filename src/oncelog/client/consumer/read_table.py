@@ -30,7 +30,7 @@ def read_table(
 
         table = oncelog.read_table("orders", {"bootstrap.servers": "127.0.0.1:9092"}, since="1h")
 
-    The table is in memory as a whole. It has the columns of `Consumer.fetch_range`, and the rows of each
+    The complete table is in memory. It has the columns of `Consumer.fetch_range`, and the rows of each
     partition in the order of their offsets. Records of open and aborted transactions are missing, unless
     isolation.level=read_uncommitted.
 

@@ -124,7 +124,7 @@ class GroupSession:
         return self.protocol.topics_in_use
 
     def subscribe(self, topics: Collection[str], pattern: re.Pattern[str] | None = None) -> None:
-        """Subscribe to these topics, or to all topics that match `pattern`. Polls join the group."""
+        """Subscribe to these topics, or to all topics that match `pattern`. The next poll joins the group."""
         if not self._topics.is_subscribed:
             self._must_commit_manual = bool(self._commits.automatic)
         self._topics.set(topics, pattern)
@@ -173,7 +173,7 @@ class GroupSession:
         return bool(self._topics.is_subscribed and self.member.member_id)
 
     async def prepare_to_leave(self) -> Rebalance | None:
-        """Commit if enable.auto.commit is set.
+        """Commit if enable.auto.commit is set, and wait up to 5 s for the end of all commits.
 
         Return the Rebalance that takes the owned partitions away. The caller must notify the application of
         this Rebalance before the member leaves. Return None if no partitions are owned, for example in a
@@ -208,7 +208,7 @@ class GroupSession:
     async def close(self) -> None:
         """Commit if enable.auto.commit is set, and leave.
 
-        Gives up after a few seconds if the coordinator is silent.
+        Gives up after a few seconds if the coordinator does not respond.
         """
         await self.prepare_to_leave()
         self.begin_leaving()
@@ -257,7 +257,11 @@ class GroupSession:
             await self._commits.commit(chosen)
 
     async def _commit_once(self, offsets: Offsets) -> None:
-        """Send one OffsetCommit request."""
+        """Send one OffsetCommit request.
+
+        Raises UnknownMemberId if the consumer is subscribed but not in a generation, and the coordinator's
+        error if it refuses the commit.
+        """
         is_out = self._topics.is_subscribed and not self._membership.is_in_generation
         if is_out and not self._must_commit_manual:
             # With an empty identity, the coordinator would accept the commit. The commit would then override
@@ -315,7 +319,10 @@ class GroupSession:
         return not self._topics.is_subscribed and bool(self._core.assignment())
 
     def commit_before_assigning(self) -> None:
-        """Start an automatic commit before `assign` removes manually assigned partitions."""
+        """Start an automatic commit before `assign` removes manually assigned partitions.
+
+        The commit excludes the record that a `for` loop is processing.
+        """
         if not (self._commits.is_automatic and self._is_manually_assigned):
             return
         positions = self._commits.positions()

@@ -34,7 +34,7 @@ _consumers: dict[int, tuple[Runtime, weakref.ref[AutomaticConsumer]]] = {}
 
 
 def register(runtime: Runtime, consumer: AutomaticConsumer) -> None:
-    """Add a consumer. It is removed when it is no longer used."""
+    """Add a consumer. Its entry is removed when the consumer is freed."""
     key = id(consumer)
     _consumers[key] = runtime, weakref.ref(consumer, lambda _: _consumers.pop(key, None))
 

@@ -102,7 +102,7 @@ class ClassicMember:
         self._offset_lookup: asyncio.Task[dict[TopicPartition, OffsetAndMetadata]] | None = None
 
     def resubscribe(self) -> None:
-        """Join again with the changed topics."""
+        """Let the next poll join again, with the changed topics."""
         self._must_join = True
 
     @property
@@ -187,8 +187,8 @@ class ClassicMember:
             assignment = joining.result()
         except OncelogError as error:
             self._must_join = True
-            # This also classifies errors of SyncGroup: the same errors of both requests end a membership for
-            # good.
+            # This also classifies errors of SyncGroup: the same errors of both requests end a membership
+            # permanently.
             if next_after(error, GroupRequest.JOIN) is not GroupAction.END:
                 raise
             self.end(error)
@@ -273,7 +273,7 @@ class ClassicMember:
         self._stop_heartbeats()
         if self._membership.is_lost:
             return None
-        self._must_join = False  # `_join` joins again at once
+        self._must_join = False  # `_join` itself joins again
         raise error
 
     async def _committed(
@@ -338,7 +338,7 @@ class ClassicMember:
     # Heartbeats, and the end of the membership
 
     def _keep_heartbeats(self) -> None:
-        """Start heartbeats again after an error that a poll has raised."""
+        """Start heartbeats again if an error has ended them and the member is still in a generation."""
         is_running = self._heartbeats is not None and not self._heartbeats.done()
         if self._membership.is_in_generation and not is_running:
             self._heartbeats = asyncio.create_task(self._send_heartbeats(self._membership.member))
@@ -403,7 +403,7 @@ class ClassicMember:
         membership.wake()
 
     def end(self, error: OncelogError) -> None:
-        """End the membership for good: see GroupProtocol.end."""
+        """End the membership permanently: see GroupProtocol.end."""
         self._stop_awaiting_topics()
         if self._joining is not None:
             self._joining.cancel()

@@ -91,7 +91,10 @@ class CommitQueue:
         self._automatic.update(positions)
 
     def next(self) -> Commit | None:
-        """Return the commit to send now; None if there is none."""
+        """Return the commit to send now; None if there is none.
+
+        If it is a commit of the application, drop the older automatic positions of the same partitions.
+        """
         if not self._requested:
             return Commit(dict(self._automatic)) if self._automatic else None
         commit = self._requested[0]

@@ -84,8 +84,8 @@ class GroupCommits:
     async def commit(self, offsets: Offsets) -> None:
         """Commit these offsets and wait for the result.
 
-        After a cancellation of the call, the commit is not sent again. Raises TimedOut after
-        request.timeout.ms.
+        After a cancellation of the call, the commit is not sent again. Raises the coordinator's error, and
+        TimedOut after request.timeout.ms.
         """
         commit = self._queue.add_requested(offsets)
         result = self._results[commit] = asyncio.get_running_loop().create_future()

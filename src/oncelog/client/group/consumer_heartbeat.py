@@ -109,7 +109,10 @@ class HeartbeatState:
         )
 
     def on_response(self, response: ConsumerGroupHeartbeatResponse) -> frozenset[TopicIdPartition] | None:
-        """Return the target assignment, or None if it has not changed. Raises BrokerError."""
+        """Store the member's epoch, id and heartbeat interval, and return the target assignment.
+
+        Return None if the target assignment has not changed. Raises BrokerError.
+        """
         if response.error_code:
             raise error_for_code(response.error_code, response.error_message or "")
         self._acknowledged, self.is_answered = self._sent, True

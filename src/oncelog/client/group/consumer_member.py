@@ -90,7 +90,7 @@ class ConsumerMember:
         return False
 
     def resubscribe(self) -> None:
-        """Send a heartbeat with the changed topics at once."""
+        """Send a heartbeat with the changed topics immediately."""
         self._hurry.set()
 
     async def advance(self, deadline_ms: float) -> Rebalance | bool | None:
@@ -316,7 +316,7 @@ class ConsumerMember:
         self._notify()
 
     def end(self, error: OncelogError) -> None:
-        """End the membership for good: see GroupProtocol.end."""
+        """End the membership permanently: see GroupProtocol.end."""
         self._stop_preparing()
         self._stop_heartbeats()
         self._membership.end(error)

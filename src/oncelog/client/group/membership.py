@@ -67,7 +67,7 @@ class GroupProtocol(Protocol):
         """
 
     def end(self, error: OncelogError) -> None:
-        """End the membership for good: each later poll and commit raises `error`."""
+        """End the membership permanently: each later poll and commit raises `error`."""
 
     async def leave(self) -> None:
         """Send the request that leaves the group. Raises nothing."""
@@ -133,13 +133,15 @@ class Membership:
         return self._activity.idle_ms(self._cluster.now_ms()) > limit_ms
 
     def reset_member(self, member_id: str = "") -> None:
-        """Leave the generation. Pass `member_id` if the coordinator still knows the member."""
+        """Remove the generation from the identity. Pass `member_id` if the coordinator still knows the
+        member.
+        """
         if self.is_in_generation:
             self._last_member = self.member
         self.member = ConsumerGroupMetadata(self.group_id, member_id=member_id)
 
     def end(self, error: OncelogError) -> None:
-        """End the membership for good: all partitions are lost, and each poll and commit raises `error`."""
+        """End the membership permanently: all partitions are lost, and each poll and commit raises `error`."""
         if isinstance(error, FencedInstanceId):
             error = FencedInstanceId(
                 f"another consumer in group {self.group_id!r} has taken over "

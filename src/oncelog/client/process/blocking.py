@@ -41,8 +41,8 @@ class Processor:
         Processor("orders", transform, group_id="g", transactional_id="g-1", config=config).run()
 
     A transaction holds consumed positions and output: both become visible, or neither does. `transform` gets
-    a Record and returns None, a ProducerRecord, or an iterable of them. An abort does not undo its other
-    effects, for example in a database.
+    a Record and returns None, a ProducerRecord, or an iterable of them. An abort does not undo other effects
+    of `transform`, for example in a database.
 
     source_topics       names, or a compiled regular expression that matches whole names
     group_id            loops with one group share the partitions
@@ -59,8 +59,8 @@ class Processor:
     *_serializer        convert the output's keys and values to bytes, as in Producer. An error of a
                         serializer or deserializer counts as an error of the transform
 
-    If its group has no committed offset, the consumer starts at the earliest one (auto.offset.reset). It is a
-    static member named `transactional_id` (group.instance.id). Raises MisuseError with
+    If its group has no committed offset, the consumer starts at the earliest offset (auto.offset.reset). It
+    is a static member named `transactional_id` (group.instance.id). Raises MisuseError with
     enable.auto.commit=true.
     """
 
@@ -273,7 +273,7 @@ class BlockingLoopIO:
             self._stopped.get(timeout=seconds)
 
     def wake(self) -> None:
-        """End a pause at once."""
+        """End the current pause immediately, or the next one if no pause is running."""
         self._stopped.put(None)
 
     async def close(self) -> None:

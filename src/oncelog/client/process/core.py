@@ -61,8 +61,8 @@ _POLL_S = 0.2
 """Maximum length of one poll in seconds. After each poll, the loop checks whether it was stopped."""
 _FENCED = (InvalidProducerEpoch, ProducerFenced)
 _PERHAPS_FENCED = (*_FENCED, InvalidTxnState)
-"""Includes InvalidTxnState: a commit gets it while another producer's start is aborting the transaction
-(R1226).
+"""Errors after which another producer may have started. InvalidTxnState is one of them, because a commit gets
+it while another producer's start is aborting the transaction (R1226).
 """
 _BY_OUTPUT = (InvalidTopicException, MessageTooLarge, MisuseError)
 """Errors of `send` that concern the record it was called with, and not an earlier record."""
@@ -99,7 +99,7 @@ class LoopIO(Protocol):
         ...
 
     def now_ms(self) -> float:
-        """Return the monotonic time."""
+        """Return the monotonic time in milliseconds."""
         ...
 
     async def open_producer(self) -> None:
@@ -115,11 +115,13 @@ class LoopIO(Protocol):
     async def begin(self) -> None: ...
 
     async def transform(self, record: Record) -> list[ProducerRecord]:
-        """Call the application's function. Its exceptions are passed on."""
+        """Call the application's `transform` and return its output. Exceptions of `transform` are passed
+        on.
+        """
         ...
 
     async def restore(self) -> None:
-        """Call the application's `restore`. Its exceptions are passed on."""
+        """Call the application's `restore`. Exceptions of `restore` are passed on."""
         ...
 
     async def send(self, output: ProducerRecord) -> None: ...
@@ -155,12 +157,13 @@ class LoopIO(Protocol):
 def seeks_to(
     committed: Mapping[TopicPartition, OffsetAndMetadata | None], firsts: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
-    """Return the greater of the first and the committed offset, by partition. See `LoopIO.go_back`.
+    """Return the offset to seek to, by partition: the greater of `firsts` and the committed offset.
 
-    The committed offset is greater if a commit without a response has succeeded. The first offset is greater
-    if the records at the committed offset were deleted, and auto.offset.reset=latest skipped to the end. A
-    seek to the committed offset would then skip once more, past the records of the aborted transaction.
-    Guard: test_records_behind_a_committed_offset_that_is_gone_are_processed_after_an_abort.
+    Without a committed offset, it is the offset in `firsts`. The committed offset is greater if a commit
+    without a response has succeeded. The first offset is greater if the records at the committed offset were
+    deleted, and auto.offset.reset=latest skipped to the end. A seek to the committed offset would then skip
+    once more, past the records of the aborted transaction. Guard:
+    test_records_behind_a_committed_offset_that_is_gone_are_processed_after_an_abort.
     """
     offsets = {tp: first for tp, first in firsts.items() if tp in committed}
     for tp, first in offsets.items():
@@ -228,8 +231,8 @@ class ProcessLoop:
         # The first offset of each partition that polls have returned since the last commit. Only these
         # partitions go back after an abort, because the positions of the others are right.
         self._firsts: dict[TopicPartition, int] = {}
-        # The number of next records that each get their own transaction. This finds a record that a broker
-        # refuses. It also follows a transaction of several records that took too long.
+        # The number of coming records that each get their own transaction. It is set to find the record that
+        # a broker has refused, and after a transaction of several records that took too long.
         self._single_records = 0
         # The number of errors since the last commit or, if polls failed, since the last successful poll.
         # `_errors_in_a_row` does not count outages.
@@ -278,7 +281,10 @@ class ProcessLoop:
                 await self._recover(error)
 
     def _is_idle(self) -> bool:
-        """Return True after consumer.timeout.ms without a record, unless a transaction or seek is pending."""
+        """Return True after consumer.timeout.ms without a record.
+
+        Return False while a transaction or a seek is pending, and before the first assignment.
+        """
         limit_ms = self._plan.idle_timeout_ms
         since_ms, is_busy = self._idle_since_ms, self._open is not None or self._must_go_back
         if limit_ms is None or since_ms is None or is_busy or not self._is_assigned:
@@ -359,7 +365,8 @@ class ProcessLoop:
         for record in records:
             if self._is_stopping or not await self._process_one(record):
                 return
-            # Do not wait for the next poll: with a slow transform, the transaction could time out before.
+            # Do not wait for the next poll: with a slow transform, the transaction could time out before that
+            # poll.
             if self._ms_until_commit() == 0:
                 await self._commit()
 
@@ -596,7 +603,9 @@ class ProcessLoop:
             self._single_records = max(self._single_records, self._open.consumed)
 
     def _count_error(self, error: OncelogError) -> None:
-        """Count an error that is not an outage. Raises _Ended after MAX_ERRORS without a commit between."""
+        """Count an error that is not an outage. Raises _Ended after MAX_ERRORS such errors without a
+        commit.
+        """
         if is_outage(error):
             return
         self._errors_in_a_row += 1
@@ -639,7 +648,7 @@ class ProcessLoop:
     # Rebalance callbacks, which run within a poll
 
     async def assigned(self, partitions: list[TopicPartition]) -> None:
-        """Note that partitions were assigned. The consumer starts at their committed offsets."""
+        """Record that partitions were assigned. The consumer starts at their committed offsets."""
         self._is_assigned, self._idle_since_ms = True, None
         if partitions:
             self.metrics.rebalances += 1

@@ -14,7 +14,7 @@ def dead_letter(topic: str, record: Record, error: Exception, attempts: int, gro
 
         __oncelog.errors.topic, .partition, .offset, .timestamp   the record's place and time (ms since 1970)
         __oncelog.errors.exception, .message                      class and text of the last exception
-        __oncelog.errors.attempts                                 how often it was tried
+        __oncelog.errors.attempts                                 how often the record was tried
         __oncelog.errors.group                                    the loop's group.id
 
     All values are UTF-8 text. Headers of an earlier dead letter are replaced.

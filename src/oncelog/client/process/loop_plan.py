@@ -41,7 +41,9 @@ class LoopPlan:
     retry_backoff_ms: int
     retry_backoff_max_ms: int
     idle_timeout_ms: int | None
-    """consumer.timeout.ms: the loop ends after that time without a record."""
+    """consumer.timeout.ms: the loop ends after that time without a record. None means that it waits without
+    limit.
+    """
 
 
 def plan_of(

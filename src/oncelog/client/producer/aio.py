@@ -256,7 +256,7 @@ class AsyncProducer:
         parts.add(*(appended or await self._append(driver, topic, partition, row, size_bytes)), 1)
 
     async def send_table(self, topic: str, table: Any, *, partition: int | None = None) -> AsyncDelivery:
-        """Append the rows of a table, encoded in whole columns. Awaits and raises like `send`.
+        """Append the rows of a table, which is encoded column by column. Awaits and raises like `send`.
 
         `table`, and the choice of partitions, are those of `Producer.send_table`. The event loop's thread
         encodes the table batch by batch, and other tasks run after each batch.
@@ -391,7 +391,7 @@ class AsyncProducer:
 async def _in_pieces(
     items: Iterable[Any], convert: Callable[[Iterable[Any]], Iterable[Any] | None]
 ) -> Iterable[Any]:
-    """Return converted items. Convert a list or tuple in pieces, and let other tasks run after each one.
+    """Return converted items. Convert a list or tuple in pieces, and let other tasks run after each piece.
 
     A serializer takes microseconds for an item, and would stop the event loop for the whole list. Guard:
     test_other_tasks_run_while_a_list_is_serialized.

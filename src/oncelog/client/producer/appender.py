@@ -68,11 +68,11 @@ class RecordBuffer:
         return [row[0] for row in self._rows]
 
     def copy(self) -> bytearray:
-        """Return the encoded records after the space for the header."""
+        """Return a buffer that begins with space for the header, followed by the encoded records."""
         return encode_after_space(self._rows, self.base_timestamp_ms, self._space_bytes)  # type: ignore[arg-type]
 
     def take(self) -> bytearray:
-        """Return the same as `copy`, and keep only the times. No record can be appended afterwards."""
+        """Return the same as `copy`, and free the records. No record can be appended afterwards."""
         encoded = self.copy()
         self._rows = []
         return encoded

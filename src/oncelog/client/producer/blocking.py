@@ -53,11 +53,11 @@ class Producer:
             future = producer.send("payments", b"42.00", b"account-1")
             print(future.result(timeout=10).offset)
 
-    `send` returns at once, and a background thread sends the records. Threads may share a Producer. Settings
-    are Kafka's keys in a mapping, or keywords with underscores for the dots. The constructor raises
-    ConfigError for invalid settings. `key_serializer` and `value_serializer` convert the arguments of `send`
-    and `send_many` to bytes, for example `str.encode`. They run in the caller's thread, and are not called
-    for None.
+    `send` returns without waiting for the broker, and a background thread sends the records. Threads may
+    share a Producer. Settings are Kafka's keys in a mapping, or keywords with underscores for the dots. The
+    constructor raises ConfigError for invalid settings. `key_serializer` and `value_serializer` convert the
+    arguments of `send` and `send_many` to bytes, for example `str.encode`. They run in the caller's thread,
+    and are not called for None.
 
     A signal handler should raise or set a flag. If the handler has interrupted a call of this producer, its
     own calls of the producer raise MisuseError.
@@ -320,7 +320,7 @@ class Producer:
                 number += 1
 
     def send_table(self, topic: str, table: Any, *, partition: int | None = None) -> Delivery:
-        """Append the rows of a table, encoded in whole columns. Blocks and raises like `send`.
+        """Append the rows of a table, which is encoded column by column. Blocks and raises like `send`.
 
         `table` is an Arrow table, record batch or reader, or any object with `__arrow_c_stream__`, such as a
         data frame of Polars or pandas. Columns: value and optionally key (both bytes or text), timestamp
@@ -460,7 +460,7 @@ class Producer:
         self._thread.run(manager.change_id(transactional_id, forgets_topics=forgets_topics))
 
     def _look_up_topic(self, topic: str) -> None:
-        """Find a topic as the first `send` to it does: the broker may create it.
+        """Find a topic as the first `send` to it does: the broker may create the topic.
 
         Raises TimedOut or UnknownTopicOrPartition after max.block.ms.
         """

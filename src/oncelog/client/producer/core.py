@@ -579,7 +579,7 @@ class ProducerCore:
                 self._place(queue)
 
     def require_abort(self, error: OncelogError) -> None:
-        """Note that a part of the transaction failed, so that only an abort can follow."""
+        """Record that a part of the transaction failed, so that only an abort can follow."""
         was_sending = self._transaction.is_sending
         self._transaction.require_abort(error)
         if was_sending:
@@ -645,7 +645,9 @@ class ProducerCore:
             batch.is_queued = True
 
     def on_written(self, call: ProduceCall) -> None:
-        """Note that the broker may receive the request from now on."""
+        """Record that the first byte is about to be written: from now on, the broker may receive the
+        request.
+        """
         for batch in call.batches:
             batch.is_queued = False
 
@@ -684,7 +686,10 @@ class ProducerCore:
     def on_failure(
         self, call: ProduceCall, error: OncelogError, now_ms: float, *, was_sent: bool = True
     ) -> None:
-        """Handle a request without a response: no connection, a lost connection, or a timeout."""
+        """Handle a request without a response: no connection, a lost connection, or a timeout.
+
+        `was_sent` is False if the request was certainly not sent.
+        """
         self._in_flight_requests[call.node_id] -= 1
         was_sent = was_sent and not isinstance(error, NotConnectedError)
         for batch in call.batches:
@@ -828,9 +833,9 @@ class ProducerCore:
         self._complete(batch, base_offset, log_time_ms, None)
 
     def _note_not_stored(self, queue: PartitionQueue, parent: ProducerBatch | None) -> None:
-        """Note that a split batch is not stored as a whole, because one of its children is stored.
+        """Record that a split batch was not stored itself, because one of its children is stored.
 
-        The broker accepts either the whole batch or its children. Children are sent one by one. So children
+        The broker accepts either the batch itself or its children. Children are sent one by one. So children
         that are not on the wire were never sent, and cannot be stored.
         """
         while parent is not None and parent.may_be_stored:
@@ -853,7 +858,9 @@ class ProducerCore:
         self._finish(batch)
 
     def _finish(self, batch: ProducerBatch) -> None:
-        """Note that a batch is complete, and its parent too if this was the last child."""
+        """Put a complete batch's result into `completed`. After the last child of a split, do so for the
+        parent too.
+        """
         self._incomplete.pop(batch, None)  # a child batch has no entry
         self.completed.append(batch.result)
         self.completed_count += 1

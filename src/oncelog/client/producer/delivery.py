@@ -181,7 +181,7 @@ class Delivery:
     def outcome(self, timeout: float | None = None) -> DeliveryResult:
         """Return all results, failures included.
 
-        Raises TimedOut if one batch has no result within `timeout` seconds.
+        Raises TimedOut if the wait for the result of one batch takes longer than `timeout` seconds.
         """
         delivered: list[OffsetRange] = []
         failed: list[tuple[int, Exception]] = []

@@ -101,7 +101,9 @@ class ProducerDriver:
         self.runtime = system.current()
         self.cluster = ClusterConnection(settings)
         self.core = ProducerCore(options, self.cluster.metadata, self.runtime.rng)
-        """Every use needs the lock, except reading a single field that is replaced as a whole."""
+        """Every use needs the lock, except reading one attribute that is only replaced and never changed in
+        place.
+        """
         self.lock = threading.RLock()
         """Every call that touches the core holds this lock, on any thread.
 
@@ -208,8 +210,8 @@ class ProducerDriver:
         for task in [*self._tasks, *([self._main] if self._main else [])]:
             task.cancel()
         await asyncio.gather(*self._tasks, *([self._main] if self._main else []), return_exceptions=True)
-        # The task and the callback refer to this object. Without these references the object is freed at
-        # once.
+        # The task and the callback refer to this object. Without these references the object is freed
+        # immediately.
         self._main, self.on_drained = None, _do_nothing
         await self.cluster.close()
         with self.lock:
@@ -229,7 +231,7 @@ class ProducerDriver:
     def _drain_or_fail(self) -> float:
         """Drain, and return the seconds until the next drain.
 
-        If that raises, fail all records, because their callers would otherwise wait without end.
+        If the drain raises, fail all records, because their callers would otherwise wait without end.
         """
         try:
             return self._drain()
@@ -405,7 +407,7 @@ class ProducerDriver:
                 await asyncio.sleep(self.cluster.retry_pause_ms(attempt) / 1000)
                 attempt += 1
         except Exception as error:
-            # Fail all records. Otherwise the next drain would start this task again at once. Guard:
+            # Fail all records. Otherwise the next drain would start this task again immediately. Guard:
             # test_a_producer_id_is_requested_with_pauses.
             self._fail_all(error)
         finally:

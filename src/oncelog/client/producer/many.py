@@ -55,7 +55,11 @@ def columns_of(
     headers: tuple[Header, ...],
     now_ms: int,
 ) -> Columns | None:
-    """Return the arguments of `send_many` as Columns, or None unless all of them are lists or tuples."""
+    """Return the arguments of `send_many` as Columns.
+
+    Return None if `values` or given `keys` are not a list or tuple, or if given timestamps are neither one
+    int nor a list.
+    """
     if (
         type(values) in (list, tuple)
         and (keys is None or type(keys) in (list, tuple))

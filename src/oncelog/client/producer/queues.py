@@ -206,9 +206,9 @@ class TopicQueues:
         return self.open_batches.max_batch_bytes
 
     def on_too_large(self, size_bytes: int) -> None:
-        """Make further batches smaller, because the broker has refused one of this size.
+        """Make further batches smaller, because the broker has refused one of `size_bytes`.
 
-        Otherwise each batch would be sent in vain before it is split. Guard:
+        Otherwise each batch would be sent and refused once before it is split. Guard:
         test_a_topic_that_refuses_large_batches_gets_smaller_ones.
         """
         half = max(size_bytes // 2, _SMALL_BATCH_BYTES)

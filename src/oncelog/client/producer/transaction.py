@@ -1,8 +1,9 @@
 """The current transaction of a producer: its partitions, its epoch, and what may be sent.
 
 A batch is sent only when its partition is part of the transaction. With `transaction.version` 2, the broker
-adds partitions itself and raises the epoch with each transaction, so a batch may be sent at once. Otherwise
-the batch waits for AddPartitionsToTxn. The state machine of the calls is `rules.transactions.client_session`.
+adds partitions itself and raises the epoch with each transaction, so a batch may be sent immediately.
+Otherwise the batch waits for AddPartitionsToTxn. The state machine of the calls is
+`rules.transactions.client_session`.
 
 Source: behaviours T4 and T5 (docs/behaviours.md); KIP-98, KIP-360, KIP-890; Kafka's TransactionManager.
 """
@@ -39,7 +40,9 @@ class ProducerTransaction:
         """True once a request to add partitions or offsets was sent, even if there is no response."""
 
     def begin(self, *, raises_epoch: bool) -> None:
-        """Begin locally. The coordinator learns of the transaction with its first partition."""
+        """Begin a transaction without a request. The coordinator learns of the transaction with its first
+        partition.
+        """
         self.session.check(Operation.BEGIN)
         self.raises_epoch = raises_epoch
         self.session.enter(State.IN_TRANSACTION)
@@ -66,7 +69,7 @@ class ProducerTransaction:
     def admits(self, tp: TopicPartition) -> bool:
         """Return True if records of a partition may be sent now.
 
-        If not, note that the partition must be added.
+        If not, add the partition to `pending`, so that it is added to the transaction first.
         """
         if tp in self.added:
             return True
@@ -77,12 +80,12 @@ class ProducerTransaction:
         return False
 
     def on_added(self, partitions: set[TopicPartition]) -> None:
-        """Note that the coordinator added these partitions."""
+        """Record that the coordinator added these partitions."""
         self.pending -= partitions
         self.added |= partitions
 
     def require_abort(self, error: OncelogError) -> None:
-        """Note that a part of the transaction failed, so that only an abort can follow."""
+        """Record that a part of the transaction failed, so that only an abort can follow."""
         self.session.set_abortable_error(error)
         self.is_epoch_spent = True
 

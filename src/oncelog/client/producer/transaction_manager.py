@@ -162,7 +162,7 @@ class TransactionManager:
             self._coordinators.clear()
 
     def begin(self) -> None:
-        """Begin a transaction locally."""
+        """Begin a transaction without a request to the coordinator."""
         with self._driver.lock:
             self._transaction.begin(raises_epoch=self._raises_epoch())
 
@@ -536,7 +536,7 @@ class TransactionManager:
                 self._core.on_partitions_added(pending)
         except Exception as error:
             # An unexpected exception also requires an abort. Otherwise the next drain would start this task
-            # again at once.
+            # again immediately.
             reason = error if isinstance(error, OncelogError) else OncelogError(repr(error))
             with self._driver.lock:
                 self._transaction.pending -= pending
