@@ -83,7 +83,7 @@ class FetchContext:
     def select(
         self, results: Iterable[tuple[SessionPartition, FetchResponse.PartitionData]]
     ) -> list[tuple[SessionPartition, FetchResponse.PartitionData]]:
-        """Return the results that belong in the response, and note their offsets in the session."""
+        """Return the results that belong in the response, and record their offsets in the session."""
         if self.session is None:
             return list(results)
         return [pair for pair in results if self._note_sent(*pair)]
@@ -150,8 +150,8 @@ class FetchSessions:
             self._close(session)
             raise FetchSessionIdNotFound(f"fetch session {session.session_id} has too many partitions")
         if not session.targets:
-            # A session without partitions ends. Session id 0 in the response tells the client that it has
-            # ended.
+            # A session without partitions ends. Session id 0 in the response tells the client that the
+            # session has ended.
             self._close(session)
             return FetchContext((), None, is_incremental=False)
         return FetchContext(tuple(session.targets.values()), session, is_incremental=True)

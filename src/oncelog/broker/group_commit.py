@@ -58,7 +58,10 @@ class FlushQueue:
         return due
 
     def complete(self, partition: Partition, error: Exception | None) -> None:
-        """Call the waiters that an ended flush covers. After an error, call all waiters with the error."""
+        """Call the waiters that an ended flush covers, or all waiters with `error` if the flush failed.
+
+        After a success, also call `on_visible` if the flush made hidden records visible.
+        """
         self._running.discard(partition)
         waiters = self._waiters.get(partition, deque())
         while waiters and (error is not None or waiters[0].last_offset < partition.recovery_point):

@@ -127,7 +127,9 @@ GAUGES = {
 }
 
 MAX_NAMED_PARTITIONS = 5_000
-"""Maximum number of partitions that have metrics of their own. All of them are collected in one step."""
+"""Maximum number of partitions that have their own metrics. It is limited because all of them are collected
+in one step.
+"""
 
 
 class PartitionOffsets(NamedTuple):

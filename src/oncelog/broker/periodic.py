@@ -160,7 +160,7 @@ class PeriodicTasks:
         self._log_manager.write_checkpoints()
 
     def _resume_deletions(self, now_ms: int) -> None:
-        """Retry deletions of topics and directories that failed because of the disk."""
+        """Retry deletions of topics and directories that failed because of a disk error."""
         self._log_manager.background.add(self._finish_deletions(now_ms))
         self._log_manager.remove_deleted()
 

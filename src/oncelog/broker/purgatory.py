@@ -29,7 +29,7 @@ class PendingResponse:
     """A response that will be ready later.
 
     - `blocks_pipeline`: later requests of the connection are handled only after this response is ready, for
-      example after a fetch. If false, they are handled at once and only their responses wait.
+      example after a fetch. If false, they are handled immediately, and only their responses wait.
     - `runs_next_request`: the next request is handled even if the client disconnects before this response is
       ready.
     """
@@ -58,8 +58,9 @@ class PendingResponse:
         """True if the request is handled to its end even after its client disconnects (acks=0)."""
 
     def add_done_callback(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback` with the response once it is ready, perhaps at once. At most one
-        callback is kept.
+        """Call `callback` with the response once it is ready; immediately if it is ready already.
+
+        At most one callback is kept.
         """
         if self.is_done:
             callback(self._response)

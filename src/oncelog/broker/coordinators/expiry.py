@@ -13,7 +13,7 @@ from oncelog.log.background import BackgroundQueue, BackgroundTask
 
 
 class ExpiryRounds:
-    """The rounds over one kind of key. Only one round runs at a time."""
+    """The searches over one kind of key, such as group ids. Only one round runs at a time."""
 
     def __init__(self, background: BackgroundQueue, step_entries: int) -> None:
         self._background = background

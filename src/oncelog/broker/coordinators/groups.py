@@ -199,7 +199,7 @@ class GroupCoordinator:
 
     def _schedule(self, group: ClassicGroup, now_ms: int) -> None:
         due_ms = group.next_deadline_ms()
-        # The append or the flush of the group's record has failed, so try again later.
+        # If the append or the flush of the group's record has failed, try again later.
         if group.is_unsaved:
             retry_ms = now_ms + RETRY_MS
             due_ms = retry_ms if due_ms is None else min(due_ms, retry_ms)

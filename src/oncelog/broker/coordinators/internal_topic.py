@@ -298,8 +298,8 @@ def is_pending_flush(written: Iterable[AppendHandle]) -> bool:
 def when_durable(flush_queue: FlushQueue, written: Iterable[AppendHandle], then: OnDurable) -> None:
     """Call `then` once every append is as durable as its topic's flush.messages requires.
 
-    With the default flush.messages, `then` is called at once. If a flush fails, `then` gets NotCoordinator if
-    all waiting appends are to internal topics, else KafkaStorageError.
+    With the default flush.messages, `then` is called immediately. If a flush fails, `then` gets
+    NotCoordinator if all waiting appends are to internal topics, else KafkaStorageError.
     """
     waiting = [handle for handle in written if _must_wait(handle)]
     if not waiting:
@@ -344,7 +344,7 @@ def respond_when_durable(
     answer: Message,
     refusal: Callable[[BrokerError], Message],
 ) -> Message | PendingResponse:
-    """Return the response at once, or a PendingResponse if the appends are not durable yet.
+    """Return the response immediately, or a PendingResponse if the appends are not durable yet.
 
     If a flush fails, the response is `refusal(error)`.
     """

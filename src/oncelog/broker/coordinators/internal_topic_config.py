@@ -17,7 +17,7 @@ METADATA_LOG = "__cluster_metadata"
 """Name of the metadata log in data directories of Apache Kafka. This broker has no topic with this name."""
 
 _POLICY = "cleanup.policy"
-# The delete.retention.ms of internal topics. Kafka's default is a day. This one is shorter, because every
+# The delete.retention.ms of internal topics. Kafka's default is a day. This value is shorter, because every
 # transaction leaves a marker in the log, and a start of the broker reads the whole log.
 _MARKERS_STAY_MS = "600000"
 

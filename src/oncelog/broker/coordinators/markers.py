@@ -15,12 +15,12 @@ from oncelog.wire.control import encode_end_marker
 MARKER_COST = 10
 """Cost of writing a marker, in elements of a step (`StepBudget`).
 
-It is high, since each marker is a whole batch.
+The cost is high, because each marker is a separate batch.
 """
 
 
 class Marker(NamedTuple):
-    """The outcome of a producer's transaction, and the epoch of the coordinator that decided it."""
+    """The outcome of a producer's transaction, and the epoch of the coordinator that decided the outcome."""
 
     producer_id: int
     producer_epoch: int

@@ -38,8 +38,8 @@ class MemberResponses:
             self._background.add(self._send_waiting(), Kind.REQUEST)
 
     def end_step(self) -> None:
-        """End the step, because the current request is handled. The next request may send responses at once
-        again.
+        """End the step, because the current request is handled. The next request may again send responses
+        immediately.
         """
         self._sent_count = 0
 

@@ -141,7 +141,7 @@ class TopicPatterns:
         return len(self._resolutions)
 
     def begin(self) -> None:
-        """Renew the budget of `step_cost` steps that the next heartbeat may use at once."""
+        """Renew the budget of `step_cost` steps that the next heartbeat may use immediately."""
         self._steps_left = self._step_cost
 
     def list_topics(self, names: Collection[str]) -> None:

@@ -142,7 +142,8 @@ class TransactionVerification:
     def was_open(self, tp: TopicPartition) -> bool:
         """Return True if the partition needed no verification when the request began.
 
-        A partition needs none if the transaction is open in it, or if it knows a newer epoch.
+        A partition needs no verification if the transaction is open there, or if the partition knows a newer
+        epoch.
         """
         return tp not in self._unverified
 
@@ -214,9 +215,9 @@ def _needs_verification(partition: Partition, producer: ProducerIdAndEpoch) -> b
     """Return True if the coordinator must first add the partition to the producer's transaction, or confirm
     that it was added.
 
-    Return False if the partition's log already has an open transaction of this producer and epoch, or if it
-    knows a newer epoch. In the second case the append rejects the batch. As in Kafka, a rejected batch must
-    not add its partition to the transaction.
+    Return False if the partition's log already has an open transaction of this producer and epoch, or if the
+    log knows a newer epoch. In the second case the append rejects the batch. As in Kafka, a rejected batch
+    must not add its partition to the transaction.
     """
     return not partition.has_open_transaction(*producer) and not knows_newer_epoch(partition, producer)
 

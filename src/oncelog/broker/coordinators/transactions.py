@@ -2,8 +2,8 @@
 
 A transaction is atomic because of the order of its writes. First the decision, PrepareCommit or PrepareAbort,
 becomes durable, as far as flush.messages asks. Then a marker is written to every partition, and the markers
-become durable. Then the entry becomes Complete. After a crash, the next start finishes the rest, and
-`retry_markers` retries markers that could not be written.
+become durable. Then the entry becomes Complete. After a crash, the next start completes the remaining steps,
+and `retry_markers` retries markers that could not be written.
 
 A leftover is a transaction that was open in a partition when the broker started. Its marker may be lost: see
 `rules.idempotence.lost_markers`.
@@ -87,7 +87,7 @@ from oncelog.types import TopicPartition
 from oncelog.wire.records import DecodedRecord
 
 MAX_MARKERS_AT_ONCE = 100
-"""Number of markers that may be written at once after a round of requests or syncs.
+"""Number of markers that may be written immediately after a round of requests or syncs.
 
 Further markers are written in background steps.
 """
@@ -371,7 +371,7 @@ class TransactionCoordinator:
                 raise UnreadableRecord(record.offset, str(error)) from error
 
     def _note_decision(self, record: DecodedRecord) -> None:
-        """Remember the transactional id and the decision of each leftover that the record is about."""
+        """If the record is about leftovers, remember their transactional id and their decision."""
         if record.value is None:
             return
         # An unreadable record is ignored here, because a newer one may replace it. If it is the newest one of
@@ -536,7 +536,8 @@ class TransactionCoordinator:
                 # If the append fails, or no producer id can be allocated, the next round tries again.
                 with suppress(NotCoordinator, CoordinatorLoadInProgress):
                     self._end(self._fence_timed_out(entry, now_ms), now_ms)
-                # `_end` has written up to MAX_MARKERS_AT_ONCE of the markers at once, so count their cost.
+                # `_end` has written up to MAX_MARKERS_AT_ONCE of the markers immediately, so count their
+                # cost.
                 if budget.spend(MARKER_COST * len(entry.partitions)):
                     yield None
 
@@ -645,11 +646,11 @@ class TransactionCoordinator:
         when_durable(self._flush_queue, [written], on_durable)
 
     def _write_markers(self, transactional_id: str, now_ms: int) -> None:
-        """Write the missing markers of a transactional id, at once or in steps between other requests.
+        """Write the missing markers of a transactional id, immediately or in steps between other requests.
 
         Steps are necessary, because there may be many markers: one sync may make many decisions durable, and
         `retry_markers` may retry many. `_markers_at_once` is the number of markers that may still be written
-        at once. See test_the_markers_of_many_transactions_are_written_a_few_at_once.
+        immediately. See test_the_markers_of_many_transactions_are_written_a_few_at_once.
         """
         if transactional_id in self._writing:
             return

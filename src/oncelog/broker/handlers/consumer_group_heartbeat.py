@@ -7,7 +7,7 @@
     UNSUPPORTED_ASSIGNOR        the assignor is not enabled
     INVALID_REGULAR_EXPRESSION  RE2 rejects the expression
 
-`rules.groups.consumer` decides the rest.
+`rules.groups.consumer` decides all other errors.
 Source: KIP-848; Kafka's GroupCoordinatorService and GroupMetadataManager.
 """
 

@@ -1,6 +1,6 @@
 """CreateAcls (key 30), versions 1-3: add ACLs.
 
-An ACL that already exists is not an error. All valid ACLs of a request are stored in one write.
+Adding an ACL that already exists is not an error. All valid ACLs of a request are stored in one write.
 
 Errors: CLUSTER_AUTHORIZATION_FAILED without ALTER on the cluster; INVALID_REQUEST for an invalid ACL;
 SECURITY_DISABLED without an authorizer.

@@ -1,7 +1,7 @@
 """DeleteGroups (key 42), versions 0-2: delete groups that have no members, and their offsets.
 
-Errors: NON_EMPTY_GROUP (it has members), GROUP_ID_NOT_FOUND. As in Kafka, a group that is named twice gets
-one result. Source: KIP-229; Kafka's GroupCoordinatorService.
+Errors: NON_EMPTY_GROUP (the group has members), GROUP_ID_NOT_FOUND. As in Kafka, a group that is named twice
+gets one result. Source: KIP-229; Kafka's GroupCoordinatorService.
 """
 
 from __future__ import annotations

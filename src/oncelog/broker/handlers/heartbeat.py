@@ -1,7 +1,7 @@
 """Heartbeat (key 12), versions 0-4: extend the session of a classic group's member.
 
-REBALANCE_IN_PROGRESS asks the member to join again; `rules.groups.classic` decides. Source: Kafka's
-GroupMetadataManager.classicGroupHeartbeat.
+REBALANCE_IN_PROGRESS asks the member to join again; `rules.groups.classic` decides the error code. Source:
+Kafka's GroupMetadataManager.classicGroupHeartbeat.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ The response waits until all members have joined or the rebalance timeout has pa
     INVALID_REQUEST          a string of the member is too long for its field in the log
     MESSAGE_TOO_LARGE        no record can hold the member
 
-`rules.groups.classic` decides the rest. A request of version 0 has no rebalance timeout, so the session
-timeout is used. Source: Kafka's GroupMetadataManager.classicGroupJoin.
+`rules.groups.classic` decides all other errors. A request of version 0 has no rebalance timeout, so the
+session timeout is used. Source: Kafka's GroupMetadataManager.classicGroupJoin.
 """
 
 from __future__ import annotations

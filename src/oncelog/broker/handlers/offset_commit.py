@@ -216,9 +216,9 @@ class CommitRows:
         return bool(deleted)
 
     def refuse(self, error: BrokerError) -> None:
-        """Give the error with which the group refused the commit to each partition without another error.
+        """Set the error of the group's check in each partition that has no other error.
 
-        As in Kafka, it also replaces OFFSET_METADATA_TOO_LARGE.
+        As in Kafka, this error also replaces OFFSET_METADATA_TOO_LARGE.
         """
         for row in (row for rows in self._rows.values() for row in rows):
             if is_for_group(row.error_code):

@@ -16,10 +16,10 @@ Version 13 identifies topics by id. Checks, in this order:
     NOT_ENOUGH_REPLICAS                    acks is -1, and min.insync.replicas is above one
     errors of transaction_verification     a transactional batch outside a transaction
 
-The log checks the rest. A request with acks=0 gets no response, and an error closes its connection. With
-flush.messages=1 the response waits for a flush. The first batch of a transaction in a partition is stored
-only after the coordinator's record that adds the partition is durable. Source: KIP-98, KIP-890; Kafka's
-KafkaApis.handleProduceRequest.
+The log makes all other checks. A request with acks=0 gets no response, and an error closes its connection.
+With flush.messages=1 the response waits for a flush. The first batch of a transaction in a partition is
+stored only after the coordinator's record that adds the partition is durable. Source: KIP-98, KIP-890;
+Kafka's KafkaApis.handleProduceRequest.
 """
 
 from __future__ import annotations

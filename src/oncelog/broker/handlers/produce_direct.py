@@ -124,7 +124,8 @@ def _append(
         metrics = state.metrics
         metrics.batches_stored += 1
         metrics.records_stored += fields[12]
-    # Count the bytes at once: in a topic with `allows_direct_produce`, records are visible without a flush.
+    # Count the bytes immediately: in a topic with `allows_direct_produce`, records are visible without a
+    # flush.
     if state.fetch_purgatory.is_watching:
         state.note_visible(partition.topic_partition, len(records))
     return done if base_offset is None else base_offset

@@ -1,7 +1,8 @@
 """SyncGroup (key 14), versions 0-5: the assignment of a member, once the leader has sent all assignments.
 
-`rules.groups.classic` decides. A request of version 5 must have the group's protocol type and protocol name,
-else it gets INCONSISTENT_GROUP_PROTOCOL. Source: KIP-559; Kafka's GroupMetadataManager.classicGroupSync.
+`rules.groups.classic` decides the result. A request of version 5 must have the group's protocol type and
+protocol name, else it gets INCONSISTENT_GROUP_PROTOCOL. Source: KIP-559; Kafka's
+GroupMetadataManager.classicGroupSync.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ _MAGIC_POSITION = 16
 class TakeoverPlan:
     """The changes and problems of an adoption.
 
-    `problems` has pairs of a word and a text. The word accepts the problem; the text tells what would be lost
-    and what to do. `leftovers` are directories without records that no list of topics names. They are
-    removed.
+    `problems` has pairs of a word and a text. If `oncelog.takeover.accept` contains the word, the start
+    continues in spite of the problem. The text says what would be lost and what to do. `leftovers` are
+    directories without records that no list of topics names. They are removed.
     """
 
     topics: dict[str, TopicEntry]
@@ -325,7 +325,11 @@ def _plan_broker_settings(plan: TakeoverPlan, metadata: KafkaMetadata, settings:
 
 
 def _plan_unnamed(plan: TakeoverPlan, logs: LogManager) -> None:
-    """Handle partition directories that no list of topics names. The settings of their topics are lost."""
+    """Plan for partition directories that no list of topics names: their topics' settings are lost.
+
+    A topic with records is kept forever, and directories without records become leftovers. Add a problem for
+    each directory with records that no client could read.
+    """
     unnamed: dict[str, dict[int, bool]] = {}
     for tp in logs.partition_directories():
         entry = plan.topics.get(tp.topic)

@@ -209,7 +209,8 @@ class Topics:
     def keep_response(self, key: object, body: bytes) -> None:
         """Cache an encoded response.
 
-        A full cache is cleared as a whole. This suffices, because clients repeat the same few large requests.
+        If the cache is full, all its entries are removed first. This suffices, because clients repeat the
+        same few large requests.
         """
         if len(self.large_responses) >= self._logs.limits.max_answers_kept:
             self.large_responses.clear()
@@ -424,7 +425,7 @@ class Topics:
         self._mark_deleted(topics)
 
     def resume_deletions(self) -> Steps[list[str]]:
-        """Retry deletions that failed because of the disk, in steps.
+        """Retry deletions that failed because of a disk error, in steps.
 
         Return the names of the topics that this call made durably deleted. The caller must delete their
         committed offsets.
@@ -445,7 +446,8 @@ class Topics:
     def _finish_deletions(self, topics: Sequence[Topic]) -> Steps[list[str]]:
         """Mark DOOMED topics as deleted in the file, and remove the directories of all these topics.
 
-        Return the names of the topics that were marked. If the disk fails, the rest stays for a later call.
+        Return the names of the topics that were marked. If the disk fails, the remaining topics stay for a
+        later call.
         """
         if not topics:
             return []
@@ -526,8 +528,8 @@ class Topics:
         """Set the bounds below which a deleted topic's committed offsets are removed. See OffsetsToDelete.
 
         Raises StorageError if oncelog-topics.json cannot be written and a new topic has the deleted one's
-        name. If there is no new topic, the old bounds in the file do no harm: creating a topic writes it
-        first.
+        name. If there is no new topic, the old bounds in the file do no harm: creating a topic writes the
+        file first.
         """
         deletion = self.offsets_to_delete[name]
         if before != deletion.before:
