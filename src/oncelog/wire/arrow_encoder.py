@@ -1,4 +1,4 @@
-"""Encodes Arrow columns as record batches, many at once.
+"""Encodes Arrow columns as many record batches in one call.
 
 NumPy writes the varints of all records into byte matrices. One Arrow call joins them with the keys, values
 and headers.

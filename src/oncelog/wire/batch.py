@@ -202,7 +202,7 @@ def _within_64_bits(records: Sequence[DecodedRecord], base_ms: int | None) -> Se
     """Return the records with timestamps whose distance from the base fits into 64 bits.
 
     The base is `base_ms`; if that is None, the first record's timestamp. A client may send a timestamp and a
-    delta whose sum has more bits. It is reduced to 64 bits, as in Java. See
+    delta whose sum has more bits. The sum is reduced to 64 bits, as in Java. See
     test_a_batch_whose_timestamps_overflow_can_be_rewritten.
     """
     if not records:

@@ -1,4 +1,4 @@
-"""Decodes many record batches at once into Arrow columns.
+"""Decodes many record batches into Arrow columns in one call.
 
 This module also exports the reverse, `arrow_to_batches`, from arrow_encoder.py.
 
@@ -389,8 +389,8 @@ def _headers(data: bytes, columns: _Columns) -> pa.Array:
     """
     lists: list[list[dict[str, object]] | None] = [None] * len(columns.offset)
     for row in np.flatnonzero(columns.headers_count).tolist():
-        # Without the bytes behind the record, malformed headers give the same error as in the C code. Guard:
-        # test_damaged_headers_give_the_same_error_in_c.
+        # Pass only the record's own bytes, so that malformed headers give the same error as in the C code.
+        # Guard: test_damaged_headers_give_the_same_error_in_c.
         headers = data[int(columns.headers_at[row]) : int(columns.end[row])]
         lists[row] = _header_list(headers)
     return pa.array(lists, HEADERS_TYPE)

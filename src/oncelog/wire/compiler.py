@@ -73,7 +73,7 @@ class _Source:
 
 
 def bad_uuid(name: str, value: bytes) -> NoReturn:
-    """Raise TypeError for a UUID of a wrong length. `Message.encode` turns it into a MisuseError."""
+    """Raise TypeError for a UUID of a wrong length. `Message.encode` turns the error into a MisuseError."""
     raise TypeError(f"{name} must be 16 bytes, not {len(value)}")
 
 

@@ -1,8 +1,8 @@
 """The codecs of record batches, with limited output.
 
 A batch of a few bytes may decompress to gigabytes. Therefore gzip, lz4 and zstd data are decompressed in
-steps until the output ends or exceeds the limit. A block of snappy is decompressed at once, but only if the
-size that it claims is possible. Python's standard library supports gzip. The other codecs need optional
+steps until the output ends or exceeds the limit. A block of snappy is decompressed in one call, but only if
+the size that it claims is possible. Python's standard library supports gzip. The other codecs need optional
 libraries (`pip install 'oncelog[compression]'`).
 
 Snappy data comes in two framings: xerial's blocks (Java, aiokafka) and a single bare block (librdkafka). Both
@@ -162,8 +162,8 @@ def _corrupt(codec: Compression, detail: object) -> CorruptMessage:
 def _decompress_gzip(data: memoryview, max_bytes: int) -> bytes | None:
     """Return the output of all gzip members, one after another; None if it exceeds the limit.
 
-    The input is fed in slices: after each member, zlib copies the unread rest of its input. With the whole
-    input at once, many small members would copy the rest again and again. See
+    The input is fed in slices: after each member, zlib copies the unread part of its input. If it got the
+    complete input, many small members would make it copy almost everything again and again. See
     test_gzip_of_many_members_copies_little.
     """
     parts, total, fed = [], 0, 0

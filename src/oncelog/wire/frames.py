@@ -277,7 +277,7 @@ class FrameReader:
         return frames
 
     def first(self, data: memoryview) -> tuple[memoryview | None, memoryview]:
-        """Return the first frame that `data` completes, and the rest of `data`.
+        """Return the first frame that `data` completes, and the remaining bytes of `data`.
 
         If no frame is complete, keep a copy of `data` and return (None, empty). Raises PeerError, as `feed`
         does.

@@ -56,7 +56,8 @@ another number.
 
 
 def read_uvarint_rest(buffer: memoryview, position: int, first: int) -> tuple[int, int]:
-    """Read the rest of an unsigned 32-bit varint. `first`: the varint's first byte, which is above 127.
+    """Read the remaining bytes of an unsigned 32-bit varint. `first`: the varint's first byte, which is above
+    127.
 
     Return (value, position after the varint). Raises PeerError above 5 bytes or 2^31-1. Raises IndexError at
     the end of the buffer.
