@@ -26,8 +26,9 @@ PAUSE_SECONDS = 0.004
 class BackgroundRunner:
     """Runs the tasks of a BackgroundQueue on the event loop between `start` and `stop`.
 
-    Outside that time, the queue runs each task at once. `after_work` is called after each piece of work,
-    because the work may have appended records: waiting fetches may then be complete, and syncs may be due.
+    Outside that time, the queue runs each task immediately when it is added. `after_work` is called after
+    each piece of work, because the work may have appended records: waiting fetches may then be complete, and
+    syncs may be due.
     """
 
     def __init__(self, background: BackgroundQueue, after_work: Callable[[], None]) -> None:
@@ -67,7 +68,7 @@ class BackgroundRunner:
                 except Exception as error:
                     _report(error)
                 if has_begun_call and not self._background.is_ready:
-                    # Without a pause: no task can continue before a blocking call has ended, so requests are
+                    # Do not pause: no task can continue before a blocking call has ended, so requests are
                     # handled anyway. A deletion, for example, begins a blocking call in every step.
                     break
                 await asyncio.sleep(PAUSE_SECONDS)

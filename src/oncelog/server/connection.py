@@ -234,8 +234,9 @@ class Connection(asyncio.BufferedProtocol):
         """True if no further request of a client that is gone will be carried out.
 
         After the client is gone, its requests are carried out until a response cannot be sent. Otherwise the
-        broker would read the data of any number of pipelined fetches in vain. Kafka, too, closes a channel on
-        which it cannot send. See test_a_failed_response_drops_the_requests_behind_it_when_the_client_is_gone.
+        broker would read the data of any number of pipelined fetches for nothing. Kafka, too, closes a
+        channel on which it cannot send. See
+        test_a_failed_response_drops_the_requests_behind_it_when_the_client_is_gone.
 
         As on Kafka, the requests of a muted client are carried out when the connection is unmuted, even if
         the client is gone by then. See test_requests_of_a_throttled_client_are_handled_after_it_disconnects.
@@ -254,7 +255,7 @@ class Connection(asyncio.BufferedProtocol):
         self._node.slots.remove_waiter(self._schedule_turn)
         self._server.lost(self)
         # The callbacks of these objects refer to the connection. Without the callbacks, the connection is
-        # freed now. With them, it would stay until the garbage collector runs, and for good if GcTuner has
+        # freed now. With them, it would stay until the garbage collector runs, and forever if GcTuner has
         # frozen it. See test_a_closed_connection_is_freed_without_the_garbage_collector.
         self.auth.on_authenticated = self._responses.on_large = self._throttle.on_mute = _ignore
         self._requests.close = self._requests.on_late_response = _ignore
@@ -352,8 +353,8 @@ class Connection(asyncio.BufferedProtocol):
     def _process_backlog(self) -> None:
         """Start a round of requests from the backlog.
 
-        A nested call does nothing. Otherwise a request that completes at once would start the next request in
-        its own stack frame, and a long backlog would exhaust the stack.
+        A nested call does nothing. Otherwise a request that completes immediately would start the next
+        request in its own stack frame, and a long backlog would exhaust the stack.
         """
         if self._is_processing_backlog:
             return
@@ -402,7 +403,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _note_large_response(self) -> None:
         self.note_responses(self.active_ms)
-        # Measure once more in the next turn: by then the operating system may have accepted the whole
+        # Measure once more in the next turn: by then the operating system may have accepted the complete
         # response.
         asyncio.get_running_loop().call_soon(self._note_responses_now)
 
@@ -435,7 +436,8 @@ class Connection(asyncio.BufferedProtocol):
     def activity(self, now_ms: int) -> ConnectionActivity:
         """Return the values from which the connection's deadlines are computed."""
         if self._is_read_paused and self.reader.incomplete_since_ms is not None:
-            # Reading is paused, so the client cannot send the rest of its request. Restart the read timeout.
+            # Reading is paused, so the client cannot send the remaining bytes of its request. Restart the
+            # read timeout.
             self.reader.incomplete_since_ms = now_ms
         if self.is_closing:
             phase = Phase.CLOSING
@@ -478,7 +480,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """End the connection at once, whatever its state, and drop all responses."""
+        """End the connection immediately, whatever its state, and drop all responses."""
         self._begin_closing()
         if self.is_gone:
             self._finish()

@@ -70,7 +70,8 @@ class RealFile:
                 return
             view = memoryview(data)
             while written < len(view):
-                # Repeat for the rest: on a nearly full disk, one call writes a part, and the next call fails.
+                # Write the remaining bytes: on a nearly full disk, one call writes a part, and the next call
+                # fails.
                 step = os.pwrite(fd, view[written:], position + written)
                 if step == 0:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

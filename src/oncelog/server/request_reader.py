@@ -17,7 +17,7 @@ class RequestReader:
     frames.
 
     All connections of a server receive into one shared buffer, and the next read overwrites it. Bytes that
-    cannot be processed at once are therefore copied into the backlog.
+    cannot be processed immediately are therefore copied into the backlog.
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class RequestReader:
         return data
 
     def keep(self, rest: memoryview) -> None:
-        """Copy the unprocessed rest of the shared buffer into the backlog."""
+        """Copy the unprocessed part of the shared buffer into the backlog."""
         if rest:
             self.backlog = memoryview(bytes(rest))
 

@@ -8,8 +8,8 @@ are joined into one write.
 
 A large response to a TLS client is written in parts of PACED_BYTES, each as soon as the transport has room. A
 TLS transport hands all encrypted bytes to the socket's transport below it, and does not count them as
-buffered. Written at once, a large response would neither count as held nor delay the next one. See
-test_unread_responses_over_tls_are_bounded_together.
+buffered. If a large response were written in one call, it would neither count as held nor delay the next one.
+See test_unread_responses_over_tls_are_bounded_together.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ class ResponseQueue:
             self.transport.writelines(parts)
         # After a failed write, the transport discards further responses without pausing the writer until it
         # calls connection_lost. Without this check, the broker would read the data of the round's remaining
-        # fetches in vain. See test_a_failed_response_drops_the_requests_behind_it_when_the_client_is_gone.
+        # fetches for nothing. See
+        # test_a_failed_response_drops_the_requests_behind_it_when_the_client_is_gone.
         self.has_dropped = self.transport.is_closing()
         self.on_large()
 
