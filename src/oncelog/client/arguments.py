@@ -25,7 +25,7 @@ _MAX_STRING_BYTES = 32_767
 
 
 def items_of(value: Iterable[T] | T, kind: type[T], what: str) -> list[T]:
-    """Return one item or several as a list. Raises MisuseError if an item is not a `kind`.
+    """Return `value`, one item or a collection, as a list. Raises MisuseError if an item is not a `kind`.
 
     `what` names the expected items in the error text.
     """
@@ -41,7 +41,7 @@ def items_of(value: Iterable[T] | T, kind: type[T], what: str) -> list[T]:
 
 
 def names_of(value: Iterable[str] | str, what: str = "topic names (str)") -> list[str]:
-    """Return one name or several as a list. Raises MisuseError if an item is not a str."""
+    """Return one name or a collection of names as a list. Raises MisuseError if an item is not a str."""
     return items_of(value, str, what)
 
 
@@ -53,7 +53,7 @@ def topic_of(value: str) -> str:
 
 
 def partitions_of(value: Iterable[TopicPartition] | TopicPartition) -> list[TopicPartition]:
-    """Return one partition or several as a list.
+    """Return one partition or a collection of partitions as a list.
 
     Raises MisuseError for an item that is not a valid TopicPartition.
     """
@@ -66,7 +66,7 @@ def partitions_of(value: Iterable[TopicPartition] | TopicPartition) -> list[Topi
 def mapping_of(value: Mapping[T, Any], kind: type[T], what: str) -> dict[T, Any]:
     """Return a copy of a mapping. `what` names the expected keys in the error text.
 
-    Raises MisuseError if a key is not a `kind`.
+    Raises MisuseError for another type, a key that is not a `kind`, and an invalid partition.
     """
     if not isinstance(value, Mapping):
         raise MisuseError(f"expected a mapping from {what}; got {value!r}")
@@ -100,7 +100,7 @@ def headers_of(
 ) -> tuple[tuple[str, bytes | None], ...]:
     """Return headers as pairs of name and value, from pairs or a mapping.
 
-    Raises MisuseError for other types.
+    Raises MisuseError for other types, and for a name that cannot be written as UTF-8.
     """
     if isinstance(value, Mapping):
         value = value.items()

@@ -18,7 +18,7 @@ from oncelog.types import ProducerRecord, Record
 T = TypeVar("T")
 U = TypeVar("U")
 OfTopic = Callable[[str, Any], Any]
-"""A function of a topic's name and the data."""
+"""A serializer or deserializer as the clients call it: a function of a topic's name and the data."""
 
 
 class TopicSerializer(Protocol):

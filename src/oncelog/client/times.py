@@ -54,7 +54,10 @@ def parse_time(text: str, now_ms: int) -> int:
 
 
 def time_ms_of(time: Time, now_ms: int) -> int:
-    """Return a time in ms since 1970. A timedelta is subtracted from `now_ms`. Raises ValueError."""
+    """Return a `Time` in ms since 1970. A text is parsed by `parse_time`. Raises ValueError.
+
+    A timedelta is subtracted from `now_ms`. Times before 1970 become 0.
+    """
     if isinstance(time, str):
         return parse_time(time, now_ms)
     if isinstance(time, timedelta):

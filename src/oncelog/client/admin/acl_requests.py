@@ -52,7 +52,7 @@ def describe_acls_request(acl_filter: AclFilter) -> DescribeAclsRequest:
 
 
 def described_acls(response: DescribeAclsResponse) -> list[Acl]:
-    """Return the ACLs, sorted. Raises BrokerError."""
+    """Return the ACLs of a response, sorted. Raises BrokerError."""
     raise_for_code(response.error_code, response.error_message or "describing ACLs")
     return sorted(
         Acl(
@@ -88,7 +88,7 @@ def _filter_fields(acl_filter: AclFilter | Acl) -> dict[str, Any]:
 
 
 def deleted_acls(response: DeleteAclsResponse) -> list[Acl]:
-    """Return the deleted ACLs, sorted. Raises the first error of a filter or an ACL."""
+    """Return the deleted ACLs of a response, sorted. Raises the first error of a filter or an ACL."""
     return sorted(set(_deleted(response)))
 
 

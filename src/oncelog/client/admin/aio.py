@@ -142,7 +142,7 @@ class AsyncAdmin:
         async with AsyncAdmin({"bootstrap.servers": "127.0.0.1:9092"}) as admin:
             await admin.create_topics([NewTopic("flights", num_partitions=3)])
 
-    The constructor takes Kafka's settings as a mapping, or as keywords with underscores for dots. It raises
+    The constructor takes Kafka's settings as a mapping, or as keywords with underscores for dots, and raises
     ConfigError.
 
     A call that takes several items also takes a single item. It tries all items and then raises the first
@@ -330,7 +330,8 @@ class AsyncAdmin:
     async def alter_configs(
         self, changes: core.ConfigChanges, *, validate_only: bool = False, raise_errors: bool = True
     ) -> dict[ConfigResource, ConfigOutcome]:
-        """Change these settings and keep all others. A value of None resets a setting to its default.
+        """Change the settings in `changes` and keep all others. A value of None resets a setting to its
+        default.
 
         Raises InvalidConfig, UnknownTopicOrPartition, BrokerNotAvailable.
         """
@@ -480,7 +481,10 @@ class AsyncAdmin:
     async def describe_transactions(
         self, transactional_ids: Collection[str] | str
     ) -> dict[str, TransactionDescription]:
-        """Return the coordinator's entry of each transactional id. Raises TransactionalIdNotFound."""
+        """Return the coordinator's entry (producer, state, partitions) of each transactional id.
+
+        Raises TransactionalIdNotFound.
+        """
         names = names_of(transactional_ids, "transactional ids (str)")
         return {name: await self._describe_transaction(name) for name in names}
 
@@ -542,7 +546,7 @@ class AsyncAdmin:
         advances.
 
         Take `opened` from `find_hanging`. Raises InvalidProducerEpoch or TransactionCoordinatorFenced if a
-        newer epoch of the producer or of the coordinator has written to the partition since.
+        newer epoch of the producer or of the coordinator has written to the partition since `find_hanging`.
         """
         cluster = await self._router.connect()
         leader = await cluster.leader(opened.tp, allow_auto_topic_creation=False)

@@ -81,7 +81,7 @@ class Admin:
         with Admin({"bootstrap.servers": "127.0.0.1:9092"}) as admin:
             admin.create_topics([NewTopic("flights", num_partitions=3)])
 
-    The constructor takes Kafka's settings as a mapping, or as keywords with underscores for dots. It raises
+    The constructor takes Kafka's settings as a mapping, or as keywords with underscores for dots, and raises
     ConfigError. Threads may share an Admin. Every call blocks until it is done.
 
     A call that takes several items also takes a single item. It tries all items and then raises the first
@@ -201,7 +201,8 @@ class Admin:
     def alter_configs(
         self, changes: ConfigChanges, *, validate_only: bool = False, raise_errors: bool = True
     ) -> dict[ConfigResource, ConfigOutcome]:
-        """Change these settings and keep all others. A value of None resets a setting to its default.
+        """Change the settings in `changes` and keep all others. A value of None resets a setting to its
+        default.
 
         Raises InvalidConfig, UnknownTopicOrPartition, BrokerNotAvailable.
         """
@@ -268,7 +269,10 @@ class Admin:
     def describe_transactions(
         self, transactional_ids: Collection[str] | str
     ) -> dict[str, TransactionDescription]:
-        """Return the coordinator's entry of each transactional id. Raises TransactionalIdNotFound."""
+        """Return the coordinator's entry (producer, state, partitions) of each transactional id.
+
+        Raises TransactionalIdNotFound.
+        """
         return self._thread.run(self._async.describe_transactions(transactional_ids))
 
     def open_transactions(self, topics: Collection[str] | str | None = None) -> list[OpenTransaction]:
@@ -297,7 +301,7 @@ class Admin:
         advances.
 
         Take `opened` from `find_hanging`. Raises InvalidProducerEpoch or TransactionCoordinatorFenced if a
-        newer epoch of the producer or of the coordinator has written to the partition since.
+        newer epoch of the producer or of the coordinator has written to the partition since `find_hanging`.
         """
         self._thread.run(self._async.abort_transaction(opened))
 

@@ -25,7 +25,7 @@ from oncelog.wire.messages import (
 
 @dataclass(frozen=True, slots=True)
 class GroupListing:
-    """A group's id, its state by Kafka's name, and the node id of its coordinator.
+    """A group's id, Kafka's name of its state, and the node id of its coordinator.
 
     `protocol_type` is "consumer" for groups of consumers. It is "" for a group that never had a member.
     """
@@ -153,5 +153,5 @@ def check_group_deleted(group_id: str, response: DeleteGroupsResponse) -> None:
 def _assigned_partitions(assignment: bytes) -> tuple[TopicPartition, ...]:
     try:
         return tuple(decode_assignment(assignment))
-    except PeerError:  # clients may use a format of their own
+    except PeerError:  # clients may use their own format, which only they can decode
         return ()

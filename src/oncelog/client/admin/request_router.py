@@ -75,8 +75,8 @@ class RequestRouter:
     ) -> dict[K, R]:
         """Return the result of each item.
 
-        Repeat items with a retriable error until request.timeout.ms has passed. `request_items` sends one
-        request for several items. `failed` builds the result of an item without a response. With
+        Request items with a retriable error again until request.timeout.ms has passed. `request_items` sends
+        one request for several items. `failed` builds the result of an item without a response. With
         `raise_errors`, raises the first item's error, with the other errors as notes.
         """
         cluster = await self.connect()
@@ -142,7 +142,7 @@ class RequestRouter:
                 errors |= dict.fromkeys(led, response)
             elif isinstance(response, BaseException):
                 raise response
-        cluster.metadata.mark_stale(partitions)  # so the next attempt looks the leaders up first
+        cluster.metadata.mark_stale(partitions)  # leaders may have moved: look them up before a retry
         return [response for response in responses if not isinstance(response, BaseException)], errors
 
     async def to_config_owner(self, resource: ConfigResource, message: Any) -> Any:

@@ -90,7 +90,8 @@ class ConfigEntry:
     """One setting of a resource. `value` is None if the setting is unset or sensitive.
 
     `kind` ("int", "boolean", ...), `default` and `doc` are only known if `describe_configs` was called with
-    `documented`, and the broker sends them. A `default` of None is unset or unknown.
+    `documented`, and the broker sends them. `default` is None if the setting has no default, or if the
+    default is unknown.
     """
 
     name: str
@@ -172,7 +173,7 @@ class ReplicaLog:
 
     `offset_lag` is the number of offsets by which the end of the log is behind the high watermark. If
     `is_future`, the log is being moved to this directory, and `offset_lag` is the number of offsets by which
-    it is behind the current log (KIP-113).
+    this log is behind the current one (KIP-113).
     """
 
     tp: TopicPartition

@@ -112,7 +112,8 @@ class ClusterConnection:
         """
         if self._refresher is None:
             await self._find_cluster()
-            # The client may have been closed meanwhile, and then nothing would cancel the refresher.
+            # The client may have been closed during `_find_cluster`, and then nothing would cancel the
+            # refresher.
             self._check_open()
             # A concurrent call may have created the refresher, and `close` cancels only one refresher.
             if self._refresher is None:

@@ -317,8 +317,8 @@ class ConnectionCore:
     def reauthenticate(self, now_ms: float, timeout_ms: float) -> bytes:
         """Return the bytes that begin re-authentication (KIP-368).
 
-        The connection is not ready until re-authentication is done. Raises AuthenticationError if there is no
-        token.
+        The connection is not ready until re-authentication is done. Raises AuthenticationError if the token
+        cannot be read.
         """
         return self._authenticate(now_ms, timeout_ms)
 

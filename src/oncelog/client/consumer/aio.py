@@ -187,7 +187,7 @@ class AsyncConsumer:
             raise
 
     async def end_at_once(self) -> None:
-        """Close without a commit and without callbacks."""
+        """Leave the group and close all connections, without a commit and without callbacks."""
         check_running_loop(self._loop, "consumer")
         if self._group is not None and not self._closed:
             self._group.begin_leaving()

@@ -1,4 +1,6 @@
-"""The data of one partition from one fetch, until the application takes them as records or as Arrow."""
+"""The data of one partition from one fetch, until the application takes its records or an Arrow batch of
+them.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,7 @@ class CompletedFetch:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the batches that were not delivered yet."""
+        """The size in bytes of the batches that were not delivered yet."""
         return 0 if self.is_empty else len(self._data) - self._batches[self._next].position
 
     @property

@@ -210,7 +210,10 @@ class ConsumerCore:
         state.reset = to
 
     def reset(self, partitions: Collection[TopicPartition]) -> None:
-        """Let `resets` return lookups by auto.offset.reset. Raises MisuseError if that is `none`."""
+        """Let `resets` return lookups of these partitions as auto.offset.reset says.
+
+        Raises MisuseError if auto.offset.reset is `none`.
+        """
         if self._reset_policy == "none":
             raise self._no_position(next(iter(partitions)))
         self.seek_to(partitions, self._reset_policy)

@@ -238,7 +238,7 @@ class DeliveryBuffer:
             self._runs = {other: run for other, run in self._runs.items() if other != tp}
 
     def keep_only(self, partitions: Collection[TopicPartition]) -> None:
-        """Drop the records of all partitions except these, and no longer pause those partitions."""
+        """Drop the records of all partitions except these. The other partitions are no longer paused."""
         for tp in {*self.partitions(), *self._paused}.difference(partitions):
             self.drop(tp)
             self._paused.discard(tp)

@@ -39,8 +39,8 @@ def read_table(
     time zone: local time), a timedelta before now, ms since 1970, or a text such as "1h", "7d" or
     "2026-11-28T10:00".
 
-    Raises UnknownTopicOrPartition, OffsetOutOfRange if records are deleted meanwhile, and MisuseError for
-    invalid arguments.
+    Raises UnknownTopicOrPartition, OffsetOutOfRange if records are deleted during the call, and MisuseError
+    for invalid arguments.
     """
     names = names_of(topics)
     numbers = None if partitions is None else items_of(partitions, int, "partition numbers (int)")
@@ -63,7 +63,7 @@ def read_table(
 
 
 def _partitions(consumer: Consumer, topic: str, numbers: list[int] | None) -> list[TopicPartition]:
-    """Return the chosen partitions of a topic. Raises MisuseError for one that does not exist."""
+    """Return the chosen partitions of a topic. Raises MisuseError if one of `numbers` does not exist."""
     existing = sorted(info.partition for info in consumer.partitions_for(topic))
     missing = sorted(set(numbers or ()).difference(existing))
     if missing:

@@ -39,7 +39,7 @@ _LOG = logging.getLogger("oncelog.client")
 
 _CLOSE_COMMIT_MS = 5_000
 _CLOSE_LEAVE_S = 2.0
-"""Time limits of the commit and of the leave at a close.
+"""Time limits of a close: _CLOSE_COMMIT_MS for the commit and _CLOSE_LEAVE_S for leaving the group.
 
 The blocking consumer's close waits longer than both together.
 """

@@ -179,7 +179,7 @@ class ClassicMember:
         if not done:
             return False
         if self._joining is not joining:
-            # Meanwhile a heartbeat, or a commit of another task, has ended the membership. Guard:
+            # During the wait, a heartbeat or a commit of another task has ended the membership. Guard:
             # test_a_static_member_that_is_fenced_while_its_positions_are_looked_up_says_so.
             return None
         self._joining = None
@@ -273,7 +273,7 @@ class ClassicMember:
         self._stop_heartbeats()
         if self._membership.is_lost:
             return None
-        self._must_join = False  # `_join` itself joins again
+        self._must_join = False  # `_join` itself joins again, without a poll
         raise error
 
     async def _committed(

@@ -71,7 +71,7 @@ class CommitQueue:
         return self._automatic
 
     def add_requested(self, offsets: Offsets) -> Commit:
-        """Add a commit of the application."""
+        """Add a commit of the application, and return it."""
         older = {tp: self._automatic[tp] for tp in offsets if tp in self._automatic}
         self._requested.append(commit := Commit(offsets, True, older))
         return commit
@@ -141,7 +141,7 @@ class CommitQueue:
 
 
 def _is_transient(commit: Commit, error: Exception | None, *, is_kept: bool) -> bool:
-    """Return True if the same commit may succeed soon."""
+    """Return True if a retry of the same commit may succeed."""
     if not isinstance(error, OncelogError):
         return False
     match next_after(error, GroupRequest.COMMIT):

@@ -62,7 +62,7 @@ class GroupCommits:
         return self._queue.automatic
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Return the positions after all delivered records."""
+        """Return the positions after all delivered records. Partitions without a position are left out."""
         positions = {}
         for tp in self._core.assignment():
             with suppress(MisuseError):  # auto.offset.reset=none, and no position yet

@@ -81,7 +81,7 @@ class ConsumerMember:
 
     @property
     def topics_in_use(self) -> frozenset[str]:
-        """The topics of this member."""
+        """The topics that this member subscribes to."""
         return self._topics.topics
 
     @property

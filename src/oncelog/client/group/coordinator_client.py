@@ -54,7 +54,7 @@ class GroupCoordinatorClient:
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the group's committed offsets; partitions without a commit are missing from the result.
 
-        Raises TimedOut after request.timeout.ms.
+        Raises TimedOut after request.timeout.ms, and the coordinator's final errors.
         """
         if not partitions:
             return {}

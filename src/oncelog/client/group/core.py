@@ -124,7 +124,7 @@ def sync_request(joined: Joined, partition_counts: Mapping[str, int]) -> SyncGro
 
 
 def heartbeat_request(member: ConsumerGroupMetadata) -> HeartbeatRequest:
-    """Return a Heartbeat request."""
+    """Return a Heartbeat request of `member`."""
     return HeartbeatRequest(
         group_id=member.group_id,
         generation_id=member.generation_id,
@@ -134,7 +134,7 @@ def heartbeat_request(member: ConsumerGroupMetadata) -> HeartbeatRequest:
 
 
 def leave_request(member: ConsumerGroupMetadata) -> LeaveGroupRequest:
-    """Return a LeaveGroup request."""
+    """Return a LeaveGroup request of `member`."""
     identity = LeaveGroupRequest.MemberIdentity(member_id=member.member_id)
     return LeaveGroupRequest(group_id=member.group_id, member_id=member.member_id, members=[identity])
 

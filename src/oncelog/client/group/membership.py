@@ -141,7 +141,7 @@ class Membership:
         self.member = ConsumerGroupMetadata(self.group_id, member_id=member_id)
 
     def end(self, error: OncelogError) -> None:
-        """End the membership permanently: all partitions are lost, and each poll and commit raises `error`."""
+        """End the membership permanently: all partitions are lost; each poll and commit raises `error`."""
         if isinstance(error, FencedInstanceId):
             error = FencedInstanceId(
                 f"another consumer in group {self.group_id!r} has taken over "

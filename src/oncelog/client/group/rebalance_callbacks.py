@@ -28,7 +28,7 @@ class RebalanceListener(NamedTuple):
     on_lost: RebalanceCallback | None = None
 
     def callback_for(self, rebalance: Rebalance) -> RebalanceCallback | None:
-        """Return the matching callback, or None."""
+        """Return the callback for this kind of rebalance, or None if the application has set none."""
         if rebalance.change is Change.ASSIGNED:
             return self.on_assigned
         if rebalance.change is Change.LOST and self.on_lost is not None:
@@ -36,12 +36,14 @@ class RebalanceListener(NamedTuple):
         return self.on_revoked
 
     def notify(self, rebalance: Rebalance) -> Any:
-        """Invoke the matching callback and return its result."""
+        """Invoke the callback for this kind of rebalance, if there is one, and return its result."""
         callback = self.callback_for(rebalance)
         return callback(rebalance.partitions) if callback is not None else None
 
     async def notify_async(self, rebalance: Rebalance) -> None:
-        """Invoke the matching callback. If the result is awaitable, await it."""
+        """Invoke the callback for this kind of rebalance, if there is one. Await its result if that is
+        awaitable.
+        """
         result = self.notify(rebalance)
         if inspect.isawaitable(result):
             await result

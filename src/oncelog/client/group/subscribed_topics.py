@@ -18,7 +18,9 @@ from oncelog.wire.messages import MetadataResponse
 
 
 def matching(response: MetadataResponse, pattern: re.Pattern[str]) -> frozenset[str]:
-    """Return the readable topics whose whole name matches, without Kafka's internal topics."""
+    """Return the topics whose whole name matches, without Kafka's internal topics and topics with an
+    error.
+    """
     return frozenset(
         topic.name
         for topic in response.topics
@@ -99,7 +101,9 @@ class SubscribedTopics:
         self._reported_errors = {topic: error.code for topic, error in final.items()}
 
     def report_errors_if_due(self) -> None:
-        """Every metadata.max.age.ms, report persistent errors once more, as Java does with each refresh."""
+        """Report persistent errors again if metadata.max.age.ms has passed, as Java does with each
+        refresh.
+        """
         # Guard: test_a_member_is_told_again_of_a_name_that_no_topic_can_have.
         if self._cluster.now_ms() - self._reported_ms >= self._settings["metadata.max.age.ms"]:
             self._reported_errors = {}

@@ -38,7 +38,7 @@ class OwnedPartitions(NamedTuple):
 
 
 def encode_subscription(assignor: str, topics: Iterable[str], owned: OwnedPartitions) -> bytes:
-    """Return the ConsumerProtocolSubscription with the user data that `assignor` expects."""
+    """Return the encoded ConsumerProtocolSubscription, with the user data that `assignor` expects."""
     generation_id = -1 if owned.generation_id is None else owned.generation_id
     return ConsumerProtocolSubscription(
         topics=sorted(topics),
@@ -115,7 +115,7 @@ def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
 
 
 def encode_assignment(assignment: Iterable[TopicPartition]) -> bytes:
-    """Return a ConsumerProtocolAssignment."""
+    """Return a member's partitions, encoded as a ConsumerProtocolAssignment."""
     return ConsumerProtocolAssignment(
         assigned_partitions=[
             ConsumerProtocolAssignment.TopicPartition(topic=topic, partitions=partitions)
@@ -125,7 +125,9 @@ def encode_assignment(assignment: Iterable[TopicPartition]) -> bytes:
 
 
 def decode_assignment(assignment: bytes) -> list[TopicPartition]:
-    """Return the partitions of a ConsumerProtocolAssignment; none for empty bytes. Raises PeerError."""
+    """Return the partitions of an encoded ConsumerProtocolAssignment; none for empty bytes. Raises
+    PeerError.
+    """
     if not assignment:
         return []
     topics = ConsumerProtocolAssignment.from_bytes(assignment).assigned_partitions

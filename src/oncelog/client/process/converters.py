@@ -19,7 +19,9 @@ class Converters(NamedTuple):
     serializer: RecordSerializer | None
 
     def input(self, record: Record) -> Record:
-        """Return a record for the transform. Raises DeserializationError."""
+        """Return a record with its key and value deserialized, for the transform. Raises
+        DeserializationError.
+        """
         return record if self.deserializer is None else self.deserializer(record)
 
     def outputs(self, outputs: list[ProducerRecord]) -> list[ProducerRecord]:

@@ -70,7 +70,10 @@ _UNDER_WAY = (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.COMMITTING, Sta
 
 
 def outputs_of(result: Any) -> list[ProducerRecord]:
-    """Return what a transform returned as a list: None, one ProducerRecord, or an iterable of them."""
+    """Return a transform's result as a list: it may be None, one ProducerRecord, or an iterable of them.
+
+    Raises MisuseError for any other result.
+    """
     if result is None:
         return []
     if isinstance(result, ProducerRecord):

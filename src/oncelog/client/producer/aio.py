@@ -232,7 +232,9 @@ class AsyncProducer:
         parts: Parts,
         now_ms: int,
     ) -> None:
-        """Append the rows of lists: many with one call of the appender, and the others one by one."""
+        """Append the rows of lists: rows that fit into open batches by `append_many`, and the others one by
+        one.
+        """
         appender, count = driver.core.appender, len(columns.values)
         number = 0
         while number < count:
@@ -398,7 +400,7 @@ async def _in_pieces(
     """
     if not isinstance(items, (list, tuple)):
         return convert(items) or ()
-    given = list(items)  # another task may change the caller's list meanwhile
+    given = list(items)  # another task may change the caller's list during the conversion
     converted: list[Any] = []
     for start in range(0, len(given), CHUNK_ROWS):
         converted += convert(given[start : start + CHUNK_ROWS]) or ()

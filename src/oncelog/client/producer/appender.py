@@ -96,7 +96,9 @@ class OpenBatches:
         self.hashes_keys = hashes_keys
 
     def choose(self, partition: object, key: bytes | None) -> RecordBuffer | None:
-        """Return the buffer for a record, or None if the record needs the slow path."""
+        """Return the buffer for a record, or None if the record needs the slow path
+        (`ProducerCore.append`).
+        """
         if partition is not None:
             if type(partition) is not int:
                 return None
@@ -157,7 +159,7 @@ class Appender:
     ) -> Any:
         """Append a record of an application, and return its future.
 
-        Return None if the record needs a check or the slow path.
+        Return None if the record needs a check or the slow path (`ProducerCore.append`).
         """
         if (
             (value is not None and type(value) is not bytes)
@@ -177,7 +179,8 @@ class Appender:
     ) -> tuple[Any, int] | None:
         """Append a row to an open batch with room. The caller holds the lock.
 
-        Return the batch's result and the record's index in it, or None if the row needs the slow path.
+        Return the batch's result and the record's index in it, or None if the row needs the slow path
+        (`ProducerCore.append`).
         """
         if self.is_changing:
             return None
@@ -213,7 +216,8 @@ class Appender:
         last: int,
         parts: list[tuple[Any, int, int]],
     ) -> int:
-        """Append the rows from number `first` to `last` - 1, until one needs a check or the slow path.
+        """Append the rows from number `first` to `last` - 1, until a row needs a check or
+        `ProducerCore.append`.
 
         Return the number of the first row that was not appended. Add (result, index of the first record,
         record count) to `parts` for each batch. The caller holds the lock. `keys` and a list of timestamps

@@ -230,7 +230,8 @@ class ProducerBatch(SequencedBatch):
     ) -> WritableBuffer:
         """Return the batch's bytes with its current producer id, epoch and sequence.
 
-        The first call encodes the records. Later calls only write new numbers into the header.
+        The first call encodes the records. Later calls only write the current producer id, epoch and sequence
+        into the header.
         """
         numbers = (self.identity, self.base_sequence)
         if self.data is None:

@@ -306,7 +306,9 @@ class Producer:
     def _send_lists(
         self, topic: str, partition: int | None, columns: Columns, now_ms: int, parts: Parts
     ) -> None:
-        """Append the rows of lists: many with one call of the appender, and the others one by one."""
+        """Append the rows of lists: rows that fit into open batches by `append_many`, and the others one by
+        one.
+        """
         appender, count = self._driver.core.appender, len(columns.values)
         number = 0
         while number < count:

@@ -125,7 +125,7 @@ class ProducerCore:
 
     @property
     def buffered_bytes(self) -> int:
-        """Return the part of buffer.memory that is in use."""
+        """Return the number of bytes of buffer.memory that are in use."""
         return self.appender.buffered_bytes
 
     @buffered_bytes.setter
@@ -139,7 +139,7 @@ class ProducerCore:
         return self.topics.get(name)
 
     def may_have_more_partitions(self, name: str, partition: object) -> bool:
-        """Return True if `partition` is above the known partitions of a topic.
+        """Return True if the number `partition` is too high for the known partitions of a topic.
 
         The partition may have been added since the last metadata response.
         """
@@ -607,7 +607,7 @@ class ProducerCore:
         self._transaction.reset()
 
     def forget_topics(self) -> list[str]:
-        """Forget the partitions of all topics, and return the topics. No record may be incomplete.
+        """Forget the partitions of all topics, and return the topics' names. No record may be incomplete.
 
         The next record of a topic looks its partitions up again.
         """

@@ -101,7 +101,7 @@ class RecordFuture(Future[RecordMetadata]):
         return False
 
     def cancelled(self) -> bool:
-        """Return False."""
+        """Return False, because a record cannot be cancelled."""
         return False
 
     def running(self) -> bool:

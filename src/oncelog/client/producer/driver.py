@@ -179,7 +179,7 @@ class ProducerDriver:
         return self.options.report(*(self.core.identity or (None, None)))
 
     def start(self) -> None:
-        """Start on the running loop."""
+        """Start the task that drains and sends, on the running event loop."""
         self.loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._main = self.loop.create_task(self._run())

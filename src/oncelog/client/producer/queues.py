@@ -162,7 +162,7 @@ class PartitionQueue:
 
 
 class TopicQueues:
-    """The queues of a topic's partitions, and the choice between them.
+    """The queues of a topic's partitions, and the choice of the queue for each record.
 
     Only the first `count` of `queues` are of partitions that exist. There are more queues if the topic was
     re-created with fewer partitions. The batches of the queues from `count` on fail after

@@ -63,7 +63,10 @@ class ProducerTransaction:
 
     @property
     def max_produce_version(self) -> int:
-        """Return the highest Produce version. Above LAST_CLASSIC_PRODUCE_VERSION, brokers add partitions."""
+        """Return the highest Produce version for the transaction.
+
+        With versions above LAST_CLASSIC_PRODUCE_VERSION, brokers add partitions to the transaction.
+        """
         return MAX_PRODUCE_VERSION if self.raises_epoch else LAST_CLASSIC_PRODUCE_VERSION
 
     def admits(self, tp: TopicPartition) -> bool:
@@ -96,7 +99,7 @@ class ProducerTransaction:
         self.forget_parts()
 
     def forget_parts(self) -> None:
-        """Forget partitions and offsets: the coordinator confirmed the end."""
+        """Forget the transaction's partitions and offsets, because the coordinator has confirmed its end."""
         self.added.clear()
         self.pending.clear()
         self.has_offsets = self.may_have_begun = False

@@ -339,7 +339,7 @@ class TransactionManager:
     async def _end_aborted(self, deadline_ms: float) -> ProducerIdAndEpoch | None:
         """Abort the transaction if the coordinator may know of it.
 
-        Return the next identity, None for the same one. InitProducerId cannot replace EndTxn here: the
+        Return the next identity, or None if it stays the same. InitProducerId cannot replace EndTxn here: the
         coordinator fences a producer that sends InitProducerId while its own transaction is open.
         """
         if not self._transaction.has_begun and not self._transaction.may_have_begun:
@@ -430,7 +430,7 @@ class TransactionManager:
     async def _end(
         self, is_commit: bool, deadline_ms: float, kind: RequestKind = END
     ) -> ProducerIdAndEpoch | None:
-        """Send EndTxn. Return the identity for the next transaction, None for the same one."""
+        """Send EndTxn. Return the identity for the next transaction, or None if it stays the same."""
         identity = self._core.identity
         assert identity is not None
         request = EndTxnRequest(
