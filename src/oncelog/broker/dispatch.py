@@ -31,7 +31,7 @@ def refuse(state: BrokerState, header: RequestHeader) -> Message | Disconnect | 
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
-    """Handle a request that passed `refuse`, and return its answer."""
+    """Handle a request for which `refuse` returned None, and return its answer."""
     answer: Answer = HANDLERS[request.header.api_key](state, request, now_ms)
     return answer
 

@@ -58,7 +58,8 @@ class FlushQueue:
         return due
 
     def complete(self, partition: Partition, error: Exception | None) -> None:
-        """Call the waiters that an ended flush covers, or all waiters with `error` if the flush failed.
+        """Call the waiters that an ended flush covers, or all waiters of the partition, with `error`, if the
+        flush failed.
 
         After a success, also call `on_visible` if the flush made hidden records visible.
         """

@@ -127,8 +127,8 @@ GAUGES = {
 }
 
 MAX_NAMED_PARTITIONS = 5_000
-"""Maximum number of partitions that have their own metrics. It is limited because all of them are collected
-in one step.
+"""Maximum number of partitions that have their own metrics. It is limited because requests wait while the
+metrics of all these partitions are collected.
 """
 
 
@@ -152,7 +152,9 @@ _BY_PARTITION = (
 
 
 def partition_families(partitions: Iterable[PartitionOffsets]) -> Iterator[Family]:
-    """Yield the metric families with a sample for each partition (oncelog.metrics.names)."""
+    """Yield the metric families with a sample for each partition, which the setting oncelog.metrics.names
+    enables.
+    """
     rows = list(partitions)
     for index, (name, text) in enumerate(_BY_PARTITION, 2):
         samples = tuple(
@@ -191,7 +193,9 @@ def _escaped(text: str) -> str:
 
 
 def _number_text(value: float) -> str:
-    """Return a number with all its digits. With rounded counters, rate() would show zeros and spikes."""
+    """Return a number with all its digits. If counters were rounded, Prometheus' rate() would show zeros and
+    spikes.
+    """
     if math.isfinite(value):
         return repr(value)
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"

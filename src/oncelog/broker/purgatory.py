@@ -182,8 +182,8 @@ class FetchPurgatory:
         heapq.heappush(self._deadlines, (fetch.deadline_ms, next(self._serial), fetch))
 
     def watch_again(self, fetch: DelayedFetch, missing_bytes: int) -> None:
-        """Delay a fetch again, after `begin` has read its partitions in steps, until `missing_bytes` more are
-        appended.
+        """Delay a fetch again, after `begin` has read its partitions in steps, until `missing_bytes` more
+        bytes are appended.
         """
         fetch.is_reading, fetch.missing_bytes = False, missing_bytes
 
@@ -223,8 +223,8 @@ class FetchPurgatory:
             return
         response = fetch.pending.build(lambda: fetch.answer(False)) if fetch.is_open else None
         if fetch.is_open and response is None:
-            # Appended bytes are counted, but this reader does not see all of them: read_committed readers do
-            # not see an open transaction. The fetch waits for the next append. See
+            # `missing_bytes` also counts bytes that this reader may not see yet: a read_committed reader does
+            # not see an open transaction. So let the fetch wait for the next append, of any size. See
             # test_a_read_committed_fetch_keeps_waiting_while_nothing_is_committed.
             fetch.missing_bytes = 1
             return

@@ -160,7 +160,9 @@ class QuotaManager:
                 self._sweep(now_ms)
 
     def wait_ms(self, key: str, principal: QuotaPrincipal | None, now_ms: int) -> int:
-        """Return the time in ms for which the client must be throttled, 0 if it is within the quota."""
+        """Return the time in ms for which the client must be throttled; 0 if its usage is within the
+        quota.
+        """
         share = self._share(key, principal)
         if share is None:
             return 0
@@ -170,7 +172,9 @@ class QuotaManager:
     def charge_or_refuse(
         self, key: str, principal: QuotaPrincipal | None, amount: float, now_ms: int
     ) -> None:
-        """Count usage of a quota, or raise ThrottlingQuotaExceeded if the quota is exceeded already."""
+        """Count usage of a quota. If the quota is exceeded already, count nothing and raise
+        ThrottlingQuotaExceeded.
+        """
         wait_ms = self.wait_ms(key, principal, now_ms)
         if wait_ms:
             raise ThrottlingQuotaExceeded(f"{key} is exceeded; try again in {wait_ms} ms")

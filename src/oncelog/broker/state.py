@@ -103,7 +103,7 @@ class BrokerState:
         self.flush_queue = FlushQueue(self._note_partition_visible)
         self.connection_count = 0
         self.opened_cost = 0
-        """The total cost of decompressing batches of Produce requests, in records."""
+        """The total cost of decompressing and parsing batches of Produce requests, in records."""
         self.request_memory: MemoryBudget[Any] = MemoryBudget(settings["queued.max.request.bytes"])
         self.response_memory: MemoryBudget[Any] = MemoryBudget(settings["oncelog.queued.max.response.bytes"])
         self._new_uuid = new_uuid
@@ -218,8 +218,8 @@ class BrokerState:
     def note_stored(self, partition: Partition, size_bytes: int) -> None:
         """Count an append of `size_bytes` for the fetches that wait for this partition.
 
-        These fetches complete at the end of the round of requests, or once a flush has made the records
-        visible.
+        The fetches that then have enough bytes complete at the end of the round of requests, or once a flush
+        has made the records visible.
         """
         if partition.high_watermark < partition.log_end_offset:
             self.flush_queue.add_hidden(partition, size_bytes)
@@ -230,13 +230,17 @@ class BrokerState:
         self.note_visible(partition.topic_partition, size_bytes)
 
     def note_visible(self, tp: TopicPartition, size_bytes: int) -> None:
-        """Count `size_bytes` that became visible to readers, for `complete_satisfied_fetches`."""
+        """If delayed fetches wait for this partition, count `size_bytes` that became visible to readers.
+        `complete_satisfied_fetches` uses the count.
+        """
         if self.fetch_purgatory.is_watched(tp):
             self._visible_bytes[tp] = self._visible_bytes.get(tp, 0) + size_bytes
 
     @property
     def has_visible_bytes(self) -> bool:
-        """True if delayed fetches have new records, so that `complete_satisfied_fetches` must be called."""
+        """True if there are new records for delayed fetches, so that `complete_satisfied_fetches` must be
+        called.
+        """
         return bool(self._visible_bytes)
 
     def complete_satisfied_fetches(self) -> None:

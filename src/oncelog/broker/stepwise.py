@@ -190,7 +190,7 @@ def respond_in_steps(
     steps.resume(call)
     if not pending.is_done:
         return pending
-    responses: list[Any] = []  # no runner is set, so the work has run to its end
+    responses: list[Any] = []  # without a runner, the work has run to its end
     pending.add_done_callback(responses.append)
     return responses[0]
 
@@ -309,7 +309,7 @@ class _ResponseSteps:
 
 
 class _Done(Exception):
-    """Raised by `_next_step` when the work has ended. It carries the response."""
+    """Raised by `_next_step` when the work has ended. `response` is the value that the work returned."""
 
     def __init__(self, response: Any) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ from oncelog.settings import Settings
 RETRY_MS = 1000
 """Pause in ms before a group's deadlines are handled again, after its records could not be stored."""
 SUBSCRIPTION_RECORDS = 4
-"""Multiple of message.max.bytes that the distinct subscriptions of a group may take in memory."""
+"""Largest total size of a group's distinct subscriptions in memory, as a multiple of message.max.bytes."""
 
 
 class ConsumerGroups:
@@ -135,7 +135,7 @@ class ConsumerGroups:
     def _resolve_topics(self, names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
         """Return the topics with these names or matching these patterns.
 
-        Results are cached until a topic changes or more of a pattern is resolved.
+        Results are cached until a topic changes, or more topics that match a pattern are found.
         """
         topics, patterns = self._topics, self.patterns
         if self._resolved_at != (topics.revision, patterns.revision):

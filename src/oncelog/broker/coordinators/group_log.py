@@ -18,7 +18,8 @@ def group_key(group_id: str) -> bytes:
 
 
 def encode_group(group: ClassicGroup) -> tuple[bytes, bytes]:
-    """Return the record of the group as (key, value), with the assignment that its members will get.
+    """Return the record of the group as (key, value). It contains the newest assignment of each member, which
+    the members get only once the record is durable.
 
     Raises InvalidRequest if a string is too long for its field.
     """

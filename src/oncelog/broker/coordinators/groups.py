@@ -51,9 +51,10 @@ GROUP_KEY_VERSION = 2
 CONSUMER_PROTOCOL_TYPE = "consumer"
 FIRST_NOT_FOUND_COMMIT_VERSION = 9
 METADATA_RECORDS = 4
-"""Multiple of message.max.bytes that the metadata of a classic group's members may take in memory.
+"""Largest total size of the metadata of a classic group's members in memory, as a multiple of
+message.max.bytes.
 
-A group's record has the metadata of one protocol only. The multiple is above 1, because a member that changes
+A group's record has the metadata of one protocol only. The limit is above 1, because a member that changes
 its assignor sends metadata for both.
 """
 
@@ -108,7 +109,7 @@ class GroupCoordinator:
         return is_group or self.offsets.has(group_id)
 
     def has_only_offsets(self, group_id: str) -> bool:
-        """Return True if the group has offsets, but exists in neither protocol. Raises NotCoordinator."""
+        """Return True if the group has offsets, but is a group of neither protocol. Raises NotCoordinator."""
         has_joined = self.get(group_id) is not None or self.consumers.get(group_id) is not None
         return not has_joined and self.offsets.has(group_id)
 
@@ -463,6 +464,7 @@ class GroupCoordinator:
     def _expire_empty_group(self, group_id: str, now_ms: int) -> None:
         """Delete a group without offsets if it has no members and, for a classic group, no deadline.
 
+        A classic group with a deadline stays, because a client that was given a member id may still join.
         Raises NotCoordinator.
         """
         group, consumers = self.get(group_id), self.consumers.get(group_id)

@@ -218,7 +218,7 @@ class InternalTopic:
         return {} if topic is None else {i: p.log_end_offset for i, p in enumerate(topic.partitions)}
 
     def roll_for_compaction(self, now_ms: int) -> None:
-        """Roll large active segments, because only closed ones are compacted: behaviour T2
+        """Roll large active segments, because only closed segments are compacted: behaviour T2
         (docs/behaviours.md).
         """
         topic = self.topic

@@ -141,7 +141,7 @@ class TopicPatterns:
         return len(self._resolutions)
 
     def begin(self) -> None:
-        """Renew the budget of `step_cost` steps that the next heartbeat may use immediately."""
+        """Allow the next heartbeat to use up to `step_cost` steps immediately."""
         self._steps_left = self._step_cost
 
     def list_topics(self, names: Collection[str]) -> None:
@@ -202,7 +202,9 @@ class TopicPatterns:
         return not resolution.is_rejected and resolution.examined < len(self._in_order)
 
     def _advance(self, text: str, resolution: _Resolution, steps: int) -> int:
-        """Match the remaining names until `steps` are used up. Return the unused steps."""
+        """Match the remaining names until `steps` are used up. Return the number of steps left, which may be
+        negative.
+        """
         if steps > 0 and resolution.pattern is None and not resolution.is_rejected:
             steps -= _COMPILING_STEPS * len(text)
             try:

@@ -4,7 +4,7 @@ Ids are allocated in blocks: the end of a block is on disk before its first id i
 gap, never a repeated id: behaviour I4 (docs/behaviours.md).
 
 An incarnation is the data directory or a copy of it, such as a restored backup. Each start of the broker
-begins a new range at the current time in milliseconds times 1024. It does so even if the file of blocks,
+begins a new range at the current time in milliseconds times 1024, even if the file of blocks,
 `oncelog-producer-ids.json`, is old or missing. Since a broker hands out fewer than 1024 ids a millisecond,
 two incarnations never share an id. Ids stay below 2^53 until the year 2248, so JSON readers keep them
 exactly.

@@ -154,7 +154,8 @@ class TransactionCoordinator:
         test_a_decision_that_cannot_be_made_durable_is_followed_later.
         """
         self._decisions: dict[ProducerIdAndEpoch, TransactionEntry | None] = {}
-        """Producer of a leftover -> the newest decision about the leftover; None if the log has none."""
+        """Producer of a leftover -> the newest decision about the leftover; None if the log has no decision.
+        """
         self._aborted_classic: dict[ProducerIdAndEpoch, set[TopicPartition]] = {}
         """Producer of a leftover -> partitions in which the log aborts a classic transaction of the same
         epoch.
@@ -564,16 +565,16 @@ class TransactionCoordinator:
             self._write_markers(transactional_id, now_ms)
 
     def hold_young_decisions(self, now_ms: int) -> None:
-        """Protect decisions from compaction until their markers are surely on disk.
+        """Protect decisions from compaction until no power loss can remove their markers.
 
         With the default flush settings, a power loss may lose markers that are younger than
         MARKERS_REACH_THE_DISK_MS. The next start then needs the decisions to write these markers again
-        (`rules.idempotence.lost_markers`). The age is measured between two calls of this method. The
+        (`rules.idempotence.lost_markers`). A decision's age is the time between two calls of this method. The
         timestamps of records cannot be used, because the clock may have been set back. See
         test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_markers.
 
-        The clock may also jump forward. So calls are counted, too: log.cleaner.backoff.ms passes before each
-        call, except one call at the jump. See
+        The clock may also jump forward. So calls are counted, too: at least log.cleaner.backoff.ms passes
+        before each call, except the call that the jump causes. See
         test_a_clock_that_jumps_forward_makes_no_decision_old.
         """
         since_ms, calls, ends = self._ends

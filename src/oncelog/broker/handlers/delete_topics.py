@@ -77,9 +77,10 @@ def _answer(state: BrokerState, request: Request, now_ms: int) -> Work[DeleteTop
 
 
 def _delete(state: BrokerState, planned: Sequence[_Planned], now_ms: int) -> Work[None]:
-    """Delete the topics durably in the first step, and remove their directories and committed offsets later.
+    """Delete the topics durably in the first step. Remove their directories and committed offsets in later
+    steps.
 
-    If the durable write fails, all results get the error.
+    If the durable write fails, the results of all these topics get the error.
     """
     results: dict[Topic, _Result] = {}
     for topic, result, is_by_id in planned:

@@ -131,8 +131,8 @@ def _read_all(fetch: _Fetch) -> Work[list[tuple[SessionPartition, _Result]]]:
     try:
         for result in fetch.read():
             results.append(result)
-            # Count each result immediately. Otherwise all fetches that run in steps would count on the same
-            # free memory.
+            # Count each result immediately. Otherwise several fetches that run in steps could each fill the
+            # same free memory.
             size_bytes = len(result[1].records or b"")
             unfinished_bytes += size_bytes
             held.unfinished_bytes += size_bytes

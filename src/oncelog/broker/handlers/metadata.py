@@ -58,7 +58,8 @@ class _Encoded(Message):
 def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
     message: MetadataRequest = request.message
     may_create = bool(message.topics) and message.allow_auto_topic_creation
-    # If this request may create topics, finish it even after the client has disconnected.
+    # If this request may create topics, finish it even after the client has disconnected: once the topics
+    # file names the new topics, their partitions must be created.
     answer: Answer = respond_in_steps(
         state.slots, _handle(state, request, now_ms), is_cancellable=not may_create
     )

@@ -67,9 +67,9 @@ FIRST_ZSTD_VERSION, FIRST_ID_VERSION = 7, 13
 STEP_COST = 50_000
 """Cost of decompression and parsing after which a step ends, in records. Bytes are converted to records.
 
-A request of 10 KB may have 60 batches that expand to 150,000 records each. Refusing such batches would lose
-their records if the producer has acks=0 or no retries. See
-test_a_request_of_many_batches_that_are_opened_is_carried_out_in_steps.
+A request of 10 KB may have 60 batches that expand to 150,000 records each, so its batches are appended in
+several steps. They are not refused, because a producer with acks=0 or without retries would lose their
+records. See test_a_request_of_many_batches_that_are_opened_is_carried_out_in_steps.
 """
 
 _SIZE = struct.Struct(">i")

@@ -49,7 +49,9 @@ _PARTITION = struct.Struct(">iB")
 _RESPONSE_HEAD = struct.Struct(">iixB")
 _RESULT = struct.Struct(">ihqqqBxx")
 _ONLY_RESULT = struct.Struct(_RESULT.format + "6x")
-"""The only result of a response, with the tags and the throttle time that follow it."""
+"""Layout of the only result in a response, including the tags and the throttle time that follow the
+result.
+"""
 _ONLY_RESPONSE_BYTES = _RESPONSE_HEAD.size - 4 + _ONLY_RESULT.size
 """Size of a response with one result, without the size prefix and the bytes copied from the request."""
 _NO_RECORD_ERRORS = 1

@@ -94,7 +94,10 @@ class DynamicConfig:
             raise InvalidRequest(f"broker {name!r} does not exist; this is broker {self._broker_name}")
 
     def check_room(self, more_count: int) -> None:
-        """Raise InvalidRequest if MAX_GROUPS groups have settings, counting `more_count` new ones."""
+        """Raise InvalidRequest if another group with settings would exceed MAX_GROUPS.
+
+        `more_count` is the number of groups that the same request has already given their first settings.
+        """
         if len(self._groups) + more_count >= MAX_GROUPS:
             raise InvalidRequest(
                 f"{MAX_GROUPS} groups have settings already, which is the limit; delete the "

@@ -162,7 +162,7 @@ class Topics:
         self.large_responses: dict[object, bytes] = {}
         """Cached encoded responses that describe topics. Any change of a topic clears the cache."""
         self.offsets_to_delete: dict[str, OffsetsToDelete] = {}
-        """Names of deleted topics whose committed offsets may still be in `__consumer_offsets`."""
+        """Name of a deleted topic -> its committed offsets that may still be in `__consumer_offsets`."""
         self._held_names: set[str] = set()
         """Names of deleted topics whose committed offsets are still in memory.
 
@@ -408,16 +408,17 @@ class Topics:
     def begin_deletion(self, topics: Sequence[Topic]) -> None:
         """Delete topics durably, with one write of the file. Their directories remain. Raises StorageError.
 
-        When this returns, the topics are not live, and no start makes them live again. `offsets_to_delete`
-        names those that may have committed offsets until `forget_deletions`. The caller must take the first
-        step of `remove_in_steps` next.
+        When this returns, the topics are not live, and no start makes them live again. Until
+        `forget_deletions`, `offsets_to_delete` contains those that may have committed offsets. The caller
+        must take the first step of `remove_in_steps` next.
         """
         self._move(topics, TopicEvent.DELETE)
         try:
             self._save()
         except NotDurable:
-            # The file says that the topics are deleted, so a start after a kill would delete them. They must
-            # not accept records. `resume_deletions` tries to sync the file again.
+            # The file says that the topics are deleted, so a start after a kill would delete them. Do not
+            # make them live again, because they must not accept records. `resume_deletions` tries to sync the
+            # file again.
             raise
         except Exception:
             self._move(topics, TopicEvent.NOT_MARKED)
@@ -444,7 +445,8 @@ class Topics:
         yield from self._finish_deletions([topic for topic in left if not ends.get(topic.name)])
 
     def _finish_deletions(self, topics: Sequence[Topic]) -> Steps[list[str]]:
-        """Mark DOOMED topics as deleted in the file, and remove the directories of all these topics.
+        """Mark those of the topics that are DOOMED as deleted in the file. Then remove the directories of all
+        marked topics.
 
         Return the names of the topics that were marked. If the disk fails, the remaining topics stay for a
         later call.
@@ -497,7 +499,7 @@ class Topics:
         if not gone:
             return
         self._move(gone, TopicEvent.REMOVED)
-        # If this fails, the file still marks the topics as deleted. Then the next start forgets them.
+        # If the write fails, the file still marks the topics as deleted. Then the next start forgets them.
         with suppress(StorageError):
             self._save()
 
@@ -520,7 +522,7 @@ class Topics:
         for name in done:
             del self.offsets_to_delete[name]
         if done:
-            # If this fails, the next change of any topic writes the file.
+            # If the write fails, the next change of any topic writes the file.
             with suppress(StorageError):
                 self._save()
 
@@ -680,7 +682,7 @@ class Topics:
         going = [topic for topic in self._entries.values() if is_going(topic.state)]
         for topic in going:
             self.offsets_to_delete[topic.name] = OffsetsToDelete(topic.topic_id.hex(), None)
-        # On a full disk this fails, and the next start tries again.
+        # On a full disk this call fails, and the next start repeats it.
         with suppress(OSError):
             self._logs.forget_missing_partitions()
         # A start writes oncelog-topics.json only if there are deleted topics, so that a broker can start on a
