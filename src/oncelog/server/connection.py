@@ -41,7 +41,7 @@ The round also ends when its cost reaches MAX_ROUND_REQUESTS.
 LARGE_REQUEST_BYTES = 4096
 """Size in bytes above which a request must first get one of the slots of `broker.stepwise`."""
 _UNDIVIDED = frozenset({produce.KEY, join_group.KEY, sync_group.KEY})
-"""APIs whose requests are large because they carry data. Such a request needs no slot."""
+"""APIs whose requests are large only because they carry data. Such a request needs no slot."""
 
 
 @dataclass(frozen=True, slots=True)

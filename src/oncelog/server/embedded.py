@@ -399,7 +399,7 @@ async def _start(
 ) -> RunningBroker:
     try:
         running = RunningBroker(node, clock, listeners, metrics)
-    # The Server's constructor raises this, for example for an invalid certificate.
+    # The constructor of Server raises ConfigError, for example for an invalid certificate.
     except ConfigError:
         node.close(clock.now_ms())
         raise

@@ -69,8 +69,8 @@ class RequestHandler:
         self.close, self.on_late_response = close, on_late_response
         self._quotas = node.quotas
         self.has_dispatched = False
-        """True if a request was passed to the handler of its API since the connection last set this attribute
-        to False.
+        """True if a request other than a plain Produce request was executed since the connection last set
+        this attribute to False.
         """
         self._close_timer: asyncio.TimerHandle | None = None
 

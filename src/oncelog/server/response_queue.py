@@ -81,7 +81,7 @@ class ResponseQueue:
         self.has_dropped = False
         """True once a response could not be sent, because the transport had ended or was closing."""
         self.written_bytes = 0
-        """Bytes given to the transport since the connection was opened, and `unsent_bytes`."""
+        """Bytes given to the transport since the connection was opened, plus `unsent_bytes`."""
         self._metrics, self.on_large = metrics, on_large
         self._unsent: deque[memoryview] = deque()
         self._batched: list[bytes] = []

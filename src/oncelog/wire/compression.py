@@ -38,10 +38,10 @@ bytes.
 """
 _MOST_GROWTH = {
     Compression.NONE: 1,
-    Compression.GZIP: 1032,  # At best, two bits yield 258 bytes.
+    Compression.GZIP: 1032,  # At best, two bits yield 258 bytes: 1032 for one byte.
     Compression.SNAPPY: _SNAPPY_BEST_RATIO,
     Compression.LZ4: 255,  # Each further byte of a match's length yields at most 255 bytes.
-    Compression.ZSTD: 1 << 15,  # At best, four bytes yield 128 KB.
+    Compression.ZSTD: 1 << 15,  # At best, four bytes yield 128 KB: 32 KB for one byte.
 }
 
 _LIBRARY = {Compression.SNAPPY: "cramjam", Compression.LZ4: "lz4.frame", Compression.ZSTD: "zstandard"}

@@ -20,7 +20,9 @@ from oncelog.wire.primitives import Buffer, read_uvarint_rest
 API_VERSIONS_KEY = 18
 SIZE_BYTES = 4
 LARGE_BYTES = 1 << 15
-"""A part of at least this many bytes is written as a separate buffer: a copy of it would cost more."""
+"""A part of at least this many bytes is written as a separate buffer, because copying it would cost more than
+another buffer.
+"""
 FIRST_ROOM_BYTES = 1 << 12
 """Size of the first buffer for an incomplete frame, in bytes."""
 _ROOM_GROWTH = 8
@@ -371,8 +373,8 @@ class FrameReader:
             if len(buffer) < least_bytes:
                 continue
             try:
-                # Raises BufferError while a view of the buffer exists. Neither call moves the buffer's
-                # memory.
+                # `buffer.pop()` raises BufferError while a view of the buffer exists. Neither `pop` nor
+                # `append` moves the buffer's memory.
                 buffer.append(buffer.pop())
             except BufferError:
                 continue

@@ -139,7 +139,7 @@ class Data(Message):
     """The key or value of a stored record. Its bytes begin with a 16-bit version."""
 
     __slots__ = ()
-    # Long strings that an earlier release stored must stay readable.
+    # Do not limit the length of strings: long strings that an earlier release stored must stay readable.
     _bounds_strings = False
 
     def to_bytes(self, version: int) -> bytes:

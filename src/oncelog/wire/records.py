@@ -26,7 +26,7 @@ from oncelog.wire.primitives import VARINT, VARINT_TABLE_SIZE, Buffer, encode_va
 
 try:
     import oncelog.wire._records as _c
-except ImportError:  # not compiled, or compiled for another system
+except ImportError:  # `_records.c` is not compiled, or compiled for another system
     _c = None  # type: ignore[assignment]
 
 # Python's error handlers for header names that are not UTF-8: Kafka stores any bytes as names.
@@ -36,7 +36,7 @@ READING: NameErrors = "replace"
 LOSSLESS: NameErrors = "surrogateescape"
 """Invalid bytes are escaped, so that encoding restores the same bytes.
 
-Used for records that are stored again.
+Used for records that are read from a stored batch and written into a new one.
 """
 
 _ZERO, _NULL = b"\x00", b"\x01"
@@ -388,7 +388,7 @@ def find_records_without_key(payload: Buffer, header: BatchHeader, limit: int) -
                 raise _bad_record(base_offset, index)
             position += 1
             start = position
-            while data[position] > 127:  # the timestamp delta
+            while data[position] > 127:  # skip the timestamp delta
                 position += 1
             position += 1
             if position - start > MAX_VARINT_BYTES:
