@@ -349,7 +349,8 @@ class AsyncAdmin:
         try:
             message = core.alter_configs_request(changes, validate_only)
             return await self._router.to_config_owner(owner, message)
-        except UnsupportedVersion:  # brokers before Kafka 2.3 have no IncrementalAlterConfigs (KIP-339)
+        except UnsupportedVersion:
+            # Brokers before Kafka 2.3 have no IncrementalAlterConfigs (KIP-339), so replace all settings.
             current = await self.describe_configs(list(changes))
             replacing = core.replace_configs_request(changes, current, validate_only)
             return await self._router.to_config_owner(owner, replacing)

@@ -105,7 +105,8 @@ class RequestRouter:
         try:
             await cluster.refresh_metadata(())
         except OncelogError:
-            return  # the next request fails with this error and reports it
+            # Do not raise: the next request fails with the same error and reports it.
+            return
 
     async def to_controller(self, message: Any, min_version: int | None = None) -> Any:
         """Send a request to the controller and return the response.

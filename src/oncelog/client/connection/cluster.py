@@ -141,7 +141,8 @@ class ClusterConnection:
                 await self._refresh_once_by_age()
             except OncelogError as error:
                 _LOG.debug("refreshing metadata by age failed: %s", error)
-            except Exception:  # do not end: nothing would restart the task
+            except Exception:
+                # This task must not end, because nothing would start it again.
                 _LOG.exception("refreshing metadata by age failed")
 
     async def _refresh_once_by_age(self) -> None:

@@ -635,7 +635,8 @@ class AsyncConsumer:
         def prepare(now_ms: float) -> bool:
             return self._core.prepare_records(limit, now_ms)
 
-        await self.start()  # connecting does not count as time without a record
+        # Connect first: the time that connecting takes does not count as time without a record.
+        await self.start()
         while True:
             record = self._core.delivery.next_record(self.deserializer)
             if record is not None:

@@ -100,7 +100,8 @@ class Consumer:
             self._notify_of_leaving()
         finally:
             try:
-                if self._thread.is_running:  # otherwise the callback has closed this consumer
+                # If the callback has closed this consumer, its thread is no longer running.
+                if self._thread.is_running:
                     self._close_or_end_at_once()
             finally:
                 self._thread.stop()
@@ -174,7 +175,8 @@ class Consumer:
         try:
             self._notify_of_leaving()
         finally:
-            if self._thread.is_running:  # otherwise the callback has closed this consumer
+            # If the callback has closed this consumer, its thread is no longer running.
+            if self._thread.is_running:
                 self._run(self._async.unsubscribe())
             self._listener = RebalanceListener()
 
@@ -293,7 +295,7 @@ class Consumer:
         # Like Java's `acquire`, refuse a second thread during the whole poll of the first thread, callbacks
         # included. Otherwise the second thread could poll between two steps, and make the first thread's poll
         # fail. Guard: test_a_second_thread_is_refused_while_a_callback_of_the_first_runs.
-        thread, outer = threading.get_ident(), self._polling_thread  # a callback may itself poll
+        thread, outer = threading.get_ident(), self._polling_thread  # `outer` is `thread` if a callback polls
         if outer not in (None, thread):
             raise MisuseError(SECOND_POLL)
         deadline_ms = self._async.begin_poll(timeout)
@@ -322,7 +324,8 @@ class Consumer:
         def prepare(now_ms: float) -> bool:
             return self._core.prepare_records(limit, now_ms)
 
-        self._run(self._async.start())  # connecting does not count as time without a record
+        # Connect first: the time that connecting takes does not count as time without a record.
+        self._run(self._async.start())
 
         # A signal handler may run at a backward jump of the bytecode, and raise. So there is no such jump
         # between taking a record and yielding it.

@@ -163,7 +163,8 @@ def arrow_of(
 
     `batches` have positions in `data`. With `end_offset` None, there is no upper limit.
     """
-    from oncelog.wire.columns import batches_to_arrow  # loads pyarrow, which only users of Arrow need
+    # Imported here, because this import loads pyarrow, which only users of Arrow need.
+    from oncelog.wire.columns import batches_to_arrow
 
     visible = [(batch.position, batch.header) for batch in batches if batch.verdict is Verdict.DELIVER]
     return batches_to_arrow(

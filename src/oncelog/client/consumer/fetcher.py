@@ -123,7 +123,7 @@ class Fetcher:
                 core.note_error(error)
             stale = core.on_failure(call)
         except Exception as error:
-            core.note_error(error)  # a bug in this client: the next poll raises the error
+            core.note_error(error)  # this is a bug in this client: the next poll raises the error
         finally:
             core.end_fetch(call)
         self._failure_count = self._failure_count + 1 if stale else 0
@@ -182,7 +182,7 @@ class Fetcher:
         for task in [task for task in lookups if task not in remaining]:
             task.cancel()
             del lookups[task]
-        for error in errors.values():  # one error per topic, not one per partition
+        for error in errors.values():  # report one error per topic, not one per partition
             self._core.note_error(error if isinstance(error, Exception) else OncelogError(repr(error)))
         self.start_due()
         self.wake()
@@ -200,7 +200,7 @@ class Fetcher:
         except UnknownTopicOrPartition:
             if not self._may_be_about_to_exist(tp):
                 raise
-            self._failure_count += 1  # makes the next lookup pause first
+            self._failure_count += 1  # so that the next lookup begins with a pause
 
     def _may_be_about_to_exist(self, tp: TopicPartition) -> bool:
         """Return True if the topic may be new: it has been unknown for less than request.timeout.ms."""
@@ -221,7 +221,7 @@ class Fetcher:
             # test_assigned_partitions_wait_for_an_open_transaction.
             is_held_back = isinstance(error, TimedOut) and isinstance(error.__cause__, UnstableOffsetCommit)
             if not is_held_back and any(core.is_awaited(call) for call in calls):
-                core.note_error(error)  # one error for all partitions
+                core.note_error(error)  # report one error for all partitions together
         finally:
             core.end_resets(calls)
         self.start_due()
@@ -265,7 +265,7 @@ class Fetcher:
                 else:
                     core.on_reset_failed(call, outcome)
         except Exception as error:
-            core.note_error(error)  # a bug in this client: the next poll raises the error
+            core.note_error(error)  # this is a bug in this client: the next poll raises the error
         finally:
             core.end_resets(calls)
         self.start_due()

@@ -87,7 +87,8 @@ def _holders(admin: Admin, tps: Collection[TopicPartition]) -> dict[TopicPartiti
     try:
         transactions = admin.known_transactions({opened.producer_id for opened in earliest.values()})
     except OncelogError:
-        return holders  # a broker before Kafka 3.0, or a coordinator that does not respond
+        # The broker is older than Kafka 3.0, or a coordinator does not respond.
+        return holders
     now_ms = system.current().wall_ns() // 1_000_000
     for tp, opened in earliest.items():
         transaction = transactions.get(opened.producer_id)

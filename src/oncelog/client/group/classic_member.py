@@ -273,7 +273,7 @@ class ClassicMember:
         self._stop_heartbeats()
         if self._membership.is_lost:
             return None
-        self._must_join = False  # `_join` itself joins again, without a poll
+        self._must_join = False  # `_join` handles the error, and joins again without a further poll
         raise error
 
     async def _committed(

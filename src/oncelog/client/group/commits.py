@@ -65,7 +65,7 @@ class GroupCommits:
         """Return the positions after all delivered records. Partitions without a position are left out."""
         positions = {}
         for tp in self._core.assignment():
-            with suppress(MisuseError):  # auto.offset.reset=none, and no position yet
+            with suppress(MisuseError):  # raised without a position if auto.offset.reset=none
                 if (offset := self._core.position(tp)) is not None:
                     positions[tp] = OffsetAndMetadata(offset)
         return positions

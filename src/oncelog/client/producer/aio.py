@@ -385,7 +385,7 @@ class AsyncProducer:
             await self.commit_transaction()
         except BaseException:
             if manager.is_open:
-                with suppress(OncelogError):  # the first error is raised below
+                with suppress(OncelogError):  # raise the first error below, not this one
                     await self.abort_transaction()
             raise
 

@@ -81,7 +81,7 @@ def _with_bytes(table: Any) -> Any:
     for index, column in enumerate(table.schema):
         if column.name not in ("key", "value") or column.type in _BYTES_TYPES:
             continue
-        try:  # data frames use other Arrow types for text and bytes
+        try:  # cast, because data frames use other Arrow types for text and bytes
             table = table.set_column(index, column.name, table.column(index).cast(pa.binary()))
         except pa.ArrowException as error:
             raise MisuseError(

@@ -88,7 +88,7 @@ class BatchResult:
         if self.is_done:
             try:
                 self._listeners.remove(listener)
-            except ValueError:  # `notify` has removed the listener and calls it
+            except ValueError:  # `notify` has already removed the listener, and calls it
                 return
             listener()
 
@@ -98,7 +98,7 @@ class BatchResult:
         None of these exceptions ends the producer, not even SystemExit or CancelledError.
         """
         callbacks, self.callbacks = self.callbacks, {}
-        if callbacks:  # none if the batch was split
+        if callbacks:  # there are none if the batch was split: its children have them
             times = self.times if self.log_time_ms is None else self.log_time_ms
             yield from call_back(callbacks, RecordMetadata, *self.tp, self.base_offset, times, self.error)
         yield from self._call_listeners()
@@ -315,7 +315,7 @@ def _child_batch(batch: ProducerBatch, rows: list[NewRecord]) -> ProducerBatch:
     child = ProducerBatch(batch.tp, batch.created_ms, batch.serial)
     for row in rows:
         child.buffer.append(row, row_size_bytes(row.key, row.value, row.headers), None)
-    child.attempt_count = batch.attempt_count - 1  # MESSAGE_TOO_LARGE does not count as a retry
+    child.attempt_count = batch.attempt_count - 1  # an attempt that MESSAGE_TOO_LARGE refused does not count
     # The children have the parent's sequences. So if the parent was stored, the children's records are
     # stored, and the broker refuses each child with OUT_OF_ORDER_SEQUENCE_NUMBER.
     child.may_be_stored = batch.may_be_stored

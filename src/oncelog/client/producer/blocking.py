@@ -212,7 +212,7 @@ class Producer:
                 self._wait_for_room(core, size_bytes, deadline_ms)
             with self._driver.lock:
                 if not core.can_append(size_bytes):
-                    continue  # another thread has used the room
+                    continue  # another thread has used the room that this thread waited for
                 is_known = core.topic(topic) is not None
                 is_stale = (
                     is_known and not was_looked_up_again and core.may_have_more_partitions(topic, partition)
@@ -223,7 +223,7 @@ class Producer:
                         try:
                             return act(core)
                         finally:
-                            if core.is_append_unfinished:  # a signal handler raised within `act`
+                            if core.is_append_unfinished:  # a signal handler has raised an error within `act`
                                 core.repair()
                     finally:
                         core.appender.is_changing = False
@@ -241,13 +241,14 @@ class Producer:
             )
 
     def _wake(self) -> None:
-        with suppress(MisuseError, RuntimeError):  # the thread has ended: close() has sent the record
+        with suppress(MisuseError, RuntimeError):  # if the thread has ended, close() has sent the record
             self._thread.call_soon(self._driver.wake)
 
     def _wait_for_room(self, core: ProducerCore, size_bytes: int, deadline_ms: float) -> None:
         """Wait until there may be room in buffer.memory. The caller checks again with the lock held."""
         if self._driver.is_own_thread():
-            raise no_room_error(self.options)  # a callback that waits would block the thread that makes room
+            # This is a callback: if it waited, it would block the thread that makes room.
+            raise no_room_error(self.options)
         completions: queue.SimpleQueue[None] = queue.SimpleQueue()
         is_counted = False
         try:
@@ -428,7 +429,7 @@ class Producer:
         if self._driver.is_own_thread():
             return
         if self._thread.is_running:
-            with suppress(MisuseError):  # another thread has closed the connections
+            with suppress(MisuseError):  # raised if another thread has closed the connections
                 self._thread.run(self._driver.close())
         self._thread.stop()
 
@@ -551,6 +552,6 @@ class Producer:
             self.commit_transaction()
         except BaseException:
             if manager.is_open:
-                with suppress(OncelogError):  # the first error is raised below
+                with suppress(OncelogError):  # raise the first error below, not this one
                     self.abort_transaction()
             raise

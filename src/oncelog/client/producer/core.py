@@ -350,7 +350,7 @@ class ProducerCore:
         self.appender.topics.clear()
         for batch in self._incomplete:
             batch.result.complete(None, None, error)
-        for queue in self._partitions.values():  # includes the children of batches that were split
+        for queue in self._partitions.values():  # these have the children of batches that were split
             for batch in queue.batches():
                 batch.result.complete(None, None, error)
 
@@ -516,7 +516,7 @@ class ProducerCore:
         while (queue := self._schedule.take_ready(node_id)) is not None:
             candidate = queue.next_to_send(self.identity, self._flush_below, self._is_urgent)
             if candidate is None or candidate[1] > now_ms or self.metadata.leader_of(queue.tp) != node_id:
-                self._place(queue, now_ms)  # the queue has changed since it was placed
+                self._place(queue, now_ms)  # the queue has changed since it was placed in the schedule
                 continue
             if self.transaction is not None and not self.transaction.admits(queue.tp):
                 continue  # `on_partitions_added` places the queue again
@@ -573,7 +573,7 @@ class ProducerCore:
     def on_partitions_added(self, partitions: set[TopicPartition]) -> None:
         """Schedule the batches that waited for these partitions to become part of the transaction."""
         self._transaction.on_added(partitions)
-        for tp in sorted(partitions):  # sorted, so that a run of the simulator can be repeated
+        for tp in sorted(partitions):  # sorted, so that a seed of the simulator always gives the same run
             queue = self._partitions.get(tp)
             if queue is not None:
                 self._place(queue)
@@ -583,7 +583,7 @@ class ProducerCore:
         was_sending = self._transaction.is_sending
         self._transaction.require_abort(error)
         if was_sending:
-            self.close_open_batches()  # the next `send` then checks the session
+            self.close_open_batches()  # the next `send` then finds no open batch, and checks the session
 
     def drop_unsent(self) -> None:
         """Fail every record that is not on the wire: the transaction is being aborted."""
@@ -634,7 +634,7 @@ class ProducerCore:
     def _restart_under(self, identity: ProducerIdAndEpoch) -> None:
         """Change to another epoch or producer id, and restart all sequences. Nothing may be in flight."""
         self.identity, self._transaction.is_epoch_spent = identity, False
-        for queue in list(self._restarting):  # other partitions start at 0 with their next batch
+        for queue in list(self._restarting):  # other partitions restart at 0 with their next batch
             self._restart(queue)
 
     # Results of requests
@@ -788,7 +788,7 @@ class ProducerCore:
             queue = self._partitions[oldest.tp]
             for batch in queue.batches():
                 if batch.created_ms + limit_ms <= now_ms:
-                    if batch.is_queued:  # the driver cancels the request before it is written
+                    if batch.is_queued:  # the driver cancels the request before the request is written
                         queue.on_no_outcome(batch, may_be_stored=False)
                     self._fail(batch, self._timed_out(batch))
             self._place(queue, now_ms)
@@ -861,7 +861,7 @@ class ProducerCore:
         """Put a complete batch's result into `completed`. After the last child of a split, do so for the
         parent too.
         """
-        self._incomplete.pop(batch, None)  # a child batch has no entry
+        self._incomplete.pop(batch, None)  # a child of a split batch has no entry
         self.completed.append(batch.result)
         self.completed_count += 1
         parent = batch.parent

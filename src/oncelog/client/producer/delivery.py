@@ -86,7 +86,7 @@ class RecordFuture(Future[RecordMetadata]):
         if super().done():
             return
         error = self._batch_result.error_of(self._index)
-        with suppress(InvalidStateError):  # two threads may run this at once
+        with suppress(InvalidStateError):  # two threads may set the result at the same time
             if error is None:
                 self.set_result(self._batch_result.metadata(self._index))
             else:
@@ -243,7 +243,7 @@ async def _until_done(result: BatchResult) -> None:
     done = loop.create_future()
 
     def complete() -> None:
-        if not done.done():  # the task that waits may be cancelled
+        if not done.done():  # if the waiting task was cancelled, `done` is done
             done.set_result(None)
 
     def notify() -> None:
@@ -262,7 +262,8 @@ def delivery_on_error(delivery: Callable[[], Delivery | AsyncDelivery]) -> Itera
     except BaseException as error:
         appended = delivery()
         if len(appended):
-            with suppress(AttributeError):  # an exception with slots, raised by the caller's iterator
+            with suppress(AttributeError):
+                # The exception of the caller's iterator may have slots, and accept no other attribute.
                 error.delivery = appended  # type: ignore[attr-defined]
         raise
 

@@ -466,7 +466,7 @@ class ProducerDriver:
                 return await self._find_topic(topic)
         except TimeoutError:
             error = self.cluster.why_no_leader(TopicPartition(topic, 0))
-            if isinstance(error, UnknownTopicOrPartition):  # this error says more than TimedOut
+            if isinstance(error, UnknownTopicOrPartition):  # says more than TimedOut, so raise it instead
                 raise error from None
             raise self._no_metadata(topic) from None
 
@@ -477,7 +477,7 @@ class ProducerDriver:
         # The caller limits the whole lookup to max.block.ms. During all of this time the topic may be
         # unknown, because it may have just been created.
         await self.cluster.topic(topic, unknown_topic_patience_ms=self.options.max_block_ms)
-        await self._start_cluster()  # from here on metadata is refreshed by its age
+        await self._start_cluster()  # from here on, metadata is refreshed when it reaches its maximum age
         count = self.cluster.metadata.partition_count(topic)
         if count is None:
             raise TimedOut(f"topic {topic!r} was deleted while it was looked up")

@@ -206,8 +206,9 @@ class TransactionManager:
     async def take_over(self, share: TransactionShare) -> None:
         """Take over a transaction from another producer, to end it."""
         await self.join(share)
-        self._is_joined = False  # this producer owns it now
-        self._transaction.has_offsets = True  # so that `commit` and `abort` send EndTxn
+        self._is_joined = False  # this producer owns the transaction now
+        # Let `commit` and `abort` send EndTxn, although this producer has added nothing to the transaction.
+        self._transaction.has_offsets = True
 
     async def send_offsets(
         self,
