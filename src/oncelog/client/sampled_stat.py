@@ -21,7 +21,7 @@ class SampledStat:
         self._started_ms: float | None = None
 
     def add(self, value: float, now_ms: float) -> None:
-        """Add one sample."""
+        """Add a sample that was measured at `now_ms`."""
         second = int(now_ms // 1000)
         if self._seconds and self._seconds[-1][0] == second:
             sums = self._seconds[-1]

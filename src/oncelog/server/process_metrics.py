@@ -33,7 +33,7 @@ PROCESS = {
     ),
     "oncelog_build_info": ("gauge", "1", "Always 1. The labels tell the version and the form of the code."),
 }
-"""Name -> kind, unit and meaning."""
+"""Metric name -> kind, unit and meaning."""
 _START_S = time.time()
 _VERSION = version("oncelog")
 

@@ -43,11 +43,11 @@ SWEEP_SECONDS = 1.0
 SWEEP_SLICE = 200
 """Number of connections whose deadlines are checked in one turn of the event loop."""
 HANDSHAKE_MS = 10_000
-"""Timeout of the TLS handshake."""
+"""Timeout of the TLS handshake, in ms."""
 AUTHENTICATION_MS = 30_000
-"""Timeout of SASL authentication."""
+"""Timeout of SASL authentication, in ms."""
 LINGER_MS = 5_000
-"""A closing connection is aborted if its client accepts none of its last responses for this time."""
+"""A closing connection is aborted if its client accepts none of its last responses for this time, in ms."""
 MAX_LOGGED_CLOSES = 20
 """Maximum number of closed connections that are logged one by one per SWEEP_SECONDS.
 

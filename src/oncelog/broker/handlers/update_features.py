@@ -20,7 +20,7 @@ SETTING_OF = {
     "transaction.version": "oncelog.transaction.version",
     "group.version": "group.coordinator.rebalance.protocols",
 }
-"""Map features to the settings that fix their levels."""
+"""Feature -> the setting that fixes its level."""
 
 
 def handle(state: BrokerState, request: Request, now_ms: int) -> UpdateFeaturesResponse:

@@ -17,7 +17,7 @@ class ConsumerMetrics:
         self._totals = {"fetch-total": 0, "records-consumed-total": 0, "bytes-consumed-total": 0}
 
     def on_fetch(self, latency_ms: float, size_bytes: int, now_ms: float) -> None:
-        """Count a fetch response."""
+        """Count a fetch response, with its latency and its size in bytes."""
         self._latency.add(latency_ms, now_ms)
         self._fetched_bytes.add(size_bytes, now_ms)
         self._totals["fetch-total"] += 1

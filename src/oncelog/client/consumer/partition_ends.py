@@ -32,7 +32,7 @@ class Holder(NamedTuple):
     judged: HeldBack | None = None
 
     def __str__(self) -> str:
-        """Return a short description."""
+        """Return the transactional id, the producer id and its epoch as text, as far as they are known."""
         if self.producer_id is None:
             return "an open transaction"
         producer = f"producer id {self.producer_id}, epoch {self.producer_epoch}"

@@ -105,7 +105,9 @@ class GroupCoordinatorClient:
         max_version: int | None = None,
         channel: str = "group",
     ) -> Any:
-        """Send one request to the coordinator and return its response."""
+        """Send one request to the coordinator, and return its response. If the coordinator is not known,
+        first look it up.
+        """
         if self._coordinator_id is None:
             self._coordinator_id = await find_coordinator(self._cluster, GROUP, self.group_id)
         return await self._cluster.request(

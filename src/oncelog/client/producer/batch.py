@@ -198,7 +198,7 @@ class ProducerBatch(SequencedBatch):
         """The part of buffer.memory that the batch occupies, in bytes. It is set when the batch is sealed."""
         self.result = BatchResult(tp)
         self.buffer = RecordBuffer(self.result, self.result.callbacks, HEADER_BYTES)
-        """The records until the batch is encoded."""
+        """The records of the batch, until the batch is encoded."""
         self.attempt_count = 0
         """Number of times that the batch was sent."""
         self.retry_at_ms = 0.0

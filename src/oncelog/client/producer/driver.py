@@ -504,13 +504,13 @@ class FlushMark:
     """A flush. It ends when all records from before it are complete and their callbacks have returned."""
 
     def __init__(self, driver: ProducerDriver) -> None:
-        """Begin the flush. The caller holds the lock."""
+        """Begin the flush. The caller must hold the lock."""
         self._driver = driver
         self._serial = driver.core.flush()
         self._completed_count: int | None = None
 
     def is_reached(self) -> bool:
-        """Return True once the flush is over. The caller holds the lock."""
+        """Return True once the flush is over. The caller must hold the lock."""
         core = self._driver.core
         if self._completed_count is None and core.is_completed_to(self._serial):
             self._completed_count = core.completed_count

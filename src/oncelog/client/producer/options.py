@@ -76,7 +76,9 @@ class ProducerOptions:
         return self.mode is not Mode.PLAIN
 
     def report(self, producer_id: int | None, producer_epoch: int | None) -> IdempotenceReport:
-        """Return the report for the user."""
+        """Return whether idempotence is on, and the settings that decide it, as `Producer.idempotence` shows
+        them.
+        """
         acks = "all" if self.acks == -1 else str(self.acks)
         return IdempotenceReport(
             self.is_idempotent,

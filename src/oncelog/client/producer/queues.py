@@ -63,7 +63,7 @@ class PartitionQueue:
         return not (self.waiting or self.sent or self.sequences.unacknowledged)
 
     def close_open(self) -> None:
-        """Seal the open batch."""
+        """Seal the open batch, if there is one."""
         if self.open is not None:
             self.open.seal()
             self.open = None
@@ -186,7 +186,7 @@ class TopicQueues:
 
     @property
     def sticky_queue(self) -> PartitionQueue | None:
-        """Return the queue of records without a key."""
+        """Return the queue that currently gets the records without a key; None if none is chosen yet."""
         return self._sticky_queue
 
     @sticky_queue.setter

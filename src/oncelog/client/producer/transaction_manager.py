@@ -113,7 +113,9 @@ class TransactionManager:
         assert transaction is not None and transactional_id is not None
         self._driver, self._cluster = driver, driver.cluster
         self._core = driver.core
-        """Calls of methods that touch records need `driver.lock`."""
+        """The producer's core. The caller of a method that changes or reads batches must hold
+        `driver.lock`.
+        """
         self._transaction = transaction
         self.session = transaction.session
         self._transactional_id: str = transactional_id
