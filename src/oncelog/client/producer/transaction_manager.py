@@ -146,8 +146,10 @@ class TransactionManager:
         """Get a producer id and an epoch that fences every other instance of the transactional id."""
         self.session.check(Operation.INIT)
         await self._cluster.start()
-        self._core.set_identity(*await self._new_epoch(None, self._deadline_ms(timeout_s)))
-        self.session.enter(State.READY)
+        identity = await self._new_epoch(None, self._deadline_ms(timeout_s))
+        with self._driver.lock:
+            self._core.set_identity(*identity)
+            self.session.enter(State.READY)
 
     async def change_id(self, transactional_id: str, *, forgets_topics: bool) -> None:
         """Take another transactional id. Keep the connections and known coordinators, and no other state.
