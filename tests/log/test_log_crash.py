@@ -171,12 +171,14 @@ def test_no_acknowledged_batch_is_lost_by_a_kill_within_any_write() -> None:
     assert_survived(steps)
 
 
-@pytest.mark.full("takes 19 s of processor time; another test of this file crashes once within each write")
+@pytest.mark.full("takes 46 s of processor time; another test of this file crashes once within each write")
 @pytest.mark.behaviour("I17", "I20")
-def test_no_acknowledged_batch_is_lost_by_a_kill_at_any_byte() -> None:
+@pytest.mark.parametrize("part", range(4))
+def test_no_acknowledged_batch_is_lost_by_a_kill_at_any_byte(part: int) -> None:
+    """Each part takes a fourth of the bytes. Together, they took longer than the limit on a busy machine."""
     total = _steps()
     assert total > 2000
-    assert_survived(range(total))
+    assert_survived(range(part, total, 4))
 
 
 def assert_survived(steps: Iterable[int]) -> None:
