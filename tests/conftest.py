@@ -1,4 +1,6 @@
-"""Shared fixtures. A test is skipped with a reason if a part that it needs is not installed."""
+"""Fixtures that all tests share. A test is skipped with a reason if a program or library that it needs is not
+installed.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ pytest.register_assert_rewrite(
     *(f"support.{path.stem}" for path in (TESTS / "support").iterdir() if path.stem not in _PLUGINS)
 )
 
-# No deadline: Hypothesis tests are about results, and must not fail on a busy machine.
+# No deadline: a busy machine makes examples slow, and Hypothesis must judge only their results.
 settings.register_profile("oncelog", deadline=None)
 settings.load_profile("oncelog")
 
@@ -38,18 +40,20 @@ QUICK_SCANS = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 200,
     "log.cleaner.backoff.ms": 200,
 }
-"""With these, a transaction past its timeout is aborted, and a topic compacted, while a test waits."""
+"""Settings with which a broker aborts timed-out transactions and compacts topics within a second, while a
+test waits.
+"""
 PROMPT = {
     "group.consumer.assignment.interval.ms": 0,
     "group.consumer.assignor.offload.enable": "false",
     "group.consumer.min.heartbeat.interval.ms": 300,
     "group.consumer.heartbeat.interval.ms": 300,
 }
-"""With these, Apache Kafka assigns partitions in the heartbeat that needs it, which our broker always
+"""Settings with which Apache Kafka assigns partitions in the first heartbeat that needs it. Our broker always
 does.
 """
 STEADY = {"broker.session.timeout.ms": 120_000}
-"""With this, Apache Kafka's controller does not fence a broker that a busy machine has stalled."""
+"""A setting for Apache Kafka: its controller does not fence a broker that stalls on a busy machine."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -61,10 +65,11 @@ TEMPORARY = pytest.StashKey[str]()
 
 
 def use_own_temporary_directory(config: pytest.Config) -> None:
-    """Put the temporary files of all processes into one directory, which is deleted after the run.
+    """Put the temporary files of all test processes into one directory, which is deleted after the run.
 
-    A process that is killed leaves its files behind. pytest's own directories stay where they were, so that
-    the files of failed tests are kept. All processes of xdist use the directory of the first one.
+    Without that, killed processes would leave their files behind. pytest's own directories stay where they
+    were, so that the files of failed tests are kept. All processes of xdist use the directory of the first
+    one.
     """
     if hasattr(config, "workerinput"):
         return
@@ -85,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
     use_own_temporary_directory(config)
     config.pluginmanager.register(tiers_plugin.Tiers())
     config.pluginmanager.register(collection_plugin.Collection())
-    # Imported here, so that pytest rewrites its asserts.
+    # Imported here, below `register_assert_rewrite`, so that pytest rewrites the asserts of this helper.
     from support.spark.worker_python import spark_python
 
     # Spark's planner and tasks run in Python workers, which must be this interpreter.
@@ -95,7 +100,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(costs_plugin.Measure())
         if not hasattr(config, "workerinput"):
             config.pluginmanager.register(costs_plugin.Costs(Path(path).absolute()))
-    # A shell starts background jobs with SIGINT ignored, and what a test starts would inherit that.
+    # A shell starts background jobs with SIGINT ignored, and the programs that a test starts would inherit
+    # that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -114,7 +120,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneOfEach:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--order-seed") is None:
-        # Begin with the directories of long tests, so that at the end no process is left with one.
+        # Start the directories with long tests first. Otherwise one process would still run a long test when
+        # all others are idle.
         rank = {room: number for number, room in enumerate(LONG_ONES)}
         items.sort(key=lambda item: rank.get(item.path.parent.name, len(rank)))
     if shutil.which("java"):
@@ -144,7 +151,7 @@ def connector_jar_files() -> list[str]:
 
 @pytest.fixture(scope="session")
 def apache_kafka(kafka_class_path: str) -> Iterator[ApacheKafka]:
-    """One Apache Kafka node for the whole run, started by the first test that requests it."""
+    """One Apache Kafka node for the whole run, started when the first test requests it."""
     with ApacheKafka(properties=QUICK_SCANS | PROMPT | STEADY) as kafka:
         _create_internal_topics(kafka.bootstrap_servers)
         yield kafka
@@ -152,7 +159,9 @@ def apache_kafka(kafka_class_path: str) -> Iterator[ApacheKafka]:
 
 @pytest.fixture(scope="module")
 def broker_config() -> Mapping[str, object]:
-    """Return the settings of the fixture `broker`. A module whose broker needs others overrides this."""
+    """Return the settings of the fixture `broker`. A test module that needs other settings overrides this
+    fixture.
+    """
     return {}
 
 
@@ -171,7 +180,7 @@ def ours(broker: Broker) -> str:
 
 @pytest.fixture(params=["ours", "apache"])
 def servers(request: pytest.FixtureRequest) -> str:
-    """Run the test twice: with the address of our broker, and with Apache Kafka's."""
+    """Run the test twice: with the address of our broker, and with that of Apache Kafka."""
     from support.servers import bootstrap_servers
 
     return bootstrap_servers(request)
@@ -188,7 +197,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def _create_internal_topics(servers: str) -> None:
     """Look up all coordinators once, because a busy machine creates their topics more slowly than tests wait.
 
-    Each of the 50 partitions of both topics has a coordinator to load; the names below fall into all of them.
+    A look-up loads one of the 50 partitions of `__consumer_offsets` and `__transaction_state`. The names 0 to
+    86 hash to all 50.
     """
     patient = {"bootstrap.servers": servers, "request.timeout.ms": 120_000, "max.block.ms": 300_000}
     with Producer({**patient, "transactional.id": "first-of-all"}) as producer:

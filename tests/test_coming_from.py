@@ -1,5 +1,5 @@
-"""docs/guides/coming-from.md names only classes and methods that exist, in both libraries that its tables
-compare.
+"""docs/guides/coming-from.md names only classes and methods that exist. Both columns of its tables are
+checked: the library that users come from, and this one.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from oncelog.config import ADMIN, BROKER, CONSUMER, PRODUCER
 
 ROOT = Path(__file__).parents[1]
 
-# Behaviours that must have a test. The list only grows.
+# The ids of behaviours that must have a test. Ids are added to this list and never removed.
 DUE_ROWS = [
     *(f"{kind}{number}" for kind, last in (("I", 30), ("T", 16), ("P", 8)) for number in range(1, last + 1)),
     "P10",
@@ -87,8 +87,8 @@ def test_findings_have_ids_of_their_own() -> None:
 
 
 def test_rows_of_findings_have_the_columns_of_their_table() -> None:
-    """Markdown drops superfluous cells at the end of a row, so an extra cell would hide the guard, which is
-    in the last one.
+    """Markdown drops superfluous cells at the end of a row, so an extra cell would hide the last one: the
+    guard.
     """
     columns, wrong = None, []
     for line in FINDINGS.read_text().splitlines():
@@ -162,7 +162,7 @@ def _fenced(path: Path, *languages: str) -> list[str]:
 
 
 def _commands_of(path: Path) -> set[str]:
-    """Yield every `oncelog ...` command of a document: in blocks for a shell, and in the text."""
+    """Yield every `oncelog ...` command of a document, from its blocks of shell commands and from its text."""
     lines = [
         line
         for block in _fenced(path, "console", "sh", "bash")
@@ -175,14 +175,14 @@ def _commands_of(path: Path) -> set[str]:
 
 
 def _check_command(text: str) -> None:
-    """Find the command and parse its options, without their values. Raises click's errors."""
+    """Find the command and parse its options, but not their values. Raises click's errors."""
     words = shlex.split(re.split(r" [|&>]|;", text)[0])
     command: click.Command = cli
     context = click.Context(cli, info_name="oncelog")
     while isinstance(command, click.Group) and words:
         name = words.pop(0).rstrip(",")
         if name.isupper():
-            return  # "..." is a placeholder for any command
+            return  # a word in capitals is a placeholder for any command
         found = command.get_command(context, name)
         if found is None:
             raise click.UsageError(f"no command {name!r}")
@@ -210,9 +210,7 @@ def test_commands_in_documents_exist_with_their_options(path: Path) -> None:
 
 
 def _has(module: ModuleType, name: str) -> bool:
-    """Return True if the module has the name, or if a submodule of that name exists that is not imported
-    yet.
-    """
+    """Return True if the module has an attribute of this name, or a submodule that is not imported yet."""
     return hasattr(module, name) or importlib.util.find_spec(f"{module.__name__}.{name}") is not None
 
 

@@ -1,4 +1,4 @@
-"""Error codes and names of the protocol, against an independent table and without docstrings."""
+"""The error codes and names of the protocol equal an independent table, and do not depend on docstrings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_error_names_itself_in_its_text() -> None:
 
 
 def test_every_code_has_a_description_that_survives_optimization_too() -> None:
-    """The descriptions must not come from docstrings, which -OO drops.
+    """The descriptions must not come from docstrings, which `python -OO` drops.
 
     `make test-optimized` runs this file under -OO.
     """

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 HEADLESS = re.compile(r"^(?:Who|Whom|Whose|What|Whether|When|Where|Which|How)\b[^?]*$", re.DOTALL)
-"""A sentence that is a clause without its main clause, such as "Whether the log alone decides."."""
+"""Matches a sentence that is only a subordinate clause, such as "Whether the log alone decides."."""
 BANNED = re.compile(
     r"\b(?:anew|amid|for ever|so many|so much|whoever|all the same|at rest|has its turn|nobody in particular"
     r"|is told|are told|is to be|are to be|goes on|go on|from now on it|as it were|of its own accord)\b",
@@ -36,7 +36,9 @@ REPOSITORY_PATH = re.compile(
 MAX_WORDS_IN_CODE, MAX_WORDS_IN_DOCS = 30, 35
 
 CLEAN = (ROOT / "tests" / "plain_english.txt").read_text().split()
-"""Files and folders that somebody read sentence by sentence; a test keeps them plain."""
+"""Files and folders that somebody read sentence by sentence. A test keeps violations of the rules out of
+them.
+"""
 
 
 class Violation(NamedTuple):
@@ -46,7 +48,7 @@ class Violation(NamedTuple):
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of prose, without tables, headings and code blocks."""
+    """Yield the sentences of prose. Tables, headings and code blocks are left out."""
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     for paragraph in re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s+", text):
         lines = [line.strip() for line in paragraph.splitlines()]
@@ -57,7 +59,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def check_prose(text: str, line: int, max_words: int) -> Iterator[Violation]:
-    """Yield what the rules find in one docstring, comment or document that begins at `line`."""
+    """Yield the violations in one docstring, comment or document that begins at `line`."""
     for sentence in sentences(text):
         if HEADLESS.match(sentence) and not sentence.endswith(":"):
             yield Violation(line, "headless sentence", sentence)
@@ -76,7 +78,7 @@ def check_prose(text: str, line: int, max_words: int) -> Iterator[Violation]:
 
 
 def check_code(source: str) -> Iterator[Violation]:
-    """Yield what the rules find in the docstrings and comments of Python source."""
+    """Yield the violations in the docstrings and comments of Python source."""
     for node in ast.walk(ast.parse(source)):
         bodies = [getattr(node, "body", None)] if isinstance(getattr(node, "body", None), list) else []
         for body in bodies:
@@ -102,7 +104,7 @@ def check_code(source: str) -> Iterator[Violation]:
 
 
 def check_file(path: Path) -> list[Violation]:
-    """Return what the rules find in a Python file or a document."""
+    """Return the violations in a Python file or a document."""
     text = path.read_text()
     found = check_code(text) if path.suffix == ".py" else check_prose(text, 1, MAX_WORDS_IN_DOCS)
     return sorted(found)

@@ -1,4 +1,4 @@
-"""Limits are documented with the default that they have."""
+"""The documentation of each limit states the default that the code has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The page of claims: it is fresh, and each claim has a verdict, a reason, a command and tests that exist."""
+"""docs/literature.md, the page of claims, is up to date. Each claim has a verdict, a reason, a command and
+existing tests.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,7 @@ def test_the_tests_and_scenarios_of_a_claim_exist(claim: dict[str, Any]) -> None
 @pytest.mark.behaviour("I30")
 @each_claim
 def test_the_command_of_a_claim_can_be_given(claim: dict[str, Any]) -> None:
-    """Other tests play the stories, so here it is enough that they exist."""
+    """Other tests play the stories of `oncelog explain`, so here it is enough that the named story exists."""
     words = claim["command"].split()
     assert words[0] == "oncelog"
     _check_command(" ".join(words[1:]))

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 model = load_tool("model")
 FAST = [run for run in model.PROOFS if run.is_fast]
-# one run for each property
+# Add one quick control for each property of a model. A control is a run that must refute the property.
 FAST += {(run.model, run.refutes): run for run in model.CONTROLS if run.is_fast}.values()
 
 

@@ -1,4 +1,4 @@
-"""The README's code and commands, run as they stand there, with the output that it shows."""
+"""The README's code and commands run exactly as printed, and their output equals what it shows."""
 
 from __future__ import annotations
 

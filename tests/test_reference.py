@@ -66,7 +66,7 @@ def test_typed_settings_have_all_keys_of_the_tables() -> None:
 
 def test_every_environment_variable_is_described() -> None:
     source = "".join(path.read_text() for path in reference.SOURCE.rglob("*.py"))
-    # this entry stands for any setting
+    # ONCELOG_KEY_NAME stands for the variable of any setting.
     names = set(re.findall(r"\bONCELOG_[A-Z_]+\b", source)) - {"ONCELOG_KEY_NAME"}
     assert names - {"ONCELOG_" + s.key.replace(".", "_").upper() for _, s in _settings()} <= set(
         re.findall(r"ONCELOG_[A-Z_]+", _page("configuration.md"))
@@ -164,7 +164,9 @@ def test_every_public_method_is_described() -> None:
 
 
 def _undescribed(value: object) -> Iterator[str]:
-    """Yield the methods of our class that have a docstring neither here nor in the protocol Disk."""
+    """Yield the methods of a class of this project that have no docstring. Methods that the protocol Disk
+    describes are exempt.
+    """
     if not inspect.isclass(value) or not value.__module__.startswith("oncelog"):
         return
     for name in dir(value):

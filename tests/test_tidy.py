@@ -1,4 +1,4 @@
-"""Taste as failing tests: the import law, banned calls, the size of functions, no clock in a test."""
+"""Rules of taste as failing tests: the import law, banned calls, the size of functions, no clock in a test."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ SOURCE = ROOT / "src" / "oncelog"
 MODULES = sorted(SOURCE.rglob("*.py"))
 ALL_MODULES = [*MODULES, *sorted((ROOT / "packages").rglob("*.py"))]
 
-# For each room (a folder of src/oncelog): the rooms that it may import besides itself. A file directly in
-# src/oncelog is its own room.
+# For each room (a folder of src/oncelog), the other rooms that it may import. A file directly in src/oncelog
+# is a room too.
 BASE = {"types", "errors", "settings", "config", "limits"}
 MAY_IMPORT = {
     "types": set(),
@@ -69,7 +69,7 @@ READS_CLOCKS = {
     "sim/test_sim_parts.py": "the simulator's time",
     "sim/test_sim_regressions.py": "the simulator's time",
 }
-"""Files of tests that may sleep or read a clock."""
+"""Test files that may sleep or read a clock, each with the reason."""
 
 
 def room_of(path: Path) -> str:
@@ -81,7 +81,7 @@ def clock_uses(tree: ast.AST) -> list[str]:
     """Return each line that calls sleep, reads a monotonic or processor clock, or compares `time.time()`."""
     nodes = list(ast.walk(tree))
     compared = {inner for node in nodes if isinstance(node, ast.Compare) for inner in ast.walk(node)}
-    # asyncio.sleep(0) is allowed: it lets the event loop run, and waits for no time.
+    # asyncio.sleep(0) is allowed: it lets the event loop run once and does not wait.
     yields = {node.func for node in nodes if isinstance(node, ast.Call) and _is_zero(node.args)}
     found = []
     for node in nodes:
@@ -140,7 +140,7 @@ def modules_imported(tree: ast.AST, modules: Collection[str]) -> set[str]:
             assert node.level == 0, f"line {node.lineno}: a relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         for name in names:
-            # `from package import name`: a module of that name, or else a name in the package.
+            # In `from package import name`, `name` is a module or an attribute of the package.
             imported.add(name if name in modules else name.rpartition(".")[0])
     return imported.intersection(modules)
 
@@ -241,7 +241,7 @@ def test_functions_are_short(path: Path) -> None:
     ids=lambda path: str(path.relative_to(TESTS)),
 )
 def test_no_test_sleeps_or_reads_a_clock(path: Path) -> None:
-    """A test waits for a condition with support/wait.py, so that a busy machine changes nothing."""
+    """A test must wait for a condition with support/wait.py, so that it also passes on a busy machine."""
     assert clock_uses(ast.parse(path.read_text())) == [], "use tests/support/wait.py"
 
 

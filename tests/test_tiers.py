@@ -1,4 +1,6 @@
-"""The rule of the tiers, and what the quick tier proves. The rule: tests/support/tiers_plugin.py."""
+"""Tests of the rule that assigns tests to tiers (tests/support/tiers_plugin.py), and of what the quick tier
+proves.
+"""
 
 from __future__ import annotations
 
@@ -179,7 +181,9 @@ def test_no_quick_test_requests_a_fixture_of_the_full_tier(whole_suite: list[pyt
 
 
 def test_one_process_runs_all_quick_tests_with_a_spark_session(whole_suite: list[pytest.Item]) -> None:
-    """The scheduler does not know the fixtures of a test, so it reads the text of its file."""
+    """The scheduler does not know a test's fixtures. It finds tests with a Spark session by the text of their
+    file.
+    """
     quick = [item for item in whole_suite if item.get_closest_marker("quick")]
     with_session = [item.nodeid for item in quick if "spark" in item.fixturenames]  # type: ignore[attr-defined]
     assert {group_of(nodeid, is_quick=True) for nodeid in with_session} == {"spark"}
@@ -188,7 +192,9 @@ def test_one_process_runs_all_quick_tests_with_a_spark_session(whole_suite: list
 def test_every_row_and_finding_is_proved_in_the_quick_tier_as_far_as_one_process_can(
     whole_suite: list[pytest.Item],
 ) -> None:
-    """A mark `full` or `soak` by hand must not remove the last quick test of a behaviour or a finding."""
+    """A mark `full` or `soak` that is set by hand must not remove the last quick test of a behaviour or a
+    finding.
+    """
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     guards = {name: row[1] for row in _findings() for name in row[0]}
     for item in whole_suite:
@@ -205,7 +211,7 @@ def test_every_row_and_finding_is_proved_in_the_quick_tier_as_far_as_one_process
 
 
 def _findings() -> list[tuple[list[str], str]]:
-    """Return the guards and the id of each row of the page of findings."""
+    """Return the guards and the id of each finding in docs/internals/findings.md."""
     rows = []
     for line in FINDINGS.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -215,5 +221,5 @@ def _findings() -> list[tuple[list[str], str]]:
 
 
 def _is_proof_for_quick(item: pytest.Item) -> bool:
-    """Return True for a quick test, and for a test that needs more than one process."""
+    """Return True for a quick test, and for one that cannot be quick because it needs more than one process."""
     return item.get_closest_marker("quick") is not None or needs(item) is not None

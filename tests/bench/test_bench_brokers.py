@@ -36,7 +36,7 @@ FIELDS = {
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, dict[str, Any]]:
-    """Run all measurements, one after the other, on one broker."""
+    """Run all measurements of this file one after the other on one broker, and return their results."""
     taken = {}
     with kept():
         for name in FIELDS:

@@ -29,7 +29,9 @@ Address = tuple[str, int]
 
 @pytest.fixture(params=["oncelog", "apache-kafka"])
 def address(request: pytest.FixtureRequest) -> Iterator[Address]:
-    """Bootstrap servers and process id of a broker."""
+    """Yield the bootstrap servers and the process id of a broker: ours for one run of the test, Apache
+    Kafka's for another.
+    """
     if request.param == "apache-kafka":
         kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
         yield kafka.bootstrap_servers, kafka.pid
@@ -63,7 +65,8 @@ def test_every_batch_that_is_reported_is_stored(
     assert report.requests == 24 and report.batches == 24 * batches and report.records == 96 * batches
     opened = OPENING_BATCHES * 3 * connections * 4
     twice = sum(ends(servers, name, 3)) - report.records - opened
-    # Without idempotence, a first request that is retried because a leader was missing is stored twice.
+    # Without idempotence, records of an opening request are stored twice if it is retried because a partition
+    # had no leader yet.
     assert twice == 0 if idempotence else twice in range(0, 3 * opened, 4)
     assert set(report.quantiles) == {"p50_ms", "p99_ms", "p999_ms"} and report.broker_cpu_seconds > 0
 

@@ -18,7 +18,7 @@ def client(broker: Broker) -> Iterator[RawClient]:
 
 @pytest.fixture
 def topic(client: RawClient, request: pytest.FixtureRequest) -> str:
-    """A fresh topic of one partition, named after the test."""
+    """Create a topic of one partition, named after the test, and return its name."""
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)[:200]
     client.create_topic(name)
     return name

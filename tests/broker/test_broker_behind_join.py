@@ -1,4 +1,4 @@
-"""Requests pipelined behind a JoinGroup that waits for other members, when their client disconnects."""
+"""A client pipelines requests behind a JoinGroup that waits for other members, and disconnects."""
 
 from __future__ import annotations
 
@@ -31,17 +31,19 @@ def joined(client: RawClient) -> str:
 
 
 def wait_for_join(client: RawClient, first: str) -> str:
-    """Return the id of the member whose JoinGroup waits for the first one."""
+    """Wait until the group has a second member, whose JoinGroup is pending, and return the second member's
+    id.
+    """
     wait_until(lambda: len(members(client)) == 2)
     return next(member for member in members(client) if member != first)
 
 
 @pytest.mark.parametrize("cut", [0, 1], ids=["whole", "cut off"])
 def test_a_leave_behind_a_join_is_handled_after_its_client_disconnects(cut: int) -> None:
-    """Regression: the group kept a member until its session timed out.
+    """Regression: a member whose client had left stayed in the group until its session timed out.
 
-    librdkafka and kafka-python leave like this. If `cut` is not 0, the LeaveGroup is incomplete. Then it must
-    not keep the connection open after the response to the join.
+    librdkafka and kafka-python send LeaveGroup behind a pending JoinGroup and disconnect. If `cut` is not 0,
+    the LeaveGroup is incomplete. It must not keep the connection open after the response to the join.
     """
     config = {"group.initial.rebalance.delay.ms": 0}
     with (

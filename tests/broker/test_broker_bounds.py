@@ -1,4 +1,4 @@
-"""Requests that cause much work: each step of the work is bounded, and other clients are served between
+"""Requests that cause much work: the broker bounds each step of it, and serves other clients between two
 steps.
 """
 
@@ -42,7 +42,7 @@ from oncelog.wire.records import MAX_RECORDS, NewRecord, decode_records, encode_
 
 _LOG_APPEND_TIME, _ZSTD = 8, int(Compression.ZSTD)
 _RECORD, _KEYLESS = b"\x0e\0\0\0\2k\1\0", b"\x0c\0\0\0\1\1\0"
-"""Encoded records with the offset delta 0."""
+"""One encoded record with a key, and one without. Both have offset delta 0."""
 
 
 def payload(count: int, key: bytes | None = b"k") -> bytes:
@@ -53,7 +53,8 @@ def payload(count: int, key: bytes | None = b"k") -> bytes:
 def bomb(count: int, key: bytes | None = b"k", attributes: int = 0) -> bytearray:
     """Return a small compressed batch of `count` records that all have the offset delta 0.
 
-    Its header is correct.
+    The header has a correct CRC and claims `count` offsets, so only decompressing the records shows the
+    fault.
     """
     data = compress(Compression.ZSTD, payload(count, key))
     tail = struct.pack(">hiqqqhii", attributes | _ZSTD, count - 1, NOW_MS, NOW_MS, -1, -1, -1, count) + bytes(
@@ -163,7 +164,9 @@ def test_a_batch_in_another_codec_keeps_its_records() -> None:
 def test_a_consumer_reads_a_batch_of_more_records_than_are_decoded_at_once(
     monkeypatch: pytest.MonkeyPatch, limit: int | None
 ) -> None:
-    """Apache Kafka and this broker accept such a batch, so it must not block readers of the partition."""
+    """Apache Kafka and this broker accept a batch with more records than a consumer decodes in one step. It
+    must not block readers of the partition.
+    """
     if limit is not None:
         monkeypatch.setattr(records, "MAX_RECORDS", limit)
     count = (limit or MAX_RECORDS) + 5
@@ -255,7 +258,7 @@ def test_readers_refuse_a_batch_of_very_many_records_before_they_open_it(
 
 
 def test_gzip_of_many_members_copies_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: the rest of the input was copied after each gzip member, which takes quadratic time."""
+    """Regression: after each gzip member, all remaining input was copied, which takes quadratic time."""
     copied: list[int] = []
     make = compression.zlib.decompressobj
 
@@ -278,8 +281,9 @@ def test_gzip_of_many_members_copies_little(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def behind() -> Partition:
-    """A partition whose largest timestamp is below its log start: a look-up by time reads all batches and
-    finds nothing.
+    """A partition whose largest timestamp is below its log start offset.
+
+    A look-up of that timestamp reads all batches and finds nothing.
     """
     partition = open_partition(log_config=config(segment_bytes=200_000, limits=Limits(search_step_cost=100)))
     put(partition, log_batch(timestamp_ms=NOW_MS + 1_000))
@@ -294,7 +298,7 @@ def _steps(search: Iterator[Any]) -> int:
 
 
 def _found(search: Any) -> int:
-    """Run the rest of a lookup; return the offset that it finds."""
+    """Run the remaining steps of a look-up, and return the offset that it finds."""
     while True:
         try:
             next(search)
@@ -317,12 +321,12 @@ def test_a_look_up_by_time_survives_a_deletion_between_its_steps(behind: Partiti
 
 
 def test_a_look_up_by_time_continues_if_its_segment_is_deleted_during_a_job() -> None:
-    """The segment's file may be closed before the look-up continues."""
+    """Deleting the segment may close its file before the look-up continues."""
     limits = Limits(scan_first_chunk_bytes=61, scan_chunk_bytes=61)
     partition = open_partition(log_config=config(segment_bytes=1_000, limits=limits))
     rows = [NewRecord(NOW_MS + 1, b"k", b"v"), NewRecord(NOW_MS, b"k", b"v")]
     put(partition, memoryview(build_batch(rows, compression=Compression.GZIP)))
-    partition.delete_records(1, NOW_MS)  # the largest time of the batch is that of a deleted record
+    partition.delete_records(1, NOW_MS)  # the batch's largest timestamp is now that of a deleted record
     while partition.segment_count < 3:
         put(partition, log_batch())
     put(partition, log_batch(timestamp_ms=NOW_MS + 1))
@@ -336,11 +340,11 @@ def test_a_look_up_by_time_continues_if_its_segment_is_deleted_during_a_job() ->
 
 
 def test_a_look_up_of_the_largest_time_continues_if_its_segment_is_deleted_during_a_job() -> None:
-    """Regression: the look-up found no record, as if the partition were empty."""
+    """Regression: after the deletion, the look-up found no record, as if the partition were empty."""
     partition = open_partition(log_config=config(segment_bytes=1_000))
     rows = [NewRecord(NOW_MS + 1_000, b"k", b"v"), NewRecord(NOW_MS, b"k", b"v")]
     put(partition, memoryview(build_batch(rows, compression=Compression.GZIP)))
-    partition.delete_records(1, NOW_MS)  # the largest time of the batch is that of a deleted record
+    partition.delete_records(1, NOW_MS)  # the batch's largest timestamp is now that of a deleted record
     while partition.segment_count < 3:
         put(partition, log_batch())
     put(partition, log_batch(timestamp_ms=NOW_MS + 1))
@@ -394,7 +398,9 @@ def test_other_clients_are_served_while_a_look_up_by_time_reads(monkeypatch: pyt
 
 @pytest.mark.parametrize(("count", "jobs"), [(400, 3), (5_000, 5)])
 def test_compaction_opens_a_batch_of_many_records_in_a_thread(count: int, jobs: int) -> None:
-    """A swap takes three calls in the thread. Reading the keys and the remaining records takes two more."""
+    """A swap of segments takes three calls in the thread. For a large batch, reading its keys and its
+    remaining records takes two more.
+    """
     settings = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0, "segment_bytes": 1_000_000}
     partition = open_partition(log_config=config(**settings))
     put(partition, log_batch(count=count, value=b"old"))
@@ -447,10 +453,12 @@ def test_compaction_decompresses_in_a_thread_what_may_become_large(
 
 @pytest.mark.parametrize("codec", Compression, ids=lambda codec: codec.name.lower())
 def test_a_count_that_no_codec_could_hold_is_refused(codec: Compression) -> None:
-    """A small batch that claims 2^31 offsets would need a segment of its own, with a descriptor."""
+    """If the broker accepted a small batch that claims 2^31 offsets, the next batch would need a new segment.
+    Each segment keeps a file descriptor open.
+    """
     partition = open_partition(log_config=config(max_message_bytes=10_000_000))
     sealed = {"base_timestamp_ms": NOW_MS, "max_timestamp_ms": NOW_MS, "compression": codec}
-    count = 300_000  # identical shortest records compress best
+    count = 300_000  # identical records of minimal length compress best
     honest = seal([_KEYLESS * count], count, **sealed)
     assert put(partition, memoryview(honest)).last_offset == count - 1
     with pytest.raises(InvalidRecord, match="the batch says 2147483647 records"):

@@ -1,4 +1,4 @@
-"""A wall clock that was ahead while the broker was running, and was then corrected."""
+"""The wall clock was ahead while the broker was running, and was then corrected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_clock_that_was_ahead_refuses_no_record_once_it_is_right() -> None:
     """Regression: until a restart, each record was refused as too old for message.timestamp.before.max.ms."""
     with Broker() as broker:
         config = {"bootstrap.servers": broker.bootstrap_servers}
-        # The second topic is compacted, so that its batches take the other path of a Produce request.
+        # A compacted topic takes another code path of a Produce request, so both kinds of topic are tested.
         policies = {"plain": {}, "compacted": {"cleanup.policy": "compact"}}
         limits = {"message.timestamp.before.max.ms": str(HOUR_MS)}
         with Admin(config) as admin, Producer(config) as producer:
@@ -84,8 +84,8 @@ def test_a_clock_that_was_ahead_makes_nothing_expire_once_it_is_right() -> None:
         entry = node.transactions.get("x")
         return node.groups.offsets.has("g"), entry is not None, partition.producer(1) is not None
 
-    # The wall clock is 30 days ahead for a moment. The broker's own clock stays ahead, because it never goes
-    # back.
+    # The wall clock is ahead by 30 days and then corrected. The broker's own clock keeps the 30 days, because
+    # it never goes back.
     ahead_ms = 30 * 24 * HOUR_MS
     node.clock_lead_ms = lambda: ahead_ms
     for hour in range(1, 4):
@@ -104,7 +104,7 @@ def test_a_stop_after_a_clock_was_ahead_makes_no_producer_expire() -> None:
     place.ask(create("t"), 5)
 
     def append() -> bool:
-        """Append the same batch, and return True if the partition recognised it."""
+        """Append the same batch as before, and return True if the partition recognised it as a duplicate."""
         numbered = memoryview(batch(b"v", pid=1, sequence=0, timestamp_ms=right_ms))
         _, partition = place.node.topics.partition(tp)
         return partition.append(numbered, origin=Origin.CLIENT, now_ms=right_ms).is_duplicate
@@ -120,7 +120,9 @@ def test_a_stop_after_a_clock_was_ahead_makes_no_producer_expire() -> None:
 
 
 def test_a_transaction_that_began_while_the_clock_was_ahead_times_out_after_a_restart() -> None:
-    """Regression: the transaction blocked read_committed readers until the clock reached that time again."""
+    """Regression: the transaction blocked read_committed readers until the corrected clock reached its start
+    time.
+    """
     place = GroupNode()
     right_ms, t0 = place.now_ms, TopicPartition("t", 0)
     place.ask(create("t"), 5)

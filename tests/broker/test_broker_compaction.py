@@ -54,7 +54,8 @@ def test_a_topic_shrinks_to_its_keys() -> None:
                 producer.send(topic, b"%d" % number, key=b"k%d" % (number % 5))
                 producer.flush()
         expected = {b"k%d" % key: b"%d" % (395 + key) for key in range(5)}
-        # The newest closed segment and the active one may still have several values of a key.
+        # Compaction leaves the newest closed segment and the active one alone, so a key may have several
+        # records there.
         wait_until(lambda: len(read(servers, topic)) < 60)
         assert newest(servers, topic) == expected
         records = read(servers, topic)
@@ -62,8 +63,8 @@ def test_a_topic_shrinks_to_its_keys() -> None:
 
 
 def test_one_round_compacts_what_was_just_closed() -> None:
-    """librdkafka's test 0077 waits 20 s for compaction, which is longer than one interval between rounds and
-    shorter than two.
+    """librdkafka's test 0077 waits 20 s for compaction: longer than one interval between rounds, but shorter
+    than two. So the first round must compact a segment that was just closed.
     """
     node = recover_node(MemoryDisk(), BROKER.parse({}), Clock())
     now_ms = Clock().now_ms()
@@ -87,7 +88,9 @@ def test_one_round_compacts_what_was_just_closed() -> None:
 @pytest.mark.full("starts a broker nine times; tests/log crashes a compaction at every step")
 @pytest.mark.parametrize("is_transactional", [False, True])
 def test_the_broker_is_killed_while_it_compacts(tmp_path: Path, is_transactional: bool) -> None:
-    """No acknowledged newest record of a key is lost, and no aborted one comes back."""
+    """No acknowledged record that is the newest of its key is lost, and no aborted record becomes visible
+    again.
+    """
     with BrokerProcess(tmp_path / "data", settings=QUICK) as broker:
         servers = broker.bootstrap_servers
         topic = small(servers)
@@ -117,7 +120,7 @@ def test_the_broker_is_killed_while_it_compacts(tmp_path: Path, is_transactional
             broker.kill()
             broker.start()
         checkpoint = tmp_path / "data" / "cleaner-offset-checkpoint"
-        try:  # a slow machine may not have written enough yet
+        try:  # a slow machine may not have written enough for a compaction yet
             wait_until(lambda: checkpoint.exists() and f"{topic} 0 " in checkpoint.read_text(), 200)
         finally:
             stopped.set()
@@ -151,12 +154,14 @@ class Coordinators:
         return recover_node(RealDisk(self.directory), self.settings, Clock(), limits=SHORT)
 
     def restart(self) -> None:
-        """Restart the broker as after SIGKILL."""
+        """Restart the broker without a clean stop, as after SIGKILL."""
         self.node.log_manager.release()
         self.node = self._open()
 
     def compact(self) -> None:
-        """Run two rounds: the second compacts the segments that the first closed and synced."""
+        """Run two rounds of compaction. The first closes and syncs the active segments; the second compacts
+        them.
+        """
         for topic in (self.node.transactions.topic, self.node.groups.topic):
             topic.roll_for_compaction(NOW_MS)
         for partition in self.node.log_manager.partitions.values():
@@ -283,7 +288,8 @@ def test_a_group_goes_on_after_its_log_was_compacted(tmp_path: Path) -> None:
                         {TopicPartition(topic, 0): OffsetAndMetadata(number + 1)}, ConsumerGroupMetadata("g")
                     )
         log = tmp_path / "__consumer_offsets-0"
-        # Of about 23,000 bytes, 7,800 are markers, which are kept for delete.retention.ms.
+        # The log is about 23,000 bytes long before compaction. 7,800 of them are markers, which
+        # delete.retention.ms keeps.
         wait_until(lambda: _log_bytes(log) < 15_000)
     with (
         Broker(tmp_path) as broker,

@@ -100,7 +100,9 @@ def test_a_request_cut_off_by_the_end_of_its_connection_does_nothing(
 def test_requests_without_a_response_are_handled_after_a_disconnect(
     broker: Broker, client: RawClient, topic: str
 ) -> None:
-    """A producer with acks=0 may disconnect early, and the broker handles only 64 requests in a round."""
+    """A producer with acks=0 may disconnect right after its last request. The broker must handle all its
+    requests, although one round handles only 64.
+    """
     request = encode_request(produce_request(topic, batch(b"sent"), acks=0), 9, 1, "x")
     with RawClient(broker.bootstrap_servers) as other:
         other.socket.sendall(request * 1_000)
@@ -137,8 +139,8 @@ def test_a_closed_connection_is_freed_without_the_garbage_collector(
 ) -> None:
     """Regression: each 10,000 closed connections left 40 MB behind.
 
-    GcTuner freezes the objects that survive a long collection. The collector never frees them, so a
-    connection that was open then must not be part of a reference cycle.
+    GcTuner freezes the objects that survive a long collection, and the collector never frees frozen objects.
+    A connection that is open at that time must therefore not be part of a reference cycle.
     """
 
     def connection_count() -> int:
@@ -170,7 +172,9 @@ def test_a_waiting_request_drops_the_requests_behind_it_when_the_client_is_gone(
 def test_a_failed_response_drops_the_requests_behind_it_when_the_client_is_gone(
     broker: Broker, client: RawClient, topic: str
 ) -> None:
-    """Regression: all fetches of a disconnected client were carried out, 64 in one step."""
+    """Regression: the broker carried out all pipelined fetches of a disconnected client, 64 of them in one
+    step.
+    """
     for _ in range(4):
         client.ask(produce_request(topic, batch(bytes(900_000))), 9)
     size_bytes = 50_000_000
@@ -258,7 +262,8 @@ def test_connections_above_the_limit_are_refused() -> None:
 
 
 def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decoded request takes up to eighty times as much memory as its bytes.
+    """Decoding a request can take eighty times as much memory as its bytes, so only a few large requests are
+    decoded together.
 
     Small requests are served meanwhile. The waiting requests are complete, so the time-out for incomplete
     requests does not apply to them.
@@ -286,7 +291,7 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
         assert is_served(broker)
         assert len(background) == MAX_LARGE
         assert {c.reader.incomplete_since_ms for c in broker._running.server.connections} == {None}
-        clients.pop().socket.close()  # its request is probably one of those that wait
+        clients.pop().socket.close()  # this client's request is probably among the waiting ones
         gate.set()
         for client in clients:
             _, response = client.receive(OffsetForLeaderEpochResponse, 3)
@@ -298,8 +303,8 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
 def test_a_large_request_is_begun_while_many_small_ones_are_answered_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without its turn, an offset commit of 4 KB would wait forever while other clients keep listing many
-    groups.
+    """A waiting large request must get its turn. Otherwise an OffsetCommit of 4 KB would wait forever while
+    other clients keep listing many groups.
     """
     gate, work = threading.Event(), BackgroundRunner._work
     monkeypatch.setattr(BackgroundRunner, "_work", lambda self: work(self) if gate.is_set() else None)
@@ -327,7 +332,10 @@ def test_a_large_request_is_begun_while_many_small_ones_are_answered_in_steps(
 def test_offsets_stored_in_a_later_step_are_synced_and_answered_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """No timer and no other request may be needed to make the broker send the response."""
+    """The response must not wait for a timer or another request.
+
+    The test turns off all timers.
+    """
     monkeypatch.setattr(server, "next_wakeup_ms", lambda state: 1 << 50)
     partition = OffsetCommitRequest.OffsetCommitRequestPartition(partition_index=0, committed_offset=1)
     topic = OffsetCommitRequest.OffsetCommitRequestTopic(name="t", partitions=[partition] * 3_000)

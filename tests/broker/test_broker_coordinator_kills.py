@@ -1,4 +1,6 @@
-"""Kill the broker at every append of a coordinator's request: the next start finds all of it or nothing."""
+"""Kill the broker before each append of a coordinator's request. The next start finds all effects of the
+request or none.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,11 @@ def offset(value: int) -> CommittedOffset:
 
 
 class Kill(BaseException):
-    """Raised where the broker's process is killed."""
+    """Raised in place of an append, to end the broker's process there."""
 
 
 def begun(node: BrokerState) -> ProducerIdAndEpoch:
-    """Return the producer of an open transaction with records in three partitions and offsets of group g."""
+    """Begin a transaction with records in three partitions and offsets of group g, and return its producer."""
     node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
     node.groups.offsets.commit("g", {tp: offset(1) for tp in PARTITIONS}, NOW_MS)
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry
@@ -126,7 +128,9 @@ def join_and_sync(node: BrokerState, who: ProducerIdAndEpoch) -> None:
 
 
 def state_after_start(disk: MemoryDisk) -> dict[str, Any]:
-    """Return the state after a start, without ids and offsets that differ from run to run."""
+    """Start a broker on the disk, and return its state, without the ids and offsets that differ from run to
+    run.
+    """
     node = open_node(disk)
     groups, offsets = node.groups, node.groups.offsets
     state = {
@@ -191,8 +195,8 @@ def test_a_kill_at_any_append_leaves_a_request_undone_or_done(
     is_answered, append_count = False, 0
     while not is_answered:
         state, is_answered = state_after_kill(run, append_count, monkeypatch)
-        # The first append stores the decision. After it, a start completes the request. Without it, nothing
-        # has changed.
+        # The first append stores the decision. If it was stored, the next start completes the request;
+        # otherwise nothing has changed.
         assert state == (after if append_count else before)
         append_count += 1
     assert append_count > 1
@@ -207,8 +211,8 @@ def flush(node: BrokerState) -> None:
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["power loss", "full disk"])
 def test_a_static_member_gets_its_new_id_only_after_it_is_stored(is_full: bool) -> None:
-    """If the new id was not stored, the broker would answer FENCED_INSTANCE_ID after a restart, a fatal
-    error.
+    """A member that got an id which was not stored would get FENCED_INSTANCE_ID, a fatal error, after a
+    restart.
     """
     disk = MemoryDisk()
     node = open_node(disk)
@@ -278,9 +282,9 @@ def test_a_group_that_is_deleted_while_an_earlier_state_waits_for_its_sync_stays
         node.groups.tick(NOW_MS + 3_000)
         assert ask(node, LeaveGroupRequest(group_id="j", member_id=answers[0].member_id), 1).error_code == 0
 
-    join_and_leave()  # this is stored, but not synced yet
+    join_and_leave()  # the leave is stored, but not synced yet
     disk.capacity_bytes = disk.used_bytes()
-    join_and_leave()  # this is not stored, so the broker must try again
+    join_and_leave()  # the disk is full, so this leave is not stored and the broker must try again later
     disk.capacity_bytes = None
     assert isinstance(ask(node, DeleteGroupsRequest(groups_names=["j"]), 2), PendingResponse)
     flush(node)

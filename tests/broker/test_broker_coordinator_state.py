@@ -1,4 +1,4 @@
-"""Coordinators' state over restarts: memory equals a replay of the log, also after deletions."""
+"""Coordinators' state after restarts: memory equals a replay of the log, also after deletions."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ TOPICS, GROUPS, IDS = ("t", "u"), ("g", "h"), ("x", "y")
 
 
 def state_of(node: BrokerState) -> dict[str, Any]:
-    """Return the coordinators' state, except for what Kafka does not keep over a restart either.
+    """Return the coordinators' state, without the parts that Apache Kafka does not keep over a restart
+    either.
 
-    These are the timers, and the previous epoch, with which a client repeats a request whose response was
-    lost.
+    Those parts are the timers and the previous epoch. A client repeats a request with the previous epoch if
+    the response was lost.
     """
     offsets, consumers = node.groups.offsets, node.groups.consumers
     return {
@@ -96,7 +97,7 @@ def full(*_: Any) -> Any:
 class CoordinatorState(RuleBasedStateMachine):
     """Random requests of every kind that changes the coordinators' state.
 
-    A restart after any of them must change nothing.
+    After any of them, a restart must change nothing.
     """
 
     def __init__(self) -> None:
@@ -242,14 +243,12 @@ AT = TopicPartition("t", 0)
 
 
 class Crash(Exception):
-    """Raised where the broker's process dies."""
+    """Raised in place of a call, to end the broker's process there."""
 
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Create a data directory with a topic, a committed offset, and an offset that is pending in a
-    transaction.
-    """
+    """Create a data directory with a topic, a committed offset, and an offset in an open transaction."""
     node = opened(tmp_path)
     node.topics.create("t", 1, {}, 0)
     node.groups.offsets.commit("g", {AT: offset(100)}, 0)
@@ -269,7 +268,7 @@ def delete_topic(node: BrokerState) -> int:
 
 
 def offsets_of(node: BrokerState) -> dict[str, list[int]]:
-    """Return the topic's committed offsets as they are after the open transaction commits."""
+    """Return the topic's committed offsets as they would be if the open transaction committed."""
     for index, producer_id in list(node.groups.offsets._pending):
         node.groups.offsets.on_marker(index, producer_id, True)
     found = {group: node.groups.offsets.of(group) for group in sorted(node.groups.offsets.groups())}
@@ -288,7 +287,7 @@ def delete_and_flush(node: BrokerState) -> None:
 
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, calls: int) -> None:
-    """Let the process die at call number `calls` of the method, before the method does anything."""
+    """End the process at call number `calls` of the method, before the method does anything."""
     method: Callable[..., Any] = getattr(owner, name)
     left = calls
 
@@ -461,7 +460,9 @@ def test_a_topic_that_could_not_be_made_or_removed_does_not_prevent_a_start(
 def test_a_partition_that_could_not_be_opened_or_removed_does_not_prevent_a_start(
     directory: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
-    """Regression: the left-over directory has the topic's id, and a second start after a kill refused it."""
+    """Regression: the failed creation left a directory with the topic's id. After a kill, the second start
+    refused that directory.
+    """
     settle = log_partition._settle_epochs
 
     def broken(disk: Any, name: str, *rest: Any) -> Any:
@@ -520,7 +521,7 @@ def test_a_disk_that_fills_up_during_a_deletion_keeps_no_offsets(
 def test_many_topics_are_deleted_in_as_many_steps_as_one(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test counts how often the file is written and how often all offsets are scanned."""
+    """The test counts the writes of the file of topics and the scans over all offsets."""
     counts: Counter[str] = Counter()
 
     def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -563,7 +564,7 @@ def test_a_deletion_is_forgotten_once_its_tombstones_are_on_the_disk(directory: 
 def test_offsets_of_a_recreated_topic_are_deleted_with_it(
     directory: Path, monkeypatch: pytest.MonkeyPatch, is_log_full: bool
 ) -> None:
-    """With the old offsets, readers of a new topic of the same name would skip its first records."""
+    """If the old offsets stayed, readers of a new topic of the same name would skip its first records."""
     node = opened(directory)
     with monkeypatch.context() as patch:
         if is_log_full:
@@ -612,7 +613,9 @@ def commit_plainly(client: RawClient, group: str, topic: str) -> None:
 
 
 def begin(client: RawClient, name: str, group: str, topic: str) -> EndTxnRequest:
-    """Write offset 100 in a transaction, and return the EndTxn request that commits it."""
+    """Begin a transaction that commits offset 100 for the group, and return the EndTxn request that commits
+    it.
+    """
     init = client.ask(InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=60_000), 4)
     message = TxnOffsetCommitRequest(
         transactional_id=name,

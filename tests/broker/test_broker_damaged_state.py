@@ -1,4 +1,6 @@
-"""A damaged partition of a coordinator: the broker starts, and the keys in it have no coordinator."""
+"""A partition of a coordinator's topic is damaged: the broker starts, but the keys in that partition have no
+coordinator.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ CONFIG = {
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 50,
 }
 KEYS = ("a", "b")
-"""Two groups or transactional ids in different partitions. The tests damage the partition of "a"."""
+"""Two keys, used as groups and as transactional ids, that belong to different partitions. The tests damage
+the partition of "a".
+"""
 assert partition_for("a", PARTITIONS) != partition_for("b", PARTITIONS)
 
 
@@ -56,7 +60,9 @@ def init_request(transactional_id: str) -> m.InitProducerIdRequest:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Create a data directory with offsets of two groups, and open transactions of two ids in topic t."""
+    """Create a data directory with committed offsets of two groups, and with open transactions of two ids in
+    topic t.
+    """
     with Broker(tmp_path, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t", 2)
         for offset in (1, 2):
@@ -89,7 +95,7 @@ def _produce(client: RawClient, key: str, partition: int, made: bytearray) -> in
 
 
 def flip(data: Path, topic: str, key: str) -> Path:
-    """Flip one bit of the first batch of the key's partition; a second call restores it."""
+    """Flip one bit in the first batch of the partition that holds the key. A second call restores the bit."""
     directory = data / f"{topic}-{partition_for(key, PARTITIONS)}"
     log = directory / f"{0:020}.log"
     content = bytearray(log.read_bytes())
@@ -112,7 +118,7 @@ def test_a_flipped_bit_in_the_offsets_stops_one_partitions_coordinator(
             for request, version in _group_requests("a"):
                 assert NotCoordinator.code in _codes(client.ask(request, version)), request
             assert client.ask(commit_request("b", 3), 8).topics[0].partitions[0].error_code == 0
-    # The commit for group b did not write to the damaged log.
+    # The broker wrote nothing to the damaged log, so flipping the bit back repairs it.
     assert log.read_bytes() == before
     flip(data, CONSUMER_OFFSETS, "a")
     with Broker(data, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
@@ -171,10 +177,10 @@ def test_a_flipped_bit_in_the_transaction_log_tears_no_transaction(data: Path) -
         described = client.ask(m.DescribeTransactionsRequest(transactional_ids=["a", "b"]), 0)
         codes = {state.transactional_id: state.error_code for state in described.transaction_states}
         assert codes == {"a": NotCoordinator.code, "b": 0}
-        # The other id works: its earlier transaction is aborted.
+        # The other id, "b", works: its earlier transaction is aborted.
         with producer_of(broker.bootstrap_servers, transactional_id="b") as producer:
             producer.init_transactions()
-        # The lost id's transaction stays open: it is neither aborted nor visible.
+        # The transaction of id "a" stays open: it is neither aborted nor visible.
         producers = _open_transactions(client)
         assert producers == {0: 1, 1: 0}
     flip(data, TRANSACTION_STATE, "a")
@@ -201,7 +207,9 @@ def _open_transactions(client: RawClient) -> dict[int, int]:
 def test_a_record_of_an_unknown_version_is_named_with_its_offset(
     data: Path, caplog: pytest.LogCaptureFixture, cut: int | None
 ) -> None:
-    """The batch is valid, but the value of its record has an unknown version."""
+    """The batch is valid, but its record's value has a version that the broker does not know. The error names
+    the offset.
+    """
     directory = data / f"{TRANSACTION_STATE}-{partition_for('a', PARTITIONS)}"
     log = directory / f"{0:020}.log"
     size = log.stat().st_size
@@ -260,7 +268,8 @@ def test_offsets_of_a_topic_that_is_deleted_while_they_are_damaged_do_not_come_b
         _delete_topic(client)
         client.create_topic("t", 2)
         assert client.ask(commit_request("b", 7), 8).topics[0].partitions[0].error_code == 0
-    for _ in range(1, starts):  # the log is still damaged, so the deletion must stay pending
+    # The log is still damaged, so the deletion of the topic's offsets must stay pending
+    for _ in range(1, starts):
         with Broker(data, config=CONFIG) as broker:
             pass
     flip(data, CONSUMER_OFFSETS, "a")

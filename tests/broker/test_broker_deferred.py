@@ -1,4 +1,4 @@
-"""Topics deleted and created again while the broker's background work waits for a slow thread."""
+"""Topics are deleted and created again while the broker's background work waits for a slow thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAIT_SECONDS = 60
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Return an event: blocking calls of background tasks start only while it is set."""
+    """Return an event that lets blocking calls of background tasks start. They wait while it is not set."""
     event = threading.Event()
     event.set()
     real = BackgroundRunner._run_in_thread
@@ -101,15 +101,16 @@ def large_requests(count: int) -> list[tuple[Message, int]]:
 
 
 def look_up(offset: int) -> ListOffsetsRequest:
-    """Return a look-up in topic t by the timestamp of the record at `offset`."""
+    """Return a request that looks up the timestamp of the record at `offset` in topic t."""
     asked = ListOffsetsRequest.ListOffsetsPartition(partition_index=0, timestamp=1_000 + offset)
     return ListOffsetsRequest(topics=[ListOffsetsRequest.ListOffsetsTopic(name="t", partitions=[asked])])
 
 
 def test_large_requests_are_answered_while_a_job_of_the_log_is_running(gate: threading.Event) -> None:
-    """The job may be a sync on a disk that stalls.
+    """Large requests must be answered during a blocking call of the log, which may be a sync on a stalled
+    disk.
 
-    Requests do not wait for each other's blocking calls either.
+    They also do not wait for each other's blocking calls.
     """
     count = 2 * DEFAULT_LIMITS.request_step_elements + 1
     with Broker() as broker, ExitStack() as stack:
@@ -141,7 +142,6 @@ def test_large_requests_are_answered_while_a_job_of_the_log_is_running(gate: thr
         for number, each in enumerate(looking):
             _, response = each.receive(ListOffsetsResponse, 7)
             assert response.topics[0].partitions[0].offset == number
-        # The other two requests sync many directories. These syncs are blocking calls too, so they run at the
-        # end.
+        # The other two requests sync many directories in blocking calls, so they can finish only at the end.
         for request, version in (creation, deletion):
             client.ask(request, version)

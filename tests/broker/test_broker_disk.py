@@ -24,7 +24,7 @@ from oncelog.wire.messages import CreatePartitionsRequest, CreateTopicsRequest, 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Return an event for which fdatasync of segment files waits. It is set at first."""
+    """Return an event for which the fdatasync of segment files waits. It is set at the beginning."""
     opened, real = threading.Event(), RealFile.sync
     opened.set()
 
@@ -47,7 +47,8 @@ def test_an_append_is_acknowledged_only_when_it_is_synced(gate: threading.Event)
             # Readers do not see the three records yet, but offset 3 is in range once they are in the log.
             wait_until(lambda: other.fetch("synced", 3).error_code == 0)
             assert other.offset("synced") == 0
-            # A retry from another connection is a duplicate, but it is not durable yet either.
+            # A retry from another connection is a duplicate of a batch that is not durable yet, so its
+            # response waits too.
             retry_id = other.send(produce_request("synced", batch(b"0", pid=1, sequence=0)), 9)
             for connection in (client, other):
                 assert_unanswered(connection)
@@ -115,7 +116,7 @@ def test_a_full_disk_is_a_storage_error_and_nothing_is_corrupted(
     real = RealFile.pwrite
 
     def full(self: RealFile, data: Any, position: int) -> None:
-        # A disk that becomes full in the middle of a write stores a part of the data.
+        # A disk that becomes full during a write stores only a part of the data.
         real(self, memoryview(data)[: len(data) // 2], position)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -148,7 +149,9 @@ def test_a_full_disk_is_a_storage_error_and_nothing_is_corrupted(
 def test_a_topic_that_cannot_be_created_whole_is_not_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    """Nothing is left behind that prevents the next attempt, before or after a restart."""
+    """A creation that fails half-way leaves nothing behind that prevents the next attempt, before or after a
+    restart.
+    """
     real = RealDisk.replace
 
     def full(self: RealDisk, path: str, data: bytes, **how: bool) -> None:
@@ -204,7 +207,9 @@ def test_a_directory_that_is_a_file_is_refused_with_its_name(tmp_path: Path) -> 
 def test_a_broker_that_does_not_run_leaves_no_temporary_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression (R540): a broker that was never started, or could not be, left an empty directory."""
+    """Regression (R540): a broker that was never started, or whose start failed, left an empty temporary
+    directory.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Broker() as running:
         assert running.data_dir.parent == tmp_path and running.data_dir.stat().st_mode & 0o777 == 0o700
@@ -219,7 +224,7 @@ def test_a_broker_that_does_not_run_leaves_no_temporary_directory(
 def test_only_a_directory_that_stays_is_synced_by_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_temporary: bool
 ) -> None:
-    """Regression (R1112): syncing a directory that was about to be removed took over a minute."""
+    """Regression (R1112): a stop synced a temporary directory that it then removed, which took over a minute."""
     synced: list[str] = []
     real = disk._sync
 

@@ -1,6 +1,6 @@
 """Many groups, transactional ids and transactions expire in steps.
 
-Between the steps, clients use some of them.
+Clients use some of them between two steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SteppedNode(GroupNode):
         self.node.log_manager.background.on_added = lambda: None
 
     def step(self) -> bool:
-        """Do one step; return False when there is nothing left to do."""
+        """Run one step of the background work. Return False if no work is left."""
         background = self.node.log_manager.background
         if len(background) and (job := background.step()) is not None:
             job()
@@ -48,7 +48,7 @@ class SteppedNode(GroupNode):
         return answer
 
     def begin(self, transactional_id: str) -> Any:
-        """Open a transaction; return its producer."""
+        """Open a transaction, and return its producer."""
         who = self.init(transactional_id)
         topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name="t", partitions=[0])
         asked = AddPartitionsToTxnRequest(
@@ -88,7 +88,7 @@ def test_groups_expire_a_few_in_a_step_and_those_in_use_stay(node: SteppedNode) 
     node.step()
     (used, *_) = groups.group_ids()
     node.ask(commit(used, 6, generation_id_or_member_epoch=-1), 7)
-    groups.expire(node.now_ms)  # a round during another one must not repeat its work
+    groups.expire(node.now_ms)  # a second round must not repeat the work of the one that is still running
     took = rounds_of(node, lambda: len(list(groups.group_ids())))
     assert max(took) <= STEP
     assert sum(took) == COUNT - STEP - 1
@@ -99,7 +99,9 @@ def test_groups_expire_a_few_in_a_step_and_those_in_use_stay(node: SteppedNode) 
 
 
 def test_groups_expire_in_the_order_in_which_they_were_created(node: SteppedNode) -> None:
-    """Regression: groups expired in the order of a set, so two runs of one simulator seed could differ."""
+    """Regression: groups expired in the order of a set, so two runs of the simulator with one seed could
+    differ.
+    """
     names = [f"{group}-{index}" for index in range(COUNT) for group in ("b", "a")]
     for name in names:
         node.ask(commit(name, 5, generation_id_or_member_epoch=-1), 7)
@@ -190,7 +192,8 @@ def test_a_deleted_topics_offsets_go_a_few_in_a_step_and_its_name_is_free_after_
     deleted = node.ask(DeleteTopicsRequest(topic_names=["many"]), 5)
     assert not deleted
     assert 0 < COUNT - held() <= STEP
-    # The name stays taken for now, because readers of a new topic would start at the remaining offsets.
+    # The name stays taken until all offsets are removed, because readers of a new topic would start at
+    # remaining offsets.
     assert make() == TopicAlreadyExists.code
     took = rounds_of(node, held)
     assert max(took) <= STEP

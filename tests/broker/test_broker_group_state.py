@@ -1,4 +1,4 @@
-"""Groups in memory equal those that a start reads from the log, also after writes that failed."""
+"""Groups in memory equal the groups that a start reads from the log, also after failed writes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MINUTE_MS = 60_000
 
 
 class Players:
-    """Clients of both protocols that follow the instructions of the coordinator."""
+    """Clients of both protocols that react to the coordinator's responses as real ones do."""
 
     def __init__(self) -> None:
         self.node = GroupNode(
@@ -53,9 +53,7 @@ class Players:
         self.epochs: dict[tuple[str, int], int] = {}
 
     def classic(self, group: str, client: int, action: int) -> None:
-        """Play one action of a classic member: join, send the SyncGroup that the response requires, leave or
-        commit.
-        """
+        """Play one action of a classic member: join, send the SyncGroup that must follow, leave or commit."""
         key = group, client
         member = self.members.get(key, "")
         instance = f"static-{client}" if client == 0 else None
@@ -84,7 +82,7 @@ class Players:
             self.joins.pop(key, None)
 
     def consumer(self, group: str, client: int, action: int) -> None:
-        """Play one action of a member of the consumer protocol: join (again), heartbeat, leave or commit."""
+        """Play one action of a member of the consumer protocol: join or rejoin, heartbeat, leave or commit."""
         key, member = (group, client), f"m{client}"
         epoch = self.epochs.get(key, 0)
         instance = f"static-{client}" if client == 0 else None
@@ -106,8 +104,8 @@ class Players:
         )
 
     def operator(self, group: str, topic: str, action: int) -> None:
-        """Play one action of an operator: commit for an idle group, delete something, let time pass, or
-        restart the broker.
+        """Play one action of an operator: commit for an idle group, delete its offsets, the group or a topic,
+        or let time pass.
         """
         if action <= 1:
             self.node.ask(commit(group, action, topic), 7)
@@ -139,7 +137,7 @@ Steps = st.lists(
 
 
 def play(players: Players, steps: list[tuple[str, int, int, int]]) -> None:
-    """Play actions of both protocols: each protocol has its own group, and both share a third one."""
+    """Play actions of both protocols. Each protocol has a group of its own, and both share a third one."""
     for kind, number, client, action in steps:
         if kind == "classic":
             players.classic(f"g{number}", client, action)
@@ -291,7 +289,8 @@ def test_no_offset_expires_during_a_rebalance() -> None:
         for member in members:
             beat = HeartbeatRequest(group_id="g", generation_id=generation, member_id=member)
             assert node.ask(beat, 3)[0].error_code == 0
-    # The reader of `t` restarts. Expiry runs before the other member has joined again.
+    # The member that reads `t` leaves. Its offsets expire only if no member is subscribed to `t`, and the
+    # other member has not joined again yet.
     node.ask(LeaveGroupRequest(group_id="g", member_id=first.member_id), 2)
     node.pass_time(6_000)
     assert node.between_generations == {"g"}
@@ -439,7 +438,7 @@ def test_a_group_that_cannot_be_stored_does_not_cost_others_their_turn(refusing:
 
 
 def test_a_group_that_a_full_disk_left_with_its_members_is_stored_as_empty_later(refusing: Refusing) -> None:
-    """Regression (simulator seed 298): after a restart the members that had left were there again."""
+    """Regression (simulator seed 298): after a restart, the members that had left were in the group again."""
     node = GroupNode(group_initial_rebalance_delay_ms=0)
     node.ask(create("t"), 5)
     (joined,) = node.ask(join("g"), 3)
@@ -468,7 +467,7 @@ def own_broker() -> Iterator[Broker]:
 
 
 def tried(broker: Broker, message: Any, version: int) -> Any:
-    """Return the response on a new connection; None if the broker closed it."""
+    """Return the response that a new connection gets, or None if the broker closed the connection."""
     with RawClient(broker.bootstrap_servers) as client:
         client.send(message, version)
         frame = client.read_frame()
@@ -560,13 +559,15 @@ def test_the_metadata_of_a_groups_members_is_bounded(own_broker: Broker) -> None
 
 
 def test_a_pattern_that_a_heartbeat_has_resolved_holds_for_all_members() -> None:
-    """Regression: a member kept its old assignment, so nobody read the topics of the stable group."""
+    """Regression: one member's heartbeat resolved the pattern, but another member kept its old assignment. So
+    nobody read the topics of the stable group.
+    """
     place = GroupNode()
     place.limits = Limits(pattern_step_cost=1)
     place.restart()
     place.ask(create("t"), 5)
-    place.ask(heartbeat("other", "c"), 1)  # this creates the coordinator's topic
-    place.node.log_manager.background.on_added = lambda: None  # from now on, no background task runs
+    place.ask(heartbeat("other", "c"), 1)  # creates the coordinator's topic
+    place.node.log_manager.background.on_added = lambda: None  # no background task runs from now on
     pattern: dict[str, Any] = {"subscribed_topic_names": [], "subscribed_topic_regex": "t"}
     place.ask(heartbeat("g", "a", **pattern), 1)
     place.ask(heartbeat("g", "b", subscribed_topic_names=["z"]), 1)

@@ -11,8 +11,8 @@ from oncelog.limits import DEFAULT_LIMITS
 
 
 def test_the_members_of_a_group_are_answered_in_bounded_steps() -> None:
-    """Regression: a rebalance of 5,000 members held up all other clients until all members had their
-    responses.
+    """Regression: the broker sent the responses to 5,000 members of a rebalance in one step, and other
+    clients waited for all of them.
     """
     place = GroupNode(group_initial_rebalance_delay_ms=3_000)
     place.limits = replace(DEFAULT_LIMITS, step_member_responses=2)
@@ -21,7 +21,10 @@ def test_the_members_of_a_group_are_answered_in_bounded_steps() -> None:
     background.on_added = lambda: None
 
     def answered_counts(answers: list[list[Any]]) -> list[int]:
-        """Return the number of responses sent after each step, and check that they are sent in order."""
+        """Run the remaining steps, and check that the responses are sent in order.
+
+        Return the number of responses sent so far: before the first step and after each one.
+        """
         counts = []
         while True:
             is_answered = [bool(answer) for answer in answers]
@@ -42,5 +45,5 @@ def test_the_members_of_a_group_are_answered_in_bounded_steps() -> None:
     leader = place.ask(sync("g", ids[0], 1, {member: member.encode() for member in ids}), 3)
     assert answered_counts([leader, *followers]) == [2, 2, 4, 5]
     assert [answer.assignment for (answer,) in (leader, *followers)] == [member.encode() for member in ids]
-    # A member of another group gets its response at once.
+    # A member of another group gets its response immediately.
     assert len(place.ask(join("other"), 4)) == 1

@@ -1,4 +1,4 @@
-"""Timers of groups: a deadline costs little, and no group delays others."""
+"""Timers of groups: a deadline costs little, and the timers of one group do not delay other groups."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def node() -> GroupNode:
 
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the groups whose deadlines are examined, in order."""
+    """Record in order the groups whose deadlines the broker examines."""
     seen: list[str] = []
     for kind in (ClassicGroup, ConsumerGroup):
 
@@ -37,7 +37,7 @@ def settled(node: GroupNode, group: str, **fields: Any) -> Any:
     """Join a group, send its first assignment, and return the response to the join."""
     (joined,) = node.ask(join(group, **fields), 3)
     node.ask(sync(group, joined.member_id, joined.generation_id, {joined.member_id: b"x"}), 3)
-    node.pass_time(6_000)  # passes the rebalance deadline, which would come first
+    node.pass_time(6_000)  # lets the rebalance deadline pass, which comes before those that the tests look at
     return joined
 
 
@@ -46,7 +46,7 @@ def test_a_group_is_looked_at_once_for_each_of_its_deadlines(node: GroupNode, ti
     for earlier_ms in range(500):
         node.ask(
             join("g", session_timeout_ms=30_000 - earlier_ms), 4
-        )  # each of these gets a member id and never joins with it
+        )  # each join gets a new member id that is never used
     node.pass_time(31_000)
     ticks.clear()
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""A request that one group member pipelined must not interleave with the rebalance of the whole group."""
+"""Requests that a group member pipelines must not interleave with the rebalance of its group."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def _sync(joined: JoinGroupResponse, member_ids: list[str]) -> SyncGroupRequest:
 
 
 def test_a_member_may_leave_right_behind_its_sync(broker: Broker) -> None:
-    """Regression (simulator, seed 287 with 50 faults): the member left while the other members were still
-    getting their responses.
+    """Regression (simulator, seed 287 with 50 faults): the member left while the coordinator was still
+    sending the responses of the other members.
     """
     clients = [RawClient(broker.bootstrap_servers) for _ in range(3)]
     first = clients[0].ask(_join(""), JOIN)

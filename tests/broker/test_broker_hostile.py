@@ -1,4 +1,6 @@
-"""Hostile clients that are slow, silent, many or greedy: memory stays bounded, and others are served."""
+"""Hostile clients that are slow, silent, many or greedy: the broker bounds their memory and serves other
+clients.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def many(broker: Broker, count: int) -> Iterator[list[RawClient]]:
 
 def tls_client(broker: Broker, certificates: Certificates) -> RawClient:
     client = RawClient(broker.bootstrap_servers)
-    # A small receive buffer, so that the broker's side soon has to keep what is not read.
+    # With a small receive buffer, the broker soon has to keep the bytes that the client does not read.
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
     context = ssl.create_default_context(cafile=str(certificates.authority))
     client.socket = context.wrap_socket(client.socket, server_hostname="127.0.0.1")
@@ -53,7 +55,7 @@ def tls_client(broker: Broker, certificates: Certificates) -> RawClient:
 
 @pytest.fixture(params=["uvloop", "asyncio"])
 def event_loop_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the broker use this event loop."""
+    """Make the broker use this event loop."""
     if request.param == "asyncio":
         monkeypatch.setitem(sys.modules, "uvloop", None)
     else:
@@ -91,7 +93,9 @@ def test_a_request_that_drips_in_is_cut_off() -> None:
 
 
 def test_a_steady_stream_of_requests_is_not_taken_for_a_slow_one() -> None:
-    """Each read ends within a request, and together they take longer than the deadline of one request."""
+    """Each read ends in the middle of a request, and all reads together take longer than the deadline of one
+    request.
+    """
     with (
         Broker(config={"oncelog.request.read.timeout.ms": 60_000}) as broker,
         many(broker, 1) as (client,),
@@ -147,8 +151,8 @@ def test_a_client_that_never_says_who_it_is_is_cut_off(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0 or not hasattr(socket, "TCP_KEEPIDLE"), reason="needs TCP_REPAIR")
 def test_a_peer_that_vanishes_silently_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peer waits for the response to a fetch of one day, so only TCP keep-alive can detect that it has
-    vanished.
+    """The peer waits for the response to a fetch of up to one day, so only TCP keep-alive can detect that it
+    has vanished.
     """
     probes = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1}
     monkeypatch.setattr(listener, "KEEP_ALIVE", probes)
@@ -157,7 +161,8 @@ def test_a_peer_that_vanishes_silently_is_noticed(monkeypatch: pytest.MonkeyPatc
         gone.send(fetch_request([("t", 0, 0)], max_wait_ms=86_400_000), 12)
         wait_until(lambda: broker.metrics()["fetches_waiting"] == 1)
         try:
-            gone.socket.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR: the close sends no packet
+            # TCP_REPAIR: closing the socket sends no packet
+            gone.socket.setsockopt(socket.IPPROTO_TCP, 19, 1)
         except PermissionError:
             pytest.skip("the system does not allow TCP_REPAIR")
         gone.socket.close()
@@ -193,7 +198,7 @@ def test_many_connections_at_once(tmp_path: Path, count: int) -> None:
         clients = [stack.enter_context(RawClient(broker.bootstrap_servers)) for _ in range(count)]
         for client in clients:
             client.send(ApiVersionsRequest(), 0)
-            client.socket.sendall(struct.pack(">i", 100 * MB) + b"12345")  # the client begins a large request
+            client.socket.sendall(struct.pack(">i", 100 * MB) + b"12345")  # begins a request of 100 MB
         assert quick.produce("t", batch(b"beside")).error_code == 0
         assert all(each.read_frame() for each in clients)
         assert quick.produce("t", batch(b"after")).error_code == 0
@@ -253,7 +258,8 @@ def test_half_sent_requests_are_bounded_together() -> None:
             with contextlib.suppress(OSError):
                 each.socket.sendall(struct.pack(">i", 2 * MB) + bytes(MB))
             assert broker.metrics()["request_bytes_held"] <= 9 * MB
-        pass_time(broker, 1_500)  # these must be idle, so that a new client is preferred
+        # Makes these connections slower than a new client, which the broker therefore prefers
+        pass_time(broker, 1_500)
         with RawClient(broker.bootstrap_servers) as quick:
             quick.create_topic("t", max_message_bytes=4 * MB)
             assert quick.produce("t", batch(b"x" * 3 * MB)).error_code == 0
@@ -261,7 +267,7 @@ def test_half_sent_requests_are_bounded_together() -> None:
 
 
 def test_answers_that_nobody_takes_are_bounded_together() -> None:
-    """Each client requests 40 MB again and again.
+    """Each client requests 40 MB again and again without reading.
 
     The broker first makes the responses smaller, and then closes the connections of clients that do not read.
     """
@@ -287,7 +293,9 @@ def test_answers_that_nobody_takes_are_bounded_together() -> None:
 
 @pytest.mark.usefixtures("event_loop_of")
 def test_unread_responses_over_tls_are_bounded_together(tmp_path: Path) -> None:
-    """Each client requests 40 MB once. A TLS transport does not count what the socket has not accepted."""
+    """Each client requests 40 MB once. The write buffer size of a TLS transport omits the bytes that the
+    socket has not accepted.
+    """
     certificates, limit_bytes = make_certificates(tmp_path), 24 * MB
     config = {"oncelog.queued.max.response.bytes": limit_bytes}
     with (
@@ -315,7 +323,9 @@ def test_unread_responses_over_tls_are_bounded_together(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("event_loop_of")
 def test_a_tls_client_that_resets_its_connection_costs_a_few_of_its_fetches(tmp_path: Path) -> None:
-    """A TLS transport does not say that the socket's transport has failed, and drops what is written."""
+    """A TLS transport does not report that the socket's transport has failed, and discards all further
+    writes. The broker must still stop the client's fetches.
+    """
     certificates = make_certificates(tmp_path)
     with (
         secured_broker(tmp_path / "data", certificates, sasl=False) as broker,
