@@ -162,7 +162,9 @@ def _fenced(path: Path, *languages: str) -> list[str]:
 
 
 def _commands_of(path: Path) -> set[str]:
-    """Yield every `oncelog ...` command of a document, from its blocks of shell commands and from its text."""
+    """Yield every `oncelog ...` command of a document, from its blocks of shell commands and from its
+    text.
+    """
     lines = [
         line
         for block in _fenced(path, "console", "sh", "bash")

@@ -1,4 +1,6 @@
-"""Rules of taste as failing tests: the import law, banned calls, the size of functions, no clock in a test."""
+"""Rules of taste as failing tests: the import law, banned calls, the size of functions, no clock in a
+test.
+"""
 
 from __future__ import annotations
 

@@ -221,5 +221,7 @@ def _findings() -> list[tuple[list[str], str]]:
 
 
 def _is_proof_for_quick(item: pytest.Item) -> bool:
-    """Return True for a quick test, and for one that cannot be quick because it needs more than one process."""
+    """Return True for a quick test, and for one that cannot be quick because it needs more than one
+    process.
+    """
     return item.get_closest_marker("quick") is not None or needs(item) is not None

@@ -48,7 +48,9 @@ class Kill(BaseException):
 
 
 def begun(node: BrokerState) -> ProducerIdAndEpoch:
-    """Begin a transaction with records in three partitions and offsets of group g, and return its producer."""
+    """Begin a transaction with records in three partitions and offsets of group g, and return its
+    producer.
+    """
     node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
     node.groups.offsets.commit("g", {tp: offset(1) for tp in PARTITIONS}, NOW_MS)
     entry = node.transactions.init("x", None, 60_000, NOW_MS).entry

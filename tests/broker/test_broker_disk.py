@@ -224,7 +224,9 @@ def test_a_broker_that_does_not_run_leaves_no_temporary_directory(
 def test_only_a_directory_that_stays_is_synced_by_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_temporary: bool
 ) -> None:
-    """Regression (R1112): a stop synced a temporary directory that it then removed, which took over a minute."""
+    """Regression (R1112): a stop synced a temporary directory that it then removed, which took over a
+    minute.
+    """
     synced: list[str] = []
     real = disk._sync
 

@@ -82,7 +82,9 @@ class Players:
             self.joins.pop(key, None)
 
     def consumer(self, group: str, client: int, action: int) -> None:
-        """Play one action of a member of the consumer protocol: join or rejoin, heartbeat, leave or commit."""
+        """Play one action of a member of the consumer protocol: join or rejoin, heartbeat, leave or
+        commit.
+        """
         key, member = (group, client), f"m{client}"
         epoch = self.epochs.get(key, 0)
         instance = f"static-{client}" if client == 0 else None

@@ -1,4 +1,6 @@
-"""Idempotence with real bytes over a real socket: the responses to Produce and the stored batches."""
+"""Idempotence with real bytes over a real socket: the responses to Produce requests and the stored
+batches.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def test_producer_ids_are_unique_over_sessions_and_restarts(tmp_path: object) ->
                 with RawClient(broker.bootstrap_servers) as session:
                     seen += [session.new_producer_id() for _ in range(3)]
     assert len(set(seen)) == len(seen) == 18
-    # Each start assigns ids from a range of its own, above the previous range.
+    # Each start of a broker assigns producer ids from a new range above the previous one.
     starts = seen[::6]
     assert starts == sorted(starts) and all(pid - starts[0] == n for n, pid in enumerate(seen[:6]))
 
@@ -162,7 +164,9 @@ def test_inactive_producers_expire() -> None:
     config = {"connections.max.idle.ms": -1}
     with Broker(config=config) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("expiring")
-        old = 1_000  # The records are old, but the producer's state must expire by the time of the append.
+        # The records are old, but the broker must remember the producer from the time of the append, not of
+        # the record.
+        old = 1_000
         client.produce("expiring", batch(b"x", pid=1, sequence=0, timestamp_ms=old))
         pass_time(broker, 86_400_000 + 600_000)
         wait_until(lambda: broker.metrics()["producers_expired"] == 1)
@@ -178,7 +182,7 @@ def test_a_back_fill_does_not_lose_its_producer() -> None:
         pid = client.new_producer_id()
         sent = batch(b"1998", pid=pid, sequence=0, timestamp_ms=900_000_000_000)
         client.produce("back-fill", sent)
-        pass_time(broker, 3_600_000)  # the broker checks producers for expiry every ten minutes
+        pass_time(broker, 3_600_000)  # the broker looks for expired producers every ten minutes
         again = client.produce("back-fill", sent)
         assert (again.error_code, again.base_offset) == (0, 0)
         assert client.offset("back-fill") == 1

@@ -1,7 +1,8 @@
-"""Start a second request after each step of a first one. Both requests are handled in steps.
+"""Two requests are handled in steps, and the second one starts after each possible step of the first.
 
-For each of these moments, the responses and the state must be those of running one request after the other.
-Memory must equal a replay of the log. Like a client, the test retries a retriable error.
+For each of these starting points, the responses and the state must equal those of running the requests one
+after the other, in either order. Memory must equal a replay of the log. Like a client, the test retries a
+retriable error.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def open_node(disk: Disk, first_uuid: int) -> BrokerState:
 
 
 class Client:
-    """A node and its clients: a transactional producer of ids `x` and a consumer of group g."""
+    """A node, and the ids of its clients: a transactional producer with the ids `x`, and a consumer of group
+    g.
+    """
 
     def __init__(self, *, syncs: bool) -> None:
         self.node = node = open_node(MemoryDisk(), 1)
@@ -112,7 +115,7 @@ class Client:
         return bool(self.node.log_manager.background) or self.node.flush_queue.has_waiters
 
     def step(self) -> bool:
-        """Run a step, or all syncs that are requested; return False if there is nothing to do."""
+        """Run one step, or else all requested syncs. Return False if no work is left."""
         background, flush_queue = self.node.log_manager.background, self.node.flush_queue
         if background:
             job = background.step()
@@ -293,7 +296,7 @@ WRITERS: list[Action] = [
 
 
 class Asked:
-    """An action that was started, and its response once that is ready."""
+    """An action that was started. Its response is present once it is ready."""
 
     def __init__(self, client: Client, action: Action) -> None:
         self._answers: list[Any] = []
@@ -343,10 +346,10 @@ class Outcome(NamedTuple):
 
 
 def outcome(first: Action, second: Action, cut: int | None, failing_sync: int = 0) -> tuple[Outcome, bool]:
-    """Return the outcome of two actions, and True if the first had ended before the second began.
+    """Return the outcome of two actions, and True if the first action had ended before the second one began.
 
     The second action starts after `cut` steps of the first one, or after its end if `cut` is None. With
-    `failing_sync`, every append of a coordinator waits for its sync, and the sync of that number fails.
+    `failing_sync` above 0, coordinators' appends wait for a sync, and sync number `failing_sync` fails.
     """
     client = Client(syncs=failing_sync > 0)
     asked = {first: Asked(client, first)}
@@ -388,10 +391,10 @@ def serial(first: Action, second: Action) -> Outcome:
 
 
 def is_one_after_the_other(found: Outcome, orders: list[Outcome], *, by_offset: bool) -> bool:
-    """Return True if running the requests in one of the two orders explains the outcome.
+    """Return True if running the two requests one after the other, in either order, explains the outcome.
 
-    Each error code and committed offset must occur in one of the orders, and the state must equal the state
-    after one order. With `by_offset`, each committed offset of the state may come from a different order.
+    Each error code and returned offset must occur in one of the orders, and the state must equal the state
+    after one order. With `by_offset`, each offset of the state may come from a different order.
     """
     for name, codes in found.codes.items():
         if not codes <= orders[0].codes[name] | orders[1].codes[name]:
@@ -413,8 +416,8 @@ def is_one_after_the_other(found: Outcome, orders: list[Outcome], *, by_offset: 
 def pairs(first: Action) -> Iterator[Action]:
     """Yield the actions to combine with `first`.
 
-    Two pairs are left out. A producer ends a transaction by only one version of EndTxn. If a group's offsets
-    are being deleted, expiry postpones the group to its next round.
+    Two pairs are left out. A producer ends all its transactions with the same version of EndTxn. While a
+    group's offsets are being deleted, expiry skips the group until its next round.
     """
     for second in ACTIONS:
         pair = {first, second}
@@ -430,7 +433,8 @@ def test_the_outcome_of_two_requests_in_steps_is_that_of_one_after_the_other(fir
         orders = [serial(first, second), serial(second, first)]
         for cut in count():
             found, was_over = outcome(first, second, cut)
-            # Offsets expire one by one, so each may be as after a different order.
+            # Offsets expire one by one, so one of them may be as after one order, and the next as after the
+            # other.
             by_offset = expire_offsets in (first, second)
             assert is_one_after_the_other(found, orders, by_offset=by_offset), (second.__name__, cut)
             if was_over:
@@ -449,7 +453,7 @@ def test_no_request_is_acknowledged_whose_sync_failed(action: Action) -> None:
     client = Client(syncs=True)
     client.is_failing = lambda: True
     request = Asked(client, action)
-    for _ in range(1_000):  # bounded, because without a limit the retries never end
+    for _ in range(1_000):  # bounded, because the retries never end while all syncs fail
         if not client.step():
             break
     assert request.codes and 0 not in request.codes
@@ -467,7 +471,7 @@ def test_the_next_start_finishes_what_a_kill_between_two_steps_left(action: Acti
         client.node.log_manager.release()
         node = open_node(client.node.log_manager.disk, 1000)
         after = live_state(node)
-        if action is not delete_topic:  # after a topic deletion, the start deletes remaining offsets
+        if action is not delete_topic:  # the start deletes the offsets that the deletion of the topic left
             assert differences(after_resume(before, after), after) == []
         assert differences(after, replayed_state(node, NOW_MS)) == []
         entry = node.transactions.get("x")

@@ -1,4 +1,4 @@
-"""The coordinators' topics are always compacted."""
+"""The coordinators' topics are always compacted, whatever the settings are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""ApiVersions, Metadata, FindCoordinator, ListOffsets, OffsetForLeaderEpoch, and the Describe APIs."""
+"""Tests of the requests that look up or describe: ApiVersions, Metadata, FindCoordinator, ListOffsets,
+OffsetForLeaderEpoch, Describe.
+"""
 
 from __future__ import annotations
 

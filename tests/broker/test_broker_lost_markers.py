@@ -1,4 +1,4 @@
-"""The start writes the markers of decided transactions that a power loss took."""
+"""A power loss can take the markers of decided transactions. The next start of the broker writes them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StoppedClock(Clock):
 
 
 class Producer:
-    """A producer with an epoch per transaction, and the broker that loses its power."""
+    """A producer with an epoch per transaction, and its broker, which can lose its power."""
 
     def __init__(self, directory: Path, first_epoch: int = 0) -> None:
         self.directory, self.first_epoch = directory, first_epoch
@@ -63,7 +63,7 @@ class Producer:
         self.who, self.sequences = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch), {}
 
     def add(self, tp: TopicPartition) -> None:
-        """Make a partition part of the transaction, as AddPartitionsToTxn does."""
+        """Add a partition to the transaction, as AddPartitionsToTxn does."""
         self.node.transactions.add_partitions("x", self.who, [tp], NOW_MS)
 
     def admission(self, tp: TopicPartition, dialect: ClientCapabilities) -> TransactionVerification:
@@ -79,7 +79,9 @@ class Producer:
         )
 
     def send(self, tp: TopicPartition, value: str, *, is_classic: bool = False) -> None:
-        """Store a record in the producer's transaction, as a Produce request of version 12 or 11 does."""
+        """Store a record in the producer's transaction, as Produce version 12 does, or version 11 with
+        `is_classic`.
+        """
         _, partition = self.node.topics.partition(tp)
         if is_classic:
             self.add(tp)
@@ -120,7 +122,7 @@ class Producer:
         return self.directory / str(tp) / f"{0:020d}.log"
 
     def compact(self) -> None:
-        """Sync the coordinator's log, and begin the next round of compaction."""
+        """Sync the coordinator's log, and start a round of compaction."""
         now_ms = self.round_ms = self.round_ms + ROUND_MS
         self.node.transactions.topic.roll_for_compaction(now_ms)
         self.node.topics.partition(STATE)[1].flush()
@@ -130,7 +132,7 @@ class Producer:
         return sum(len(batch.records) for batch in self.node.transactions.topic.replay(tp.partition))
 
     def lose_power(self, **sizes: int) -> None:
-        """Stop the broker, truncate logs to earlier sizes, and start the next one."""
+        """Stop the broker, truncate logs to earlier sizes, and start a new broker on them."""
         self.node.log_manager.release()
         for name, tp in (("t0", T0), ("t1", T1), ("offsets", OFFSETS), ("state", STATE)):
             if name in sizes:
@@ -140,7 +142,7 @@ class Producer:
         self.node = self._open()
 
     def restart(self) -> None:
-        """Stop the broker cleanly, and start the next one."""
+        """Stop the broker cleanly, and start a new one."""
         self.node.close(NOW_MS)
         self.node = self._open()
 
@@ -186,8 +188,8 @@ def test_a_start_writes_the_marker_that_a_power_loss_took(
 def test_a_start_writes_the_marker_of_the_last_epoch_of_a_producer_id(
     tmp_path: Path, is_commit: bool
 ) -> None:
-    """Regression: readers waited, because the next transaction has another producer id, and so did not end
-    the open one.
+    """Regression: read_committed readers waited forever, because the next transaction had another producer id
+    and did not end the open one.
     """
     producer = Producer(tmp_path / "data", EXHAUSTED_EPOCH)
     producer.send(T0, "a")
@@ -206,8 +208,8 @@ def test_a_start_writes_the_marker_of_the_last_epoch_of_a_producer_id(
 def test_an_open_transaction_is_ended_when_another_producer_id_takes_over(
     tmp_path: Path, way: str, when: str
 ) -> None:
-    """Regression: readers waited, because the older producer id never begins another transaction, which would
-    end the open one.
+    """Regression: read_committed readers waited forever. Only a next transaction of the older producer id
+    would have ended the open one, and none began.
     """
     producer = Producer(tmp_path / "data", EXHAUSTED_EPOCH)
     sizes = {"state": producer.size(STATE)}
@@ -257,8 +259,8 @@ def test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_marker
 
 @pytest.mark.behaviour("T6")
 def test_a_clock_that_jumps_forward_makes_no_decision_old(producer: Producer) -> None:
-    """Regression: compaction removed the decision and a power loss took the marker, so the committed "a" was
-    aborted.
+    """Regression: compaction removed the decision, because the clock made it look old, and a power loss took
+    the marker. The next start then aborted "a", which had been committed.
     """
     producer.send(T0, "a")
     size = producer.size(T0)
@@ -318,7 +320,9 @@ def test_an_undecided_transaction_is_aborted_before_its_producer_begins_another(
 
 @pytest.mark.behaviour("T6")
 def test_a_decision_that_a_start_follows_does_not_end_an_older_transaction(producer: Producer) -> None:
-    """Compaction of `__transaction_state` has removed the decision about the older transaction."""
+    """The decision about the older transaction is unknown: compaction of `__transaction_state` has removed
+    it.
+    """
     producer.send(T0, "aborted")
     size = producer.size(T0)
     producer.end(False)
@@ -351,7 +355,9 @@ def test_a_marker_written_again_does_not_end_the_next_transaction(producer: Prod
 def test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_its_epoch(
     producer: Producer, classic_is_commit: bool, is_commit: bool, when: str
 ) -> None:
-    """A producer keeps its epoch when the broker starts to offer an epoch per transaction."""
+    """Both transactions have the same epoch: a producer keeps it when the broker begins to offer an epoch per
+    transaction.
+    """
     producer.send(T0, "classic")
     size = producer.size(T0)
     producer.node.transactions.end("x", producer.who, classic_is_commit, 1, NOW_MS)
@@ -372,9 +378,9 @@ def test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_it
 def test_an_epoch_that_only_a_partition_remembers_is_not_given_again(
     producer: Producer, is_ended: bool, is_classic: bool, has_clean_stop: bool
 ) -> None:
-    """Regression: the id was given to a new instance again.
+    """Regression: the broker gave a new instance a producer id and epoch that a partition still remembered.
 
-    Its record then counted as a duplicate, so it was acknowledged but not stored.
+    The new instance's record counted as a duplicate, so the broker acknowledged it without storing it.
     """
     producer.send(T0, "first", is_classic=is_classic)
     producer.end(True, is_classic=is_classic)
@@ -396,9 +402,9 @@ def test_an_epoch_that_only_a_partition_remembers_is_not_given_again(
 def test_an_epoch_of_the_next_producer_id_that_only_a_partition_remembers_is_not_given_again(
     tmp_path: Path,
 ) -> None:
-    """The power loss takes the record that completes the last epoch.
+    """The power loss takes the record that completes the transaction of the last epoch.
 
-    The log then mentions the next producer id only as the one that will follow.
+    In the log, the next producer id then occurs only in an earlier record, which announces it.
     """
     producer = Producer(tmp_path / "data", EXHAUSTED_EPOCH)
     producer.send(T0, "first")
@@ -419,7 +425,9 @@ def test_an_epoch_of_the_next_producer_id_that_only_a_partition_remembers_is_not
 @pytest.mark.behaviour("T6")
 @pytest.mark.parametrize("way", ["records", "offsets", "nothing"])
 def test_an_aborted_record_is_not_committed_by_a_newer_classic_instance(producer: Producer, way: str) -> None:
-    """Clients without an epoch per transaction, such as librdkafka, have one epoch for each instance."""
+    """Clients that do not know an epoch per transaction, such as librdkafka, use one epoch for each
+    instance.
+    """
     tp = OFFSETS if way == "offsets" else T0
     if way == "offsets":
         producer.send_offset(5)

@@ -1,7 +1,8 @@
-"""Two features on one topic, interleaved and with restarts: readers see exactly the records that they must.
+"""Two features act on one topic, interleaved and with restarts. Readers must see exactly the records that a
+model predicts.
 
 Seven features remove records, hide them, or make a start take a directory over. Each pair of features is
-tested. Every limit is small, and deferred work waits until a random moment, so that later operations overtake
+tested. All limits are small, and deferred work waits until a random moment, so that later operations overtake
 it.
 """
 
@@ -60,7 +61,9 @@ OVERRIDES = {
 
 
 class Topic:
-    """A topic `t` on a node, the records that its readers must see, and one method for each feature."""
+    """A topic `t` on a node, a model of the records that its readers must see, and one method for each
+    feature.
+    """
 
     def __init__(self, draw: Random, *, is_compacted: bool) -> None:
         self.draw, self.is_compacted = draw, is_compacted
@@ -171,7 +174,7 @@ class Topic:
         self.create()
 
     def transactions(self) -> None:
-        """For one of two transactional ids, begin a transaction, continue it or end it."""
+        """Choose one of two transactional ids, and begin, continue or end its transaction."""
         name = self.draw.choice(("x", "y"))
         if name in self.pending and self.draw.random() < 0.5:
             self.end(name)
@@ -188,7 +191,7 @@ class Topic:
         who, is_commit = self.pending.pop(name), self.draw.random() < 0.5
         self.node.transactions.end(name, who, is_commit, 2, self.now_ms)
         if self.exists and self.partition.log_end_offset > self.model.end:
-            # With an epoch per transaction, the marker has the epoch of the next transaction.
+            # With an epoch per transaction, a marker has the epoch of the producer's next transaction.
             epoch = who.producer_epoch + 1
             marker = Written(
                 self.model.end, ((None, None),), self.now_ms, self.now_ms, who.producer_id, epoch
@@ -202,7 +205,9 @@ class Topic:
             self.model.start = max(self.model.start, before)
 
     def takeover(self) -> None:
-        """Lose the list of topics. The next start must take the directories over and delete nothing."""
+        """Lose the list of topics in a kill. The next start must find the topic by its directories, and
+        delete nothing.
+        """
         self.finish()
         self.close()
         if self.disk.exists(FILE_NAME):
@@ -212,7 +217,9 @@ class Topic:
     # Processes
 
     def step(self) -> None:
-        """Run some background work; a blocking call of it may be running afterwards."""
+        """Run a few steps of background work. A blocking call that the last step started may be left
+        unfinished.
+        """
         background = self.node.log_manager.background
         for _ in range(self.draw.choice((0, 1, 5))):
             self.run_job()
@@ -222,7 +229,7 @@ class Topic:
     def run_job(self) -> None:
         job, self.job = self.job, None
         if job is not None:
-            with suppress(Exception):  # the next step of the job's task raises the error
+            with suppress(Exception):  # the task raises this error in its next step
                 job()
 
     def finish(self) -> None:
@@ -270,12 +277,12 @@ class Topic:
 
 
 def replace_outcome(marker: Written, is_commit: bool) -> Written:
-    """Return the marker with its outcome."""
+    """Return a copy of the marker with the given outcome."""
     return replace(marker, is_commit=is_commit)
 
 
 def plan(draw: Random, pair: tuple[str, str]) -> Iterator[str]:
-    """Yield the actions of a run: both features in random order, with records and restarts between."""
+    """Yield the actions of a run: both features in random order, and between them appends and restarts."""
     steps = [*pair] * 4
     draw.shuffle(steps)
     for number, feature in enumerate(steps):

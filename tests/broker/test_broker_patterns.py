@@ -62,7 +62,7 @@ def by_pattern(text: str) -> ListTransactionsRequest:
 
 @pytest.mark.parametrize("regex", HOSTILE)
 def test_a_backtracking_pattern_does_not_block_other_clients(client: RawClient, regex: str) -> None:
-    """With a backtracking engine 200 letters take longer than the test run."""
+    """An engine that backtracks would need longer than the test run for 200 letters."""
     name = "a" * (200 + HOSTILE.index(regex))
     client.create_topic(name)
     answer = client.ask(heartbeat("m", f"hostile-{HOSTILE.index(regex)}", regex), 1)
@@ -216,7 +216,7 @@ def test_a_long_list_of_transactional_ids_is_matched_in_steps(
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A data directory whose group has a member with a pattern that only Python's engine takes."""
+    """A data directory with a group, one of whose members has a pattern that only Python's engine accepts."""
     node = open_node(tmp_path, BROKER.parse({}), Clock())
     node.topics.create("t", 1, {}, 0)
     group = ConsumerGroup("g", session_timeout_ms=45_000)
@@ -239,7 +239,7 @@ def test_a_stored_pattern_that_is_refused_now_stops_neither_the_start_nor_the_gr
 
 
 def test_ids_that_may_not_be_described_are_not_matched(tmp_path: Path, matched: list[str]) -> None:
-    """The time of a match would reveal something about the ids."""
+    """The duration of a match would reveal the ids to a client that may not describe them."""
     node = open_node(tmp_path, BROKER.parse({}), Clock())
     node.transactions.init("secret", None, 60_000, 0)
     node.log_manager.release()

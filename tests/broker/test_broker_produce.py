@@ -1,4 +1,4 @@
-"""Produce: the error codes and the order of the checks; acks; many partitions in one request."""
+"""Produce requests: error codes and the order of the checks, acks, and many partitions in one request."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def test_acks_must_be_known(client: RawClient, topic: str) -> None:
 
 def test_acks_0_has_no_response(client: RawClient, topic: str) -> None:
     client.send(produce_request(topic, batch(b"silent"), acks=0), 9)
-    # A Produce with acks=0 has no response, so the next one on the connection belongs to the next request.
+    # A Produce with acks=0 gets no response, so the first response on the connection is that of the next
+    # request.
     assert client.offset(topic) == 1
     assert client.values(topic) == [b"silent"]
 
@@ -160,7 +161,7 @@ def test_batches_come_back_as_they_were_sent(client: RawClient, topic: str, code
     sent = bytes(batch(b"one", None, b"", compression=codec, pid=7, sequence=0))
     client.produce(topic, sent)
     (stored,) = split_batches(client.fetch(topic).records)
-    # The broker sets only the base offset and leader epoch (bytes 0-7, 12-15).
+    # In a batch, the broker changes only the base offset and the leader epoch (bytes 0-7 and 12-15).
     assert stored[16:] == sent[16:]
     assert [r.value for r in decode_records(stored)] == [b"one", None, b""]
 
@@ -175,7 +176,9 @@ def test_one_megabyte_records(client: RawClient, topic: str) -> None:
 def test_deferred_fetch_and_produce_of_one_connection_answer_in_order(
     broker: Broker, client: RawClient, topic: str
 ) -> None:
-    """The fetch waits for data of another connection, and the Produce behind it waits too."""
+    """The fetch waits for data from another connection, and the Produce requests behind it must wait for its
+    response.
+    """
     fetch_id = client.send(fetch_request([(topic, 0, 0)], max_wait_ms=10_000), 12)
     produce_id = client.send(produce_request(topic, batch(b"behind")), 9)
     metadata_id = client.send(produce_request(topic, batch(b"last")), 9)

@@ -1,5 +1,5 @@
-"""The fast path for plain Produce requests returns the same bytes as `produce`, or leaves a request to
-`produce`.
+"""The fast path for plain Produce requests returns the same bytes as the handler `produce`, or leaves the
+request to it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def node(tmp_path: Path) -> Iterator[BrokerState]:
 
 @pytest.fixture
 def twin(tmp_path: Path) -> Iterator[BrokerState]:
-    """Open a second broker, which gets the same requests through `produce`."""
+    """Open a second broker. It gets the same requests as the first, but handles all of them with
+    `produce`.
+    """
     yield from new_node(tmp_path / "twin")
 
 
@@ -57,7 +59,7 @@ def new_node(data_dir: Path) -> Iterator[BrokerState]:
 
 
 def create(node: BrokerState, name: str, partition_count: int, **settings: str) -> None:
-    """Create a topic whose id follows from its name, so that both brokers have the same."""
+    """Create a topic whose id follows from its name, so that the topics of both brokers have the same id."""
     new_uuid, node.topics._new_uuid = node.topics._new_uuid, lambda: id_of(name)
     node.topics.create(name, partition_count, settings, NOW_MS)
     node.topics._new_uuid = new_uuid
@@ -115,7 +117,7 @@ STREAM = [
     numbered(4),
     damaged(numbered(6)),
     numbered(0, epoch=1),
-    numbered(6),  # an older epoch than the batch before, so it is fenced
+    numbered(6),  # fenced: the batch before has a newer epoch
     numbered(0, pid=6),
     batch(b"not numbered", timestamp_ms=NOW_MS),
     batch(b"too early", timestamp_ms=NOW_MS * 2),
@@ -161,7 +163,7 @@ def several(batches: list[tuple[str, int, bytearray]], version: int) -> memoryvi
 
 
 def begun(node: BrokerState) -> ProducerIdAndEpoch:
-    """Begin a transaction, store its first batch in partition 0, and return the producer."""
+    """Begin a transaction, store its first batch in partition 0, and return its producer."""
     done = node.transactions.init("id", None, 60_000, NOW_MS)
     who = ProducerIdAndEpoch(done.entry.producer_id, done.entry.producer_epoch)
     node.transactions.add_partitions("id", who, [TopicPartition("t", 0)], NOW_MS)
@@ -170,7 +172,7 @@ def begun(node: BrokerState) -> ProducerIdAndEpoch:
 
 
 def transacted(who: ProducerIdAndEpoch, sequence: int, version: int = 12, **more: Any) -> memoryview:
-    """Return a request with one transactional batch. `more` has options of the batch."""
+    """Return a Produce request with one batch of a transaction. `more` are further options of the batch."""
     pid, epoch = more.pop("pid", who.producer_id), more.pop("epoch", who.producer_epoch)
     partition = more.pop("partition", 0)
     records = numbered(sequence, pid, epoch=epoch, is_transactional=True, **more)
@@ -183,7 +185,7 @@ def test_within_a_transaction_the_answer_is_what_the_general_way_gives(
 ) -> None:
     ways = begun(node), begun(twin)
     assert ways[0] == ways[1]
-    for sequence in (2, 4, 2, 9, 6):  # a duplicate and a gap among them
+    for sequence in (2, 4, 2, 9, 6):  # among them a duplicate and a gap
         told = general(twin, transacted(ways[1], sequence, version))
         assert answer(node, transacted(ways[0], sequence, version), NOW_MS) == encode_response(
             told, version, 1
@@ -197,7 +199,7 @@ def test_a_request_that_needs_the_coordinator_is_left_to_the_general_way(node: B
     who = begun(node)
     fenced, other = who.producer_epoch - 1, who.producer_id + 1
     for left in (
-        transacted(who, 0, partition=1),  # a partition that joins the transaction with this request
+        transacted(who, 0, partition=1),  # the request adds this partition to the transaction
         transacted(who, 2, epoch=who.producer_epoch + 1),
         transacted(who, 2, epoch=fenced),
         transacted(who, 2, pid=other),

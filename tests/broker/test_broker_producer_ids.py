@@ -30,11 +30,12 @@ BY_CLOCK = NOW_MS << IDS_PER_MS_BITS
     [
         (0, -1, NOW_MS, BY_CLOCK),
         (5_000, 8_000, NOW_MS, BY_CLOCK),
-        (BY_CLOCK + 7, -1, NOW_MS, BY_CLOCK + 7),  # the clock went back
+        (BY_CLOCK + 7, -1, NOW_MS, BY_CLOCK + 7),  # the clock went back after the stored id was written
         (0, BY_CLOCK + 7, NOW_MS, BY_CLOCK + 8),
         (0, 41, 0, 42),
-        (0, 2**63 - 1, NOW_MS, BY_CLOCK),  # an id that a client chose itself is ignored
-        (0, -1, 2**60, 0),  # the clock shows an impossible time
+        # The seen id is the largest possible: a client chose it, so it is ignored
+        (0, 2**63 - 1, NOW_MS, BY_CLOCK),
+        (0, -1, 2**60, 0),  # the clock shows an impossible time, so it is ignored
     ],
 )
 def test_ids_begin_above_everything_known(stored: int, seen: int, now_ms: int, first: int) -> None:
@@ -47,7 +48,9 @@ def test_ids_of_this_century_are_exact_as_doubles() -> None:
 
 
 def test_two_starts_a_millisecond_apart_share_no_id() -> None:
-    """Two copies of a directory start 1 ms apart. Each assigns as many ids as fit into a millisecond."""
+    """Two copies of a directory start 1 ms apart. Each assigns as many ids as are reserved for one
+    millisecond.
+    """
     ids = []
     for now_ms in (NOW_MS, NOW_MS + 1):
         taker = ProducerIds(MemoryDisk(), now_ms)
@@ -95,9 +98,9 @@ def test_an_id_near_the_end_does_not_use_up_all_others(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("I27")
 def test_ids_of_the_transaction_log_are_not_given_again(tmp_path: Path) -> None:
-    """The clock shows 1970, so ids that follow from the clock may have been used.
+    """The clock shows 1970, so the ids that are derived from it may be in use.
 
-    The transaction log must be considered.
+    The broker must also read the producer ids in the transaction log.
     """
     with Broker(tmp_path) as broker:
         with producer_of(broker.bootstrap_servers, transactional_id="x") as producer:

@@ -1,4 +1,6 @@
-"""Quotas of a running broker: clients are throttled, muted meanwhile, or refused."""
+"""Quotas of a running broker: it throttles clients, mutes their connections meanwhile, or refuses their
+requests.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from oncelog.wire.frames import encode_request
 ANONYMOUS = QuotaEntity(user="ANONYMOUS")
 RAW = QuotaEntity(client_id="raw")
 WINDOW = {"quota.window.num": 1}
-"""With this setting, the broker allows a burst of one second."""
+"""A setting: the broker lets a client use one second of its quota at once, as a burst."""
 
 
 @pytest.fixture
@@ -48,7 +50,7 @@ def raw(limited: Broker) -> Iterator[RawClient]:
 
 
 def produce(client: RawClient, topic: str, size_bytes: int, *, version: int = 9, acks: int = 1) -> int:
-    """Produce a batch, and return the throttle time."""
+    """Produce a batch, and return the throttle time in the response."""
     P = m.ProduceRequest
     data = P.PartitionProduceData(index=0, records=batch(b"v" * size_bytes))
     asked = P(acks=acks, timeout_ms=5000, topic_data=[P.TopicProduceData(name=topic, partition_data=[data])])
@@ -114,7 +116,9 @@ def test_a_throttled_client_with_acks_0_is_muted_too(admin: Admin, raw: RawClien
 def test_requests_of_a_throttled_client_are_handled_after_it_disconnects(
     limited: Broker, admin: Admin, raw: RawClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A producer with acks=0 may disconnect early, and the broker handles only 64 requests in a round."""
+    """A producer with acks=0 may disconnect right after its last request. The broker must handle all its
+    requests, although one round handles only 64.
+    """
     stop_clock(limited)
     raw.create_topic("t")
     request = encode_request(produce_request("t", batch(b"v"), acks=0), 9, 1, "raw")
@@ -216,7 +220,7 @@ def test_admin_waits_its_turn(admin: Admin, limited: Broker) -> None:
 
 
 def test_producers_above_the_rate_of_producer_ids_wait_for_their_ids(limited: Broker, admin: Admin) -> None:
-    """Above the rate, producers get their ids later, instead of an error."""
+    """Above the rate, a producer must get its id later, and no error."""
     admin.create_topics([NewTopic("t", 1)])
     admin.alter_client_quotas({QuotaEntity(DEFAULT): {"producer_ids_rate": 5}})
     with ExitStack() as stack:
@@ -319,8 +323,10 @@ def test_quotas_outlive_a_restart(tmp_path: Path) -> None:
 
 
 class WorkClock:
-    """A fake clock of processor time: reading a request takes 1 s, handling it 10 s, and encoding its
-    response 100 s.
+    """A fake clock of processor time.
+
+    It advances by 1 s when a request is read, by 10 s when it is handled, and by 100 s when its response is
+    encoded.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +375,7 @@ def test_a_request_that_cannot_be_read_is_charged(
 ) -> None:
     admin.alter_client_quotas({RAW: {"request_percentage": 1_000_000}})
     clock = WorkClock(monkeypatch)
-    frame = encode_request(m.ListGroupsRequest(), 4, 1, "raw")[4:-1]  # its last byte is missing
+    frame = encode_request(m.ListGroupsRequest(), 4, 1, "raw")[4:-1]  # without the request's last byte
     raw.socket.sendall(len(frame).to_bytes(4, "big") + frame)
     assert raw.is_closed()
     assert clock.total() == 1

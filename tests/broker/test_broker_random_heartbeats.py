@@ -1,8 +1,8 @@
-"""Random heartbeats of consumer groups with patterns, while topics come and go and brokers restart.
+"""Consumer groups with patterns get random heartbeats, while topics are created and deleted and brokers
+restart.
 
-Work in the background is done a step at a time, and all limits are small. Once nothing changes any more,
-heartbeats must assign each partition of a subscribed topic to one of its subscribers.
-A seed gives the same run each time.
+Background work runs one step at a time, and all limits are small. Once no more changes occur, heartbeats must
+assign each partition of a subscribed topic to one of its subscribers. Runs with the same seed are equal.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ SUBSCRIPTIONS: tuple[dict[str, Any], ...] = (
     {"subscribed_topic_names": ["t1"], "subscribed_topic_regex": "[tu]."},
 )
 ROUNDS = 40
-"""Number of heartbeats of each member after which a group must be stable, once nothing else changes."""
+"""Once all other changes have stopped, a group must be stable after this number of heartbeats of each member.
+"""
 
 
 class Member:
-    """The state of a member, as its client keeps it."""
+    """A group member's state as its client knows it."""
 
     def __init__(self, group: str, name: str) -> None:
         self.group, self.name = group, name
@@ -61,7 +62,7 @@ class Run:
             assignment_burst_cost=self.rng.choice((1, 20, 20_000)),
         )
         self.is_starved = self.rng.random() < 0.5
-        """True if no background task runs between the last heartbeats."""
+        """True if background tasks do not run between the last heartbeats."""
         self.members = [Member(group, f"m{index}") for group in ("g", "h") for index in range(3)]
         self.start_again()
 
@@ -150,7 +151,7 @@ class Run:
             for member in members:
                 self.beat(member, joins=not member.is_in)
                 self.finish()
-            self.place.pass_time(2_000)  # an assignment may wait until earlier ones are adopted
+            self.place.pass_time(2_000)  # an assignment may wait until members have adopted earlier ones
 
     def check(self) -> None:
         for group in ("g", "h"):
@@ -175,7 +176,9 @@ class Run:
 
 
 def run(seed: int, event_count: int = 60) -> None:
-    """Run a seed. Raises AssertionError if a group does not settle on its subscription."""
+    """Run a seed. Raises AssertionError if a group's assignment does not settle on the members'
+    subscriptions.
+    """
     running = Run(seed)
     for _ in range(event_count):
         running.act()

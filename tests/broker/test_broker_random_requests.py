@@ -2,14 +2,12 @@
 
 Many requests run at the same time, in steps. Faults of the disk, kills, power losses and advances of the
 clock come between any two steps. After each start, and at the end, these conditions must hold:
-
 - every start succeeds once the disk works;
 - the coordinators' state in memory equals a replay of their logs;
-- no transaction is open in a partition without a coordinator that will end it;
-- no offset is committed for a topic that was deleted before;
+- each open transaction in a partition has a coordinator that will end it;
+- a topic has no offset that was committed before the topic was created;
 - no pair of producer id and epoch is assigned twice.
-
-A seed gives the same run each time. `run(seed, note=print)` prints the events of a run.
+Runs with the same seed are equal. `run(seed, note=print)` prints the events of a run.
 """
 
 from __future__ import annotations
@@ -77,21 +75,21 @@ PLACES = (
     "-delete",
     "__transaction_state-0/00000000000000000000.log",
 )
-"""Suffixes of paths.
+"""Suffixes of paths: a fault hits the disk operations on paths that end in one of them.
 
-A fault hits the disk operations on paths with one of them; the empty suffix matches every path.
+The empty suffix matches every path.
 """
 EXPECTED = (OSError, BrokerError, StorageError)
-"""Errors with which periodic work may end while the disk fails."""
+"""Errors that periodic work may raise while the disk fails."""
 
 
 QUICK_SEEDS = range(20)
 MAX_SEEDS = 500
-"""Seeds among which one must fail when the fix of R478 is reverted."""
+"""If the fix of R478 is reverted, one of the seeds below this number must fail."""
 
 
 class Run:
-    """A sequence of nodes on one disk, and clients that send any request at any time."""
+    """Nodes that run one after the other on one disk, and clients that send any request at any time."""
 
     def __init__(self, seed: int, note: Callable[[str], object]) -> None:
         self.note = note
@@ -126,16 +124,18 @@ class Run:
         )
         self.disk = MemoryDisk()
         self.past: list[Any] = []
-        """Nodes and disks of dead processes. Freeing a node would run the clean-up code of its generators."""
+        """Nodes and disks of dead processes, kept alive because freeing a node would run the clean-up code of
+        its generators.
+        """
         self.identities = dict.fromkeys(IDS, ProducerIdAndEpoch(-1, -1))
         self.handed: dict[ProducerIdAndEpoch, object] = {}
-        """For every assigned producer id and epoch, the request that got it."""
+        """For every assigned pair of producer id and epoch, the request that got it."""
         self.first_seen: dict[bytes, int] = {}
-        """For each topic id: the event after which the topic was first seen."""
+        """For each topic id, the number of the event after which the topic was first seen."""
         self.asked: set[int] = set()
-        """Offsets whose commit is not answered yet. Each commit has an offset of its own."""
+        """Offsets whose commit has no response yet. Each commit has a different offset."""
         self.answered: dict[int, int] = {}
-        """For each offset: the event at which its commit was answered."""
+        """For each committed offset, the number of the event in which the response to its commit came."""
         self.start()
 
     # The node
@@ -144,7 +144,7 @@ class Run:
         return next(self.numbers).to_bytes(16, "big")
 
     def start(self) -> None:
-        """Start on the files of the last process, perhaps after further killed starts."""
+        """Start a node on the files of the last process. Some starts may be killed before one succeeds."""
         while True:
             manager = None
             if self.past and self.rng.random() < 0.25:
@@ -162,9 +162,11 @@ class Run:
         self.disk.crash_after = None
         self.node.log_manager.background.on_added = lambda: None
         self.syncing: list[Partition] = []
-        """Partitions whose syncs are under way, which end in any order."""
+        """Partitions that are being synced. Their syncs end in random order."""
         self.jobs: list[BlockingCall] = []
-        """Unfinished jobs of background tasks. Steps of other requests run before they end."""
+        """Blocking calls of background tasks that have not ended. Steps of other requests may run before they
+        end.
+        """
         self.look()
         self.check_memory()
         self.check_transactions()
@@ -187,7 +189,7 @@ class Run:
         self.start()
 
     def stop(self) -> None:
-        """Stop cleanly, perhaps on a failing disk."""
+        """Stop cleanly. The disk may fail during the stop."""
         self.note(f"{self.event}: a stop")
         background = self.node.log_manager.background
         background.on_added = None
@@ -201,7 +203,9 @@ class Run:
         self.die()
 
     def step(self) -> bool:
-        """Run a step of a background task, or a requested sync; return False if there is nothing to do."""
+        """Run a step of a background task, a blocking call, or a requested sync. Return False if no work is
+        left.
+        """
         background, flush_queue = self.node.log_manager.background, self.node.flush_queue
         self.syncing += flush_queue.take_due() if flush_queue.has_waiters else []
         if self.syncing and (not background or self.rng.random() < 0.3):
@@ -214,7 +218,7 @@ class Run:
                 flush_queue.complete(partition, None)
         elif self.jobs and (not background.is_ready or self.rng.random() < 0.3):
             job = self.jobs.pop(self.rng.randrange(len(self.jobs)))
-            with suppress(Exception):  # the next step of the job's task raises the error
+            with suppress(Exception):  # the task raises this error in its next step
                 job()
         elif background.is_ready:
             with suppress(*EXPECTED):
@@ -320,7 +324,7 @@ class Run:
     def end(self) -> None:
         transactional_id, who = self.who()
         is_commit = self.rng.random() < 0.6
-        # Only with transaction.version 2 do clients send version 5.
+        # Clients send version 5 only if the broker has transaction.version 2.
         version = self.rng.choice((4, 5)) if self.settings["oncelog.transaction.version"] else 4
         request = "end", transactional_id, who
         message = EndTxnRequest(
@@ -502,7 +506,7 @@ class Run:
     # Invariants
 
     def look(self) -> None:
-        """Note the existing topics, and check their offsets."""
+        """Remember the existing topics, and check the offsets committed for them."""
         for topic in self.node.topics.all():
             self.first_seen.setdefault(topic.topic_id, self.event)
         committed, pending = self.node.groups.offsets.snapshot()
@@ -523,7 +527,7 @@ class Run:
         assert not found, found
 
     def check_transactions(self) -> None:
-        """Check that each open transaction has a coordinator that ends it."""
+        """Check that each open transaction has a coordinator that will end it."""
         known = {
             entry.producer_id: KnownTransaction(
                 entry.transactional_id,
@@ -547,7 +551,7 @@ class Run:
 
 
 def run(seed: int, event_count: int = 150, note: Callable[[str], object] = lambda text: None) -> None:
-    """Run a seed. Raises AssertionError, or any exception of the node."""
+    """Run a seed. Raises AssertionError if a condition is violated. Exceptions of the node pass through."""
     running = Run(seed, note)
     try:
         running.play(event_count)
@@ -577,11 +581,13 @@ def test_random_requests_leave_a_sound_state_in_thousands_of_runs() -> None:
     run_all(range(200, 20_000))
 
 
-# A bug that is reintroduced
+# Reintroduce a fixed bug
 
 
 def wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Revert the fix of R478: an older request is admitted although newer records are not durable yet."""
+    """Revert the fix of R478, so that the broker admits an older request although newer records are not
+    durable yet.
+    """
     monkeypatch.setattr(TransactionCoordinator, "last_append", lambda self, transactional_id: [])
 
 

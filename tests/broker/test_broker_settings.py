@@ -1,4 +1,4 @@
-"""Settings that clients change while the broker runs, and how their text is read."""
+"""Settings that clients change while the broker runs, and how the broker parses their text."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ BROKER_TYPE, GROUP_TYPE = 4, 32
 
 
 def alter(client: RawClient, resource_type: int, name: str, **values: str | None) -> int:
-    """Set the given values, or delete those that are None.
+    """Set the given settings, or delete those whose value is None. Return the error code.
 
-    `a_b` in a name stands for a.b. Return the error code.
+    `a_b` in a keyword stands for the setting a.b.
     """
     configs = [
         Alter.AlterableConfig(
@@ -88,7 +88,7 @@ def test_a_small_segment_size_of_an_older_version_still_opens(tmp_path: Path) ->
 
 
 def describe(client: RawClient, resource_type: int, name: str, key: str) -> list[tuple[str | None, int]]:
-    """Return the values of a setting with their sources, the effective one first."""
+    """Return all values of a setting and their sources. The effective value comes first."""
     resource = Describe.DescribeConfigsResource(
         resource_type=resource_type, resource_name=name, configuration_keys=[key]
     )
@@ -122,7 +122,7 @@ def test_a_broker_setting_holds_at_once_and_after_a_restart(tmp_path: Path) -> N
 
 def test_a_setting_that_cannot_be_stored_is_not_changed(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
-        (tmp_path / CONFIGS_FILE).mkdir()  # a directory of this name cannot be replaced by a file
+        (tmp_path / CONFIGS_FILE).mkdir()  # a directory with the file's name makes writing the file fail
         assert alter(client, BROKER_TYPE, "1", message_max_bytes="1000") == KafkaStorageError.code
         assert alter(client, GROUP_TYPE, "g", consumer_session_timeout_ms="46000") == KafkaStorageError.code
         assert describe(client, BROKER_TYPE, "1", "message.max.bytes") == [("1048588", 5)]
@@ -356,8 +356,8 @@ def test_unknown_assignors_refuse_the_start(text: str) -> None:
 def test_the_own_settings_of_a_topic_have_a_maximum_length(client: RawClient) -> None:
     """Regression: with settings of 64 KB for each of 1,000 topics, the broker took 1.3 GB.
 
-    Each change of a topic writes the settings of all topics, which took 2 s with so long settings. In memory,
-    a list takes 20 times the length of its text.
+    A list in memory takes 20 times the length of its text. Each change of a topic also writes the settings of
+    all topics, which took 2 s.
     """
     key, longest = "leader.replication.throttled.replicas", ",".join(["0:1"] * 512)
 

@@ -1,4 +1,4 @@
-"""Small state files of the broker: damaged, edited by hand, or written by an older version."""
+"""Small state files of the broker that are damaged, edited by hand, or written by an older version."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def used_disk() -> MemoryDisk:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("name", FILES)
 def test_no_flipped_bit_changes_what_a_file_says(name: str) -> None:
-    """Regression: without a checksum, one flipped bit could change retention.ms, or stop the start."""
+    """Regression: without a checksum, a flipped bit could change retention.ms or prevent a start."""
     disk = used_disk()
     whole = disk.read(name)
-    end = whole.index(b'"crc32c"')  # behind this point is the checksum itself
+    end = whole.index(b'"crc32c"')  # the checksum itself follows behind this position
     for place in range(end * 8):
         damaged = disk.after_kill()
         data = bytearray(whole)
@@ -40,7 +40,7 @@ def test_no_flipped_bit_changes_what_a_file_says(name: str) -> None:
 
 
 def test_a_file_without_a_checksum_is_read_and_gets_one() -> None:
-    """Versions before 0.5.1 wrote no checksum, and a user who edits the file has to remove it."""
+    """Versions before 0.5.1 wrote no checksum, and a user who edits the file must remove the checksum."""
     disk, name = used_disk(), "oncelog-topics.json"
     content = json.loads(disk.read(name))
     del content["crc32c"]

@@ -75,7 +75,7 @@ NAMES = [f"name-{number}" for number in range(MANY)]
 
 
 def driven(disk: MemoryDisk) -> BrokerState:
-    """Return a node whose background tasks wait for `finish`."""
+    """Return a node whose background tasks run only in `finish`."""
     node = open_node(disk)
     node.log_manager.background.on_added = lambda: None
     return node
@@ -87,9 +87,9 @@ def handle(node: BrokerState, message: Any) -> Any:
 
 
 def finish(node: BrokerState, deferred: PendingResponse, *, may_block: bool = False) -> tuple[int, Any]:
-    """Run the steps of a response; return their number and the response.
+    """Run the remaining steps of a response; return their number and the response.
 
-    With `may_block`, also run blocking calls.
+    With `may_block`, also run blocking calls. Without it, fail if a step needs one.
     """
     answers: list[Any] = []
     deferred.add_done_callback(answers.append)
@@ -160,7 +160,7 @@ def large_requests_to_coordinators() -> list[Any]:
 
 
 def with_topic(node: BrokerState) -> BrokerState:
-    """Return the node with topic t, of which group `kept` has committed an offset."""
+    """Create topic t, commit an offset of group `kept` for it, and return the node."""
     node.topics.create("t", 1, {}, NOW_MS)
     commit(node, "kept", [0])
     return node
@@ -207,7 +207,7 @@ def test_lists_of_many_groups_and_transactional_ids_let_others_have_their_turn()
 
 
 class Compared(int):
-    """A producer id. The class counts how often any of them is compared."""
+    """A producer id that counts comparisons. The class keeps one count for all ids."""
 
     count = 0
 
@@ -253,7 +253,7 @@ def test_the_work_of_later_steps_is_charged() -> None:
 
         answer.measure = measure
         steps, _ = finish(node, answer)
-        assert len(charged) == steps - 1  # the first step continues work that `handle` began
+        assert len(charged) == steps - 1  # the first step belongs to `handle`, which already charged it
 
 
 def create(name: str, partition_count: int) -> CreateTopicsRequest:
@@ -285,7 +285,8 @@ def test_the_directory_of_many_new_partitions_is_synced_in_another_thread() -> N
     background = node.log_manager.background
     while (call := background.step()) is None:
         assert node.topics.get("many") is None
-    assert handle(node, create("other", 1)).topics[0].error_code == 0  # nothing waits for the sync
+    # This request does not wait for the sync of the other one
+    assert handle(node, create("other", 1)).topics[0].error_code == 0
     call()
     _, response = finish(node, answer)
     assert response.topics[0].error_code == 0
@@ -311,7 +312,8 @@ def test_many_new_topics_are_checked_in_steps(validate_only: bool) -> None:
     node, count = driven(MemoryDisk()), 5 * PARTITIONS_PER_STEP
     answer = handle(node, create_many(count, validate_only=validate_only))
     assert isinstance(answer, PendingResponse)
-    other = handle(node, create("new-0", 2))  # this topic is created before the first request writes the file
+    # Creates one of the topics before the first request writes the topics file
+    other = handle(node, create("new-0", 2))
     assert other.topics[0].error_code == 0
     steps, response = finish(node, answer, may_block=True)
     assert steps >= (5 if validate_only else 10)
@@ -402,7 +404,7 @@ def test_a_topic_that_is_half_made_when_the_broker_stops_is_whole_at_the_next_st
     disk, count = MemoryDisk(), 5 * PARTITIONS_PER_STEP
     node = driven(disk)
     handle(node, create("many", count))
-    node.topics.create("other", 1, {}, NOW_MS)  # this writes the file while the first request is under way
+    node.topics.create("other", 1, {}, NOW_MS)  # writes the topics file while the first request is under way
     named = {topic["name"]: topic["partitions"] for topic in json.loads(disk.read(FILE_NAME))["topics"]}
     assert named == {"many": count, "other": 1}
     node.close(NOW_MS)
@@ -433,7 +435,7 @@ def test_a_group_of_many_offsets_is_deleted_in_steps_in_which_nobody_may_use_it(
 
 
 def test_a_group_that_expires_while_it_is_deleted_in_steps_is_deleted() -> None:
-    """The group's only member id was assigned but never used, and it expires during the deletion."""
+    """The group's only member got its id but never joined with it, and it expires during the deletion."""
     node = with_topic(driven(MemoryDisk()))
     commit(node, "g", range(MANY_OFFSETS))
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range")
@@ -505,8 +507,9 @@ def test_a_fetch_of_several_steps_that_waits_goes_with_its_connection() -> None:
 
 
 def waiting_fetch(node: BrokerState) -> tuple[Topic, PendingResponse]:
-    """Return a topic of many partitions, and the response to a fetch that waits for committed records in any
-    of them.
+    """Create a topic of many partitions, and start a fetch that waits for committed records in any of them.
+
+    Return the topic and the pending response.
     """
     topic = node.topics.create("t", MANY, {}, NOW_MS)
     rows = [FetchRequest.FetchPartition(partition=i, partition_max_bytes=1 << 20) for i in range(MANY)]
@@ -520,7 +523,7 @@ def waiting_fetch(node: BrokerState) -> tuple[Topic, PendingResponse]:
 
 
 def append(node: BrokerState, topic: Topic, sequence: int) -> None:
-    """Append a batch of an open transaction, and complete the fetches that it satisfies."""
+    """Append a batch of an open transaction, and complete the fetches that wait for such bytes."""
     record = NewRecord(NOW_MS, None, b"v")
     stored = build_batch(
         [record], producer_id=5, producer_epoch=0, base_sequence=sequence, is_transactional=True
@@ -539,7 +542,7 @@ def test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps() -> None:
         append(node, topic, sequence)
         background.finish()
     append(node, topic, 3)
-    assert not background  # no new record is committed, so no partition is read again
+    assert not background  # no new record is committed, so the waiting fetch reads no partition again
     assert len(node.fetch_purgatory) == 1
     node.markers.write(topic.partitions[0].topic_partition, Marker(5, 0, 0, True), NOW_MS)
     end_round(node)
@@ -558,7 +561,7 @@ def test_a_deadline_of_a_waiting_fetch_of_many_partitions_is_kept_in_steps() -> 
     node, responses = driven(MemoryDisk()), list[Any]()
     topic, answer = waiting_fetch(node)
     answer.add_done_callback(responses.append)
-    append(node, topic, 0)  # the deadline passes while the partition is read again
+    append(node, topic, 0)  # starts reading the partitions again; the fetch's deadline passes meanwhile
     tick(node, NOW_MS + 501)
     assert len(node.log_manager.background) == 1 and not responses
     node.log_manager.background.finish()
@@ -577,7 +580,7 @@ def test_a_waiting_fetch_that_is_read_again_goes_with_its_connection() -> None:
 
 
 def list_many_groups(node: BrokerState, count: int) -> list[PendingResponse]:
-    """Send `count` requests for more groups than a small response has."""
+    """Send `count` requests that list more groups than fit into a small response."""
     tp, committed = TopicPartition("t", 0), CommittedOffset(1, -1, "", NOW_MS, -1, -1)
     for number in range((FREE_STEPS + 3) * STEP_ELEMENTS):
         node.groups.offsets.commit(f"g{number}", {tp: committed}, NOW_MS)
@@ -596,7 +599,7 @@ def test_large_answers_to_small_requests_are_made_a_few_at_a_time() -> None:
         if len(background) > MAX_LARGE:
             background.step()
     assert len(background) == MAX_LARGE
-    last.cancel()  # this request still waits for a slot
+    last.cancel()  # this request was still waiting for a slot
     background.finish()
     assert len(responses) == len(answers)
     assert len({len(response.groups) for response in responses}) == 1
@@ -611,7 +614,7 @@ def test_places_for_large_answers_are_given_in_the_order_in_which_they_are_asked
     queue.release()
     assert called == ["first"]
     newcomer = list[None]()
-    # The free slot is reserved for the first request that waits for one.
+    # The free slot is reserved for the request that has waited longest.
     assert not queue.try_acquire(lambda: newcomer.append(None))
     assert queue.try_acquire(calls[0])
     queue.remove_waiter(calls[1])
@@ -685,15 +688,15 @@ def test_fetches_of_several_steps_share_the_memory_for_answers(is_cancelled: boo
     node.log_manager.background.finish()
     records = [response.responses[0].partitions[0].records for response in responses]
     assert len(records) == (0 if is_cancelled else len(answers))
-    # Each response has at least one batch, even above the limit.
+    # Each response contains at least one batch, even if that exceeds the limit.
     assert sum(map(len, records)) < limit_bytes + len(answers) * len(stored)
     assert node.response_memory.unfinished_bytes == 0
 
 
 def commit_large_transaction(node: BrokerState) -> list[TopicPartition]:
-    """Commit a transaction of 250 partitions.
+    """Commit a transaction of 250 partitions, and return them.
 
-    Its first markers are written at once, the others in the background.
+    The request itself writes the first markers. Background steps write the others.
     """
     partition_count = 250
     node.topics.create("t", partition_count, {}, NOW_MS)
@@ -713,7 +716,7 @@ def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
     while node.log_manager.background:
         marked.append(sum(node.topics.partition(tp)[1].log_end_offset for tp in partitions))
         assert state_of(node, "x") is TransactionState.PREPARE_COMMIT
-        node.transactions.retry_markers(NOW_MS)  # a retry during the steps must not write markers twice
+        node.transactions.retry_markers(NOW_MS)  # a retry between the steps must not write a marker twice
         node.log_manager.background.step()
     per_step = STEP_ELEMENTS // MARKER_COST
     assert marked == [per_step, 2 * per_step]
@@ -722,7 +725,7 @@ def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
 
 
 def test_the_markers_of_many_transactions_are_written_a_few_at_once() -> None:
-    """A single sync can make the decisions of many transactions durable."""
+    """One sync can make the decisions of many transactions durable, so their markers become due together."""
     node, partition_count = open_node(MemoryDisk()), MAX_MARKERS_AT_ONCE // 2
     topic = node.topics.create("t", partition_count, {}, NOW_MS)
     partitions = [TopicPartition("t", index) for index in range(partition_count)]
@@ -754,7 +757,7 @@ def test_markers_that_a_full_disk_refuses_are_tried_in_steps() -> None:
     disk.capacity_bytes = disk.used_bytes()
     node.log_manager.background.finish()
     node.transactions.retry_markers(NOW_MS)
-    assert node.log_manager.background  # the first step has tried some of the markers
+    assert node.log_manager.background  # the first step has already tried to write some of the markers
     node.log_manager.background.finish()
     assert state_of(node, "x") is TransactionState.PREPARE_COMMIT
     disk.capacity_bytes = None
@@ -788,7 +791,10 @@ def state_of(node: BrokerState, transactional_id: str) -> TransactionState:
 
 
 class HashedPlace(TopicPartition):
-    """A partition. The class counts how often any of them is hashed, that is, looked up in a dict or set."""
+    """A partition that counts calls of its hash function, that is, look-ups in a dict or set.
+
+    The class keeps one count for all partitions.
+    """
 
     looked = 0
 
@@ -798,7 +804,9 @@ class HashedPlace(TopicPartition):
 
 
 def test_an_offset_is_fetched_without_a_look_at_all_pending() -> None:
-    """Regression: with 500,000 pending offsets, each fetch of one offset took 16 ms of the only thread."""
+    """Regression: with 500,000 pending offsets, each fetch of one offset kept the broker's only thread busy
+    for 16 ms.
+    """
     node = open_node(MemoryDisk())
     node.topics.create("t", 100, {}, NOW_MS)
     offsets = node.groups.offsets
@@ -828,7 +836,9 @@ def test_an_offset_is_fetched_without_a_look_at_all_pending() -> None:
 
 
 def test_pending_offsets_are_deleted_without_a_look_at_other_transactions() -> None:
-    """Regression: with 10,000 open transactions of one offset each, one step deleted 1,000 of them in 7 s."""
+    """Regression: with 10,000 open transactions of one offset each, one step needed 7 s to delete 1,000 of
+    the offsets.
+    """
     node = open_node(MemoryDisk())
     node.topics.create("t", 100, {}, NOW_MS)
     offsets = node.groups.offsets
@@ -854,7 +864,9 @@ def test_pending_offsets_are_deleted_without_a_look_at_other_transactions() -> N
 
 
 def test_offsets_are_deleted_without_a_look_at_each_open_transaction() -> None:
-    """Regression: with 10,000 open transactions, one step deleted 1,000 offsets of their group in 5 s."""
+    """Regression: with 10,000 open transactions, one step needed 5 s to delete 1,000 offsets of their
+    group.
+    """
     node = open_node(MemoryDisk())
     node.topics.create("t", 100, {}, NOW_MS)
     offsets = node.groups.offsets

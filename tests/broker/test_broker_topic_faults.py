@@ -33,7 +33,7 @@ REFUSED = (BrokerError, StorageError, OSError)
 
 
 class TopicManager:
-    """Topics on a faulty disk, with the responses that a client got."""
+    """The topics of a broker on a faulty disk. A request either succeeds or raises an error."""
 
     def __init__(self, disk: MemoryDisk) -> None:
         self._uuids = Random(len(disk.list()))
@@ -43,7 +43,7 @@ class TopicManager:
     def start(self) -> None:
         """Start the broker.
 
-        Raises StorageError or OSError if the start is refused, SimulatedCrash if it is killed.
+        Raises StorageError or OSError if it refuses to start, and SimulatedCrash if it is killed.
         """
         logs = LogManager.open(
             self.disk, node_id=1, new_uuid=lambda: self._uuids.randbytes(16), now_ms=NOW_MS
@@ -58,7 +58,7 @@ class TopicManager:
         self.is_down = False
 
     def kill(self) -> None:
-        """End the process; the next one finds the written files."""
+        """End the process. The next one finds only the files that were written."""
         self.disk = FaultyDisk(self.disk.disk.after_kill())
         self.is_down = True
 
@@ -88,9 +88,8 @@ class TopicManager:
         return topic
 
     def shape(self, name: str) -> list[int] | None:
-        """Return 1 for each partition with records and 0 for each empty one.
-
-        Return None without the topic.
+        """Return 1 for each partition with records and 0 for each empty one, or None if the topic does not
+        exist.
         """
         topic = self.topics.get(name)
         if topic is None:
@@ -111,7 +110,7 @@ def delete(manager: TopicManager) -> None:
 
 
 def remake(manager: TopicManager) -> None:
-    """Delete the topic, whatever state it is in, and create it with more partitions."""
+    """Delete the topic if there is one, in whatever state it is, and create it with more partitions."""
     manager.delete()
     manager.create(NAME, 3)
 
@@ -126,8 +125,8 @@ FULL = [1, 1]
 SCENARIOS: dict[
     str, tuple[Callable[[TopicManager], None], bool, list[list[int] | None], list[list[int] | None]]
 ] = {
-    # name: (request, True if the topic exists before, possible states without a response, states after
-    # success)
+    # Each scenario: the request, True if the topic exists before, the states that are possible without a
+    # response, and those after success.
     "make": (make, False, [None, [0] * 3], [[0] * 3]),
     "grow": (grow, True, [FULL, [1, 1, 0, 0]], [[1, 1, 0, 0]]),
     "delete": (delete, True, [FULL, None], [None]),
@@ -137,7 +136,7 @@ SCENARIOS: dict[
 
 
 def prepared(scenario: str) -> TopicManager:
-    """Return a broker with the topics of a scenario's beginning, stopped and started again."""
+    """Return a started broker whose disk has the topics of the scenario's beginning."""
     manager = TopicManager(DISKS[SCENARIOS[scenario][1]])
     manager.start()
     return manager
@@ -156,7 +155,7 @@ DISKS = {has_topic: _disk(has_topic) for has_topic in (False, True)}
 
 
 def attempt(manager: TopicManager, scenario: str) -> bool:
-    """Start if necessary, and send the request; return True if it succeeded."""
+    """Start the broker if necessary, and send the request. Return True if it succeeded."""
     request = SCENARIOS[scenario][0]
     try:
         if manager.is_down:
@@ -171,7 +170,9 @@ def attempt(manager: TopicManager, scenario: str) -> bool:
 
 
 def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
-    """Inject the faults one after the other, then check; return for each whether it occurred."""
+    """Inject the faults one after the other, and check the topics. Return False without the last checks if a
+    fault did not occur.
+    """
     request, _, *shapes = SCENARIOS[scenario]
     manager, allowed = prepared(scenario), shapes[0]
     was_done, met = False, []
@@ -179,7 +180,7 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
         disk = manager.disk
         disk.arm(*step)
         is_done = attempt(manager, scenario)
-        # A recreation begins with a deletion, so a failed one may undo an earlier success.
+        # A recreation begins with a deletion, so a failed repetition may undo an earlier success.
         was_done = is_done or (was_done and request not in (remake, grow_and_remake))
         met.append(disk.is_met)
         manager.disk.fail_in = None
@@ -189,8 +190,8 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
     if not all(met):
         return False
     if not manager.is_down and manager.topics.get(NAME) is not None:
-        manager.fill(NAME)  # records that are acknowledged from now on must not be lost
-        # A growth that failed may still take effect at a start, like any request without a response.
+        manager.fill(NAME)  # from here on, acknowledged records must not be lost
+        # A growth that failed may still take effect in a later start, as any request without a response may.
         counts = manager.shape(NAME)
         allowed = [counts, [1, 1, 0, 0] if counts == FULL else [1, 1, 1, 0]]
     if not manager.is_down and not is_killed:
@@ -206,7 +207,7 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
 
 
 def use_again(manager: TopicManager) -> None:
-    """Check that another topic can get the name, and that it survives a kill."""
+    """Check that another topic can be created with the name, and that it survives a kill."""
     manager.delete()
     manager.create(NAME, 5)
     assert manager.shape(NAME) == [0] * 5
@@ -260,7 +261,9 @@ def test_a_topic_survives_two_faults_in_a_row(scenario: str, seed: int) -> None:
 
 
 def test_a_deletion_that_a_failing_disk_stops_continues_without_a_restart() -> None:
-    """Regression: a deletion ran out of descriptors, and the name stayed taken until a restart."""
+    """Regression: a deletion ran out of file descriptors, and the topic's name stayed taken until a
+    restart.
+    """
     manager = prepared("delete")
     manager.disk.disk.errors["rename", f"{NAME}-1"] = EMFILE
     manager.delete()
@@ -274,7 +277,9 @@ def test_a_deletion_that_a_failing_disk_stops_continues_without_a_restart() -> N
 
 
 def test_a_deletion_whose_list_is_not_synced_takes_no_record_afterwards() -> None:
-    """A kill makes the deletion take effect, so a record acknowledged after the request would be lost."""
+    """After a kill, the deletion takes effect. A record that is acknowledged after the request would then be
+    lost.
+    """
     manager = prepared("delete")
     fails_to_sync(manager, lambda: manager.delete())
     assert manager.topics.get(NAME) is None
@@ -284,7 +289,7 @@ def test_a_deletion_whose_list_is_not_synced_takes_no_record_afterwards() -> Non
 
 
 def fails_to_sync(manager: TopicManager, request: Callable[[], None]) -> None:
-    """Send a request. The first write of the topics file reaches the file, but its sync fails."""
+    """Send a request until its write of the topics file reaches the file but is not synced."""
     step = 0
     while True:
         manager.disk.arm(step, Fault.LATE_EIO)
@@ -293,12 +298,12 @@ def fails_to_sync(manager: TopicManager, request: Callable[[], None]) -> None:
         except StorageError:
             assert manager.disk.is_met
             return
-        step += 1  # the fault hit a call before the write of the topics file
+        step += 1  # the fault hit an earlier call than that write
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_a_directory_that_another_topic_left_does_not_prevent_a_start(is_killed: bool) -> None:
-    """A failed growth left a directory. The topic was deleted, and recreated with more partitions."""
+    """A failed growth left a directory. The topic was then deleted, and recreated with more partitions."""
     manager = prepared("delete")
     manager.disk.mkdir(f"{NAME}-2")
     write_partition_metadata(manager.disk, f"{NAME}-2", bytes(15) + b"\1")
@@ -326,7 +331,7 @@ def test_a_start_on_a_full_disk_ends_deletions() -> None:
 
 
 def test_a_new_topic_inherits_no_checkpoint_that_could_not_be_written() -> None:
-    """After a kill, the log start of the deleted topic would delete records of the new one."""
+    """After a kill, the log start offset of the deleted topic would remove records of the new topic."""
     manager = prepared("delete")
     partition = manager.found(NAME).partitions[0]
     partition.delete_records(1, NOW_MS)

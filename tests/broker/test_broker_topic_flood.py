@@ -1,4 +1,6 @@
-"""A request that creates many topics makes them durable in one step. The number of topics is bounded."""
+"""A request that creates many topics makes all of them durable in one step. The number of topics is
+limited.
+"""
 
 from __future__ import annotations
 

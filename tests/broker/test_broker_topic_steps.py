@@ -1,7 +1,7 @@
-"""Topics that grow and are deleted in steps, with other events between two steps.
+"""Topics grow and are deleted in steps, with other events between two steps.
 
 The events are a deletion, a creation of the same name, another growth, a stop, a kill and a failing disk.
-A topic then has all of the new partitions or none. No step touches another topic's directories, and no
+Afterwards a topic has all of its new partitions or none. No step touches another topic's directories, and no
 acknowledged record is lost.
 """
 
@@ -96,11 +96,11 @@ class Broker:
     def step(self) -> None:
         job = self.background.step()
         if job is not None:
-            with suppress(Exception):  # the next step of the job's task raises the error
+            with suppress(Exception):  # the task raises this error in its next step
                 job()
 
     def steps(self, max_steps: int) -> int:
-        """Run at most this number of steps of the background tasks; return how many were run."""
+        """Run at most `max_steps` steps of the background tasks, and return how many were run."""
         for done in range(max_steps):
             if not self.background:
                 return done
@@ -127,7 +127,9 @@ class Broker:
             partition.flush()
 
     def shape(self, name: str) -> list[int] | None:
-        """Return the partitions that hold records; None without the topic."""
+        """Return 1 for each partition with records and 0 for each empty one, or None if the topic does not
+        exist.
+        """
         topic = self.node.topics.get(name)
         return (
             None
@@ -158,7 +160,7 @@ class Answer:
 
     @property
     def code(self) -> int | None:
-        """The first error code; None while there is no response."""
+        """The first error code in the response; None if there is no response yet."""
         if not self._answers:
             return None
         rows = next(getattr(self._answers[0], key) for key in ("topics", "results", "responses")
@@ -175,7 +177,7 @@ def with_topic() -> Broker:
 
 
 def growths() -> Iterator[tuple[Broker, Answer]]:
-    """For each number of steps, yield a broker on which the growth of topic t has run that many steps."""
+    """Yield a new broker for each number of steps that the growth of topic t can have run."""
     for steps in count():
         broker = with_topic()
         answer = broker.grow("t", NEW)
@@ -259,7 +261,7 @@ def test_new_partitions_have_the_settings_that_a_topic_got_meanwhile() -> None:
 
 
 def deletions() -> Iterator[tuple[Broker, Answer]]:
-    """For each number of steps, yield a broker on which the deletion of topic t has run that many steps."""
+    """Yield a new broker for each number of steps that the deletion of topic t can have run."""
     for steps in count():
         broker = with_topic()
         answer = broker.delete("t")
@@ -314,7 +316,9 @@ def test_one_of_two_deletions_at_a_time_finds_no_topic(is_by_id: bool) -> None:
 
 
 def test_a_topic_created_while_files_of_another_are_removed_is_unknown_for_a_moment() -> None:
-    """A Metadata request creates two topics. Files of a deleted topic delay one; the other gets no error."""
+    """A Metadata request creates two topics. Files of a deleted topic delay one of them; the other one gets
+    no error.
+    """
     broker = with_topic()
     broker.disk.errors["rename", "t-2"] = 24
     broker.delete("t")
@@ -330,20 +334,20 @@ def test_a_topic_created_while_files_of_another_are_removed_is_unknown_for_a_mom
 
 
 class Play:
-    """Random requests for a few topic names, with steps, faults and restarts in between.
+    """Random requests for a few topic names, with steps, faults and restarts between them.
 
-    It knows the results allowed.
+    The class keeps the results that are allowed.
     """
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
         self.broker = Broker(FaultyDisk(MemoryDisk()), count(1))
         self.stored: dict[bytes, dict[int, int]] = {}
-        """The number of acknowledged records, by topic id, then by partition."""
+        """The number of acknowledged records by topic id and partition."""
         self.doomed: set[bytes] = set()
-        """Ids of topics whose deletion was requested."""
+        """Ids of the topics whose deletion was requested."""
         self.shown: dict[bytes, tuple[str, int]] = {}
-        """By topic id, the topics that clients have seen: name and largest number of partitions."""
+        """For each topic id that a client has seen, the topic's name and its largest number of partitions."""
 
     def act(self) -> None:
         name, broker = self.rng.choice("ab"), self.broker
@@ -405,7 +409,7 @@ class Play:
                     assert topic.partitions[index].log_end_offset >= end_offset
 
     def end(self) -> None:
-        """Check that on a working disk, each topic can be deleted without a trace and re-created after a
+        """Check that every topic can be deleted without a trace once the disk works, and re-created after a
         kill.
         """
         self.broker.disk.fail_in = None

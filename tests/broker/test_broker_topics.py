@@ -1,4 +1,4 @@
-"""Topics: creation, deletion, growth, settings; names; what a restart keeps."""
+"""Creation, deletion, growth and settings of topics, their names, and what a restart keeps."""
 
 from __future__ import annotations
 
@@ -308,7 +308,9 @@ def test_a_request_makes_no_more_partitions_than_one_may(tmp_path: Path) -> None
 
 @pytest.mark.behaviour("I17")
 def test_a_partition_that_a_start_made_survives_a_power_loss() -> None:
-    """A crash interrupted the topic's creation after its entry in the topics file."""
+    """A crash interrupted the creation of the topic after its entry in the topics file, so the start created
+    the partition.
+    """
     tp, made_by_start = TopicPartition("t", 1), 0
     for crash_after in range(1, 10_000, 5):
         disk = MemoryDisk()
@@ -339,8 +341,8 @@ def test_a_deleted_partition_is_freed_without_the_garbage_collector(
 ) -> None:
     """Regression: deleted partitions stayed in memory, with their indexes and producers.
 
-    GcTuner freezes the objects that survive a long collection, and the collector never frees them. So a
-    partition must not be part of a reference cycle.
+    GcTuner freezes the objects that survive a long collection, and the collector never frees frozen objects.
+    So a partition must not be part of a reference cycle.
     """
 
     def log_count() -> int:

@@ -1,4 +1,4 @@
-"""The transaction coordinator on a real disk: it finishes interrupted work, and waits for the disk."""
+"""The transaction coordinator on a real disk finishes interrupted work, and waits for the disk."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ S = TransactionState
 
 
 class Crash(Exception):
-    """Raised where the broker's process dies."""
+    """Raised in place of a call, to end the broker's process there."""
 
 
 class Place:
@@ -74,7 +74,7 @@ class Place:
         return open_node(self.directory, self.settings, Clock())
 
     def crash(self) -> None:
-        """Open the directory again after a kill: memory is lost, written bytes are kept."""
+        """Open the directory again as after a kill: memory is lost, written bytes are kept."""
         self.node.log_manager.release()
         self.node = self._open()
 
@@ -84,7 +84,9 @@ class Place:
         return entry.state
 
     def begin(self, transactional_id: str = "x") -> ProducerIdAndEpoch:
-        """Begin a transaction with a record in every partition and an offset of group g."""
+        """Begin a transaction with a record in every partition and an offset of group g, and return its
+        producer.
+        """
         node = self.node
         if node.topics.get("t") is None:
             node.topics.create("t", len(PARTITIONS), {}, NOW_MS)
@@ -139,9 +141,9 @@ def whole_or_absent(place: Place, is_commit: bool) -> None:
 def test_a_crash_at_every_step_of_the_end(
     place: Place, monkeypatch: pytest.MonkeyPatch, is_commit: bool, markers: int
 ) -> None:
-    """The crash comes after the decision and `markers` markers.
+    """The broker is killed after it has written the decision and `markers` markers.
 
-    With 5, only the record of completion is missing.
+    With 5 markers, only the record that completes the transaction is missing.
     """
     who = place.begin()
     real, written = MarkerWriter.write, 0
@@ -267,9 +269,9 @@ def test_answers_and_markers_wait_for_the_disk(tmp_path: Path) -> None:
 
 @pytest.mark.behaviour("T6")
 def test_nothing_is_stored_before_it_is_durable_where_it_belongs(tmp_path: Path) -> None:
-    """The coordinator's record must be durable first.
+    """A batch waits until the coordinator's record that adds its partition is durable.
 
-    A power loss could otherwise leave a batch of an unknown transaction.
+    Otherwise a power loss could leave a batch of a transaction that no coordinator knows.
     """
     place = Place(tmp_path / "data", log_flush_interval_messages=1)
     node = place.node
@@ -296,7 +298,7 @@ def test_nothing_is_stored_before_it_is_durable_where_it_belongs(tmp_path: Path)
 def test_a_partition_that_joined_a_transaction_takes_nothing_before_that_is_durable(
     tmp_path: Path,
 ) -> None:
-    """The response to AddPartitionsToTxn is pending, or is NOT_COORDINATOR because the sync failed."""
+    """The response to AddPartitionsToTxn is still pending, or was NOT_COORDINATOR because the sync failed."""
     place = Place(tmp_path / "data", log_flush_interval_messages=1, oncelog_transaction_version=0)
     node = place.node
     node.topics.create("t", 1, {}, NOW_MS)
@@ -388,8 +390,8 @@ def test_only_a_marker_whose_fate_is_unknown_is_written_again(tmp_path: Path) ->
 
 
 def test_a_decision_that_a_start_finds_is_made_durable_before_it_is_followed(tmp_path: Path) -> None:
-    """Regression (seed 6982): a power loss took the decision, but not the markers that the next process had
-    written.
+    """Regression (seed 6982): a start wrote markers for a decision that was not synced. A power loss then
+    took the decision, but not the markers.
     """
     place = Place(tmp_path / "data", log_flush_interval_messages=1)
     who = place.begin()
@@ -414,7 +416,9 @@ def test_a_decision_that_a_start_finds_is_made_durable_before_it_is_followed(tmp
 
 
 def produce(node: BrokerState, who: ProducerIdAndEpoch, value: bytes, version: int = 12) -> Answer:
-    """Produce the first batch in t/0, which from version 12 on makes it part of the transaction."""
+    """Produce the transaction's first batch in t/0. From version 12 on, the request itself adds the
+    partition.
+    """
     data = build_batch(
         [NewRecord(NOW_MS, None, value)],
         producer_id=who.producer_id,
@@ -430,7 +434,7 @@ def produce(node: BrokerState, who: ProducerIdAndEpoch, value: bytes, version: i
 
 
 def flush_all(node: BrokerState) -> None:
-    """Sync the partitions that wait for it and complete their requests, as a round of the server does."""
+    """Sync the partitions that wait for a sync and complete their requests, as a round of the server does."""
     for partition in node.flush_queue.take_due():
         partition.flush()
         node.flush_queue.complete(partition, None)
@@ -441,9 +445,9 @@ def flush_all(node: BrokerState) -> None:
     ("key", "expected"), [("my-tx", 11), ("test", 48), ("", 0), ("polygenelubricants", 0), ("größe", 7)]
 )
 def test_a_key_is_kept_in_the_partition_that_kafka_chooses(key: str, expected: int) -> None:
-    """The partition follows from Java's String.hashCode.
+    """The partition is derived from Java's String.hashCode.
 
-    If the hash is the smallest integer, its absolute value counts as 0.
+    If the hash is the smallest 32-bit integer, which has no absolute value, the partition is 0.
     """
     assert partition_for(key, 50) == expected
 
@@ -520,7 +524,7 @@ def test_a_time_out_that_finds_no_producer_id_is_tried_again(
 
 @pytest.mark.behaviour("T6")
 def test_a_marker_of_a_higher_coordinator_epoch_does_not_fence_the_coordinator(place: Place) -> None:
-    """An operator may write a marker with a higher coordinator epoch.
+    """An operator may write a marker with a coordinator epoch above the coordinator's own.
 
     Regression: the next transaction was completed, but stayed open in that partition.
     """
