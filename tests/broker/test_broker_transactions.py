@@ -575,7 +575,7 @@ def test_a_durable_record_of_one_id_does_not_wait_for_those_of_another() -> None
 
 
 def start(disk: MemoryDisk, **fences: bool) -> BrokerState:
-    """Open a node on a disk, with `flush.messages` at its default."""
+    """Open a node with `flush.messages` at its default, at which appends are durable without a sync."""
     manager = LogManager.open(disk, node_id=1, new_uuid=lambda: bytes(16), now_ms=NOW_MS)
     settings = {"node.id": 1, "transaction.state.log.num.partitions": 2}
     fencing = {f"oncelog.{key.replace('_', '.')}": value for key, value in fences.items()}

@@ -1,4 +1,4 @@
-"""Visibility with flush.messages: readers see nothing that a power loss could take."""
+"""With flush.messages, readers do not see records that a power loss could still remove."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PartitionOffset = OffsetCommitRequest.OffsetCommitRequestPartition
 
 
 class _Place:
-    """A node on a disk in memory, whose syncs the test runs."""
+    """A node on a disk in memory. The test decides when it syncs."""
 
     def __init__(self, **overrides: object) -> None:
         self.overrides = {"log.flush.interval.messages": 1, **overrides}
@@ -90,7 +90,9 @@ class _Place:
 
 
 class _Worst(Random):
-    """A random generator with which a power loss removes everything unsynced."""
+    """A random generator with which a power loss on the memory disk removes everything that was not
+    synced.
+    """
 
     def random(self) -> float:
         return 0.9
@@ -121,9 +123,9 @@ def test_a_reader_sees_nothing_that_a_power_loss_could_take(isolation: int) -> N
 
 @pytest.mark.behaviour("I28")
 def test_a_group_does_not_pass_over_an_acknowledged_record_after_a_power_loss() -> None:
-    """Records that a group has read, and so can commit, are on the disk.
+    """A group can read, and so commit, only records that are on the disk.
 
-    So records that are stored after the power loss have higher offsets.
+    Records that are stored after the power loss therefore get higher offsets.
     """
     place = _Place()
     place.produce(b"A")
@@ -138,7 +140,7 @@ def test_a_group_does_not_pass_over_an_acknowledged_record_after_a_power_loss() 
         ),
         8,
     )
-    for partition in place.node.flush_queue.take_due():  # the group's commit is synced, the record is not
+    for partition in place.node.flush_queue.take_due():  # syncs the group's commit, but not the record
         if partition.topic_partition.topic == CONSUMER_OFFSETS:
             partition.flush()
             place.node.flush_queue.complete(partition, None)
@@ -163,8 +165,8 @@ def test_a_long_poll_is_answered_by_the_sync_not_by_the_append(isolation: int) -
 
 
 def test_a_fetch_between_the_high_watermark_and_the_log_end_waits() -> None:
-    """As in Apache Kafka, the broker sends no error: OFFSET_OUT_OF_RANGE would make the reader reset its
-    position.
+    """Between the high watermark and the log end, the broker must not answer OFFSET_OUT_OF_RANGE, as Apache
+    Kafka does not: the reader would reset its position.
     """
     place = _Place()
     place.produce(b"A")
@@ -193,7 +195,7 @@ def test_a_transaction_is_committed_for_readers_when_its_marker_is_synced() -> N
     waiting.add_done_callback(answers.append)
     place.node.markers.write(TP, Marker(7, 0, 0, True), NOW_MS)
     end_round(place.node)
-    # A power loss could still take the marker, and the transaction might then be aborted.
+    # The marker is not synced. A power loss could remove it, and the transaction might then be aborted.
     assert (answers, place.values(isolation=1), place.latest(isolation=1)) == ([], [], 0)
     place.flush()
     assert [_values(answer)[0] for answer in answers] == [b"A"]
@@ -255,9 +257,9 @@ def test_readers_see_up_to_the_last_sync_when_the_disk_fails(monkeypatch: pytest
 
 
 def test_a_sync_that_could_not_begin_is_asked_for_again() -> None:
-    """For example, a flush cannot begin without a free descriptor.
+    """For example, a sync cannot begin without a free file descriptor.
 
-    It must be retried although nothing else is written to the partition.
+    The broker must retry it, even if nothing else is written to the partition.
     """
     place = _Place()
     place.produce(b"A")
@@ -275,8 +277,8 @@ def test_readers_see_after_a_kill_what_they_saw_before_it() -> None:
     place.flush()
     place.produce(b"B")
     place.kill()
-    # The start has synced the recovered records, because the checkpoint of recovery points is older than the
-    # sync.
+    # The checkpoint of recovery points is older than the last sync, so the start recovered the records and
+    # synced them.
     assert place.partition.recovery_point == place.partition.log_end_offset == 2
     assert place.values() == [b"A", b"B"]
 
@@ -302,7 +304,9 @@ def test_a_smaller_flush_messages_hides_nothing_that_was_visible() -> None:
     steps=st.lists(st.sampled_from(["append", "append", "open", "commit", "abort", "flush"]), max_size=25),
 )
 def test_a_power_loss_takes_fewer_visible_records_than_flush_messages(every: int, steps: list[str]) -> None:
-    """High watermark and stable offset never go back, and at most flush.messages - 1 of them are unsynced."""
+    """The high watermark and the last stable offset never go back. At most flush.messages - 1 records below
+    them are not synced.
+    """
     place = _Place(**{"log.flush.interval.messages": every})
     partition, high, stable, sequence, is_open = place.partition, 0, 0, 0, False
     decided: dict[int, int] = {}
@@ -360,7 +364,7 @@ def test_a_client_sees_a_record_when_the_broker_has_synced_it(gate: threading.Ev
         writer.create_topic("t")
         poller.send(fetch_request([("t", 0, 0)], max_wait_ms=60_000), 12)
         writer.send(produce_request("t", batch(b"A")), 9)
-        # A fetch of offset 1 is out of range until A is in the log.
+        # The fetch of offset 1 is out of range until A is in the log.
         wait_until(lambda: reader.fetch("t", 1).error_code == 0)
         assert (reader.values("t"), reader.offset("t")) == ([], 0)
         gate.set()

@@ -1,7 +1,7 @@
-"""The worst requests of a given size, for each API: requests, memory and responses are bounded.
+"""The worst request of a given size for each API: its work, its memory and its response are bounded.
 
 The catalogue is `oncelog_devtools.worst_requests`. Work is counted in elements and bytes, never in seconds.
-Here the limits are a fiftieth of the real ones, and so is the permitted cost of a request.
+In these tests the limits are a fiftieth of the real ones, and so is the permitted cost of a request.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from oncelog.wire.primitives import UNBOUNDED
 SIZE = 20_000
 SCALE = 50
 ELEMENT_BYTES = 8_000
-"""Permitted bytes of memory for each element of a request, including the response and the state that the
-broker keeps.
+"""Permitted memory for each element of a request, in bytes.
+
+It includes the response and the state that the broker keeps.
 """
 ONCE_BYTES = 4_000_000
-"""Permitted bytes of memory that do not grow with the request, such as a broker's settings with their
-descriptions.
+"""Permitted memory that does not depend on the request's size, in bytes. An example is a broker's settings
+with their descriptions.
 """
 APIS = [api for api in API_BY_NAME.values() if api.key in OFFERED]
 
@@ -63,7 +64,9 @@ def elements(value: Any) -> Iterator[Any]:
 
 
 def carry_out(node: BrokerState, worst: WorstRequest) -> tuple[int, int]:
-    """Handle the request as a connection does; return (elements read, bytes of the response)."""
+    """Handle the request as a connection does. Return the number of elements read, and the bytes of the
+    response.
+    """
     frame = memoryview(bytearray(worst.frame()))
     try:
         header = decode_request_header(frame)
@@ -87,7 +90,7 @@ def carry_out(node: BrokerState, worst: WorstRequest) -> tuple[int, int]:
 def assert_bounded(worst: WorstRequest) -> None:
     node = open_node(MemoryDisk())
     node.topics.create("t", 1, {}, NOW_MS)
-    carry_out(node, worst)  # this call compiles the decoder
+    carry_out(node, worst)  # compiles the decoder, which the measurement must not include
     tracemalloc.start()
     try:
         _, answer_bytes = carry_out(node, worst)
@@ -123,7 +126,8 @@ def test_a_request_above_its_limit_is_refused_before_its_elements_are_made(api: 
             continue
         body = memoryview(worst.body)
         with pytest.raises(PeerError, match="exceeds the message's limit"):
-            api.request.decode(worst.version, body, max_elements=10)  # the first use builds the decoder
+            # Builds the decoder, which the measurement must not include
+            api.request.decode(worst.version, body, max_elements=10)
         tracemalloc.start()
         try:
             with pytest.raises(PeerError, match="exceeds the message's limit"):
@@ -181,7 +185,9 @@ def test_a_resource_that_is_named_again_and_again_is_described_once(monkeypatch:
 
 @pytest.mark.behaviour("I29")
 def test_large_requests_take_turns_with_other_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A round ends after a number of bytes of requests, not only after a number of requests."""
+    """A connection's round of requests ends after a number of bytes, and not only after a number of
+    requests.
+    """
     rounds: list[int] = []
     start_requests, start_request = Connection._start_requests, Connection._start_request
 

@@ -41,8 +41,9 @@ SEEN = PartitionTotals(batches=30, records=150, producers=2)
 
 @pytest.fixture
 def audited(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The arguments that the command passes to the audit. The test puts the audit's result into `result`
-    first.
+    """The arguments that the command passes to the audit.
+
+    The audit is replaced: it returns what the test stored under `result`.
     """
     asked: dict[str, Any] = {"result": AuditResult((), {TopicPartition("payments", 2): SEEN}, None)}
 

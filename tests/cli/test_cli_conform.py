@@ -1,4 +1,6 @@
-"""`oncelog conform` against our broker, a broker with a fault, and servers that are no broker."""
+"""`oncelog conform` against our broker, against a broker with a fault, and against servers that are not Kafka
+brokers.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +29,7 @@ from oncelog.wire.messages import API_BY_NAME
 SECTIONS = list(dict.fromkeys(scenario.file for scenario in read_scenarios()))
 WAITING = "txn_time"
 """The section that these tests leave out, because its scenarios wait for time-outs.
+
 tests/interop/test_interop_conformance.py runs it.
 """
 
@@ -143,7 +146,7 @@ def test_a_secured_broker_is_reached_with_client_settings(certificates: Certific
         assert plain.code in (1, 4) and "security.protocol" in plain.err
 
 
-# --- servers that are no broker
+# --- servers that are not Kafka brokers
 
 
 def test_no_broker_is_one_line_and_exit_code_1() -> None:
@@ -161,7 +164,7 @@ def _text(header: RequestHeader) -> bytes:
 
 
 def _drops(header: RequestHeader) -> bytes:
-    """Answer ApiVersions with all APIs. Answer any other request with a frame that never ends."""
+    """Answer ApiVersions with all APIs, and any other request with an incomplete frame."""
     return offers_all(header) or b"\0\0\xff\xff" + bytes(100)
 
 
@@ -193,7 +196,7 @@ def test_a_server_that_is_no_broker_ends_the_command_with_a_reason(
     assert ended.out == ""
 
 
-# --- brokers that stop answering
+# --- brokers that stop responding
 
 
 @pytest.fixture
@@ -245,7 +248,7 @@ def test_a_run_that_is_terminated_leaves_no_topics(
         signal.raise_signal(number)
 
     monkeypatch.setattr(Suite, "_run", then_terminate)
-    before = signal.signal(number, lambda *_: None)  # the signal must not end the test process
+    before = signal.signal(number, lambda *_: None)  # otherwise the signal would end the test process
     try:
         ended = conform(ours, "--prefix", name, sections=("producers",))
     finally:

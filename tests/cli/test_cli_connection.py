@@ -1,4 +1,4 @@
-"""The cluster that a command uses, by the order of precedence in `--help`."""
+"""A command chooses its cluster in the order of precedence that `--help` shows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def broker_config() -> Mapping[str, object]:
 
 @pytest.fixture(autouse=True)
 def _nothing_at_the_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the default address unreachable, even if a broker is running on this machine."""
+    """Make the default address unreachable, because a broker may be running on this machine."""
     monkeypatch.setattr("oncelog.cli.common.DEFAULT_SERVERS", DEAD)
     monkeypatch.setenv("ONCELOG_OFFSETS_NAMED_NOWHERE", "x")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
@@ -165,13 +165,13 @@ ARGUMENTS = {
     "audit": ["t"],
     "explain": ["lost-ack"],
 }
-"""For each command that needs arguments before it connects: these arguments."""
+"""The arguments of each command that needs some before it connects."""
 
 
 def connecting_commands() -> Iterator[str]:
-    """Return the names of all commands that connect to the cluster of the environment.
+    """Return the names of all commands that connect to the cluster named in the environment.
 
-    `trial` uses its own broker unless its option names a cluster, because it creates topics.
+    `trial` creates topics, so it uses its own broker unless an option names a cluster.
     """
 
     def walk(command: click.Command, name: str) -> Iterator[str]:
@@ -201,8 +201,8 @@ def test_every_command_uses_the_cluster_of_the_environment(
 
     monkeypatch.setenv("ONCELOG_BOOTSTRAP_SERVERS", "named.example:7")
     monkeypatch.setattr("sys.stdin", io.StringIO("password\n"))
-    # Import all modules first. A module that is first imported below would keep the replacement after the
-    # test.
+    # Import all modules before the patch. A module that is first imported below would keep the patched
+    # function after the test.
     names = (
         "client.connection.cluster",
         "client.admin.aio",
@@ -244,7 +244,7 @@ def test_a_confirmation_names_the_cluster(name: str, ours: str) -> None:
     arguments = [part.format(topic=topic, group=group) for part in DESTRUCTIVE[name]]
     got = oncelog(*name.split(), *arguments, servers=ours)
     if name == "acls remove":
-        # of the commands, only this one fails: the broker has no ACLs to remove
+        # the only command here that fails: the broker has no ACLs to remove
         assert f"on the cluster at {ours}:" in got.err
         return
     assert got.code == 0, got.err

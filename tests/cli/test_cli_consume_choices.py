@@ -1,4 +1,4 @@
-"""The choices of `oncelog consume`: places, filters, formats, several topics, and Parquet files."""
+"""Options of `oncelog consume`: start and end, filters, formats, several topics, and Parquet files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def topic(ours: str) -> str:
-    """Create a topic of two partitions with six records each, one second apart, from 2023-11-14T22:13:20Z."""
+    """Create a topic of two partitions with six records each.
+
+    Their timestamps are one second apart and begin at 2023-11-14T22:13:20Z.
+    """
     name = new_topic(ours, 2)
     with producer_of(ours) as producer:
         for number in range(12):
@@ -233,7 +236,7 @@ def test_a_group_does_not_commit_what_was_polled_and_not_written(
     matches, calls = consume.RecordFilter.matches, itertools.count(1)
 
     def interrupted_once(record_filter: consume.RecordFilter, record: Any) -> bool:
-        if next(calls) == 8:  # Ctrl-C after the second poll
+        if next(calls) == 8:  # Ctrl-C while the records of the second poll are filtered
             raise KeyboardInterrupt
         return matches(record_filter, record)
 

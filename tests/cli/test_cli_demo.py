@@ -1,4 +1,4 @@
-"""The demonstration on a small scale, and each of its pure parts alone."""
+"""The demonstration at a small scale, and each of its pure functions."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_lost_late_and_out_of_order_requests_are_told_apart() -> None:
 
 
 class Wire:
-    """The messages of tasks as the proxy sees them, one per millisecond."""
+    """The messages of Spark tasks as a proxy records them, one per millisecond."""
 
     def __init__(self) -> None:
         self.events: list[WireEvent] = []
@@ -274,7 +274,8 @@ HARSH = [
     Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", probability=0.1),
     Rule(action=Action.CUT, direction=Direction.REQUEST, api="Produce", probability=0.1),
     Rule(action=Action.HOLD, api="Produce", probability=0.05, release_after=1, delay_ms=50),
-    # Once each, regardless of the seed: a slow machine sends few but full requests.
+    # Apply each of these two rules once, regardless of the seed. A slow machine sends few requests, so chance
+    # may spare all of them.
     Rule(action=Action.CUT, direction=Direction.REQUEST, api="Produce", nth=2),
     Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", nth=2),
 ]

@@ -1,4 +1,6 @@
-"""`oncelog dev kafka start` in its own process: signals, and what remains after it dies."""
+"""`oncelog dev kafka start` in its own process: signals, and the nodes that remain after the process is
+killed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from oncelog.errors import MisuseError
 
 
 def nodes_of(directory: Path) -> list[int]:
-    """Return the ids of the processes whose command line names a file in the directory."""
+    """Return the process ids of the nodes whose configuration file is in the directory."""
     listed = subprocess.run(
         ["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True
     ).stdout
@@ -31,7 +33,9 @@ def nodes_of(directory: Path) -> list[int]:
 def test_a_node_has_its_temporary_files_in_its_own_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R541: a node ends by SIGKILL, so nothing removes the libraries that it unpacks elsewhere."""
+    """R541: SIGKILL ends a node, so nothing would remove the libraries that it unpacks in another
+    directory.
+    """
     monkeypatch.setattr(apache_kafka, "fetch_jars", lambda: "jars")
     node = apache_kafka.kafka_node(1, 9092, tmp_path)
     assert f"-Djava.io.tmpdir={tmp_path}" in node._command
@@ -99,13 +103,14 @@ def test_killed_nodes_are_all_launched_before_one_is_waited_for(
 ) -> None:
     """Three of four nodes are killed.
 
-    One restarted node and the living one are no majority, so none gets ready.
+    The living node and one restarted node are no majority, so neither becomes ready before the others are
+    launched.
     """
     steps: list[str] = []
 
     class Node:
         def __init__(self, name: int, *_: object, **__: object) -> None:
-            # a live process, but not a node's: its command line names no configuration file
+            # the process is alive but is not a node: its command line names no configuration file
             self.pid = os.getpid()
 
         def launch(self) -> None:

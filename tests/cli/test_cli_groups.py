@@ -1,4 +1,6 @@
-"""`oncelog groups` against our broker and Apache Kafka, and Kafka's own tool against ours."""
+"""`oncelog groups` against our broker and Apache Kafka, and Kafka's own command-line tool against our
+broker.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ def rows(*arguments: str, servers: str) -> list[dict[str, Any]]:
 
 
 def filled(servers: str) -> str:
-    """Create a topic of two partitions with five records each, one second apart, from 2023-11-14T22:13:20Z
-    on.
+    """Create a topic of two partitions with five records each.
+
+    Their timestamps are one second apart and begin at 2023-11-14T22:13:20Z.
     """
     topic = new_topic(servers, 2)
     with producer_of(servers) as producer:
@@ -90,7 +93,7 @@ def test_a_group_is_listed_described_and_deleted(servers: str) -> None:
 
 
 def stuck_group(servers: str, topic: str, offset: int = 0) -> str:
-    """Return a group that has committed one offset of partition 0."""
+    """Commit an offset of partition 0 for a new group, and return the group's id."""
     group = f"stuck-{os.getpid()}-{next(_numbers)}"
     with Admin({"bootstrap.servers": servers}) as admin:
         admin.alter_group_offsets(group, {TopicPartition(topic, 0): OffsetAndMetadata(offset)})
@@ -111,7 +114,7 @@ def test_lag_counts_to_the_high_watermark_while_a_transaction_is_open(
             (row,) = rows("describe", group, servers=servers)
             told = run_tool(TOOL, "--bootstrap-server", servers, "--describe", "--group", group)
             described = oncelog("topics", "describe", topic, "-o", "json", servers=servers)
-    # Apache Kafka answers before the markers are written.
+    # Apache Kafka answers EndTxn before it has written the markers.
     wait_until(lambda: rows("describe", group, servers=servers)[0]["stable_end_offset"] == 3)
     (closed,) = rows("describe", group, servers=servers)
     assert (row["offset"], row["end_offset"], row["lag"], row["stable_end_offset"]) == (0, 2, 2, 0)
@@ -160,7 +163,7 @@ def test_an_offset_outside_the_log_gets_a_remark(ours: str) -> None:
     [
         (("--to-earliest",), [0, 0]),
         (("--to-latest",), [5, 5]),
-        (("--to-offset", "0"), [0, 0]),  # R1064: 0 was taken for a missing option
+        (("--to-offset", "0"), [0, 0]),  # R1064: 0 was treated like a missing option
         (("--to-offset", "3"), [3, 3]),
         (("--to-offset", "30"), [5, 5]),
         (("--shift-by", "0"), [5, 5]),

@@ -68,7 +68,8 @@ def test_a_record_that_is_too_large_is_named(broker: Broker, topic: str, tmp_pat
     assert values(broker.bootstrap_servers, topic) == [b"a", b"b"]
     larger = "-X", "max.request.size=3000000"
     outcome = load(broker, topic, topic, path, "--batch-records", "2", *larger)
-    assert "MESSAGE_TOO_LARGE" in outcome.err  # the broker's error: the topic accepts one megabyte
+    # The broker's own error: the topic accepts batches of one megabyte
+    assert "MESSAGE_TOO_LARGE" in outcome.err
 
 
 @pytest.mark.behaviour("P4")
@@ -103,7 +104,7 @@ def test_a_changed_file_is_refused(broker: Broker, topic: str, tmp_path: Path) -
     os.utime(file, ns=(was.st_atime_ns, was.st_mtime_ns + 1))
     other = load(broker, topic, "changed", file, "--key", "k")
     assert (other.code, "has changed" in other.err) == (1, True)
-    file.write_text(text)  # the old content, with a new modification time
+    file.write_text(text)  # restores the old content; the modification time is new
     assert "is complete" in load(broker, topic, "changed", file, "--key", "k").err
     keyless = load(broker, topic, "changed", file)
     assert (keyless.code, "begun as csv with key k; now it is csv" in keyless.err) == (1, True)
@@ -112,7 +113,9 @@ def test_a_changed_file_is_refused(broker: Broker, topic: str, tmp_path: Path) -
 
 @pytest.mark.behaviour("P4")
 def test_one_file_by_two_paths_is_refused(broker: Broker, topic: str, tmp_path: Path) -> None:
-    """Regression: a directory of logs with a link to the newest one was stored twice."""
+    """Regression: a directory of logs that also had a link to the newest log was loaded with that log
+    twice.
+    """
     first, second = tmp_path / "2026-01-01.log", tmp_path / "2026-01-02.log"
     first.write_bytes(b"a\n")
     second.write_bytes(b"b\n")
@@ -128,12 +131,12 @@ def test_one_file_by_two_paths_is_refused(broker: Broker, topic: str, tmp_path: 
     assert (added.code, "is given twice, also as" in added.err) == (1, True)
     assert values(broker.bootstrap_servers, topic) == [b"a"]
     assert load(broker, topic, topic, dotted, link).code == 0
-    # sorted, because they are in two partitions
+    # The values are in two partitions, which are read in any order.
     assert sorted(values(broker.bootstrap_servers, topic)) == [b"a", b"b"]
 
 
 def write_at(path: Path, text: str | bytes) -> Path:
-    """Write a file with the same modification time as all others."""
+    """Write a file. All files get the same modification time."""
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     os.utime(path, ns=(10**18, 10**18))
     return path
@@ -143,7 +146,9 @@ def write_at(path: Path, text: str | bytes) -> Path:
 def test_a_file_that_comes_late_and_sorts_first_is_not_taken_for_the_one_that_was_read(
     broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """All files have equal sizes and modification times, as in archives and fixed-width exports."""
+    """Equal sizes and modification times, as in archives and fixed-width exports, must not make two files
+    look like one.
+    """
     february = write_at(tmp_path / "2026-02.txt", "feb-1\nfeb-2\n")
     assert row(load(broker, topic, "late", february, "-o", "json"))["records"] == 2
     january = write_at(tmp_path / "2026-01.txt", "jan-1\njan-2\n")
@@ -169,7 +174,7 @@ def test_a_file_that_was_renamed_is_known_by_its_content(
     assert (again.code, "is complete" in again.err) == (0, True)
     assert load(broker, topic, "renamed", moved, new).code == 0
     assert sorted(values(broker.bootstrap_servers, topic)) == [b"new-1", b"old-1"]
-    # A relative path names another file in another directory.
+    # In another directory, a relative path names another file.
     (tmp_path / "elsewhere").mkdir()
     other = write_at(tmp_path / "elsewhere" / "log.1.txt", "fake1\n")
     monkeypatch.chdir(other.parent)
@@ -194,15 +199,15 @@ def test_a_compressed_file_of_the_same_size_that_goes_on_is_another_one(
 
 @pytest.mark.behaviour("P4")
 def test_marks_of_earlier_versions_are_understood(broker: Broker, topic: str, tmp_path: Path) -> None:
-    """In checkpoints, earlier versions stored the path as the user wrote it.
+    """Checkpoints of earlier versions contain the path as the user wrote it.
 
-    For a relative path, the content is compared.
+    If that path is relative, the load compares the file's content.
     """
     files = [write_at(tmp_path / f"{n}.txt", f"a{n}\nb{n}\n") for n in range(2)]
     servers, tp = broker.bootstrap_servers, checkpoint_partition("old")
     digest = hashlib.sha256(b"a0\nb0\n").hexdigest()
     mark = FileCheckpoint(topic, None, "lines", "0.txt", 6, 10**18, 6, 2, digest, True)
-    assert load(broker, topic, "another", files[0]).code == 0  # this load creates the checkpoint topic
+    assert load(broker, topic, "another", files[0]).code == 0  # creates the checkpoint topic
     with Producer({"bootstrap.servers": servers}) as producer:
         key, value = encode_checkpoint("old", 0, mark)
         producer.send(tp.topic, value, key, partition=tp.partition).result(60)
@@ -220,7 +225,7 @@ def test_the_part_that_was_read_is_checked(broker: Broker, topic: str, tmp_path:
     bad = load(broker, topic, "part", file, *options)
     assert (bad.code, "rows.jsonl, in the records from byte 890 on: " in bad.err) == (1, True)
     assert len(values(broker.bootstrap_servers, topic)) == 100
-    # The bad line is repaired, but another line has changed, too.
+    # Repair the bad line, but also change a line that was already loaded.
     file.write_text(good.replace("55", "56") + '{"n":0}\n')
     refused = load(broker, topic, "part", file, *options)
     assert refused.code == 1
@@ -277,7 +282,9 @@ def test_a_bad_id_and_no_such_topic(broker: Broker, topic: str, tmp_path: Path) 
 def test_a_partly_read_file_is_not_resumed_with_another_delimiter(
     broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """A quoted line end is inside a record with one delimiter, and ends a record with the other."""
+    """The line end in quotation marks is inside a record with one delimiter, and ends a record with the
+    other.
+    """
     file = tmp_path / "a.csv"
     file.write_text("a;b,c\n" + "".join(f'{n};x,"y\nz";{n}\n' for n in range(30)))
     config = {"bootstrap.servers": broker.bootstrap_servers}
@@ -307,7 +314,7 @@ def test_a_load_into_a_recreated_topic_is_refused(broker: Broker, tmp_path: Path
 
 
 def test_a_topic_recreated_during_the_load_ends_it(broker: Broker, tmp_path: Path) -> None:
-    """The load ends, and none of its records is in the new topic, which another load may fill."""
+    """The load must end without a record in the new topic, because another load may fill that topic."""
     config = {"bootstrap.servers": broker.bootstrap_servers}
     loaded = Load([write_csv(tmp_path / "a.csv", 0, ROWS)], "again", "again", max_records=100)
     with Admin(config) as admin:
@@ -336,7 +343,9 @@ def test_a_commit_that_apache_kafka_takes_for_a_repeated_abort_tells_of_the_othe
 
 @pytest.mark.behaviour("P4")
 def test_another_open_transaction_hides_no_mark(broker: Broker, topic: str, tmp_path: Path) -> None:
-    """A load waits for its own checkpoints that lie behind another producer's open transaction."""
+    """The load's checkpoints may lie behind another producer's open transaction. The load must wait for
+    them.
+    """
     servers = broker.bootstrap_servers
     file = write_csv(tmp_path / "a.csv", 0, ROWS)
     loaded = Load([file], topic, "hidden", Options(key="k"), max_records=100)

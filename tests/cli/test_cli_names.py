@@ -1,4 +1,4 @@
-"""Names with control characters or markup are printed on a terminal as text, without their effect."""
+"""Control characters and markup in names are printed as text, and have no effect on a terminal."""
 
 from __future__ import annotations
 

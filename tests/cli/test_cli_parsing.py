@@ -1,4 +1,4 @@
-"""Times, durations, format strings and filters of commands, as tables."""
+"""Tables of how commands parse times, durations, format strings and filters."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Commands in an installation without the extra `spark`: one line with the package to install, and exit code
-2.
+"""Without the extra `spark`, a command that needs it prints one line with the package to install. The exit
+code is 2.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def test_json_lines_are_parsed_into_fields() -> None:
         (b'{"value_base64": "x"}', "value_base64"),
         (b'{"headers": 3}', "headers must be"),
         (b'{"headers": [1]}', "a header must be"),
-        # R1068: this line ended the command with a traceback
+        # R1068: this line caused a traceback
         pytest.param(b"[" * 100_000, "recursion", id="nested"),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_wrong_line_is_named_and_earlier_lines_are_sent(
 
 
 def test_a_separator_may_be_a_byte_that_is_no_text(broker: Broker, topic: str) -> None:
-    """R1068. The argument is the string to which Python decodes the byte \xff on the command line."""
+    """R1068. Python decodes the byte ÿ on the command line to the string that is passed here."""
     assert produce(broker, topic, "-k", "\udcff", "-p", "0", stdin=b"a\xffb").code == 0
     (record,) = read(broker, topic)
     assert (record.key, record.value) == (b"a", b"b")
@@ -168,7 +168,7 @@ def test_an_empty_value_is_sent_as_null_on_request(broker: Broker, topic: str) -
 
 
 class SlowPipe(io.BytesIO):
-    """A pipe that gives one byte at a time."""
+    """A pipe from which each read returns one byte."""
 
     def read1(self, size: int | None = -1) -> bytes:
         return self.read(1)
@@ -184,7 +184,7 @@ class SlowPipe(io.BytesIO):
     ],
 )
 def test_records_end_at_the_delimiter(delimiter: str, text: bytes, values: list[bytes]) -> None:
-    # A delimiter may be cut in two by the chunks in which a pipe is read.
+    # A read from a pipe may end within a delimiter.
     for file in (io.BytesIO(text), SlowPipe(text)):
         assert list(_by_delimiter(file, unescape(delimiter))) == values
 
@@ -268,8 +268,8 @@ def test_an_interrupt_sends_what_was_read(broker: Broker, topic: str) -> None:
         stderr=subprocess.PIPE,
     ) as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
-        # This is more than a pipe holds. So once it is written, the command has read at least the first
-        # lines.
+        # A pipe holds less than this. Once all of it is written, the command must have read at least the
+        # first lines.
         process.stdin.write(b"line\n" * 100_000)
         process.stdin.flush()
         process.send_signal(signal.SIGINT)
@@ -282,9 +282,9 @@ def test_an_interrupt_sends_what_was_read(broker: Broker, topic: str) -> None:
 
 
 def test_a_missing_topic_is_an_error_long_before_max_block_ms(broker: Broker) -> None:
-    """`send` waits for a missing topic, which may be created soon.
+    """In the library, `send` waits for a missing topic, because it may be created soon.
 
-    A missing topic on the command line is probably a typo.
+    On the command line, a missing topic is probably a typo.
     """
     got = produce(broker, "mistyped", "-X", "max.block.ms=86400000", stdin=b"x")
     assert got.code == 1

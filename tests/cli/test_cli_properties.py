@@ -1,4 +1,4 @@
-"""Files of settings, read with the rules of `java.util.Properties.load`."""
+"""Properties files are read by the rules of `java.util.Properties.load`."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def test_java_reads_the_same(tmp_path: Path) -> None:
     command = ["java", str(tmp_path / "Print.java"), *map(str, paths)]
     told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
     for path, line in zip(paths, told.splitlines(), strict=True):
-        # We refuse an empty key, which Java accepts. We skip a lone backslash; Java makes an empty pair.
+        # Two differences from Java: we refuse an empty key, and we skip a lone backslash, which Java reads as
+        # an empty pair.
         found = None
         with contextlib.suppress(ConfigError):
             found = read_properties(path)

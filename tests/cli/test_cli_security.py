@@ -24,7 +24,7 @@ from oncelog.server.embedded import Broker
 
 
 def typed(line: str) -> io.TextIOWrapper:
-    """Return a standard input with this text."""
+    """Return a standard input that contains this text."""
     return io.TextIOWrapper(io.BytesIO(f"{line}\n".encode()))
 
 
@@ -88,7 +88,7 @@ def test_users_and_acls_are_added_listed_and_removed(broker: Broker, monkeypatch
 
 
 def test_an_empty_name_removes_no_acl(broker: Broker) -> None:
-    """A script may have a variable that is not set. kafka-acls removes nothing either."""
+    """In a script, a variable that is not set gives an empty name. kafka-acls removes nothing then either."""
     add = ("acls", "add", "--deny-principal", "User:eve", "--operation", "READ", "--topic", "*")
     assert as_user(broker, "admin", *add)[0] == 0
     for option in ("--topic", "--principal"):
@@ -125,8 +125,9 @@ def test_serving_beyond_loopback_requires_authentication(tmp_path: Path) -> None
 
 
 def test_a_broker_serves_on_several_listeners(tmp_path: Path) -> None:
-    """`serve` prints a line per listener, in order, with its name. Each needs authentication or a loopback
-    address.
+    """`serve` prints one line with the name of each listener, in order.
+
+    A listener needs authentication or a loopback address.
     """
     command = [sys.executable, "-m", "oncelog.cli.main", "serve", "--data-dir", str(tmp_path)]
     command += ["--listen", "PLAINTEXT://127.0.0.1:0", "--listen", "SASL_PLAINTEXT://127.0.0.1:0"]

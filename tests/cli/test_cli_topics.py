@@ -93,5 +93,5 @@ def test_an_unreachable_broker_is_named_by_its_address() -> None:
 
 def test_the_environment_names_the_broker(oncelog_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONCELOG_BOOTSTRAP_SERVER", oncelog_broker.bootstrap_servers)
-    monkeypatch.setenv("ONCELOG_LINGER_MS", "7")  # the admin client ignores a producer's setting
+    monkeypatch.setenv("ONCELOG_LINGER_MS", "7")  # a producer's setting, which the admin client ignores
     assert oncelog("topics", "create", "t").code == 0

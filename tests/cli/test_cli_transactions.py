@@ -31,7 +31,9 @@ def broker_config() -> Mapping[str, object]:
 
 @pytest.fixture(params=["ours", "apache"])
 def servers(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Run the test on brokers that do not verify transactions, so that a transaction can hang."""
+    """Run the test on our broker and on Apache Kafka. Neither verifies transactions, so that a transaction
+    can hang.
+    """
     if request.param == "ours":
         yield request.getfixturevalue("ours")
         return
@@ -44,8 +46,8 @@ def servers(request: pytest.FixtureRequest) -> Iterator[str]:
         def is_verified() -> bool:
             return admin.describe_configs(broker)[broker].entries[UNVERIFIED].value == "true"
 
-        # The broker gets the change from the controller a moment later, but before any topic that is created
-        # afterwards.
+        # The controller passes the change to the broker a moment later, but before it creates any later topic
+        # there.
         run_tool(config, *whole, "--alter", "--add-config", f"{UNVERIFIED}=false")
         wait_until(lambda: not is_verified())
         yield kafka.bootstrap_servers
@@ -61,7 +63,7 @@ def rows(*arguments: str, servers: str, code: int = 0) -> list[dict[str, Any]]:
 
 
 def hang(servers: str, producer_id: int) -> str:
-    """Create a topic with a record and a transactional batch that no coordinator knows."""
+    """Create a topic with a record and with a transactional batch that no coordinator knows."""
     topic = new_topic(servers)
     append(servers, TopicPartition(topic, 0), batch_of(b"before"))
     lost = batch_of(
@@ -103,7 +105,7 @@ def test_an_open_and_a_committed_transaction_are_described(servers: str) -> None
         assert all(row["hanging"] == f"no: {name!r} is Ongoing" for row in opened)
 
         producer.commit_transaction()
-    # Apache Kafka answers before the markers are written.
+    # Apache Kafka answers EndTxn before it has written the markers.
     wait_until(lambda: values(servers, topic) == [b"a", b"b"])
     assert rows("find-hanging", "--topic", topic, servers=servers) == []
     (told,) = rows("describe", name, servers=servers)

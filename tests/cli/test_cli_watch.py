@@ -1,4 +1,6 @@
-"""`--watch` repeats commands that list or describe until Ctrl-C. No test waits."""
+"""`--watch` repeats commands that list or describe until Ctrl-C. The tests replace the pauses, so they never
+wait.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from oncelog.errors import NotConnectedError
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the pauses between rounds, in seconds. Ctrl-C comes in the third pause."""
+    """Return a list to which each pause between two rounds is added, in seconds. Ctrl-C comes in the third
+    pause.
+    """
     seen: list[float] = []
 
     def pause(seconds: float) -> None:
