@@ -1,4 +1,4 @@
-"""Fixtures: our broker, Apache Kafka, and the name of an unused group."""
+"""Fixtures: our broker, Apache Kafka, and the name of a new group."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from oncelog.testing.proxy import Proxy
 
 _numbers = itertools.count()
 SOON = {"group.consumer.min.heartbeat.interval.ms": 300, "group.consumer.heartbeat.interval.ms": 300}
-"""With these settings, members of the consumer protocol learn of changes as soon as they do on Apache
-Kafka.
+"""Settings with which members of the consumer protocol learn of changes as soon as on the Apache Kafka of
+these tests.
 """
 FEW = {"offsets.topic.num.partitions": 4, "transaction.state.log.num.partitions": 4}
-"""Small numbers, because the broker syncs each of these partitions when it stops."""
+"""Partition counts of the internal topics. They are small, because a broker syncs each of these partitions
+when it stops.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,9 @@ def broker_config() -> Mapping[str, object]:
 
 @pytest.fixture(scope="module")
 def classic() -> Iterator[str]:
-    """Our broker without an epoch per transaction."""
+    """Yield the address of our broker with transaction.version 0: a producer keeps its epoch across
+    transactions.
+    """
     with Broker(config={"oncelog.transaction.version": 0, **FEW}) as broker:
         yield broker.bootstrap_servers
 

@@ -1,5 +1,5 @@
-"""Admin requests and responses without I/O, and Admin against a broker that is old, not ready, or sends wrong
-responses.
+"""Admin requests and responses without I/O, and Admin against a broker that is old or not ready, or sends
+wrong responses.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def play(story: Story, limits: dict[int, tuple[int, int]] | None = None, **setti
 
 
 def creates(*codes: int) -> Callable[[Any, Any], CreateTopicsResponse]:
-    """Return a handler that answers each CreateTopics with the next of the codes, and then always with the
+    """Return a handler for CreateTopics. Its responses have the given codes in order, and then always the
     last one.
     """
     left = list(codes)
@@ -141,7 +141,7 @@ def coordinator_at(broker: ScriptedBroker) -> FindCoordinatorResponse:
 
 
 def commits(*codes: int) -> Callable[[Any, Any], OffsetCommitResponse]:
-    """Return a handler that answers each OffsetCommit with the next of the codes, and then always with the
+    """Return a handler for OffsetCommit. Its responses have the given codes in order, and then always the
     last one.
     """
     remaining = list(codes)
@@ -156,7 +156,7 @@ def commits(*codes: int) -> Callable[[Any, Any], OffsetCommitResponse]:
 
 
 def test_offsets_of_a_topic_that_the_coordinator_does_not_know_yet_are_committed() -> None:
-    """Apache Kafka's coordinator may learn of a topic after CreateTopics has returned."""
+    """On Apache Kafka, the coordinator may learn of a topic only after CreateTopics has returned."""
 
     async def story(broker: ScriptedBroker, admin: Admin) -> None:
         unknown = UnknownTopicOrPartition.code

@@ -156,11 +156,11 @@ def test_producers_are_known_until_their_topic_is_deleted_and_made_again(
     append(broker.bootstrap_servers, T0, *numbered)
     (producer,) = admin.describe_producers([T0])[T0].producers
     assert (producer.producer_id, producer.producer_epoch, producer.last_sequence) == (77, 0, 2)
-    assert append(broker.bootstrap_servers, T0, numbered[1]) == [2]  # a retry, still recognised
+    assert append(broker.bootstrap_servers, T0, numbered[1]) == [2]  # a retry, which is still recognised
     admin.delete_topics(["t"])
     admin.create_topics([NewTopic("t", 1)])
     assert admin.describe_producers([T0])[T0].producers == ()
-    # Stored, because the batches of the deleted topic are forgotten.
+    # The batch is stored again, because the deletion of the topic also deleted the memory of its batches.
     assert append(broker.bootstrap_servers, T0, numbered[0]) == [0]
     assert admin.list_offsets({T0: "latest"})[T0].offset == 2
 
@@ -173,7 +173,9 @@ def test_a_broker_that_does_not_exist_raises_at_once(admin: Admin) -> None:
 
 
 def test_an_absent_broker_does_not_affect_the_results_of_other_resources(admin: Admin) -> None:
-    """Regression: the topic's setting was changed, but its result had the error of another broker."""
+    """Regression: the setting of the topic was changed, but the result for the topic had the error of the
+    absent broker.
+    """
     admin.create_topics([NewTopic("t", 1)])
     away = ConfigResource("broker", "9")
     changed = admin.alter_configs(

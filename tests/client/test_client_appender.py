@@ -1,4 +1,4 @@
-"""The appender in C (client/producer/_appender.c) does what appender.py does."""
+"""The appender in C (client/producer/_appender.c) does the same as the one in Python, appender.py."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MANY = st.tuples(
 
 
 def form_of(name: str) -> Callable[[str], Any]:
-    """Return a function that looks up the classes and functions of one form, C or Python, by name."""
+    """Return a function that looks up, by name, the classes and functions of the C or the Python appender."""
     if name == "Python":
         return PYTHON_FORM.__getitem__
     module = c_module("oncelog.client.producer._appender")
@@ -58,7 +58,7 @@ def form_of(name: str) -> Callable[[str], Any]:
 
 
 class Player:
-    """Plays operations on an appender of one form, with two partitions."""
+    """Plays operations on an appender with two partitions, in C or in Python."""
 
     def __init__(
         self, name: str, *, hashes_keys: bool = True, wall_ns: Any = lambda: NOW_MS * 1_000_000
@@ -77,7 +77,7 @@ class Player:
     def play(self, name: str, *arguments: Any) -> object:
         """Carry out one operation.
 
-        Return the part of its result that can be compared between the two forms.
+        Return the part of its result that must be equal in C and Python.
         """
         match name:
             case "begin":
@@ -106,7 +106,7 @@ class Player:
         return [known for known, _ in self.batches].index(result)
 
     def state(self) -> object:
-        """Return all records and counts."""
+        """Return all records and counts of the appender."""
         return self.appender.buffered_bytes, [
             (
                 buffer.count,
@@ -230,9 +230,10 @@ def test_both_forms_find_the_first_unusual_row(values: list[Any], keys: list[Any
 
 
 def test_no_destructor_runs_within_an_append() -> None:
-    """An append must not replace an existing callback, because its destructor could free the buffer.
+    """While an append runs, a callback's destructor could free the buffer. So an append must not replace an
+    existing callback.
 
-    Only other code can have put a callback there.
+    Only code other than the appender can have put a callback there.
     """
     player = Player("C")
     player.play("begin", 0)
@@ -257,7 +258,7 @@ def test_the_appender_in_c_leaks_nothing() -> None:
         for _ in range(20):
             player = Player("C", wall_ns=None)
             player.play("begin", 0)
-            callback = player.play  # makes a cycle that only the garbage collector frees
+            callback = player.play  # makes a reference cycle that only the garbage collector frees
             for number in range(30):
                 player.play("send", "t", b"v" * 300 * (number % 2), b"k", 0, None, (), callback)
                 player.play("many", "t", 0, [b"v", b"w", 5], None, NOW_MS, (("h", b"x"),), 0)
@@ -273,7 +274,7 @@ def test_the_appender_in_c_leaks_nothing() -> None:
     tracemalloc.start()
     try:
         growth_bytes()
-        # A leak grows in every round. Other threads of the test process allocate in some of them.
+        # A leak grows in every round. Other threads of the test process allocate memory in some rounds only.
         assert min(growth_bytes() for _ in range(5)) < 5_000
     finally:
         tracemalloc.stop()

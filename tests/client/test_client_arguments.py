@@ -1,4 +1,4 @@
-"""Calls that take several items also accept a single one, and refuse anything else."""
+"""Calls that accept several items also accept a single one, and refuse any other type."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ NOT_ITEMS = {"alter_client_quotas"}
 
 
 def _calls_with_several(face: type) -> list[tuple[str, str]]:
-    """Return each public method of a client class, with each parameter that takes several items."""
+    """Return the name of each public method of a client class with the name of each parameter that takes
+    several items.
+    """
     found = []
     for name, function in inspect.getmembers(face, inspect.isfunction):
         if name.startswith("_") or name in NOT_ITEMS:
@@ -113,7 +115,7 @@ NAMES = re.compile(r"(?:Collection|Sequence|Iterable|list|set|tuple)\[str[],]")
 
 
 def _parameters_of_names() -> list[tuple[str, str]]:
-    """Each parameter of the public functions that takes several names, and its annotation."""
+    """Return each parameter of the public functions that takes several names, with its annotation."""
     found = []
     for module in map(importlib.import_module, PUBLIC_MODULES):
         for name in module.__all__:

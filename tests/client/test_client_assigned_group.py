@@ -1,4 +1,4 @@
-"""Manually assigned partitions with a group.id, on our broker and on Apache Kafka.
+"""Consumers with a group.id and manually assigned partitions, on our broker and on Apache Kafka.
 
 The expected behaviour was measured with Java's consumer of Kafka 4.3: it starts at the committed offset and
 commits automatically.
@@ -182,8 +182,8 @@ def test_commits_beside_members_are_refused_and_logged(
 
 
 def test_a_subscription_to_no_topic_is_refused(ours: str, group: str) -> None:
-    """If it were accepted, the consumer would stay in the group without taking part in rebalances, and read
-    partitions of other members.
+    """If the consumer accepted it, it would stay in the group without taking part in rebalances. It would
+    then read partitions that other members own.
     """
     topic = new_topic(ours)
     with member(ours, group) as consumer:
@@ -229,7 +229,9 @@ def test_the_asyncio_consumer_does_the_same(servers: str, group: str, topic: str
 
 @pytest.mark.parametrize("then", ["close", "assign", "commit", "commit of both"])
 def test_partitions_no_longer_assigned_are_committed_before_a_close(ours: str, group: str, then: str) -> None:
-    """Regression: the next call cancelled the commit before it was sent, so the records were read twice."""
+    """Regression: the call after the new assignment cancelled the commit before it was sent, so the records
+    were read twice.
+    """
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 20, 2)
     zero, one = TopicPartition(topic, 0), TopicPartition(topic, 1)
@@ -258,8 +260,8 @@ def test_partitions_no_longer_assigned_are_committed_before_a_close(ours: str, g
 def test_partitions_no_longer_assigned_are_committed_before_a_subscription(
     servers: str, group: str, topic: str, protocol: str
 ) -> None:
-    """Regression: the commit was refused as that of a consumer that is no member, and records were read
-    twice.
+    """Regression: the broker refused the commit, because the consumer was not a member yet. So records were
+    read twice.
     """
     zero, other = TopicPartition(topic, 0), new_topic(servers)
 
@@ -284,8 +286,8 @@ def test_partitions_no_longer_assigned_are_committed_before_a_subscription(
 def test_a_successor_waits_for_offsets_of_an_open_transaction_at_any_isolation_level(
     servers: str, group: str, topic: str, isolation: str, is_subscribed: bool
 ) -> None:
-    """A successor that did not wait would process the records of the transaction again, and the output would
-    have them twice.
+    """If the successor did not wait, it would process the records of the transaction again, and the output
+    would contain them twice.
     """
     tp = TopicPartition(topic, 0)
     with Producer({"bootstrap.servers": servers, "transactional.id": group}) as producer:

@@ -1,4 +1,4 @@
-"""Clients that are open when the interpreter exits or the process forks: no call waits forever."""
+"""Clients are still open when the interpreter exits or the process forks. No call may wait forever."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ EXPECTED = {name: "None" if name.endswith("closes") else "True" for name in CLIE
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_used_by_a_finalizer_as_the_interpreter_ends_returns(ours: str, name: str) -> None:
-    """Regression: a close waited forever for the client's thread, which has stopped by then."""
+    """Regression: `close` waited forever for the client's thread, which has already stopped at that time."""
     program = PROGRAM.replace("{MADE}", CLIENTS[name])
     command = [sys.executable, "-c", program, ours, new_topic(ours)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -77,7 +77,9 @@ def test_a_child_is_told_at_once_of_records_that_its_parent_took(ours: str) -> N
 
 
 def test_a_forked_child_leaves_the_broker_of_its_parent_alone() -> None:
-    """Regression: a stop in the child failed, and the next one removed the running broker's directory."""
+    """Regression: in the child, the first stop failed, and the second one removed the directory of the
+    parent's broker.
+    """
     with Broker() as broker:
         child = os.fork()
         if child == 0:
@@ -96,7 +98,9 @@ def test_a_forked_child_leaves_the_broker_of_its_parent_alone() -> None:
 
 
 def test_a_broker_made_before_a_fork_gets_a_directory_in_each_process() -> None:
-    """Regression: the second start failed, and removed the directory of the running broker."""
+    """Regression: the second process failed to start its broker, and removed the directory of the running
+    one.
+    """
     broker = Broker()
     read_end, write_end = os.pipe()
     child = os.fork()

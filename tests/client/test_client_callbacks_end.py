@@ -81,8 +81,8 @@ def test_an_interrupt_during_a_callback_reaches_an_asyncio_program_after_the_oth
 
 
 def test_a_thread_suspended_while_it_makes_a_future_blocks_no_other() -> None:
-    """A lock held at that moment would stay locked in a forked child process, which could then wait for no
-    future.
+    """A fork copies locks. If making a future held a lock, that lock would stay locked in the child, where no
+    future could be awaited.
     """
     result, other = BatchResult(TopicPartition("t", 0)), BatchResult(TopicPartition("t", 0))
     other.complete(7, None, None)
@@ -115,7 +115,9 @@ def test_a_thread_suspended_while_it_makes_a_future_blocks_no_other() -> None:
 
 @pytest.mark.parametrize("part_count", range(1, 6))
 def test_a_half_initialized_future_loses_no_waiter(part_count: int) -> None:
-    """One thread is suspended after it has made some of the future's attributes, and another waits (R330)."""
+    """One thread is suspended while some attributes of the future are made, and another thread waits for the
+    future (R330).
+    """
     first, last = BatchResult(TopicPartition("t", 0)), BatchResult(TopicPartition("t", 0))
     future, pending = RecordFuture(first, 0), RecordFuture(last, 0)
     amid, go_on = threading.Event(), threading.Event()
@@ -140,7 +142,7 @@ def test_a_half_initialized_future_loses_no_waiter(part_count: int) -> None:
     maker, waiter = threading.Thread(target=make), threading.Thread(target=wait)
     maker.start()
     assert amid.wait(WAIT_S)
-    first.complete(5, None, None)  # notify() has not been called yet, so no listener was called
+    first.complete(5, None, None)  # completes the outcome before notify(), so no listener has been called yet
     waiter.start()
     wait_until(lambda: pending.__dict__.get("_waiters"))
     last.complete(6, None, None)
@@ -172,7 +174,9 @@ def test_a_future_is_completed_even_if_a_thread_was_interrupted_while_making_it(
 
 
 def test_listening_to_a_settled_outcome_calls_no_other_listener() -> None:
-    """Regression: an interrupt after another thread's listener was removed left that thread waiting."""
+    """Regression: adding a listener to a settled outcome removed another thread's listener to call it. An
+    interrupt in between left that thread waiting.
+    """
     result = BatchResult(TopicPartition("t", 0))
     called: list[str] = []
     result.add_listener(lambda: called.append("another thread"))

@@ -1,4 +1,6 @@
-"""A cancellation in the same turn of the event loop as the awaited result. It must not be lost."""
+"""A task is cancelled in the same turn of the event loop in which its awaited result arrives. The
+cancellation must not be lost.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +47,8 @@ def test_a_send_that_is_cancelled_as_room_comes_takes_no_record() -> None:
 
 
 def test_a_member_that_leaves_sends_no_heartbeat_that_was_brought_forward() -> None:
-    """With such a heartbeat, a member that unsubscribes would join again, and keep partitions that nobody
-    reads.
+    """With such a heartbeat, a member that unsubscribes would join again and own partitions that it does not
+    read.
     """
 
     async def work() -> None:
@@ -88,8 +90,8 @@ def test_a_poll_that_is_cancelled_as_a_notification_comes_ends() -> None:
 
 
 def test_a_close_that_is_cancelled_twice_leaves_nothing_behind() -> None:
-    """Regression: the second cancellation ended the rest of the close, so connections and a record stayed
-    open.
+    """Regression: the second cancellation stopped the close half-way, so connections and a record were left
+    behind.
     """
 
     async def work() -> None:
@@ -117,8 +119,8 @@ def test_a_close_that_is_cancelled_twice_leaves_nothing_behind() -> None:
 
 
 def test_a_commit_that_is_cancelled_leaves_no_task() -> None:
-    """Regression: the commit's wait for records remained, and asyncio reported `Task was destroyed but it is
-    pending!`.
+    """Regression: the task that waits for the records of the commit was left, and asyncio reported `Task was
+    destroyed but it is pending!`.
     """
 
     async def work(servers: str) -> None:

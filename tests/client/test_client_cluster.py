@@ -1,4 +1,4 @@
-"""The client's metadata after Metadata responses."""
+"""Metadata responses, and the metadata that a client keeps after them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def test_an_older_leader_epoch_changes_nothing() -> None:
 
 
 def test_a_stale_leader_is_asked_again_after_an_older_epoch() -> None:
-    """A cluster that was restored from a backup has older epochs than before the restore."""
+    """A cluster that was restored from a backup has lower leader epochs than before, and the client must
+    accept them.
+    """
     cluster = known(leader_epoch=5)
     cluster.mark_stale([T0])
     cluster.update(metadata(9092, {"t": 3}, leader_epoch=4))

@@ -1,4 +1,6 @@
-"""ClusterConnection with a scripted broker on a real socket: every failure of a peer has an error type."""
+"""ClusterConnection against a scripted broker on a real socket: each failure of the peer raises its own error
+type.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ Story = Callable[[ScriptedBroker, ClusterConnection], Coroutine[Any, Any, None]]
 
 
 def play(story: Story, prepare: Callable[[ScriptedBroker], None] | None = None, **settings: object) -> None:
-    """Run a coroutine with a scripted broker that has topic t, and a connection to it."""
+    """Run the coroutine `story` with a scripted broker that has topic t, and with a connection to it."""
 
     async def run() -> None:
         async with scripted_broker() as broker:
@@ -68,7 +70,7 @@ def ask() -> DescribeClusterRequest:
 
 
 def answer_number(broker: ScriptedBroker) -> None:
-    """Return DescribeCluster responses whose controller_id counts up."""
+    """Let the broker return DescribeCluster responses whose controller_id counts up."""
     count = iter(range(1000))
     broker.handlers["DescribeCluster"] = lambda header, message: DescribeClusterResponse(
         controller_id=next(count)
@@ -432,7 +434,7 @@ def test_invalid_bootstrap_servers_are_refused(servers: list[str] | None) -> Non
 
 
 def metadata_requests(broker: ScriptedBroker) -> list[tuple[list[str], bool]]:
-    """Return the topics and allow_auto_topic_creation of each Metadata request so far."""
+    """Return the topics and the flag allow_auto_topic_creation of each Metadata request so far."""
     return [
         ([topic.name for topic in message.topics], message.allow_auto_topic_creation)
         for message in broker.messages
@@ -441,7 +443,7 @@ def metadata_requests(broker: ScriptedBroker) -> list[tuple[list[str], bool]]:
 
 
 async def refreshed(cluster: ClusterConnection, times: int = 2) -> None:
-    """Wait for a few more Metadata responses."""
+    """Wait until `times` more Metadata responses have arrived."""
     version = cluster.metadata.version
     await until(lambda: cluster.metadata.version >= version + times)
 
@@ -555,7 +557,9 @@ def test_a_topic_may_be_waited_for_longer_than_the_short_patience(monkeypatch: p
 
 
 def test_requests_that_wait_for_reauthentication_survive_the_connection() -> None:
-    """A connection lost during re-authentication is reopened at once for the waiting requests."""
+    """If the connection is lost during re-authentication, the client connects again immediately for the
+    waiting requests.
+    """
 
     async def story(broker: ScriptedBroker, cluster: ClusterConnection) -> None:
         await cluster.start()
@@ -635,7 +639,7 @@ def test_a_request_without_a_response_fails_with_its_connection(how: str) -> Non
 
 
 def produce_without_answer() -> ProduceRequest:
-    """Return a Produce request of a megabyte with acks=0."""
+    """Return a Produce request of one megabyte with acks=0, to which no response is sent."""
     partition = ProduceRequest.PartitionProduceData(index=0, records=bytes(1 << 20))
     topic = ProduceRequest.TopicProduceData(name="t", partition_data=[partition])
     return ProduceRequest(acks=0, timeout_ms=1000, topic_data=[topic])

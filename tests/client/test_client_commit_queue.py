@@ -1,4 +1,6 @@
-"""The order of a consumer's commits: the cases of a table, and no older position after a newer one."""
+"""The order of a consumer's commits: the cases of a table, and a search for an older position that follows a
+newer one.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def text(commit: Commit | None) -> str:
 
 
 class QueueRun:
-    """A CommitQueue that runs the steps of one row of the table."""
+    """A CommitQueue, and the steps of one row of the table that are played on it."""
 
     def __init__(self) -> None:
         self.queue, self.now_ms = CommitQueue(), 0
@@ -100,9 +102,9 @@ def test_table(row: list[str]) -> None:
     )
 )
 def test_no_older_position_follows_a_newer_one(steps: list[tuple[str, set[str]]]) -> None:
-    """Each step commits its own number as offset.
+    """Each step commits its own number as the offset.
 
-    In the step `lost`, a commit is stored but its response is lost.
+    In the step `lost`, the broker stores a commit, but its response is lost.
     """
     queue, requested, stored = CommitQueue(), list[Commit](), dict[TopicPartition, int]()
     sent: Commit | None = None

@@ -1,4 +1,6 @@
-"""The order of a consumer's commits: one after the other, with other calls and faults in between."""
+"""The order of a consumer's commits: they are sent one after the other, with other calls and faults between
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ def at(*offsets: int) -> dict[TopicPartition, OffsetAndMetadata]:
 
 
 class Commits(Coordinator):
-    """A coordinator that answers commits with `codes`, then with 0. It waits for `may_answer` before each."""
+    """A coordinator that answers the first commits with the error codes `codes`, and later ones with
+    success.
+
+    It waits for `may_answer` before each response.
+    """
 
     def __init__(self, *codes: int) -> None:
         super().__init__()
@@ -49,7 +55,11 @@ async def joined(coordinator: Coordinator, protocol: str, **settings: Any) -> Me
 async def commit_to_be_repeated(
     protocol: str, offsets: dict[TopicPartition, OffsetAndMetadata]
 ) -> tuple[Commits, Member, asyncio.Task[None]]:
-    """Return a member whose commit got COORDINATOR_LOAD_IN_PROGRESS, and is repeated after 300 ms."""
+    """Start a commit that the coordinator answers with COORDINATOR_LOAD_IN_PROGRESS, so that it is repeated
+    after 300 ms.
+
+    Return the coordinator, the member and the commit's task.
+    """
     coordinator = Commits(CoordinatorLoadInProgress.code)
     member = await joined(coordinator, protocol, **{"enable.auto.commit": False})
     coordinator.retry_pause_ms = lambda _: 300.0  # type: ignore[method-assign]
@@ -60,7 +70,7 @@ async def commit_to_be_repeated(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_commit_before_a_revocation_is_not_repeated_behind_one_of_the_application(protocol: str) -> None:
-    """Regression: the application called seek() to go back, and committed. A retry of the earlier commit
+    """Regression: the application went back with seek() and committed. A retry of the earlier commit then
     replaced that offset, and the partition's next owner skipped records.
     """
 
@@ -81,7 +91,9 @@ def test_the_commit_before_a_revocation_is_not_repeated_behind_one_of_the_applic
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_commits_of_several_tasks_are_stored_in_the_order_of_the_calls(protocol: str) -> None:
-    """Regression: the first was repeated behind the second, and the group's position went back."""
+    """Regression: a retry of the first commit was sent after the second one, and the group's position went
+    back.
+    """
 
     async def work() -> None:
         coordinator = Commits(CoordinatorLoadInProgress.code)
@@ -98,7 +110,7 @@ def test_commits_of_several_tasks_are_stored_in_the_order_of_the_calls(protocol:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_given_back(protocol: str) -> None:
-    """Regression: the repeated commit was sent in the next generation, and overwrote the commit of the next
+    """Regression: the retry was sent in the next generation, and overwrote the commit of the partitions' next
     owner.
     """
 
@@ -116,7 +128,7 @@ def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_given_ba
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_lost(protocol: str) -> None:
-    """The member has joined again before the commit is repeated."""
+    """The member loses its partitions and joins again before the retry is due."""
 
     async def work() -> None:
         coordinator, member, commit = await commit_to_be_repeated(protocol, at(5))
@@ -135,7 +147,9 @@ def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_lost(pro
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("call", ["commit", "rebalance", "close", "unsubscribe in another task"])
 def test_an_explicit_commit_does_not_wait_behind_an_automatic_one(protocol: str, call: str) -> None:
-    """The response to an automatic commit is lost. Its time-out is 30 s, but a close has only 5 s."""
+    """The response to an automatic commit is lost. Waiting for it would take 30 s, but a close has only 5
+    s.
+    """
 
     async def work() -> None:
         coordinator = Commits()
@@ -168,7 +182,7 @@ def test_an_explicit_commit_does_not_wait_behind_an_automatic_one(protocol: str,
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("code", [0, CoordinatorLoadInProgress.code])
 def test_a_commit_that_is_cancelled_at_any_await_delays_no_later_one(protocol: str, code: int) -> None:
-    """A cancelled commit is not repeated after a later one either."""
+    """A cancelled commit is also never repeated after a later one."""
 
     async def work() -> None:
         before = asyncio.all_tasks()

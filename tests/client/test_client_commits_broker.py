@@ -1,4 +1,4 @@
-"""Commits whose responses are lost, on our broker: while reading, in a rebalance, and at a close."""
+"""Responses to commits are lost on our broker: while reading, in a rebalance, and at a close."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ LOSSES = [
     "response OffsetCommit cut nth=1",
     "request OffsetCommit cut nth=1",
 ]
-"""Rules of the proxy for an OffsetCommit: drop its response, cut the connection at the response or at the
-request.
+"""Rules of the proxy for the first OffsetCommit.
+
+They drop its response, cut the connection at its response, or cut it at the request.
 """
 
 pytestmark = [
@@ -37,7 +38,9 @@ def committed(servers: str, group: str, topic: str) -> list[int]:
 
 
 def one_that_reads(proxy: Proxy, group: str, topic: str, protocol: str, **settings: Any) -> Consumer:
-    """Provide a member behind the proxy that has read ten records and sent its first automatic commit."""
+    """Return a group member behind the proxy that has read ten records and sent its first automatic
+    commit.
+    """
     quick = {"auto_commit_interval_ms": 20, "request_timeout_ms": 1_000, "group_protocol": protocol}
     consumer = member(proxy.bootstrap_servers, group, **{**quick, **settings})
     consumer.subscribe(topic)
@@ -60,7 +63,7 @@ def test_a_commit_of_the_application_outlives_it(
         Proxy(ours, rules=[parse_rule(loss)]) as proxy,
         one_that_reads(proxy, group, topic, protocol) as consumer,
     ):
-        with suppress(TimedOut):  # the response is lost, so request.timeout.ms may pass
+        with suppress(TimedOut):  # if the response is lost, request.timeout.ms passes
             consumer.commit({TopicPartition(topic, number): 3 for number in range(2)})
         consumer.commit({TopicPartition(topic, number): 4 for number in range(2)})
         assert committed(ours, group, topic) == [4, 4]

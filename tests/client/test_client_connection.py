@@ -1,4 +1,6 @@
-"""One connection without its socket: negotiation, the order of responses, and invalid peers."""
+"""A client's connection without its socket: negotiation, the order of responses, and peers that break the
+protocol.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +118,7 @@ def test_responses_belong_to_the_oldest_request() -> None:
         for i, h in enumerate(headers)
     )
     completed = []
-    for byte in answers:  # byte by byte: the boundaries between reads must not matter
+    for byte in answers:  # Deliver the bytes one by one: the boundaries between reads must not matter.
         completed += core.receive(bytes([byte]), 25)[0]
     assert [(c.token, c.response.controller_id, c.latency_ms) for c in completed] == [
         (tokens[0], 0, 15),
@@ -142,7 +144,9 @@ def test_a_response_to_no_request_is_a_peer_error() -> None:
 
 
 def test_responses_before_a_malformed_one_are_abandoned() -> None:
-    """Both responses arrive in one read. The future of the first one must not wait forever."""
+    """Both responses arrive in one read. The request that waits for the first one must fail, and not wait
+    forever.
+    """
     core = negotiated()
     tokens = [object(), object(), object()]
     for token in tokens:

@@ -1,4 +1,4 @@
-"""Consumers, blocking and asyncio, against our broker over real sockets."""
+"""The blocking and the asyncio consumer against our broker over real sockets."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_records_come_back_whole(broker: Broker) -> None:
 
 
 def test_a_header_name_that_is_not_utf8_is_read_with_replacement_characters(broker: Broker) -> None:
-    """Regression: one such record stopped its readers for good."""
+    """Regression: after one such record, a consumer could not read any further."""
     batches = batch_of(b"before"), batch_with_header_name(b"caf\xe9", b"bad"), batch_of(b"after")
     append(broker.bootstrap_servers, T0, *batches)
     with consumer_of(broker) as consumer:
@@ -358,14 +358,15 @@ def test_a_range_beyond_the_end_ends_with_a_timeout(broker: Broker) -> None:
 
 
 def test_a_damaged_partition_is_asked_once(tmp_path: Path) -> None:
-    """Regression: each reader of a range, and so each task of an audit, waited for request.timeout.ms."""
+    """Regression: each reader of a range waited for request.timeout.ms, and so did each task of an audit."""
     with Broker(tmp_path) as broker:
         with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
             admin.create_topics([NewTopic("t", 1)])
         append(broker.bootstrap_servers, T0, *(batch_of(*numbered(s, s + 10)) for s in (0, 10, 20)))
         (segment,) = (tmp_path / "t-0").glob("*.log")
         data = bytearray(segment.read_bytes())
-        data[[position for position, _ in iter_batches(data)][1] + 16] = 9  # the magic byte
+        # Sets the batch's magic byte to an unknown version
+        data[[position for position, _ in iter_batches(data)][1] + 16] = 9
         with segment.open("r+b") as file:
             file.write(data)
         with Proxy(broker.bootstrap_servers) as proxy:
@@ -382,9 +383,10 @@ SWAPPED, FAR = "the last two batches in wrong order", "the last batch with far o
 
 
 def change_first_segment(directory: Path, change: str) -> None:
-    """Change the last batch of the first of two segments in a way that no checksum detects.
+    """In the first of two segments, change the offsets at the end of the file, which no checksum covers.
 
-    Each batch has 10 records.
+    Either the last two batches are swapped, or the last one gets a far base offset. Each batch has 10
+    records.
     """
     segment = min(directory.glob("*.log"))
     data = segment.read_bytes()
@@ -398,7 +400,10 @@ def change_first_segment(directory: Path, change: str) -> None:
 
 @pytest.fixture(params=[SWAPPED, FAR])
 def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Broker]]:
-    """Change the log while the broker is down. Yield the kind of change, and the broker after its restart."""
+    """Change the log while the broker is down.
+
+    Yield the kind of change, and the broker after its restart.
+    """
     with Broker(tmp_path) as broker:
         with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
             admin.create_topics([NewTopic("t", 1, configs={"segment.bytes": 1 << 20})])
@@ -410,7 +415,9 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[st
 
 
 def test_a_range_ends_although_a_segment_ends_with_changed_offsets(changed: tuple[str, Broker]) -> None:
-    """Regression: the range was read endlessly, or ended at the change without an error."""
+    """Regression: the reader read the range again and again, or stopped at the changed offsets without an
+    error.
+    """
     change, broker = changed
     with consumer_of(broker) as consumer:
         pieces = islice(consumer.fetch_range(T0, 0, 200), 20)

@@ -1,4 +1,4 @@
-"""The consumer without I/O: responses in, records and positions out."""
+"""The consumer without I/O: it gets responses, and returns records and positions."""
 
 from __future__ import annotations
 
@@ -161,9 +161,9 @@ def test_out_of_range_without_a_policy_is_an_error_that_names_the_place() -> Non
 
 @pytest.mark.parametrize("how", ["seek", "seek to the beginning", "give up"])
 def test_an_error_is_forgotten_once_its_position_is_left(how: str) -> None:
-    """Both positions are out of range.
+    """Both partitions have positions out of range.
 
-    The application gets the error of one partition, and then leaves both positions.
+    The application gets the error of one partition, and then moves both positions.
     """
     consumer = core(**{"auto.offset.reset": "none"})
     consumer.assign([T0, T1])
@@ -232,7 +232,9 @@ def test_a_damaged_batch_is_an_error_and_is_fetched_again() -> None:
 
 
 def test_batches_in_wrong_order_are_fetched_once() -> None:
-    """A fetch from behind the last of these batches would return both again, forever."""
+    """The batch with the highest offsets comes first. A fetch after the last batch's end would return both
+    batches again, forever.
+    """
     consumer, call = started()
     both = batch(2, b"c", b"d") + batch(0, b"a", b"b")
     consumer.on_response(call, answer((T0, both)), 1.0, 0)
@@ -242,9 +244,9 @@ def test_batches_in_wrong_order_are_fetched_once() -> None:
 
 @pytest.mark.parametrize("ends_at", [1, 2, 3, 4])
 def test_records_above_the_reported_high_watermark_are_delivered_once(ends_at: int) -> None:
-    """Regression (R810): records above the reported high watermark were delivered twice.
+    """Regression (R810): the consumer delivered records above the reported high watermark twice.
 
-    Apache Kafka reads the high watermark before the data, so a response may have such records.
+    Apache Kafka reads the high watermark before the data, so a response may contain such records.
     """
     consumer, call = started()
     log = [batch(offset, b"%d" % offset) for offset in range(4)]
@@ -279,7 +281,9 @@ def test_a_batch_that_ends_at_the_last_offset_is_an_error() -> None:
 
 
 def test_a_damaged_marker_is_an_error() -> None:
-    """A COMMIT marker read as ABORT, or the reverse, would hide a transaction or show an aborted one."""
+    """If a damaged COMMIT marker were read as ABORT, a committed transaction would be hidden. The reverse
+    would show an aborted one.
+    """
     consumer, call = started()
     marker = bytearray(encode_end_marker(7, 0, True, 0, 0))
     stamp(marker, 0, 1, 0)
@@ -295,7 +299,9 @@ def test_a_damaged_marker_is_an_error() -> None:
 
 @pytest.mark.behaviour("T10")
 def test_a_damaged_aborted_batch_is_an_error() -> None:
-    """Regression: skipped unchecked, it moved the position over 4,096 records that were never read."""
+    """Regression: an aborted batch was skipped without a check of its CRC. A flipped bit in its last offset
+    moved the position over 4,096 records that were never read.
+    """
     consumer, call = started(**{"isolation.level": "read_committed"})
     producer = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0, "is_transactional": True}
     aborted = bytearray(batch(0, b"x", **producer))

@@ -37,9 +37,9 @@ def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
 
 
 class ScriptedLog:
-    """Partition t-0 as whole batches.
+    """Partition t-0, stored as batches.
 
-    A fetch returns batches from the one that contains its offset onwards.
+    A fetch returns whole batches, from the one that contains its offset.
     """
 
     def __init__(self, *batches: bytes, aborted: list[tuple[int, int, int]] | None = None) -> None:
@@ -186,7 +186,7 @@ def test_a_range_fetches_one_piece_ahead_and_no_more() -> None:
 
 def test_a_cut_tail_is_read_with_the_next_fetch() -> None:
     log = ScriptedLog(*plain(20))
-    log.max_bytes = 150  # the response has two batches and a part of the third
+    log.max_bytes = 150  # a response has room for two batches and a part of the third
 
     async def story(broker: ScriptedBroker, consumer: Consumer) -> None:
         assert await values_of(consumer, 20) == [b"%d" % number for number in range(20)]
@@ -323,7 +323,7 @@ def test_a_missing_topic_does_not_keep_other_leaders_from_being_found() -> None:
             return metadata(broker.port, {"t": 1} if "t" in requested else None, errors=errors)
 
         broker.handlers["Metadata"] = only_asked
-        consumer.pause(T0)  # no fetch may look up the leader of T0
+        consumer.pause(T0)  # otherwise a fetch would look up the leader of T0
         cluster = await consumer._connected()
         await cluster.fetch_metadata(["missing"])
         fetcher = consumer._fetcher

@@ -1,4 +1,6 @@
-"""Delivery without I/O: positions and commits follow each record, even if a loop is interrupted."""
+"""Delivery without I/O: positions and commits follow the delivered records, even if the application's loop is
+interrupted.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def next_values(consumer: ConsumerCore, count: int) -> list[bytes | None]:
 
 
 def filled(**options: Any) -> ConsumerCore:
-    """Return a core with all records fetched: T0 with offsets 0 to 4, T1 with 0 and 1."""
+    """Return a core that has fetched all records: T0 with offsets 0 to 4, T1 with 0 and 1."""
     consumer = core(**options)
     consumer.assign([T0, T1])
     consumer.seek(T0, 0)
@@ -124,7 +126,9 @@ def test_columns_return_what_records_left_and_conversely() -> None:
 
 
 def test_out_of_range_is_not_asked_again_while_records_wait() -> None:
-    """Regression: the consumer sent thousands of requests a second until the application polled."""
+    """Regression: after OFFSET_OUT_OF_RANGE, the consumer sent thousands of requests a second until the
+    application polled the fetched records.
+    """
     consumer, call = started(**{"max.poll.records": 1})
     consumer.on_response(call, answer((T0, batch(0, b"a", b"b"))), 1.0, 0)
     consumer.on_response(only_call(consumer), answer((T0, b""), error=OffsetOutOfRange.code), 1.0, 0)
@@ -173,15 +177,16 @@ LOG = {
     T1: [offset for offset in range(60) if offset % 7],
     T2: [3, 4, 11, 30, 31, 32, 33, 50],
 }
-"""The offsets that have a record; each batch has one record."""
+"""For each partition, the offsets that have a record. Each batch has one record."""
 ENDS = {T0: 40, T1: 60, T2: 51}
 PARTITIONS = st.sampled_from(sorted(LOG))
 
 
 class ReadingMachine(RuleBasedStateMachine):
-    """An application that polls, iterates, leaves loops, is interrupted, pauses, seeks and loses partitions.
+    """An application that polls, iterates, leaves loops, is interrupted, pauses, seeks and loses
+    partitions.
 
-    The model is one number per partition: the application's position.
+    The model has one number for each partition: the application's position.
     """
 
     def __init__(self) -> None:
@@ -195,7 +200,9 @@ class ReadingMachine(RuleBasedStateMachine):
 
     @rule(partitions=st.lists(PARTITIONS, unique=True))
     def assign(self, partitions: list[TopicPartition]) -> None:
-        """Rebalance: commit the positions, and start added partitions at their committed offsets."""
+        """Change the assignment as a rebalance does: commit the positions, and start added partitions at
+        their committed offsets.
+        """
         for tp in self.position:
             position = self.core.position(tp)
             assert position is not None
@@ -278,7 +285,9 @@ class ReadingMachine(RuleBasedStateMachine):
             assert not any(offset in between for offset in LOG[tp]), (tp, mine, position)
 
     def teardown(self) -> None:
-        """Deliver the rest, and check that every record after the positions was delivered."""
+        """Deliver all remaining records, and check that the application got every record from its positions
+        on.
+        """
         for tp in self.position:
             self.pause(tp, False)
         for _ in range(80):

@@ -1,4 +1,4 @@
-"""A member's session against a simulated coordinator: notifications, commits before them, and
+"""A member's session against a simulated coordinator: notifications, the commits before notifications, and
 fatal errors.
 """
 
@@ -56,7 +56,9 @@ def commits(coordinator: Coordinator) -> list[OffsetCommitRequest]:
 def test_polls_cancelled_at_any_moment_report_each_change_once(
     protocol: str, patience: list[int], slowness: int
 ) -> None:
-    """However polls are cancelled, revoked partitions are committed before their only notification."""
+    """Even if polls are cancelled, revoked partitions are committed before the application is notified, and
+    notified only once.
+    """
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -95,7 +97,7 @@ def test_polls_cancelled_at_any_moment_report_each_change_once(
 def test_a_silent_coordinator_holds_polls_no_longer_than_their_deadline(protocol: str) -> None:
     """A poll does not wait for an automatic commit.
 
-    For the commit before a revocation, each poll waits until its own deadline.
+    It does wait for the commit that precedes a revocation, but only until its own deadline.
     """
 
     async def work() -> None:
@@ -149,9 +151,9 @@ def test_partitions_that_a_commit_before_a_revocation_finds_lost_are_reported_as
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_late_commit_does_not_overwrite_that_of_the_next_owner(protocol: str) -> None:
-    """The coordinator is silent during a rebalance, so the commit is dropped.
+    """The coordinator sends no responses during a rebalance, so the member gives up its commit.
 
-    In the next generation, it would overwrite the commit of the next owner.
+    In the next generation, a retry would overwrite the commit of the partitions' next owner.
     """
 
     async def work() -> None:
@@ -184,7 +186,9 @@ def test_a_late_commit_does_not_overwrite_that_of_the_next_owner(protocol: str) 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_fenced_instance_id_ends_the_member(protocol: str) -> None:
-    """The loss is notified once. Then every poll and commit raises, and nothing more is sent."""
+    """The application is notified of the loss once. Then every poll and commit raises, and the member sends
+    no more requests.
+    """
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -297,7 +301,7 @@ def test_the_response_to_a_commit_of_an_earlier_generation_does_not_end_the_memb
 
 @pytest.mark.parametrize("how", ["commit", "close"])
 def test_a_commit_during_a_join_is_stored_in_the_next_generation(how: str) -> None:
-    """The group is already in its next generation. The member does not know that yet, and still reads."""
+    """The group is already in its next generation, but the member does not know that yet and still reads."""
 
     async def work() -> None:
         coordinator, is_heard = Coordinator(), asyncio.Event()
@@ -331,7 +335,7 @@ def test_a_commit_during_a_join_is_stored_in_the_next_generation(how: str) -> No
 
 
 def test_an_assignment_of_a_lost_generation_is_not_adopted() -> None:
-    """The generation is lost after the revocation, and before the member adopts the new assignment."""
+    """The member loses its generation after the revocation, before it adopts the new assignment."""
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -340,7 +344,7 @@ def test_an_assignment_of_a_lost_generation_is_not_adopted() -> None:
         coordinator.rebalance(ALL[:2])
         await member.until(lambda: any(change is R for change, *_ in member.notifications))
         coordinator.heartbeat_code = 25
-        # the response to a heartbeat reports the loss
+        # the response to this heartbeat reports the loss
         await until(lambda: member.session.member.generation_id < 0)
         await member.until(lambda: len(member.notifications) >= 4)
         assert [notification[:2] for notification in member.notifications] == [
@@ -356,9 +360,9 @@ def test_an_assignment_of_a_lost_generation_is_not_adopted() -> None:
 
 @pytest.mark.parametrize("is_changed", [True, False])
 def test_partitions_that_a_heartbeat_in_flight_leaves_out_are_not_adopted(is_changed: bool) -> None:
-    """The coordinator gives partitions that a heartbeat does not report to others.
+    """The coordinator gives partitions that a member's heartbeat does not report to other members.
 
-    So the member waits for its response before it adopts them.
+    So a member waits for the response to a pending heartbeat before it adopts new partitions.
     """
 
     async def work() -> None:
@@ -473,7 +477,9 @@ def test_idle_time_counts_from_the_end_of_the_last_wait() -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_rebalance_compares_few_of_many_partitions(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: comparing all pairs took 3.5 s a step with 10,000 partitions, on the application's loop."""
+    """Regression: with 10,000 partitions, one step compared all pairs and kept the application's event loop
+    busy for 3.5 s.
+    """
     comparisons = 0
 
     class Counting(TopicPartition):
@@ -502,7 +508,7 @@ def test_a_rebalance_compares_few_of_many_partitions(protocol: str, monkeypatch:
 
 
 def test_a_static_member_that_is_fenced_while_its_positions_are_looked_up_says_so() -> None:
-    """Regression: the waiting poll raised AttributeError."""
+    """Regression: the waiting poll raised AttributeError instead of the fencing error."""
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -522,7 +528,9 @@ def test_a_static_member_that_is_fenced_while_its_positions_are_looked_up_says_s
 
 @pytest.mark.parametrize("then", ["close", "interval", "subscribe"])
 def test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated(then: str) -> None:
-    """Regression: the older commit was sent after a newer one, and the next consumer read records again."""
+    """Regression: a retry of the older commit was sent after a newer commit, and the next consumer read
+    records again.
+    """
 
     async def work() -> None:
         coordinator, is_refused = Coordinator(), asyncio.Event()
@@ -564,7 +572,9 @@ def test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated(t
 
 
 def test_a_late_heartbeat_response_does_not_affect_the_next_membership() -> None:
-    """Regression: the member adopted the epoch of the late response, and waited forever for an assignment."""
+    """Regression: the member adopted the epoch in the late response, and then waited forever for an
+    assignment.
+    """
 
     async def work() -> None:
         coordinator, may_answer = Coordinator(), asyncio.Event()
@@ -599,8 +609,8 @@ def test_a_late_heartbeat_response_does_not_affect_the_next_membership() -> None
 
 
 def test_a_member_joins_again_when_the_application_knows_what_it_has_lost() -> None:
-    """Regression: heartbeats joined again after a commit had ended the membership, and the next commit was
-    accepted.
+    """Regression: a commit had ended the membership, but the next heartbeat joined again before the
+    application knew. The next commit of lost partitions was then accepted.
     """
 
     async def work() -> None:
@@ -620,7 +630,7 @@ def test_a_member_joins_again_when_the_application_knows_what_it_has_lost() -> N
         beaten = beats(other.coordinator)
         await other.until(
             lambda: beats(other.coordinator) > beaten + 5
-        )  # both members send a heartbeat every millisecond
+        )  # both members send a heartbeat every millisecond, so the first member could have sent one
         with pytest.raises(UnknownMemberId):
             await member.session.commit()
         assert coordinator.committed == []
@@ -637,7 +647,9 @@ def test_a_member_joins_again_when_the_application_knows_what_it_has_lost() -> N
 
 @pytest.mark.parametrize("protocol", ["range", "consumer"])
 def test_matches_of_an_older_pattern_do_not_replace_a_subscription(protocol: str) -> None:
-    """Regression: topics that were subscribed to during the look-up were forgotten."""
+    """Regression: the member replaced the topics that the application subscribed to during the look-up of the
+    pattern.
+    """
 
     async def work() -> None:
         coordinator, is_asked, may_answer = Coordinator(), asyncio.Event(), asyncio.Event()
@@ -665,7 +677,9 @@ def test_matches_of_an_older_pattern_do_not_replace_a_subscription(protocol: str
 def test_an_automatic_commit_that_a_member_gives_up_is_logged(
     protocol: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No other event shows that nothing is stored. Errors that end the membership are not logged."""
+    """Only this log event shows that the offsets are not stored. Errors that end the membership are not
+    logged.
+    """
 
     async def work() -> None:
         coordinator, codes = Coordinator(), [UnknownServerError.code, RebalanceInProgress.code, 0]

@@ -1,4 +1,4 @@
-"""Our consumer in groups, on our broker and on Apache Kafka: assignment, rebalances, commits,
+"""Our consumer in groups, on our broker and on Apache Kafka: assignment, rebalances, commits and
 transactions.
 """
 
@@ -46,7 +46,7 @@ def test_one_member_reads_all_and_resumes_at_its_commit(servers: str, group: str
 
 
 def test_positions_are_committed_automatically(servers: str, group: str) -> None:
-    """Only records that poll has returned are committed."""
+    """Only the records that poll() has returned are committed."""
     topic = new_topic(servers)
     fill(servers, topic, 0, 10, 1)
     tp = TopicPartition(topic, 0)
@@ -71,7 +71,7 @@ def test_positions_are_committed_automatically(servers: str, group: str) -> None
 def test_members_share_partitions_and_take_over_those_of_others(
     servers: str, group: str, strategy: str
 ) -> None:
-    """Nothing is lost, and with commits in on_revoked nothing is read twice."""
+    """No record is lost. Because on_revoked commits, no record is read twice either."""
     topic = new_topic(servers, 4)
     settings = {"partition_assignment_strategy": strategy, "enable_auto_commit": False}
     first = Reader(member(servers, group, **settings), topic)

@@ -1,4 +1,6 @@
-"""Sticky and cooperative-sticky groups, ours and with librdkafka, and subscriptions by pattern."""
+"""Groups with the assignors sticky and cooperative-sticky, also together with librdkafka, and subscriptions
+by pattern.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def assigned(reader: Reader) -> set[int]:
 
 
 def test_only_what_moves_is_given_back(servers: str, group: str) -> None:
-    """A second and a third member join and leave; nothing is lost or read twice."""
+    """A second and a third member join and leave. No record is lost or read twice."""
     topic = new_topic(servers, 6)
     first = Reader(member(servers, group, **COOPERATIVE), topic)
     wait_for(lambda: first.events == [("assigned", 6)])
@@ -57,7 +59,7 @@ def test_only_what_moves_is_given_back(servers: str, group: str) -> None:
 
 
 def test_kept_partitions_are_read_while_the_group_rebalances(servers: str, group: str) -> None:
-    """One member does not join and so delays the rebalance. The other member continues to read."""
+    """A member that does not join delays the rebalance. Meanwhile, the other member keeps reading."""
     topic = new_topic(servers, 2)
     slow = member(servers, group, max_poll_interval_ms=600_000, **COOPERATIVE)
     with slow:
@@ -92,7 +94,7 @@ def test_sticky_members_get_back_what_they_had(servers: str, group: str) -> None
 
 
 class Foreign:
-    """A cooperative member of librdkafka in its own thread."""
+    """A cooperative-sticky member of librdkafka in a thread."""
 
     def __init__(self, servers: str, group: str, topic: str) -> None:
         self.consumer = confluent_kafka.Consumer(
@@ -131,7 +133,7 @@ class Foreign:
 
 @pytest.mark.parametrize("leader", ["ours", "librdkafka"])
 def test_a_cooperative_group_with_librdkafka(servers: str, group: str, leader: str) -> None:
-    """Either member may lead, and each gives back only the partitions that move."""
+    """Either member may be the leader. Each member gives back only the partitions that move."""
     topic = new_topic(servers, 6)
     if leader == "ours":
         ours = Reader(member(servers, group, **COOPERATIVE), topic)
@@ -195,13 +197,13 @@ def test_a_sticky_group_with_aiokafka(servers: str, group: str, leader: str) -> 
 
 
 def test_a_cooperative_static_member_comes_back(servers: str, group: str) -> None:
-    """Over the restart no partitions move, and the other member's listener is not notified."""
+    """The static member's restart moves no partition, and the other member's listener is not notified."""
     topic = new_topic(servers, 4)
     other = Reader(member(servers, group, group_instance_id="other", **COOPERATIVE), topic)
     wait_for(lambda: len(assigned(other)) == 4)
     mine = Reader(member(servers, group, group_instance_id="mine", **COOPERATIVE), topic)
     wait_for(lambda: len(assigned(other)) == len(assigned(mine)) == 2)
-    # The second rebalance, which gives the two partitions to `mine`, may end for `other` a little later.
+    # The second rebalance gives the two partitions to `mine`. It may end a little later for `other`.
     events = [("assigned", 4), ("revoked", 2), ("assigned", 0), ("assigned", 0)]
     wait_for(lambda: other.events == events)
     share = assigned(mine)
@@ -232,7 +234,7 @@ def test_another_subscription_gives_back_the_topics_it_leaves(servers: str, grou
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_new_topics_that_match_a_pattern_are_read(servers: str, group: str, strategy: str) -> None:
-    """New matching topics are found automatically. The pattern must match the whole name."""
+    """The member finds new matching topics automatically. The pattern must match a topic's whole name."""
     with Admin({"bootstrap.servers": servers}) as admin:
         admin.create_topics([NewTopic(f"{group}-a", 1), NewTopic(f"{group}-b-not", 1)])
         settings = {"metadata_max_age_ms": 200, "partition_assignment_strategy": strategy}
@@ -276,9 +278,10 @@ def test_an_invalid_pattern_is_refused(ours: str, group: str) -> None:
 def test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches(
     servers: str, group: str, protocol: str, between: str
 ) -> None:
-    """Regression: with the consumer protocol, the new pattern was looked up only after metadata.max.age.ms.
+    """Regression: with the consumer protocol, the member looked up the new pattern only after
+    metadata.max.age.ms.
 
-    Until then the member read nothing.
+    Until then it read no records.
     """
     first, second = new_topic(servers), new_topic(servers)
     with member(servers, group, group_protocol=protocol) as consumer:
@@ -302,8 +305,8 @@ def test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches(
 
 
 def test_a_member_that_closes_while_others_do_not_join_commits_what_it_read(servers: str, group: str) -> None:
-    """Regression: the member's commit waited behind its own JoinGroup, whose response waited for a member
-    that did not poll.
+    """Regression: on their connection, the member's commit waited for the response to its JoinGroup. That
+    response waited for a member that did not poll.
     """
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 10, 2)
@@ -316,7 +319,7 @@ def test_a_member_that_closes_while_others_do_not_join_commits_what_it_read(serv
     with one() as busy, one() as leaver, one() as third:
         wait_for(lambda: not busy.poll(0.1) and not leaver.poll(0.1) and len(leaver.assignment()) == 1)
         [tp] = leaver.assignment()
-        # The third member causes a rebalance, in which the busy one takes no part.
+        # The third member causes a rebalance. `busy` does not poll any more, so the rebalance cannot end.
         session = leaver._async._group
         assert session is not None
         wait_for(lambda: not third.poll(0.1) and not leaver.poll(0.1) and session.protocol.is_rebalancing)

@@ -1,4 +1,4 @@
-"""The heartbeats of a member under the consumer protocol, and the handling of their responses."""
+"""The heartbeats of a member of the consumer protocol, and how the member handles the responses."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ T0, T1, S0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("s",
             ([T0], [S0], False),
         ),
         ({}, {TopicIdPartition(A, 0), TopicIdPartition(B, 0)}, {A: "t"}, ([], [T0], True)),
-        # The topic was deleted and created again: the same name, another topic.
+        # The topic was deleted and created again. It has the same name but a new id, so it counts as another
+        # topic.
         ({T0: A}, {TopicIdPartition(B, 0)}, {A: "t"}, ([T0], [], True)),
         ({}, {TopicIdPartition(B, 0)}, {B: "t"}, ([], [T0], False)),
         ({T0: A}, set(), {A: "t"}, ([T0], [], False)),

@@ -1,4 +1,6 @@
-"""Hostile fetch responses give a consumer the same records, positions and errors in C and in Python."""
+"""From hostile fetch responses, a consumer in C and one in Python get the same records, positions and
+errors.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ PRODUCER = {"producer_id": 7, "producer_epoch": 0, "is_transactional": True}
 
 
 def stored() -> bytes:
-    """Return plain, transactional, aborted and compressed batches, with markers and a gap in the offsets."""
+    """Return plain, transactional, aborted and compressed batches with markers. One range of offsets is
+    missing.
+    """
     return b"".join(
         [
             batch(0, b"a", b"b" * 200),
@@ -54,7 +58,7 @@ def in_both_forms(c: dict[Any, ModuleType], call: Any) -> tuple[Any, Any]:
 
 
 def delivered(data: bytes, aborted: bool, settings: dict[str, object], start: int, most: int) -> list[Any]:
-    """Poll until nothing is left or an error comes.
+    """Poll until no records are left or an error is raised.
 
     Return the result of each poll, and the position after it.
     """

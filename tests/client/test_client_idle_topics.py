@@ -1,4 +1,4 @@
-"""Topics that are no longer used: no client creates them again or keeps asking for them."""
+"""Clients stop asking for topics that they no longer use, and do not create them again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def new_name() -> str:
 
 
 def refresh(cluster: ClusterConnection, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Wait until the metadata have expired and been refreshed several times."""
+    """Wait until the metadata have expired and been refreshed five times."""
     version = cluster.metadata.version
 
     def is_refreshed() -> bool:

@@ -1,4 +1,4 @@
-"""Polls that are interrupted, cancelled or abandoned lose no record, and leave no task behind."""
+"""Polls that are interrupted, cancelled or abandoned lose no record and leave no task behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class Alarm(Exception):
 
 @contextmanager
 def interrupts(error: type[BaseException], after_seconds: float) -> Iterator[None]:
-    """Raise an error once from a signal handler, and expect it in the block."""
+    """Raise the error once from a signal handler, after `after_seconds`. Fail if the block ends without
+    it.
+    """
 
     def handler(*_: object) -> None:
         raise error
@@ -63,7 +65,8 @@ def test_a_signal_at_any_moment_loses_no_record(ours: str, group: str, how: str,
     assert result["given"] == {"0": [*range(count // 2)], "1": [*range(count // 2)]}
     assert result["interrupts"] > 0, "the test is about these; how many there are depends on the machine"
     if protocol != "assign":
-        # The last interrupt may have come before the loop asked for more than the last record.
+        # With `iterate`, the last record counts as processed only when the loop asks for the next one. The
+        # last interrupt may come before.
         min_count = count - 1 if how == "iterate" else count
         assert sum(result["committed"]) in (min_count, count)
 
@@ -310,7 +313,7 @@ def test_positions_are_looked_up_while_paused(servers: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_poll_returns_in_time_while_the_coordinator_does_not_answer(protocol: str) -> None:
-    """The requests to the coordinator take ten minutes each. This test fails after five."""
+    """Each request to the coordinator would take ten minutes. The test fails if it takes five."""
 
     async def run() -> None:
         async with scripted_broker() as broker:

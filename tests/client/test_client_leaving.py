@@ -1,6 +1,4 @@
-"""The commits and notifications of a consumer that leaves its group: by close, unsubscribe or an
-exception.
-"""
+"""Commits and notifications of a consumer that leaves its group by close, unsubscribe or an exception."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, OffsetCommitReq
 
 
 class Broken(Exception):
-    """An error of the application."""
+    """An error that the application raises."""
 
 
 def stored(consumer: Consumer, tp: TopicPartition) -> int | None:
@@ -34,7 +32,8 @@ def stored(consumer: Consumer, tp: TopicPartition) -> int | None:
 
 
 def test_a_record_at_which_a_loop_ended_is_not_committed_by_close(servers: str, group: str) -> None:
-    """The record's processing may have failed, so a successor gets it again.
+    """The application may have failed to process that record, so the consumer's successor must get it
+    again.
 
     An explicit commit includes the record.
     """
@@ -172,7 +171,9 @@ def test_an_asyncio_consumer_tells_when_it_leaves(servers: str, group: str) -> N
 def test_a_cancelled_close_keeps_no_member_in_the_group(
     servers: str, group: str, protocol: str, how: str
 ) -> None:
-    """With heartbeats the member would keep its partitions; without them the group would wait for it."""
+    """If heartbeats continued, the member would keep its partitions. If only they ended, the group would wait
+    for the member's session to time out.
+    """
     topic = new_topic(servers)
     fill(servers, topic, 0, 1, 1)
 
@@ -192,7 +193,7 @@ def test_a_cancelled_close_keeps_no_member_in_the_group(
         assert leaving.cancelled()
         assert session.protocol._heartbeats is None
         assert how == "close" or consumer.assignment() == []
-        # this request uses the same connection as LeaveGroup
+        # This request uses the same connection as LeaveGroup, so its response comes after that of LeaveGroup.
         await session.committed([TopicPartition(topic, 0)])
         async with AsyncAdmin({"bootstrap.servers": servers}) as admin:
             assert (await admin.describe_groups(group))[group].members == ()
@@ -207,7 +208,7 @@ def test_an_older_commit_that_is_repeated_is_not_sent_after_the_one_of_a_revocat
     async def work() -> None:
         coordinator = Coordinator()
         coordinator.retry_pause_ms = lambda _: 100.0  # type: ignore[method-assign]
-        codes = [14]  # COORDINATOR_LOAD_IN_PROGRESS: the request is repeated after the pause
+        codes = [14]  # COORDINATOR_LOAD_IN_PROGRESS: the member repeats the request after the pause
 
         async def answer() -> int:
             if codes:
@@ -232,8 +233,8 @@ def test_an_older_commit_that_is_repeated_is_not_sent_after_the_one_of_a_revocat
 
 
 def test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves() -> None:
-    """Regression: the group already knew it as a member, and reserved partitions until its
-    session timed out.
+    """Regression: the group already knew the member, and reserved partitions for it until its session timed
+    out.
     """
 
     async def work() -> None:
@@ -267,7 +268,7 @@ def test_a_member_that_closes_before_its_first_heartbeat_is_answered_leaves() ->
 
 @pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
 def test_a_member_that_closes_while_it_joins_leaves_at_once(servers: str, group: str, assignor: str) -> None:
-    """Regression: a pending JoinGroup delayed the LeaveGroup behind it, which was dropped."""
+    """Regression: LeaveGroup waited behind the pending JoinGroup, and was dropped when the client closed."""
     topic = new_topic(servers, 2)
 
     def one() -> Consumer:
@@ -292,7 +293,9 @@ def test_a_member_that_closes_while_it_joins_leaves_at_once(servers: str, group:
 def test_a_close_after_an_interrupted_unsubscribe_keeps_no_member_in_the_group(
     servers: str, group: str
 ) -> None:
-    """Regression: the close ended the connection on which the membership before was about to leave."""
+    """Regression: the close ended the connection on which the interrupted unsubscribe was about to send
+    LeaveGroup.
+    """
     topic = new_topic(servers, 2)
     with member(servers, group) as busy, Admin({"bootstrap.servers": servers}) as admin:
         busy.subscribe(topic)
@@ -302,8 +305,8 @@ def test_a_close_after_an_interrupted_unsubscribe_keeps_no_member_in_the_group(
             return len(admin.describe_groups(group)[group].members)
 
         async def run() -> None:
-            # The other member takes no part in the rebalance, so JoinGroup blocks the connection and
-            # LeaveGroup needs a new one.
+            # The other member does not join the rebalance, so the pending JoinGroup blocks its connection.
+            # LeaveGroup needs another connection.
             consumer = AsyncConsumer({"bootstrap.servers": servers, "group.id": group})
             consumer.subscribe(topic)
             while member_count() == 1:
@@ -342,7 +345,7 @@ def test_two_closes_wait_for_the_same_interrupted_unsubscribe(ours: str, group: 
 
 @pytest.fixture
 def heeds_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGINT, which processes in a shell's background ignore."""
+    """Let SIGINT raise KeyboardInterrupt. A process that a shell started in the background ignores SIGINT."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, handler)
@@ -354,10 +357,10 @@ def heeds_interrupt() -> Iterator[None]:
 def test_an_interrupt_of_a_close_keeps_no_member_in_the_group(
     servers: str, group: str, protocol: str, how: str
 ) -> None:
-    """Regression: a second Ctrl-C came before LeaveGroup was sent, and the group waited for the session
-    timeout.
+    """Regression: a second Ctrl-C came before LeaveGroup was sent, and the group waited for the session to
+    time out.
 
-    The test also fails if the event loop is never closed: its open connections then cause a ResourceWarning,
+    The test also fails if the event loop is not closed: its open connections then cause a ResourceWarning,
     which pytest treats as an error.
     """
     topic = new_topic(servers)
@@ -379,7 +382,8 @@ def test_an_interrupt_of_a_close_keeps_no_member_in_the_group(
     with pytest.raises(KeyboardInterrupt):
         getattr(consumer, how)()
     if how == "unsubscribe":
-        consumer.committed(TopicPartition(topic, 0))  # this request uses the same connection as LeaveGroup
+        # Uses the same connection as LeaveGroup, so its response comes after that of LeaveGroup
+        consumer.committed(TopicPartition(topic, 0))
     with Admin({"bootstrap.servers": servers}) as admin:
         assert admin.describe_groups(group)[group].members == ()
     consumer.close()

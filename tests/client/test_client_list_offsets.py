@@ -1,4 +1,4 @@
-"""Offset look-ups while partitions move, without a broker."""
+"""Look-ups of offsets while partitions move to another broker, against a simulated cluster."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TP = TopicPartition("t", 0)
 
 
 class MovingCluster:
-    """A cluster whose node 1 has given the partition to node 2, unless the topic is gone.
+    """A cluster in which the partition has moved from node 1 to node 2, or its topic was deleted.
 
-    The client's metadata still names node 1.
+    The client's metadata still name node 1 as leader.
     """
 
     def __init__(self, *, is_deleted: bool) -> None:
@@ -62,7 +62,7 @@ def look_up(cluster: MovingCluster) -> object:
 
 @pytest.mark.behaviour("T10")
 def test_a_partition_that_was_moved_away_is_asked_for_again() -> None:
-    """Regression: UNKNOWN_TOPIC_OR_PARTITION from the old leader ended a poll with an error."""
+    """Regression: the old leader answered UNKNOWN_TOPIC_OR_PARTITION, and a poll raised that error."""
     cluster = MovingCluster(is_deleted=False)
     result = look_up(cluster)
     assert isinstance(result, OffsetAt) and result.offset == 7

@@ -1,4 +1,4 @@
-"""Memberships that last, end or are fenced, over sockets, with both group protocols."""
+"""Memberships that continue, end or are fenced, over sockets and with both group protocols."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ def heartbeats(broker: Broker) -> float:
 
 
 def is_past(broker: Broker, count: float) -> bool:
-    """Return True once members have sent heartbeats for longer than max.poll.interval.ms, 100 ms each."""
+    """Return True once more time than max.poll.interval.ms has passed since the broker had counted `count`
+    heartbeats.
+
+    A member sends a heartbeat every 100 ms, so five more of them are enough.
+    """
     return heartbeats(broker) > count + 5
 
 
@@ -56,7 +60,7 @@ def member(servers: str, group: str, protocol: str = "classic", **settings: Any)
 def test_the_second_of_two_members_with_one_instance_id_stays(
     servers: str, group: str, strategy: str
 ) -> None:
-    """The group stops rebalancing.
+    """The second member fences the first, and then the group has no further rebalance.
 
     The fenced member loses its partitions once, and each of its polls raises.
     """
@@ -86,13 +90,13 @@ def test_the_second_of_two_members_with_one_instance_id_stays(
         assert second.events == [("assigned", 2)], "the fenced one did not come back"
         second.stop()
         first.unsubscribe()
-        first.subscribe(topic)  # subscribing again works, because the id is free
+        first.subscribe(topic)  # the instance id is free now, so subscribing again works
         wait_for(lambda: first.poll(0.1) == [] and len(first.assignment()) == 2)
 
 
 def test_an_instance_id_in_use_raises_until_it_is_free(ours: str, group: str) -> None:
-    """With group.protocol=consumer, the coordinator refuses a second member with the same
-    group.instance.id.
+    """With group.protocol=consumer, the coordinator refuses a second member with the same group.instance.id,
+    while the first is in the group.
     """
     topic = new_topic(ours, 2)
     first = Reader(member(ours, group, "consumer", **ONE), topic)
@@ -119,7 +123,7 @@ def test_an_instance_id_in_use_raises_until_it_is_free(ours: str, group: str) ->
 def test_a_poll_longer_than_max_poll_interval_keeps_its_partitions(
     broker: Broker, ours: str, group: str, protocol: str
 ) -> None:
-    """All partitions are paused, so the poll fetches nothing and only waits."""
+    """The application pauses all partitions when it gets them, so the poll fetches nothing and only waits."""
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 2, 2)
     events: list[str] = []
@@ -161,7 +165,8 @@ def test_a_spare_member_in_one_long_poll_rebalances_nobody(
         waiting = thread.submit(spare.poll, 3_600)
         wait_for(lambda: one.poll(0.05) == [] and spare._async._group.member.generation_id >= 0)
         count = heartbeats(broker)
-        wait_for(lambda: one.poll(0.05) == [] and heartbeats(broker) > count + 12)  # two members send them
+        # Two members send heartbeats
+        wait_for(lambda: one.poll(0.05) == [] and heartbeats(broker) > count + 12)
         assert sum(counts) <= 2, "one rebalance when the spare one joins, and no further"
         assert spare.assignment() == [] and not waiting.done()
         spare.close()
@@ -180,7 +185,7 @@ def test_a_callback_that_hangs_is_not_a_poll_that_waits(ours: str, group: str, p
 
     with member(ours, group, protocol, max_poll_interval_ms=300) as first:
         first.subscribe(topic, on_assigned=hang)
-        # A busy machine may not have assigned anything by the end of one poll.
+        # On a busy machine, one poll may end before partitions are assigned.
         poll = partial(wait_for, lambda: first.poll(0.1) is None or is_assigned.is_set())
         polling = threading.Thread(target=poll)
         polling.start()
@@ -196,7 +201,7 @@ def test_a_callback_that_hangs_is_not_a_poll_that_waits(ours: str, group: str, p
 def test_an_asyncio_member_is_alive_while_its_poll_waits_and_no_longer(
     broker: Broker, ours: str, group: str, protocol: str
 ) -> None:
-    """A poll that was cancelled does not keep the member alive."""
+    """A poll that was cancelled does not count as a sign of life of the application."""
     topic = new_topic(ours, 2)
     config = {
         "bootstrap.servers": ours,
@@ -230,8 +235,9 @@ def test_an_asyncio_member_is_alive_while_its_poll_waits_and_no_longer(
 def test_polls_return_records_while_the_coordinator_hangs(
     tmp_path: Path, group: str, protocol: str, clock: JumpingClock
 ) -> None:
-    """A commit without a response delays no poll(), and close() only for a limited time."""
-    # The session outlives the pause: a broker that continues may look at its clock before its sockets.
+    """A commit without a response does not delay poll(), and delays close() only for a limited time."""
+    # The session must outlive the pause: a broker that continues may check for expired sessions before it
+    # reads heartbeats.
     settings = QUICK | {"group.consumer.session.timeout.ms": LONG_SESSION_MS}
     session = {"session_timeout_ms": LONG_SESSION_MS} if protocol == "classic" else {}
     with BrokerProcess(tmp_path / "data", settings=settings) as broker:
@@ -258,14 +264,14 @@ def test_polls_return_records_while_the_coordinator_hangs(
 
             polling = threading.Thread(target=poll_and_close, daemon=True)
             polling.start()
-            # the jumps add up to less than request.timeout.ms
+            # together, the clock's jumps are shorter than request.timeout.ms
             clock.jump_until(lambda: not polling.is_alive(), 0.2)
             assert values_read == list(range(6)), "what was fetched is handed out"
         finally:
             os.kill(broker.pid, signal.SIGCONT)
         with member(broker.bootstrap_servers, group, protocol) as successor:
             tp = TopicPartition(topic, 0)
-            # the commit is stored once the broker continues
+            # the broker stores the pending commit after it continues
             wait_for(lambda: successor.committed([tp])[tp] is not None)
 
 
@@ -273,7 +279,9 @@ def test_polls_return_records_while_the_coordinator_hangs(
 def test_the_next_owner_begins_after_the_last_delivered_record(
     servers: str, group: str, protocol: str
 ) -> None:
-    """The loop stops within a batch, so the commit before the revocation covers only delivered records."""
+    """The loop stops in the middle of a batch. The commit before the revocation must include only the
+    delivered records.
+    """
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 40, 2)
     settings: dict[str, Any] = {"auto_commit_interval_ms": 3_600_000}

@@ -1,4 +1,4 @@
-"""Members that subscribe to topics that do not exist yet, may not be read, or have an invalid name."""
+"""Members subscribe to topics that do not exist yet, that they may not read, or that have invalid names."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(scope="module")
 def careful() -> Iterator[str]:
-    """Provide a broker that does not create topics automatically."""
+    """Yield the address of a broker that does not create topics automatically."""
     quick = {"group.consumer.min.heartbeat.interval.ms": 300, "group.consumer.heartbeat.interval.ms": 300}
     with Broker(config={"auto.create.topics.enable": False, **quick}) as broker:
         yield broker.bootstrap_servers
 
 
 def poll_until_error(consumer: Consumer) -> tuple[OncelogError, list[int]]:
-    """Return the first error of a poll, and the records that polls returned before."""
+    """Poll until an error is raised. Return the error, and the records of all polls before it."""
     values: list[int] = []
     while True:
         try:
@@ -47,8 +47,8 @@ def create(servers: str, topic: str) -> None:
 def test_a_topic_that_is_created_after_subscribing_is_read_soon(
     careful: str, group: str, protocol: str, beside: bool
 ) -> None:
-    """The member does not wait until its metadata expire, which takes an hour here and five minutes by
-    default.
+    """The member must not wait until its metadata expire. That takes an hour in this test, and five minutes
+    by default.
     """
     late = f"late-{group}"
     topics = [late, new_topic(careful)] if beside else [late]
@@ -65,7 +65,7 @@ def test_a_topic_that_is_created_after_subscribing_is_read_soon(
 def test_a_topic_that_apache_kafka_creates_for_a_member_is_read_soon(
     apache_kafka: ApacheKafka, group: str
 ) -> None:
-    """Apache Kafka's first response about such a topic is that it does not exist."""
+    """Apache Kafka creates the topic when a member asks for it, but first answers that it does not exist."""
     servers = apache_kafka.bootstrap_servers
     late = f"late-{group}"
     with member(servers, group, metadata_max_age_ms=HOUR_MS) as consumer:
@@ -93,7 +93,7 @@ def test_a_member_is_told_of_a_name_that_no_topic_can_have(careful: str, group: 
 def test_a_member_is_told_again_of_a_name_that_no_topic_can_have(
     careful: str, group: str, protocol: str
 ) -> None:
-    """An application that ignored the error gets it again after each metadata.max.age.ms."""
+    """If an application ignores the error, it gets it again each time metadata.max.age.ms has passed."""
     with member(careful, group, group_protocol=protocol, metadata_max_age_ms=50) as consumer:
         consumer.subscribe(["bad name", new_topic(careful)])
         for _ in range(3):

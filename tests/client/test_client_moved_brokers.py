@@ -1,4 +1,4 @@
-"""Brokers that come back at another address or with an invalid name, or while others have no leader."""
+"""Brokers come back at another address or with an invalid host name, or some partitions have no leader."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def test_a_coordinator_that_restarted_elsewhere_gets_the_requests_there() -> None:
-    """Regression: FindCoordinator returned the coordinator's new address, but requests went to the old one in
-    the metadata.
+    """Regression: FindCoordinator returned the coordinator's new address, but the client used the old address
+    in its metadata.
     """
 
     async def run() -> None:
@@ -73,8 +73,8 @@ def api_count(broker: ScriptedBroker, api: str) -> int:
 
 
 def test_an_invalid_host_name_is_refused_at_once() -> None:
-    """Regression: the attempt to connect ended with UnicodeError and was never repeated, so requests waited
-    for their time-out.
+    """Regression: connecting raised UnicodeError, and the client did not try again. So requests waited until
+    their time-out.
     """
     settings = {"request.timeout.ms": 600_000, "oncelog.bootstrap.timeout.ms": 0}
     with (
@@ -94,7 +94,7 @@ def test_an_invalid_host_name_does_not_prevent_requests_to_other_servers() -> No
 
 @pytest.mark.parametrize("how", ["drops packets", "is silent", "ends connections"])
 def test_an_unresponsive_address_does_not_prevent_attempts_at_others_of_its_host(how: str) -> None:
-    """A host name may resolve to several machines, of which the first is unreachable, hangs, or has no
+    """A host name may resolve to several machines. The first one is unreachable, does not respond, or has no
     broker.
     """
 
@@ -153,9 +153,9 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 @pytest.mark.parametrize("count", [1, 2, 10])
 def test_addresses_that_drop_packets_share_the_time_of_one_attempt(count: int) -> None:
-    """Regression: each address restarted the time-out.
+    """Regression: the time-out began again for each address.
 
-    With ten addresses the attempt took 1.9 times the time in its error.
+    With ten addresses, the attempt took 1.9 times as long as its error message said.
     """
     loop = JumpingLoop()
 
@@ -178,15 +178,15 @@ def test_addresses_that_drop_packets_share_the_time_of_one_attempt(count: int) -
 
 
 def test_a_link_local_address_keeps_its_interface() -> None:
-    """Without its scope id, an address such as fe80::1 cannot be connected to."""
+    """A link-local address such as fe80::1 needs its scope id for a connection."""
     assert address_text(("fe80::1", 9092, 0, 2)) == "fe80::1%2"
     assert address_text(("::1", 9092, 0, 0)) == "::1"
     assert address_text(("127.0.0.1", 9092)) == "127.0.0.1"
 
 
 def test_a_topic_that_may_be_created_soon_is_requested_once_at_a_time() -> None:
-    """Regression: each fetch of another partition started one more search for the topic, in the end
-    thousands.
+    """Regression: each fetch of another partition started one more search for the topic. In the end there
+    were thousands of searches.
     """
     unknown = TopicPartition("u", 0)
 
@@ -223,7 +223,7 @@ def test_a_topic_that_may_be_created_soon_is_requested_once_at_a_time() -> None:
                         return await find(partitions)
                     running, search_count = running + 1, search_count + 1
                     max_running = max(max_running, running)
-                    # The next search starts when this one ends.
+                    # Only the end of this search may start the next one.
                     await find(partitions)
                     running -= 1
 
@@ -241,8 +241,8 @@ def test_a_topic_that_may_be_created_soon_is_requested_once_at_a_time() -> None:
 
 
 def test_a_partition_without_a_leader_does_not_delay_the_others() -> None:
-    """Regression: a found partition was fetched only after the wait for all others, up to
-    request.timeout.ms.
+    """Regression: a partition whose leader was found was fetched only after a wait for all other partitions,
+    up to request.timeout.ms.
     """
 
     async def run() -> None:

@@ -1,6 +1,7 @@
-"""Clients that are opened, used and closed leave no objects, threads or descriptors behind in their process.
+"""Clients that are opened, used and closed leave no objects, threads or descriptors behind in their
+process.
 
-Each client is used once to warm up, and then ten times. `gc` counts what is reachable, by type.
+Each client is used once to warm up, and then ten times. `gc` counts the reachable objects by type.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ T0 = TopicPartition("opened", 0)
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run a broker in its own process, so that its sockets and threads are not counted."""
+    """Run a broker in another process, so that its sockets and threads are not counted. Return its
+    address.
+    """
     with BrokerProcess(tmp_path_factory.mktemp("opened")) as broker:
         with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
             producer.send("opened", b"x").result(60)
@@ -87,15 +90,16 @@ ASYNCIO = (asyncio_transactional_producer, asyncio_plain_producer, asyncio_consu
 
 
 def held() -> Counter[str]:
-    """Count the objects that clients make, by type, and the threads and descriptors of this process."""
+    """Count the objects that clients make by type, and the threads and file descriptors of this process."""
     gc.collect()
     counts: Counter[str] = Counter()
     for thing in gc.get_objects():
         kind = type(thing)
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name.startswith(("oncelog.", "_asyncio.", "asyncio.", "uvloop.", "socket.", "ssl.")):
-            # Timers are not counted, but what they would call is. The loop keeps cancelled timers until they
-            # are half of all its timers. A broker of another test in this process has timers, too.
+            # Timers are not counted, but the objects that they would call are. An event loop keeps cancelled
+            # timers until they are half of all its timers. A broker of another test in this process also has
+            # timers.
             if not name.endswith(("TimerHandle", ".UVTimer")):
                 counts[name] += 1
         elif kind in (memoryview, threading.Thread):
@@ -108,7 +112,7 @@ def held() -> Counter[str]:
 def leaked(before: Counter[str]) -> Counter[str]:
     """Return the counts that have grown by at least one per round.
 
-    A smaller growth may belong to a broker of another test, which does background work in this process.
+    A smaller growth may come from background work of another test's broker in this process.
     """
     return Counter({name: count for name, count in (held() - before).items() if count >= ROUNDS})
 
@@ -131,7 +135,7 @@ def test_asyncio_clients_leave_nothing_behind_in_a_loop_that_goes_on(
         before = held()
         for number in range(ROUNDS):
             await use(servers, number)
-        # wait, because transports close with a delay
+        # wait, because transports close a moment after their clients
         await until(lambda: not leaked(before), what=lambda: leaked(before))
 
     asyncio.run(run())
@@ -170,7 +174,7 @@ def test_a_closed_consumer_of_a_group_is_freed_without_the_garbage_collector(ser
 
 
 def garbage_of(use: Callable[[str, int], None], servers: str) -> set[str]:
-    """Return the types of the objects that only the garbage collector frees after a client was closed."""
+    """Return the types of the objects that only the garbage collector frees after a client is closed."""
     use(servers, 0)
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The loops `oncelog.process` and `oncelog.aio.process` over a real broker."""
+"""The processing loops `oncelog.process` and `oncelog.aio.process` on a real broker."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ def broker_config() -> Mapping[str, object]:
 
 
 class Job:
-    """A source topic with numbers, and a transform that copies them and stops its loop after the last one.
+    """A source topic with numbers, and a transform that copies them and stops its loop after the last
+    number.
 
-    `seen` has the values of all calls, in order.
+    `seen` has the values of all calls of the transform, in order.
     """
 
     def __init__(self, servers: str, group: str, count: int, partitions: int = 1) -> None:
@@ -92,11 +93,11 @@ class Job:
 
 
 class Runner:
-    """A Processor in a thread of its own. `error` is what `run` raised."""
+    """A Processor that runs in a thread. `error` is the exception that its `run` raised, or None."""
 
     def __init__(self, processor: Processor) -> None:
         self.processor, self.error = processor, None
-        # A daemon, so that a failed test does not keep pytest from ending.
+        # A daemon thread, so that pytest can end after a failed test.
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -212,7 +213,7 @@ def test_a_cancelled_asyncio_loop_aborts_and_its_successor_processes_every_recor
 
 
 def test_a_second_cancellation_leaves_no_client_open(ours: str, group: str) -> None:
-    """R1175: the second cancellation ended the close, and left tasks and connections that nobody could
+    """R1175: the second cancellation ended the close, and left tasks and connections that no code could
     close.
     """
     job = Job(ours, group, 3)
@@ -267,8 +268,8 @@ def test_an_unclear_commit_is_committed_again_until_its_outcome_is_known(
 ) -> None:
     job = Job(servers, group, 4)
     with Proxy(servers) as proxy:
-        # On a busy machine an earlier request may time out and cause an abort. The rule must not cut that
-        # EndTxn.
+        # The rule must not cut the EndTxn of an abort. On a busy machine, an earlier request may time out and
+        # cause one.
         settings = {"bootstrap_servers": proxy.bootstrap_servers, "max_block_ms": 1000}
         processor = job.processor(**settings)
         start_patiently(processor)
@@ -288,7 +289,7 @@ def _is_commit(event: WireEvent) -> bool:
 
 
 def start_patiently(processor: Processor) -> None:
-    """Start the producer with the usual time-out, so that only commits time out."""
+    """Open the producer with the usual time-out, so that only commits can time out."""
     io = processor._io
 
     async def open_producer() -> None:
@@ -348,7 +349,9 @@ def test_the_older_of_two_loops_with_one_transactional_id_stops_with_a_clear_err
 def test_a_transaction_that_took_too_long_is_processed_again_with_a_new_producer(
     broker: Broker, ours: str, group: str
 ) -> None:
-    """The coordinator aborts the transaction and raises the epoch, which fences the producer."""
+    """The coordinator aborts the transaction and raises the epoch. That fences the producer, so the loop
+    needs a new one.
+    """
     job = Job(ours, group, 4)
 
     def slow(record: Record) -> ProducerRecord:
@@ -360,8 +363,8 @@ def test_a_transaction_that_took_too_long_is_processed_again_with_a_new_producer
         return job.output(record)
 
     processor = job.processor(slow, commit_interval_ms=30_000, max_records=4)
-    # Only the broker's clock moves here. Give the loop a transaction timeout of 0, so that it sees the
-    # timeout too.
+    # Only the broker's clock moves in this test. A transaction timeout of 0 lets the loop's own clock see the
+    # time-out, too.
     processor._loop._plan = dataclasses.replace(processor._loop._plan, transaction_timeout_ms=0)
     job.stop = None
     runner = Runner(processor)
@@ -379,7 +382,7 @@ def state_of(admin: Admin, transactional_id: str) -> str:
 def test_restore_runs_before_records_are_processed_from_committed_positions(ours: str, group: str) -> None:
     """The transform keeps a count in memory.
 
-    After a failure, it restores the count from the committed output.
+    After a failure, `restore` reads the count from the committed output.
     """
     job = Job(ours, group, 8)
     total, events = 0, list[str]()

@@ -1,4 +1,4 @@
-"""The consume-transform-produce loop over a broker in memory: every error at every step, and rebalances."""
+"""The consume-transform-produce loop on a broker in memory: every error at every step, and rebalances."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ FAULTS = {
     "go_back": [Fault(TimedOut())],
     "open_producer": [Fault(TimedOut()), Fault(NotConnectedError())],
 }
-"""Errors from which the loop recovers, by the call that raises them."""
+"""For each call, the errors that it may raise and from which the loop recovers."""
 EVERY_FAULT = [(name, number) for name, faults in FAULTS.items() for number in range(len(faults))]
 
 
@@ -105,7 +105,9 @@ EVERY_FAULT = [(name, number) for name, faults in FAULTS.items() for number in r
 @pytest.mark.parametrize("has_state", [False, True])
 @pytest.mark.parametrize(("name", "number"), EVERY_FAULT)
 def test_an_error_at_any_step_loses_and_doubles_nothing(name: str, number: int, has_state: bool) -> None:
-    """Some steps are only reached after an error of another step. The test adds that error."""
+    """Some steps are reached only after an error in another step. For these, the test first adds that
+    error.
+    """
     io = MemoryIO({ONE: 9, TWO: 2}, copy)
     if name in ("abort", "go_back"):
         io.faults["commit"].append(Fault(TransactionAbortable(), State.ABORTABLE_ERROR))
@@ -144,7 +146,8 @@ def test_any_sequence_of_errors_and_rebalances_loses_and_doubles_nothing(
 ) -> None:
     io = MemoryIO({ONE: 9, TWO: 5}, copy)
     script["open_producer"].insert(0, None)
-    # Limit the faults: the loop gives up after MAX_ERRORS successive errors, unless they are outages.
+    # The loop gives up after MAX_ERRORS successive errors, unless they are outages. So the number of faults
+    # is limited.
     count = 0
     for name, faults in script.items():
         for number, fault in enumerate(faults):
@@ -189,8 +192,8 @@ def test_a_transaction_that_the_coordinator_aborted_for_its_age_needs_a_new_prod
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_loop_that_was_stuck_does_not_fence_its_successor(is_known: bool) -> None:
-    """R1173: both loops ended, because the successor had taken over the group.instance.id of the stuck loop's
-    consumer.
+    """R1173: both loops ended. The successor had taken over the group.instance.id, so the stuck loop's
+    consumer was fenced.
     """
     io = MemoryIO({ONE: 3}, copy)
     io.has_successor = True
@@ -212,7 +215,9 @@ def test_a_loop_that_was_stuck_does_not_fence_its_successor(is_known: bool) -> N
 
 
 def test_a_commit_that_a_successor_interrupts_does_not_fence_the_successor() -> None:
-    """R1226: the coordinator answers INVALID_TXN_STATE while a successor's start aborts the transaction."""
+    """R1226: while a successor's start aborts the transaction, the coordinator answers a commit with
+    INVALID_TXN_STATE.
+    """
     io = MemoryIO({ONE: 3}, copy)
     io.has_successor = True
     io.faults["commit"].append(Fault(InvalidTxnState("aborted"), State.FATAL))
@@ -223,8 +228,8 @@ def test_a_commit_that_a_successor_interrupts_does_not_fence_the_successor() -> 
 
 
 def test_a_transaction_is_not_too_old_before_the_coordinator_knows_it() -> None:
-    """R1173: a fenced loop mistook the time of a long transform before its first output for a transaction
-    that timed out.
+    """R1173: a loop took long to transform its first record. Fenced afterwards, it believed that
+    its transaction had timed out.
     """
     io = MemoryIO({ONE: 1}, copy)
 
@@ -240,14 +245,14 @@ def test_a_transaction_is_not_too_old_before_the_coordinator_knows_it() -> None:
 
 @pytest.mark.parametrize("state", [State.FATAL, State.ABORTABLE_ERROR])
 def test_a_record_that_always_takes_longer_than_a_transaction_may_be_open_is_processed(state: State) -> None:
-    """R1172: the coordinator aborted the transaction ten times, because each attempt began it with a quicker
-    record and then ran out of time.
+    """R1172: each attempt began the transaction with a quicker record and then ran out of time. So the
+    coordinator aborted it ten times, and the loop gave up.
     """
     io = MemoryIO({ONE: 5}, copy)
 
     def slow(record: Record) -> ProducerRecord:
         if record.offset == 2:
-            if io._sent:  # the coordinator knows the transaction
+            if io._sent:  # once a record was sent, the coordinator knows the transaction and aborts it
                 io.faults["send_offsets"].append(Fault(InvalidProducerEpoch("late"), state))
             io.clock_ms += 61_000
         return copy(record)
@@ -270,7 +275,9 @@ def test_a_slow_transform_commits_within_the_records_of_one_poll() -> None:
 @given(st.integers(0, 10**13), st.integers(0, 10**7))
 @example(5_303_640, 3_000)
 def test_a_commit_is_due_at_the_end_of_its_interval_for_all_floats(begun_us: int, interval_ms: int) -> None:
-    """R1161: a loop polled without a pause while 8303.64 - 5303.64 was less than 3000."""
+    """R1161: in floats, 8303.64 - 5303.64 is less than 3000. The commit was not due, so the loop polled
+    without a pause.
+    """
     io = MemoryIO({ONE: 1}, copy)
     loop = io.loop(commit_interval_ms=interval_ms)
     loop._open = OpenTransaction(begun_us / 1000, {ONE: 1})
@@ -309,7 +316,9 @@ def test_an_error_that_comes_again_and_again_ends_the_loop() -> None:
 
 
 def test_errors_of_polls_are_forgotten_with_the_next_poll() -> None:
-    """An idle loop commits nothing for days, and must outlive errors that have passed."""
+    """An idle loop may commit nothing for days, so a poll without an error must reset the count of successive
+    errors.
+    """
     io = MemoryIO({ONE: 3}, copy)
     io.faults["poll"].extend([Fault(CorruptMessage()), None] * (2 * MAX_ERRORS))
     finished(io)
@@ -394,7 +403,7 @@ def test_without_a_dead_letter_topic_the_error_is_raised_and_nothing_of_the_batc
 @pytest.mark.behaviour("T16")
 @pytest.mark.parametrize("has_topic", [False, True])
 def test_an_output_that_the_broker_refuses_is_found_and_blamed(has_topic: bool) -> None:
-    """The error of a batch names no record, so the records are processed one by one."""
+    """The broker's error for a batch names no record, so the loop processes the records again one by one."""
     io = MemoryIO({ONE: 12}, copy)
     io.refuses = lambda output: (
         MessageTooLarge() if (output.topic, output.value) == ("target", b"0-5") else None
@@ -423,9 +432,9 @@ def test_an_output_that_cannot_be_sent_is_blamed_on_its_record() -> None:
 
 @pytest.mark.parametrize("is_refused_by_broker", [False, True])
 def test_an_output_to_a_topic_that_cannot_exist_is_blamed_on_its_record(is_refused_by_broker: bool) -> None:
-    """R1174: one record with such an output ended the loop after ten errors, and again after each restart."""
+    """R1174: a record with such an output ended the loop after ten errors, and again after each restart."""
     io = MemoryIO({ONE: 6}, copy)
-    if is_refused_by_broker:  # the broker refuses for example an internal topic
+    if is_refused_by_broker:  # an example is an output to an internal topic
         io.refuses = lambda output: (
             InvalidTopicException() if (output.topic, output.value) == ("target", b"0-3") else None
         )
@@ -538,8 +547,8 @@ def test_a_commit_that_fails_at_a_rebalance_is_aborted_and_the_rest_is_read_agai
 
 
 def test_records_polled_before_the_loop_went_back_are_not_skipped() -> None:
-    """A poll during which partitions are lost may still return records of other partitions, and moves their
-    positions.
+    """A poll during which partitions are lost may still return records of other partitions, and advances
+    their positions.
     """
     io = MemoryIO({ONE: 4, TWO: 4}, copy)
 
@@ -559,8 +568,8 @@ def test_records_polled_before_the_loop_went_back_are_not_skipped() -> None:
 
 
 def test_records_behind_a_committed_offset_that_is_gone_are_processed_after_an_abort() -> None:
-    """R1170: with auto.offset.reset=latest, the seek to a committed offset that is gone skipped the aborted
-    records.
+    """R1170: with auto.offset.reset=latest, the loop went back to a committed offset that no longer exists,
+    and the reset skipped the aborted records.
 
     The consumer has reset its position from 1 to 4.
     """
@@ -575,7 +584,7 @@ def test_records_behind_a_committed_offset_that_is_gone_are_processed_after_an_a
 def test_records_of_a_topic_that_was_created_again_are_processed_after_an_abort(is_open: bool) -> None:
     """R1171: the loop went back to the last offset that it had committed in the deleted topic.
 
-    With `is_open`, the topic is created again while a transaction has records of the deleted one.
+    With `is_open`, the topic is created again during a transaction that has records of the deleted topic.
     """
     io = MemoryIO({ONE: 6}, copy)
     io.committed, io.positions = {ONE: 2}, {ONE: 2}

@@ -1,4 +1,4 @@
-"""`send_many` and `send_table` of the asyncio producer, which behave like those of the blocking producer."""
+"""`send_many` and `send_table` of the asyncio producer behave like those of the blocking producer."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_an_error_has_the_delivery_of_what_was_appended(ours: str) -> None:
         with pytest.raises(MisuseError) as raised:
             await producer.send_many(topic, iter([b"a", "text"]))
         with pytest.raises(MisuseError):
-            # unlike an iterator, a list is checked before anything is sent
+            # A list, unlike an iterator, is checked before any record is sent.
             await producer.send_many(topic, [b"b", "text"])
         with pytest.raises(MessageTooLarge):
             await producer.send_many(topic, [b"x" * 2_000_000])

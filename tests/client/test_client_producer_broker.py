@@ -1,5 +1,5 @@
-"""The producer against our broker over real sockets: it keeps the promises of idempotence through a lossy
-proxy.
+"""The producer against our broker over real sockets. It must stay idempotent behind a proxy that loses
+messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def servers(ours: str) -> str:
 
 
 def raw_batch(producer: Producer, count: int, base_sequence: int, epoch_ahead: int = 0) -> bytearray:
-    """Return a forged batch under the producer's own id."""
+    """Return a batch that this test forges under the producer's own id."""
     report = producer.idempotence()
     assert report.producer_id is not None and report.producer_epoch is not None
     return build_batch(
@@ -121,7 +121,7 @@ def test_at_most_five_batches_without_an_acknowledgement(servers: str, proxy: Pr
         proxy.release()
         assert [future.result(60).offset for future in futures] == list(range(1, 11))
     assert values(servers, topic) == [b"%d" % number for number in range(11)]
-    assert sequences(proxy) == list(range(11))  # an acknowledged batch is not sent again
+    assert sequences(proxy) == list(range(11))  # no acknowledged batch is sent again
 
 
 @pytest.mark.behaviour("I10", "I11")
@@ -276,10 +276,10 @@ def test_a_batch_leaves_when_it_is_full_or_has_lingered(servers: str, proxy: Pro
     with producer_of(proxy.bootstrap_servers, linger_ms=60_000, batch_size=1000) as producer:
         first = producer.send(topic, b"x" * 100)
         with pytest.raises(TimedOut):
-            first.result(0.2)  # the record lingers
+            first.result(0.2)  # the record is not sent yet, because its batch lingers
         for _ in range(15):
             producer.send(topic, b"x" * 100)
-        assert first.result(60).offset == 0  # the record is sent because its batch is full
+        assert first.result(60).offset == 0  # its batch was sent early because it is full
         assert not producer.send(topic, b"x").done()
         producer.flush(60)
         assert all(batch.size_bytes <= 1000 for event in requests(proxy) for batch in event.batches)
@@ -293,7 +293,7 @@ def test_a_full_buffer_holds_send_back_until_its_timeout(servers: str, proxy: Pr
     with producer_of(proxy.bootstrap_servers, buffer_memory=2000, max_block_ms=300) as producer:
 
         def is_warm() -> bool:
-            with suppress(TimedOut):  # the first metadata request may take longer
+            with suppress(TimedOut):  # the first metadata request may take longer than max.block.ms
                 producer.send(topic, b"warm").result(60)
                 return True
             return False
@@ -332,7 +332,9 @@ def test_metrics_have_kafkas_names_and_change(servers: str, proxy: Proxy) -> Non
 def test_a_batch_above_the_topics_limit_is_sent_in_few_requests(
     servers: str, proxy: Proxy, settings: dict[str, object]
 ) -> None:
-    """Regression: each of the batch's records was sent alone, so one batch took thousands of round trips."""
+    """Regression: if a batch was too large, each of its records was sent in a request of its own. One batch
+    took thousands of round trips.
+    """
     topic, reported = new_topic(servers, max_message_bytes=2_000), list[tuple[bytes, int]]()
     sent = [b"%04d" % number for number in range(500)]
     with producer_of(proxy.bootstrap_servers, linger_ms=60_000, **settings) as producer:
@@ -371,7 +373,9 @@ def test_a_topic_that_refuses_large_batches_gets_smaller_ones(servers: str, prox
 def test_records_that_wait_for_a_connection_are_reported_as_not_stored(
     clock: JumpingClock, settings: dict[str, object], request_timeout_ms: int
 ) -> None:
-    """Regression: after an outage of delivery.timeout.ms, unsent records were reported as perhaps stored."""
+    """Regression: after an outage of delivery.timeout.ms, records that were never sent were reported as
+    perhaps stored.
+    """
     with Broker() as broker:
         topic = new_topic(broker.bootstrap_servers, 3)
         producer = producer_of(
@@ -403,7 +407,7 @@ def test_records_that_wait_for_a_connection_are_reported_as_not_stored(
         clock.jump_until(future.done, 1)
         error = future.exception(60)
         assert isinstance(error, TimedOut) and not isinstance(error, OutcomeUnknown)
-        # Once a connection is made, the expired batch must not be written into the request of the other
-        # batch.
+        # The request still contains the expired batch. Once a connection is made, that batch must not be sent
+        # with the other one.
         wait_until(lambda: not any(batch.is_completed for batch in in_request()))
     producer.close()

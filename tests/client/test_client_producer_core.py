@@ -1,7 +1,7 @@
-"""The producer's core against the broker's own append rule, through seeded loss, delay and reordering.
+"""The producer's core against the broker's own append rule, with loss, delay and reordering.
 
-It uses no socket and no clock. A seed decides the fate of each request and response, so a failing seed
-replays.
+The test uses no socket and no clock. A seed decides the fate of each request and response, so a failing seed
+can be replayed.
 """
 
 from __future__ import annotations
@@ -66,13 +66,16 @@ def metadata() -> ClusterMetadata:
 
 
 class FakeBroker:
-    """A broker with two partitions that store what `decide_append` accepts."""
+    """A broker with two partitions. It stores the batches that `decide_append` accepts."""
 
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, list[bytes | None]] = {tp: [] for tp in TP}
         self.entries: dict[tuple[TopicPartition, int], ProducerEntry] = {}
         self.max_records = RECORDS
-        """Maximum number of records in a batch. A larger batch is refused, even if it is already stored."""
+        """Maximum number of records in a batch.
+
+        A larger batch is refused, even if it repeats one that is already stored.
+        """
 
     def produce(self, call: ProduceCall) -> ProduceResponse:
         rows = []
@@ -111,7 +114,7 @@ class FakeBroker:
 
 
 class SimulatedCluster:
-    """One run of a core and a broker, over a network whose faults a seed decides."""
+    """One run of a producer core and a broker. The network between them has faults that a seed decides."""
 
     def __init__(self, seed: int, **settings: object) -> None:
         self.random = random.Random(seed)
@@ -161,9 +164,9 @@ class SimulatedCluster:
             self._carry(call)
 
     def _check_numbers(self, call: ProduceCall) -> None:
-        """Check that no batch changes its sequence while its result is unknown (behaviour I10).
+        """Check that no batch changes its sequence while it may be stored (behaviour I10).
 
-        At most five batches of a partition may be in flight.
+        Also check that at most five batches of a partition are in flight.
         """
         for batch in call.batches:
             numbers = (batch.identity, batch.base_sequence)
@@ -185,13 +188,13 @@ class SimulatedCluster:
         elif roll < 0.12:  # the response is lost
             self.later(delay, lambda: self.broker.produce(call))
             self.later(200, lambda: self._fail(call, DisconnectedError("cut")))
-        elif roll < 0.16:  # the request arrives after the client gave it up
+        elif roll < 0.16:  # the request arrives after the client has given it up
             copy = ProduceCall(call.node_id, _frozen(call), call.batches, True)
             self.later(300, lambda: self.broker.produce(copy))
             self.later(100, lambda: self._fail(call, TimedOut("late")))
         elif roll < 0.20:
             self.later(1, lambda: self._fail(call, NotConnectedError("refused")))
-        elif roll < 0.25:  # answered with an error, stored or not
+        elif roll < 0.25:  # the response is an error, and the batch is not stored; in the next branch it is
             self.later(delay, lambda: self._answer_error(call, NotEnoughReplicas.code, False))
         elif roll < 0.30:
             self.later(delay, lambda: self._answer_error(call, RequestTimedOut.code, True))
@@ -215,7 +218,7 @@ class SimulatedCluster:
             )
             for batch in call.batches
         ]
-        if stored is not None:  # a refused batch keeps its own error
+        if stored is not None:  # a batch that the broker refused keeps its own error
             for row, real in zip(rows, stored.responses[0].partition_responses, strict=True):
                 if real.error_code:
                     row.error_code = real.error_code
@@ -242,12 +245,14 @@ class SimulatedCluster:
 
 
 def _frozen(call: ProduceCall) -> object:
-    """Return a copy of the request as it was sent: its batches may get new sequences later."""
+    """Return a copy of the request as it was sent, because its batches may get new sequences later."""
     return type(call.message).decode(9, call.message.encode(9))
 
 
 def check_patient_producer(seed: int) -> None:
-    """Check that every record is stored once and in order, and that a definite error means "not stored"."""
+    """Check that no record is stored twice, that acknowledged records are stored in order, and that results
+    are true.
+    """
     cluster = SimulatedCluster(seed)
     cluster.run()
     for tp in TP:
@@ -261,7 +266,9 @@ def check_patient_producer(seed: int) -> None:
 
 
 def check_producer_of_too_large_batches(seed: int, *limits: int) -> int:
-    """Run while max.message.bytes changes between these values. Return the number of records that failed."""
+    """Run while max.message.bytes changes between the values `limits`. Return the number of failed
+    records.
+    """
     cluster = SimulatedCluster(seed)
     cluster.limits = limits
     cluster.run()
@@ -270,7 +277,9 @@ def check_producer_of_too_large_batches(seed: int, *limits: int) -> int:
 
 
 def check_hasty_producer(seed: int) -> tuple[int, int]:
-    """Run with a delivery.timeout.ms shorter than the faults. Return the failed records and raised epochs."""
+    """Run with a delivery.timeout.ms shorter than the faults. Return the number of failed records and of
+    raised epochs.
+    """
     cluster = SimulatedCluster(
         seed, **{"delivery.timeout.ms": 250, "request.timeout.ms": 200, "linger.ms": 5}
     )
@@ -281,8 +290,9 @@ def check_hasty_producer(seed: int) -> tuple[int, int]:
 
 
 def check_words(cluster: SimulatedCluster, seed: int) -> None:
-    """Check the reported results against the log: none is stored twice, and a success or definite error is
-    true.
+    """Compare the reported results with the log.
+
+    No record is stored twice; a reported success is stored, and a definite error is not.
     """
     for tp, value, error in cluster.results():
         count = cluster.broker.logs[tp].count(value)
@@ -311,7 +321,9 @@ def test_record_retry_total_counts_each_record_of_each_batch_that_is_sent_again(
 
 @pytest.mark.behaviour("I11", "I12")
 def test_a_batch_that_is_too_large_after_a_lost_attempt_is_split_and_nothing_is_doubled() -> None:
-    """Regression: the unsplit batch, which may be stored, was dropped with an unknown outcome."""
+    """Regression: the batch may have been stored before it was split. The producer dropped it with an unknown
+    outcome.
+    """
     assert sum(check_producer_of_too_large_batches(seed, 1 + seed % 8) for seed in range(100)) == 0
     for seed in range(100):
         check_producer_of_too_large_batches(seed, 1, 3, 8, RECORDS)
@@ -379,7 +391,7 @@ def test_with_idempotence_off_the_same_networks_double_records() -> None:
 @pytest.mark.parametrize("partitioner", ["default", "round_robin", "consistent_random"])
 @pytest.mark.parametrize("batch_size", [0, 300, 16_384])
 def test_the_fast_path_of_send_leaves_the_same_batches_as_append(partitioner: str, batch_size: int) -> None:
-    """`append_to_open_batch` has the steps of `append` inline, because a call more would slow every send."""
+    """For speed, `append_to_open_batch` repeats the steps of `append` inline. Its batches must be equal."""
 
     def batches_of(core: ProducerCore, *, has_fast_path: bool) -> list[object]:
         core.set_identity(PRODUCER_ID, 0)
@@ -410,7 +422,9 @@ def test_the_fast_path_of_send_leaves_the_same_batches_as_append(partitioner: st
 
 
 def test_a_batch_that_waits_for_a_leader_is_not_due_by_itself() -> None:
-    """If the batch were due, the producer's loop would run without a pause until there is a leader."""
+    """If the batch were due, the producer's loop would run without a pause until the partition has a
+    leader.
+    """
     core = ProducerCore(resolve(PRODUCER.parse({"linger.ms": 5})), ClusterMetadata(), random.Random(0))
     core.set_identity(PRODUCER_ID, 0)
     core.set_partition_count("t", 2, 0.0)
@@ -421,7 +435,9 @@ def test_a_batch_that_waits_for_a_leader_is_not_due_by_itself() -> None:
 
 
 def test_a_topic_that_was_forgotten_continues_its_sequences() -> None:
-    """If its sequences began at 0 again, its first batch would be refused or taken for a duplicate."""
+    """If the sequences began at 0 again, the broker would refuse the topic's first batch or take it for a
+    duplicate.
+    """
     cluster = SimulatedCluster(0)
     cluster.trouble = False
     for number in range(10):

@@ -1,4 +1,6 @@
-"""Edge cases of the blocking producer: fewer partitions, a full buffer, interrupted calls, closing."""
+"""Edge cases of the blocking producer: partitions that disappear, a full buffer, interrupted calls,
+closing.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ def test_a_topic_that_was_recreated_with_fewer_partitions_is_written_to(ours: st
 
 
 def test_nothing_lingers_while_a_sender_waits_for_memory(ours: str) -> None:
-    """The buffer has free memory, but not enough for the next record."""
+    """The buffer has some free memory, but not enough for the next record. So the open batch must be sent."""
     topic = new_topic(ours)
     patience = {"linger_ms": 600_000, "delivery_timeout_ms": 700_000, "max_block_ms": 30_000}
     sizes = {"buffer_memory": 1_000_000, "batch_size": 900_000}
@@ -150,7 +152,9 @@ def test_metrics_in_a_forked_child_do_not_wait_for_a_lock_that_nobody_holds_ther
     [pa.array([5, -1], pa.int64()), pa.array([-1], pa.timestamp("s")), pa.array(["soon"], pa.string())],
 )
 def test_a_table_with_times_before_1970_is_refused(ours: str, times: pa.Array) -> None:
-    """Regression: two times that differ by more than 64 bits ended the producer if their batch was split."""
+    """Regression: a batch with two timestamps more than 64 bits apart ended the producer when it was
+    split.
+    """
     topic = new_topic(ours)
     with producer_of(ours) as producer:
         with pytest.raises(MisuseError, match="timestamp"):
@@ -161,7 +165,7 @@ def test_a_table_with_times_before_1970_is_refused(ours: str, times: pa.Array) -
 
 
 def test_a_failed_producer_raises_its_error_for_a_table_of_a_new_topic(ours: str) -> None:
-    """Regression: send_table() raised KeyError."""
+    """Regression: send_table() raised KeyError instead of the producer's error."""
     with producer_of(ours) as producer:
         producer._driver.core.fail_all(MisuseError("as if it were fenced"))
         with pytest.raises(MisuseError, match="fenced"):
@@ -171,7 +175,7 @@ def test_a_failed_producer_raises_its_error_for_a_table_of_a_new_topic(ours: str
 def test_an_unexpected_exception_for_a_response_fails_the_records_at_once(
     ours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: the records had no result until delivery.timeout.ms."""
+    """Regression: the records had no result before delivery.timeout.ms."""
 
     def fail(*_: object) -> None:
         raise ValueError("unexpected")
@@ -189,7 +193,7 @@ def test_an_unexpected_exception_for_a_response_fails_the_records_at_once(
 def test_a_producer_id_is_requested_with_pauses(
     ours: str, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Regression: a malformed response made the producer send thousands of requests in a second."""
+    """Regression: after a malformed response, the producer sent thousands of requests in a second."""
     errors, attempts = [error] * 3, list[int]()
     with producer_of(ours) as producer:
         cluster = producer._driver.cluster

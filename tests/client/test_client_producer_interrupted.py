@@ -1,7 +1,8 @@
-"""An interrupt at every place of the blocking producer's calls where a signal handler can run and raise.
+"""Interrupts the blocking producer's calls at every place where a signal handler can run and raise.
 
-Python runs handlers on the main thread, after calls and at the start of functions. A profile function is
-called at the same places. Here it raises at the first place, then at the second, until the call completes.
+Python runs handlers on the main thread, after calls and at the start of functions. It calls a profile
+function at the same places. Here the profile function raises at the first place, then at the second, until a
+call completes.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ pytestmark = [
 
 
 class _Interrupt(BaseException):
-    """The exception that the handler raises."""
+    """The exception that the signal handler raises."""
 
 
 class _OwnError(_Interrupt, OncelogError):
-    """The exception if it comes from a call that the handler made."""
+    """An exception that is raised by a call of the producer inside the signal handler."""
 
 
 def _raise(error: type[_Interrupt] = _Interrupt) -> None:
@@ -40,9 +41,10 @@ def _raise(error: type[_Interrupt] = _Interrupt) -> None:
 
 
 def interrupted_at(place: int, call: Callable[[], Any], handler: Callable[[], Any] = _raise) -> bool:
-    """Make the call, and run the handler at place number `place`. Return False if the call has fewer.
+    """Make the call, and run the handler at its place number `place`. Return False if the call has fewer
+    places.
 
-    An exception in a weak reference's callback is ignored by Python; the call then completes.
+    Python ignores an exception in a weak reference's callback, so there the call completes.
     """
     count = 0
 
@@ -65,7 +67,11 @@ def interrupted_at(place: int, call: Callable[[], Any], handler: Callable[[], An
 
 
 def each_place(call: Callable[[int], Any], handler: Callable[[], Any] = _raise) -> Iterator[int]:
-    """Interrupt `call` at its first place, then at its second, until it completes."""
+    """Make `call` repeatedly, and interrupt it at its first place, then at its second, until a call
+    completes.
+
+    Yield the number of each place.
+    """
     place = 1
     while interrupted_at(place, partial(call, place), handler):
         yield place
@@ -81,7 +87,9 @@ def each_place(call: Callable[[int], Any], handler: Callable[[], Any] = _raise) 
 def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
     ours: str, linger_ms: int, buffer_memory: int, transactional_id: str | None, error: type[_Interrupt]
 ) -> None:
-    """Regression: the call left a lock held, forgot a batch, or ended the producer with an empty batch."""
+    """Regression: the interrupted call kept a lock, lost a batch, or ended the producer with an empty
+    batch.
+    """
     topic = new_topic(ours)
     reported: list[tuple[int, RecordMetadata | None]] = []
     with producer_of(
@@ -126,7 +134,7 @@ def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
 
 @pytest.mark.parametrize("name", ["flush", "result", "exception", "metrics", "idempotence"])
 def test_an_interrupt_at_any_call_of_a_waiting_method_blocks_nobody(ours: str, name: str) -> None:
-    """Regression: the producer's thread waited forever for a lock that was left held."""
+    """Regression: the interrupted call kept a lock, and the producer's thread waited for it forever."""
     topic = new_topic(ours)
     with producer_of(ours, linger_ms=1) as producer:
 
@@ -188,7 +196,7 @@ def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interr
 ) -> None:
     """Regression: the handler waited forever for a lock that the interrupted call held.
 
-    Now the handler's call raises MisuseError.
+    Now a call in the handler raises MisuseError.
     """
     topic, place, is_interrupted = new_topic(ours), 1, True
     refused, taken = 0, 0
@@ -207,7 +215,7 @@ def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interr
 
     def send() -> None:
         nonlocal taken
-        with suppress(MisuseError):  # raised by the handler, or because the producer is closed
+        with suppress(MisuseError):  # raised by the call in the handler, or because the producer is closed
             for _ in range(3):
                 producer.send(topic, b"sent", b"key")
                 taken += 1

@@ -1,4 +1,4 @@
-"""The schedule of batches: it returns what a scan of all partitions would, at a fixed cost."""
+"""The schedule of batches gives the same result as a scan of all partitions, but at a fixed cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTITIONS = 4
 
 
 def describe(leaders: list[int]) -> MetadataResponse:
-    """Return metadata of topic t with each partition's leader: broker 1, broker 2, or -1 for none."""
+    """Return metadata of topic t. Each partition's leader is broker 1, broker 2, or -1 for none."""
     partitions = [
         MetadataResponse.MetadataResponsePartition(partition_index=number, leader_id=leader, leader_epoch=-1)
         for number, leader in enumerate(leaders)
@@ -61,8 +61,8 @@ def answer(core: ProducerCore, call: ProduceCall, error_code: int, now_ms: float
 
 
 def check_against_a_walk(core: ProducerCore, now_ms: float) -> None:
-    """Walk over all partitions: check that no batch is left that could be sent, and that the next wake-up is
-    not too late.
+    """Scan all partitions. Check that no batch is left that could be sent, and that the next wake-up is not
+    too late.
     """
     wakeup_ms = core.next_wakeup_ms()
     queues = list(core._partitions.values())
@@ -72,7 +72,7 @@ def check_against_a_walk(core: ProducerCore, now_ms: float) -> None:
             continue
         leader = core.metadata.leader_of(queue.tp)
         if leader is None or core._in_flight_requests.get(leader, 0) >= core.options.max_in_flight:
-            continue  # new metadata or a response will cause another drain
+            continue  # the batch cannot be sent now; new metadata or a response will cause another drain
         assert following[1] > now_ms
         assert wakeup_ms is not None and wakeup_ms <= following[1]
     unsettled = [batch for queue in queues for batch in queue.batches()]
@@ -136,7 +136,7 @@ def test_the_schedule_agrees_with_a_scan_of_all_partitions(
 
 
 def count_looks(partitions: int) -> int:
-    """Return the number of queues that are examined for one record that is sent and stored."""
+    """Return how many queues the producer examines to send and complete one record."""
     core = core_of(partitions, **{"linger.ms": 0})
     for partition in range(partitions):
         send(core, partition, b"x", 1.0)
@@ -165,7 +165,7 @@ def test_a_send_examines_no_partition_that_has_nothing_to_send() -> None:
 
 
 def test_a_batch_behind_sealed_ones_neither_moves_its_partition_nor_wakes_the_loop() -> None:
-    """The batch changes nothing in the schedule, so it costs no more than its creation."""
+    """Such a batch changes nothing in the schedule, so adding it must cost nothing there."""
     core = core_of(1, **{"linger.ms": 0, "batch.size": 100})
     wakes = [core.append("t", 0, (0, None, b"x", ()), 60, 1.0)[2] for _ in range(50)]
     assert wakes == [True, True] + [False] * 48

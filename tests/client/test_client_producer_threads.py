@@ -1,4 +1,4 @@
-"""One blocking producer with many threads and topics: its state is never touched without its lock."""
+"""One blocking producer with many threads and topics. Its state is only used under its lock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def broker_config() -> Mapping[str, object]:
 
 @pytest.fixture
 def impatient_threads() -> Iterator[None]:
-    """Let the interpreter switch threads as often as it can."""
+    """Let the interpreter switch between threads as often as possible."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -44,12 +44,15 @@ def run_in_threads(bodies: list[threading.Thread]) -> None:
     for body in bodies:
         body.start()
     for body in bodies:
-        # Wait in slices. If a restored snapshot of the machine lets the clock jump, only one slice is lost.
+        # Wait in slices of a second. If the machine was suspended and its clock jumps, only one slice is
+        # lost.
         for _ in range(WAIT_S):
             body.join(1)
             if not body.is_alive():
                 break
-        else:  # print every thread's stack, to distinguish a lost wake-up from a lost completion
+        # Print every thread's stack. It shows if a thread missed its wake-up, or if a record was never
+        # completed.
+        else:
             faulthandler.dump_traceback(sys.__stderr__)
         assert not body.is_alive()
 
@@ -57,7 +60,7 @@ def run_in_threads(bodies: list[threading.Thread]) -> None:
 @pytest.mark.behaviour("I1", "I2")
 @pytest.mark.usefixtures("impatient_threads")
 def test_threads_that_meet_new_topics_together_lose_nothing(ours: str) -> None:
-    """All threads send the first record to each topic at the same time; one more thread keeps the producer
+    """All threads send the first record to each topic at the same time. One more thread keeps the producer
     busy.
     """
     names = [f"met-{number}" for number in range(TOPICS)]
@@ -125,7 +128,7 @@ def test_flush_returns_after_the_callbacks(ours: str) -> None:
     flushed = threading.Event()
 
     def slow(_: RecordMetadata | None, error: Exception | None) -> None:
-        flushed.wait(0.3)  # times out, because flush() waits for this callback
+        flushed.wait(0.3)  # this wait times out, because flush() waits for this callback
         errors.append(error)
 
     with producer_of(ours) as producer:
@@ -137,7 +140,9 @@ def test_flush_returns_after_the_callbacks(ours: str) -> None:
 
 
 def test_flush_waits_only_for_what_was_sent_before_it(ours: str) -> None:
-    """A record sent after the call lingers for ten minutes; the flush returns without it."""
+    """A record that is sent after flush() was called lingers for ten minutes. The flush must return without
+    it.
+    """
     early, late = new_topic(ours), new_topic(ours)
     patience = {"linger_ms": 600_000, "delivery_timeout_ms": 700_000}
     with Proxy(ours) as proxy, producer_of(proxy.bootstrap_servers, **patience) as producer:
@@ -209,7 +214,7 @@ def test_close_refuses_records_of_other_threads_and_waits_for_those_taken(ours: 
 
 
 def test_futures_are_done_when_an_asyncio_flush_returns(ours: str) -> None:
-    """Regression: a flush that found all records complete returned before the futures were set."""
+    """Regression: a flush that found all records complete returned before the records' futures were set."""
     topic = new_topic(ours, 1)
     seen: list[bool] = []
 

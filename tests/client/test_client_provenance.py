@@ -1,4 +1,4 @@
-"""`ProvenanceFilter`: repetitions are dropped, and the state is kept with the committed position."""
+"""`ProvenanceFilter` drops repeated records, and keeps its state together with the committed position."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_going_back_needs_the_state_of_that_position() -> None:
     accepted(distinct, [record(0, 0)])
     kept = distinct.committable(TP)
     assert accepted(distinct, [record(1, 1)]) == [1]
-    # Without the error, the record would be called a repetition, and nobody would ever process it.
+    # Without the error, the filter would drop the record as a repetition, although it was never processed.
     with pytest.raises(
         MisuseError, match="the record at offset 1 comes again, and the state is that of offset 2"
     ):
@@ -101,7 +101,7 @@ def test_a_record_without_provenance_is_an_error_or_passes() -> None:
             strict.accept(odd)
         error = raised.value
         assert (error.topic, error.partition, error.offset, error.reason) == ("t", 0, odd.offset, reason)
-        assert strict.committable(TP).offset == 0  # it was not passed over
+        assert strict.committable(TP).offset == 0  # the filter did not advance over the record
         assert lax.accept(odd) and lax.committable(TP).offset == odd.offset + 1
 
 
@@ -125,7 +125,8 @@ def test_a_copier_that_is_restarted_between_repetitions_copies_each_record_once(
     def write(offsets: Iterable[int]) -> None:
         with producer_of(ours) as producer:
             for n in offsets:
-                # As Spark's partitioner does: a key has the same partition at each attempt.
+                # Choose the partition by the key, as Spark's partitioner does, so that each attempt writes a
+                # key to the same partition.
                 producer.send(source, b"%03d" % n, partition=n % 2, headers=headers(n, n // 2 % 2))
 
     def run_to_the_end() -> None:

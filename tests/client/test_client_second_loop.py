@@ -1,4 +1,6 @@
-"""asyncio clients belong to the event loop that used them first; in another one they raise at once."""
+"""An asyncio client belongs to the event loop that used it first. In another loop, its calls raise
+immediately.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ ADMIN: dict[str, Use] = {
 
 
 def use_twice(make: Callable[[], Any], first: Use, second: Use) -> None:
-    """Use a client in one loop, then in another while the first is closed."""
+    """Use a client in one event loop, and then in another one. The second use must raise while the first loop
+    is still open.
+    """
     with asyncio.Runner() as runner:
         client = runner.run(_made(make))
         runner.run(first(client))

@@ -1,4 +1,4 @@
-"""Calls while another thread or task is inside the consumer: both get MisuseError."""
+"""A thread or task calls the consumer while another one is inside a call: both get MisuseError."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def consumer_of(servers: str, kind: str) -> Consumer:
 
 
 class Polling:
-    """A thread that polls, and the error that its poll raised."""
+    """A thread that polls once. `raised` is the error of its poll."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.raised: BaseException | None = None
@@ -77,7 +77,9 @@ def test_a_second_thread_that_polls_is_refused(ours: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["classic", "consumer"])
 def test_a_second_thread_is_refused_while_a_callback_of_the_first_runs(ours: str, kind: str) -> None:
-    """Regression: the second thread's poll called the callback again, or replaced the first thread's poll."""
+    """Regression: the second thread's poll called the callback a second time, or replaced the poll of the
+    first thread.
+    """
     topic = f"two-threads-callback-{kind}"
     entered, release, calls = threading.Event(), threading.Event(), list[object]()
 
@@ -110,7 +112,7 @@ def test_a_second_thread_is_refused_while_a_callback_of_the_first_runs(ours: str
 
 
 def test_a_second_task_is_refused_while_a_callback_of_the_first_runs(ours: str) -> None:
-    """Regression: the second task's poll called the callback again."""
+    """Regression: the second task's poll called the callback a second time."""
 
     async def run() -> None:
         entered, release, calls = asyncio.Event(), asyncio.Event(), list[object]()
@@ -141,8 +143,8 @@ def test_a_second_task_is_refused_while_a_callback_of_the_first_runs(ours: str) 
 
 
 def test_a_task_that_outlived_a_cancellation_polls_like_any_other() -> None:
-    """Regression: the poll of a second task spun until the poll of this task ended, and a close cancelled
-    this task again.
+    """Regression: while a task that had survived a cancellation polled, a second task's poll spun without a
+    pause. A close also cancelled the first task again.
     """
 
     async def story() -> None:
@@ -215,13 +217,14 @@ def test_a_call_that_comes_after_the_loop_has_ended_is_refused(
 ) -> None:
     thread = LoopThread()
     thread.stop()
-    monkeypatch.setattr(thread, "_stopped", False)  # as for a thread that read the flag before the stop
+    # The same as if the thread had read the flag before the stop
+    monkeypatch.setattr(thread, "_stopped", False)
     with pytest.raises(MisuseError):
         thread.run(asyncio.sleep(0)) if act == "run" else thread.call_soon(print)
 
 
 def test_a_call_that_an_ending_loop_never_runs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call is submitted between the loop's last turn and its end."""
+    """The call is submitted after the loop's last turn and before the loop is closed."""
     thread = LoopThread()
     thread.stop()
     monkeypatch.setattr(thread, "_stopped", False)
@@ -233,7 +236,7 @@ def test_a_call_that_an_ending_loop_never_runs_is_refused(monkeypatch: pytest.Mo
 
 
 class _SilentLoop:
-    """An event loop that accepts calls although it has ended."""
+    """An event loop that has ended, but accepts calls that it never runs."""
 
     def call_soon_threadsafe(self, *_: object) -> None:
         pass
@@ -252,8 +255,8 @@ def test_a_time_out_may_be_infinite(ours: str) -> None:
 
 @pytest.mark.parametrize("is_polled", [True, False])
 def test_a_task_that_waits_for_a_connection_is_told_that_another_closed_the_consumer(is_polled: bool) -> None:
-    """The task gets no CancelledError: that would mean that somebody cancelled it, and `except Exception`
-    does not catch it.
+    """The waiting task gets MisuseError. CancelledError would mean that the task was cancelled, and `except
+    Exception` does not catch it.
     """
 
     async def story() -> None:

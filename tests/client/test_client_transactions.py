@@ -88,7 +88,7 @@ def test_a_block_commits_or_aborts(servers: str) -> None:
     try:
         dropped[0].result(0)
     except TransactionAborted:
-        pass  # the record was not even sent
+        pass  # the record was aborted before it was sent
 
 
 @pytest.mark.behaviour("T3")

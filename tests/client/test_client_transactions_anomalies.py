@@ -1,4 +1,4 @@
-"""Published anomalies of Kafka's transactions, and how our clients behave in them."""
+"""Published anomalies of Kafka's transactions, and how this library's clients behave in each."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ def until(consumer: Consumer, count: int) -> list[bytes]:
 
 
 def late_commit(servers: str, topic: str, name: str) -> str:
-    """Commit `first`, let a repeated EndTxn of it arrive while `second` is open, and abort `second`.
+    """Commit `first`. Let a copy of its EndTxn arrive while the transaction of `second` is open, and abort
+    `second`.
 
-    Return the error of that abort.
+    Return the name of the abort's error, or NONE.
     """
     settings = {"transactional_id": name, "request_timeout_ms": 2000}
     with Proxy(servers) as proxy, producer_of(proxy.bootstrap_servers, **settings) as producer:
-        producer.init_transactions(120)  # the first one takes long on a new Apache Kafka
+        producer.init_transactions(120)  # the first transactional id takes long on a new Apache Kafka
         proxy.add(Rule(action="duplicate", api="EndTxn", nth=1, delay_ms=60_000))
         producer.begin_transaction()
         producer.send(topic, b"first")
@@ -54,14 +55,16 @@ def late_commit(servers: str, topic: str, name: str) -> str:
 
 @pytest.mark.behaviour("T13")
 def test_a_late_commit_is_refused(servers: str) -> None:
-    """KAFKA-17754: the late commit has the epoch of its own transaction, which is over."""
+    """KAFKA-17754: the late commit has the epoch of its own transaction, which has ended, so it is fenced."""
     topic = new_topic(servers)
     assert late_commit(servers, topic, f"late-{os.getpid()}") == "NONE"
     assert values(servers, topic) == [b"first"]
 
 
 def test_a_late_commit_ends_the_open_transaction_where_epochs_stay(classic: str) -> None:
-    """The late commit ends the transaction that is open then; see docs/guides/transactions.md."""
+    """Without an epoch per transaction, the late commit ends whatever transaction is open; see
+    docs/guides/transactions.md.
+    """
     topic = new_topic(classic)
     assert late_commit(classic, topic, "late") == "INVALID_TXN_STATE"
     assert values(classic, topic) == [b"first", b"second"]
@@ -70,8 +73,8 @@ def test_a_late_commit_ends_the_open_transaction_where_epochs_stay(classic: str)
 @pytest.mark.parametrize("goes_back", [True, False])
 @pytest.mark.behaviour("T7")
 def test_an_abort_does_not_move_the_consumers_position_back(servers: str, goes_back: bool) -> None:
-    """KAFKA-17582: an abort discards the offsets sent to the group, but does not move the consumer's
-    position.
+    """KAFKA-17582: an abort discards the offsets that were sent to the group, but the consumer's position
+    does not go back.
     """
     source, target, name = new_topic(servers), new_topic(servers), f"rewind-{os.getpid()}-{goes_back}"
     with producer_of(servers) as producer:
@@ -107,7 +110,7 @@ def test_an_abort_does_not_move_the_consumers_position_back(servers: str, goes_b
 @pytest.mark.behaviour("T3", "T13")
 @pytest.mark.parametrize("lost", ["request", "response"])
 def test_after_a_commit_without_a_response_a_new_instance_completes_it(servers: str, lost: str) -> None:
-    """The new instance completes a decided transaction and aborts an undecided one.
+    """The new instance completes the transaction if its commit was decided, and aborts it otherwise.
 
     The old instance may only repeat its commit.
     """

@@ -1,4 +1,4 @@
-"""A transaction whose offsets may not have reached the group cannot be committed; close() ends it."""
+"""A transaction whose offsets may not have reached the group cannot be committed. close() aborts it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from oncelog.types import OffsetAndMetadata
 
 _numbers = itertools.count()
 SOON_GIVEN_UP = {"request.timeout.ms": 2_000}
-"""A short time-out for a producer whose request is dropped, because the next request on its connection waits
-for that.
+"""A short time-out for a producer one of whose requests is dropped. The next request on its connection waits
+for the dropped one.
 """
 ASKED = [
     ("ours", "TxnOffsetCommit"),
@@ -38,7 +38,10 @@ ASKED = [
     ("ours, classic", "AddOffsetsToTxn"),
     ("apache", "TxnOffsetCommit"),
 ]
-"""Brokers and requests that are lost. With an epoch per transaction no client sends AddOffsetsToTxn."""
+"""Pairs of a broker and a request that the proxy drops.
+
+With an epoch per transaction, no client sends AddOffsetsToTxn.
+"""
 
 
 @pytest.fixture(params=["ours", "ours, classic", "apache"])
@@ -82,7 +85,7 @@ def test_a_transaction_is_not_committed_without_the_offsets_that_timed_out(
         assert getattr(raised.value, "reaction", None) == "abortable"
         proxy.clear()
         producer.send_offsets_to_transaction({tp: 18}, group)
-        # a late copy of the first offsets may still arrive
+        # A late copy of the first offsets may still arrive and replace the new ones.
         with pytest.raises(OncelogError, match="same arguments"):
             producer.commit_transaction()
         producer.abort_transaction()
@@ -256,7 +259,8 @@ def test_closing_takes_no_longer_than_its_timeout(ours: str) -> None:
         producer = producer_of(proxy.bootstrap_servers, transactional_id=name(), max_block_ms=3_600_000)
         open_on(producer, topic)
         proxy.add(Rule(action="cut", api="EndTxn"))
-        producer.close(0.5)  # the test's time-out is below max.block.ms
+        # The test's time-out is below max.block.ms, so waiting for the latter would fail the test
+        producer.close(0.5)
         assert not producer._thread.is_running
 
 
@@ -280,7 +284,7 @@ def test_offsets_for_a_topic_that_does_not_exist_say_so_soon(
 ) -> None:
     monkeypatch.setattr("oncelog.rules.transactions.client_session.UNKNOWN_TOPIC_PATIENCE_MS", 300)
     missing = f"missing-{next(_numbers)}-{os.getpid()}"
-    # a time longer than this test may take
+    # max.block.ms is longer than this test may take
     with producer_of(servers, transactional_id=name(), max_block_ms=3_600_000) as producer:
         open_on(producer, new_topic(servers))
         with pytest.raises(UnknownTopicOrPartition, match=f"topic '{missing}' does not exist") as raised:
@@ -300,7 +304,7 @@ def test_offsets_for_a_topic_that_does_not_exist_say_so_soon(
 
 @pytest.mark.behaviour("P6")
 def test_a_transaction_that_is_not_handed_over_in_time_is_not_committed(servers: str, proxy: Proxy) -> None:
-    """R76: close() committed rows of the Spark sink that its driver had not decided."""
+    """R76: close() committed rows of the Spark sink before its driver had decided to commit."""
     topic = new_topic(servers)
     with producer_of(proxy.bootstrap_servers, transactional_id=name()) as producer:
         producer.init_transactions()

@@ -1,4 +1,4 @@
-"""The loop of docs/guides/transactions.md, run as it is printed there, and the claims of that page."""
+"""The loop of docs/guides/transactions.md runs exactly as printed there, and the page's claims are tested."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def copier(*arguments: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.behaviour("T7")
 def test_the_documented_loop_loses_and_doubles_nothing_over_crashes(servers: str, group: str) -> None:
-    """The first copier is killed within a transaction, the second raises, and the third finishes."""
+    """The first copier is killed within a transaction, the second one raises, and the third one finishes the
+    work.
+    """
     source, target = new_topic(servers), new_topic(servers)
     fill(servers, source, 0, 10, 1)
     place = (servers, source, target, group)
@@ -83,9 +85,7 @@ def test_each_test_and_scenario_that_the_page_names_exists() -> None:
 
 @pytest.mark.behaviour("T16")
 def test_group_metadata_with_automatic_commits_is_refused(ours: str, group: str) -> None:
-    """With automatic commits, close() after an exception would commit the positions of records that were
-    aborted.
-    """
+    """With automatic commits, a close() after an exception would commit the positions of aborted records."""
     message = r"enable\.auto\.commit=false.*group_metadata\(\) for send_offsets_to_transaction\(\)"
     with member(ours, group) as consumer, pytest.raises(MisuseError, match=message):
         consumer.group_metadata()
@@ -110,9 +110,10 @@ def test_a_consumer_in_the_place_of_its_group_metadata_is_refused(ours: str, gro
 def test_a_group_id_whose_consumer_here_commits_automatically_is_refused(
     ours: str, group: str, is_subscribed: bool
 ) -> None:
-    """`group_metadata()` refuses such a consumer.
+    """`group_metadata()` refuses a consumer that commits automatically.
 
-    The check must also find it if only the group id is passed.
+    If the application passes only the group id, `send_offsets_to_transaction()` must find such a consumer in
+    this process.
     """
     tp = TopicPartition(new_topic(ours), 0)
     with producer_of(ours, transactional_id=group) as producer:
@@ -133,8 +134,8 @@ def test_a_group_id_whose_consumer_here_commits_automatically_is_refused(
 
 @pytest.mark.behaviour("T7")
 def test_records_kept_over_a_rebalance_are_processed_twice(ours: str, group: str) -> None:
-    """Group metadata has the generation of the time of the call, not the generation in which the records were
-    polled.
+    """`group_metadata()` returns the generation at the time of the call, not the one in which the records
+    were polled.
     """
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 4, 2)

@@ -1,6 +1,4 @@
-"""The abort of a transaction that begins while the coordinator still writes the markers of the previous
-one.
-"""
+"""A transaction begins while the coordinator still writes the markers of the previous one, and is aborted."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ from oncelog.wire.messages import AddPartitionsToTxnRequest, EndTxnRequest, Init
 _names = (f"early-{number}" for number in itertools.count())
 GROUP = "readers"
 PROMPT = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 200}
-"""The interval at which a coordinator retries failed markers. The default is ten seconds."""
+"""A short interval between the coordinator's attempts to write failed markers. The default is ten seconds."""
 
 
 @pytest.fixture(scope="module", params=[2, 0], ids=["epoch per transaction", "classic"])
@@ -49,7 +47,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def last_epoch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yield a broker whose new transactional ids begin with the last epoch of their producer id."""
+    """Yield a broker on which a new transactional id gets the last epoch of its producer id."""
     limits = Limits(first_producer_epoch=32_766)
     monkeypatch.setattr("oncelog.server.embedded.recover_node", partial(recover_node, limits=limits))
     with Broker(config=PROMPT) as broker:
@@ -57,12 +55,14 @@ def last_epoch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 class Markers:
-    """The marker writers of brokers in this process. While `are_held`, none can write."""
+    """Replaces the marker writers of all brokers in this process. While `are_held`, writing a marker
+    fails.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.are_held = self.is_older = False
-        """If `is_older`, the broker refuses to end a transaction while markers are missing, as brokers before
-        0.5.1 did.
+        """If True, the broker behaves like versions before 0.5.1: it refuses to end a transaction while
+        markers are missing.
         """
         write: Callable[..., Any] = MarkerWriter.write
 
@@ -97,7 +97,7 @@ def state_of(servers: str, name: str) -> str:
 
 
 def commit_and_begin(producer: Producer, servers: str, topic: str, name: str, markers: Markers) -> None:
-    """Commit a transaction without its markers, and begin another one without records."""
+    """Commit a transaction whose markers cannot be written, and begin another one without records."""
     producer.init_transactions()
     producer.begin_transaction()
     producer.send(topic, b"before")
@@ -109,20 +109,18 @@ def commit_and_begin(producer: Producer, servers: str, topic: str, name: str, ma
 
 
 def tries(proxy: Proxy) -> int:
-    """Count the requests that try to add a partition to the transaction."""
+    """Count the requests so far that try to add a partition to the transaction."""
     return len(requests(proxy)) + len(requests(proxy, "AddPartitionsToTxn"))
 
 
 def is_waiting(proxy: Proxy) -> Callable[[], bool]:
-    """Return a function that returns True once an abort has sent EndTxn or InitProducerId twice from now
-    on.
-    """
+    """Return a function that returns True once EndTxn or InitProducerId was sent twice after this call."""
     before = {api: len(requests(proxy, api)) for api in ("EndTxn", "InitProducerId")}
     return lambda: any(len(requests(proxy, api)) >= count + 2 for api, count in before.items())
 
 
 def send_refused(producer: Producer, proxy: Proxy, topic: str, what: str) -> None:
-    """Send a request that the coordinator refuses for now, or whose response is lost."""
+    """Send a request that the coordinator refuses for now or whose response is lost, as `what` says."""
     if what == "answers lost":
         proxy.add(Rule(action="cut", api="Produce", direction="response"))
         proxy.add(Rule(action="cut", api="AddPartitionsToTxn", direction="response"))
@@ -132,7 +130,7 @@ def send_refused(producer: Producer, proxy: Proxy, topic: str, what: str) -> Non
         return
     count = tries(proxy)
     producer.send(topic, b"dropped")
-    # The second request proves that the first one was refused, or lost its response.
+    # The producer repeats the request only if the coordinator refused it, or its response was lost.
     wait_until(lambda: tries(proxy) >= count + 2)
 
 
@@ -197,7 +195,7 @@ def test_an_asyncio_producer_aborts_while_the_markers_of_the_transaction_before_
 def test_a_fenced_producer_that_aborts_late_leaves_the_newer_ones_transaction_alone(
     servers: str, proxy: Proxy, markers: Markers
 ) -> None:
-    """The older producer's abort got CONCURRENT_TRANSACTIONS before the newer producer started."""
+    """The older producer's abort gets CONCURRENT_TRANSACTIONS first. Then the newer producer starts."""
     topic, name = new_topic(servers), next(_names)
     with producer_of(proxy.bootstrap_servers, transactional_id=name) as older:
         commit_and_begin(older, servers, topic, name, markers)
@@ -221,7 +219,9 @@ def test_a_fenced_producer_that_aborts_late_leaves_the_newer_ones_transaction_al
 def test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written(
     last_epoch: str, markers: Markers, is_aborted: bool
 ) -> None:
-    """The commit returns the next producer id, which the coordinator adopts with the last marker."""
+    """The response to the commit contains the next producer id. The coordinator adopts that id when it has
+    written the last marker.
+    """
     topic, name = new_topic(last_epoch), next(_names)
     with (
         Proxy(last_epoch) as proxy,
@@ -252,7 +252,9 @@ def test_a_producer_whose_epochs_ran_out_goes_on_while_markers_are_written(
 def test_an_end_during_the_markers_of_the_transaction_before_is_retriable(
     servers: str, markers: Markers, version: int, then: int
 ) -> None:
-    """Apache Kafka does the same. Java's producer retries this error, but PRODUCER_FENCED would be fatal."""
+    """Apache Kafka also answers CONCURRENT_TRANSACTIONS. Java's producer retries this error; PRODUCER_FENCED
+    would be fatal.
+    """
     topic, name = new_topic(servers), next(_names)
     with RawClient(servers) as client:
 

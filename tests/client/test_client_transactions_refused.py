@@ -1,4 +1,6 @@
-"""A producer stays usable after requests for offsets or partitions are refused or lose their responses."""
+"""A producer stays usable after its requests to add offsets or partitions are refused, or after their
+responses are lost.
+"""
 
 from __future__ import annotations
 
@@ -156,5 +158,6 @@ def test_close_returns_in_time_without_a_coordinator(servers: str) -> None:
         producer.send(topic, b"never seen").result(60)
         proxy.add(Rule(action="cut", api="EndTxn"))
         proxy.add(Rule(action="drop", api="FindCoordinator"))
-        producer.close(0.5)  # the test's time-out is below request.timeout.ms
+        # The test's time-out is below request.timeout.ms, so waiting for the latter would fail the test
+        producer.close(0.5)
     assert values(servers, topic) == []

@@ -1,4 +1,6 @@
-"""Transactional calls after unfinished steps, on brokers where transactions keep their epoch."""
+"""Transactional calls are repeated after unfinished steps, on brokers where a producer keeps its epoch across
+transactions.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def test_an_abort_without_its_new_epoch_can_be_called_again(servers: str, proxy:
 def test_a_transaction_whose_requests_timed_out_must_be_aborted(
     servers: str, proxy: Proxy, api: str, clock: JumpingClock
 ) -> None:
-    """TimedOut would tell the caller to repeat commit_transaction() forever."""
+    """If commit_transaction() raised TimedOut, the caller would repeat it forever."""
     topic, name = new_topic(servers), f"out-of-time-{api}"
     with producer_of(proxy.bootstrap_servers, transactional_id=name, max_block_ms=60_000) as producer:
         producer.init_transactions()

@@ -1,4 +1,6 @@
-"""A producer whose transaction was ended from outside finds out if a successor has replaced it (R1226)."""
+"""The coordinator ends a producer's transaction from outside. The producer must find out if a successor has
+replaced it (R1226).
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ def state_of(servers: str, name: str) -> str:
 
 
 def start_of_another(servers: str, name: str) -> int:
-    """Send InitProducerId once, as a starting producer does. Return the error code."""
+    """Send one InitProducerId, as a starting producer does. Return the error code."""
     request = InitProducerIdRequest(
         transactional_id=name, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
     )
@@ -51,8 +53,9 @@ def is_replaced(producer: Producer, *, may_have_timed_out: bool) -> bool:
 
 @pytest.fixture
 def interrupted(servers: str) -> Iterator[tuple[str, str, Producer]]:
-    """A producer whose open transaction was aborted by the start of a second producer, which has not yet
-    replaced it.
+    """Yield a producer whose open transaction a second producer's start has aborted.
+
+    The second producer has not yet replaced the first one.
     """
     name = f"successor-{os.getpid()}-{next(_numbers)}"
     with producer_of(servers, transactional_id=name) as producer:
@@ -65,7 +68,7 @@ def interrupted(servers: str) -> Iterator[tuple[str, str, Producer]]:
 
 
 def test_an_abort_that_a_successor_began_is_a_successors(interrupted: tuple[str, str, Producer]) -> None:
-    """The transaction cannot have timed out, so only InitProducerId can have ended it."""
+    """The transaction cannot have timed out yet, so only a successor's InitProducerId can have aborted it."""
     assert is_replaced(interrupted[2], may_have_timed_out=False)
 
 

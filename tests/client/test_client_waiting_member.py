@@ -1,4 +1,4 @@
-"""Consumers whose committed offsets are held back by an open transaction."""
+"""Consumers wait for their committed offsets, because an open transaction may still change them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def polling(is_so: Callable[[], bool], *consumers: Consumer) -> Callable[[], boo
 
 
 def test_a_member_that_waits_for_its_positions_stays_in_its_group(ours: str, group: str) -> None:
-    """Regression: the waiting member sent no heartbeat, so the group removed it again and again."""
+    """Regression: the waiting member sent no heartbeats, so its group removed it again and again."""
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 20, 2)
     with (
@@ -44,7 +44,7 @@ def test_a_member_that_waits_for_its_positions_stays_in_its_group(ours: str, gro
         waiting.subscribe(topic)
         wait_for(polling(lambda: count("Heartbeat") >= 2, waiting))
         assert not waiting.assignment()
-        # It also joins the next rebalance at once.
+        # The member also joins the next rebalance without delay.
         joined = count("JoinGroup")
         other.subscribe(topic)
         wait_for(polling(lambda: count("JoinGroup") > joined, waiting, other))
@@ -53,7 +53,7 @@ def test_a_member_that_waits_for_its_positions_stays_in_its_group(ours: str, gro
 
 
 def test_assigned_partitions_wait_for_an_open_transaction(ours: str, group: str) -> None:
-    """Regression: each poll later than request.timeout.ms after the first raised TimedOut."""
+    """Regression: request.timeout.ms after the first poll, each further poll raised TimedOut."""
     tp = TopicPartition(new_topic(ours), 0)
     fill(ours, tp.topic, 0, 1, 1)
 
@@ -68,7 +68,7 @@ def test_assigned_partitions_wait_for_an_open_transaction(ours: str, group: str)
             ) -> dict[TopicPartition, OffsetAndMetadata]:
                 nonlocal count
                 count += 1
-                if count <= 3:  # the real `committed` raises the same at its time-out
+                if count <= 3:  # the real `committed` also raises TimedOut when its time is over
                     raise TimedOut("no answer in time") from UnstableOffsetCommit()
                 return await committed(partitions)
 
