@@ -36,7 +36,8 @@ def test_a_node_starts_reports_its_status_and_stops(directory: str) -> None:
         rows = json.loads(oncelog("topics", "list", "-o", "json", servers=bootstrap_servers).out)
         return [(row["topic"], row["partitions"]) for row in rows]
 
-    # Apache Kafka's broker gets a new topic from the controller a moment after the creation is answered.
+    # Apache Kafka answers the creation of a topic a moment before its broker learns of the topic from the
+    # controller.
     wait_until(lambda: listed() == [("kept", 4)])
 
     (node,) = json.loads(oncelog("dev", "kafka", "status", "--directory", directory, "-o", "json").out)
@@ -122,8 +123,8 @@ def test_our_producer_loses_nothing_while_nodes_are_stopped_and_killed(kafka_cla
                 node.start()
             load.check(cluster.bootstrap_servers)
 
-            # With too few replicas in sync, the broker rejects batches without storing them, and the producer
-            # retries.
+            # While too few replicas are in sync, the broker rejects batches without storing them, and the
+            # producer retries.
             admin.alter_configs({ConfigResource("topic", TOPIC): {"min.insync.replicas": 3}})
             cluster.nodes[2].stop()
             load.send(30)

@@ -1,4 +1,4 @@
-"""Node processes of development clusters, while the user presses Ctrl-C."""
+"""The user presses Ctrl-C while the node processes of a development cluster are running."""
 
 from __future__ import annotations
 

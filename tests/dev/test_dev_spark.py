@@ -1,4 +1,6 @@
-"""`oncelog dev spark`: the example runs on its cluster unchanged, and no process or file is left."""
+"""`oncelog dev spark`: the example runs unchanged on this Spark cluster, and no process or file is left
+behind.
+"""
 
 from __future__ import annotations
 
@@ -56,13 +58,13 @@ def test_the_example_runs_on_a_cluster_of_two_workers(directory: Path, tmp_path:
             with launch_forward(tmp_path, master, servers, "orders", "enriched") as program:
                 assert program.wait(400) == 0, (tmp_path / "log").read_text()
             assert read_values(servers, "enriched") == expected(numbers.stop)
-    logs = Path("worker-*", "work", "*", "*", "stderr")  # the logs of the executors
+    logs = Path("worker-*", "work", "*", "*", "stderr")  # log files of the executors
     ran = {path.parts[-5] for path in directory.glob(str(logs))}
     assert ran == {"worker-1", "worker-2"}
 
     stopped = oncelog("dev", "spark", "stop", *where)
     assert stopped.out == "".join(f"stopped node {node['node']} (pid {node['pid']})\n" for node in nodes)
-    # the executors have ended together with their workers
+    # by now the executors and their Python workers have ended
     wait_until(lambda: processes_of(directory) == [], 30)
     assert oncelog("dev", "spark", "stop", *where).out == ""
 

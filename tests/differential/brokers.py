@@ -1,4 +1,4 @@
-"""Start and stop the two brokers of a run: ours and Apache Kafka."""
+"""Start and stop the two brokers of a run: ours and Apache Kafka's."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ SHORT = {
     "group.consumer.min.heartbeat.interval.ms": 300,
     "group.consumer.heartbeat.interval.ms": 300,
 }
-"""Settings that permit members to request short time-outs, which can expire during a sequence."""
+"""Settings that let members request short time-outs, so that these can expire during a sequence."""
 PROMPT = {
     "group.consumer.assignment.interval.ms": 0,
     "group.consumer.assignor.offload.enable": "false",
 }
 SMALL = {"log.index.size.max.bytes": 65_536, "log.segment.delete.delay.ms": 1_000}
-"""Small indexes, and files that are removed soon, because the runs create and delete thousands of topics.
+"""Small indexes and an early removal of deleted files, because the runs create and delete thousands of
+topics.
 
-Both brokers need the same values, because descriptions of topics show them as defaults.
+Both brokers need the same values, because descriptions of topics show these settings as defaults.
 """
 
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
@@ -36,11 +37,14 @@ SECURITY = {
     "super.users": "User:ANONYMOUS",
     "sasl.enabled.mechanisms": "SCRAM-SHA-256",
 }
-"""An authorizer that permits everything to the anonymous users of the plain listener."""
+"""Settings for an authorizer. Clients of the listener without authentication, which are anonymous, may do
+everything.
+"""
 ONE_COORDINATOR = {"offsets.topic.num.partitions": 1}
-"""One partition, so that all groups have one coordinator.
+"""One partition of the offsets topic, so that all groups have the same coordinator.
 
-A topic that one group knows is then known to all (support/groups/topics.py).
+That coordinator learns of a topic when it first needs it, and then knows the topic for all groups
+(support/groups/topics.py).
 """
 COMMON = SETTINGS | SHORT | SMALL | SECURITY | ONE_COORDINATOR
 """The settings of both brokers."""
@@ -71,7 +75,7 @@ class SecuredBroker(BrokerProcess):
 
 
 class OncelogUnderTest:
-    """Our broker in its own process."""
+    """Our broker, run in a process by the fuzzer."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
@@ -90,7 +94,7 @@ class OncelogUnderTest:
 
 
 class ApacheUnderTest:
-    """Apache Kafka, one node."""
+    """Apache Kafka with one node, run by the fuzzer."""
 
     def __init__(self, kafka: ApacheKafka) -> None:
         self._kafka = kafka

@@ -31,7 +31,9 @@ ASSIGNED = {
     "member_id": "member",
     "leader": "member",
 }
-"""For each field with a value that the broker assigns: the kind of thing that the value names."""
+"""The fields whose values a broker assigns, each with the kind of its value. Values of one kind share their
+symbols.
+"""
 NOT_COMPARED = {
     "throttle_time_ms",
     "error_message",
@@ -53,7 +55,7 @@ NOT_COMPARED = {
     "usable_bytes",
     "client_host",
 }
-"""Fields that are not compared: timestamps, texts, and addresses of nodes."""
+"""Fields that are not compared: timestamps, texts, and the addresses of nodes."""
 IDENTIFYING = (
     "name", "topic", "topic_id", "partition_index", "index", "partition", "transactional_id", "group_id",
     "member_id", "group_instance_id", "producer_id", "resource_type", "resource_name", "pattern_type",
@@ -61,15 +63,16 @@ IDENTIFYING = (
 )  # fmt: skip
 """Fields that identify the elements of a list."""
 ONLY_THE_SIGN = {"transaction_start_time_ms", "last_timestamp", "offset_metadata_timestamp"}
-"""Names of timestamps that are compared only for being present."""
+"""Names of timestamps of which only the presence is compared."""
 
 
 MARKERS_TIME = "the broker's time"
 
 
 class Symbols:
-    """Symbols that replace the values assigned by one broker, numbered in the order in which a run received
-    the values.
+    """Replaces the values that one broker assigns by symbols.
+
+    Symbols are numbered in the order in which the run received the values, so both brokers get the same ones.
     """
 
     def __init__(self, prefix: str, topic_ids: dict[str, bytes], now_ms: int) -> None:
@@ -80,7 +83,9 @@ class Symbols:
         self._counts: dict[str, int] = {}
 
     def bind(self, variable: str, value: Any) -> None:
-        """Bind a member id or topic id to the first variable that has it."""
+        """Record that a member id or topic id belongs to a variable. If several variables have it, the first
+        one counts.
+        """
         owner, _, what = variable.partition(".")
         if what == "member":
             self._known.setdefault(("member", value), f"member {owner}")
@@ -88,11 +93,13 @@ class Symbols:
             self._topics.setdefault(value, f"id of {owner}")
 
     def of(self, kind: str, value: Any) -> Any:
-        """Return the symbol of a value. -1, 0 and the empty text mean that there is no value."""
+        """Return the symbol of a value. The values -1, 0, None and the empty text mean "no value", and are
+        returned unchanged.
+        """
         if value in (-1, 0, "", None):
             return value
         if kind == "member" and (kind, value) not in self._known:
-            # A numbered symbol would depend on the order of the member ids, which are random.
+            # Symbols numbered by arrival would depend on the order of the member ids, which is random.
             return value.replace(self.prefix, "~") if self.prefix in value else "an unbound member"
         if (kind, value) not in self._known:
             self._counts[kind] = number = self._counts.get(kind, 0) + 1
@@ -100,22 +107,21 @@ class Symbols:
         return self._known[kind, value]
 
     def plain(self, value: Any, version: int, field: str = "") -> Any:
-        """Return the value as JSON, with symbols for assigned values and with sorted lists."""
+        """Return the value as JSON. Assigned values are replaced by symbols, and lists are sorted."""
         if isinstance(value, Part):
             text, topic_id = getattr(value, "name", None), getattr(value, "topic_id", NO_ID)
-            # Ignore rejected rows, which may have a topic's name together with another topic's id.
+            # Ignore rejected rows: they may combine the name of one topic with the id of another.
             if text and topic_id != NO_ID and not getattr(value, "error_code", 0):
                 self._topics.setdefault(topic_id, f"id of {text.replace(self.prefix, '~')}")
             fields = [f.name for f in value._struct.fields if f.is_in(version) and f.name not in NOT_COMPARED]
             plain = {name: self.plain(getattr(value, name), version, name) for name in fields}
             if type(value).__name__ == "PartitionProduceResponse" and value.error_code:
-                plain.pop(
-                    "log_start_offset", None
-                )  # docs/differences.md explains this field in rejected rows
+                plain.pop("log_start_offset", None)  # see docs/differences.md on this field in rejected rows
             if type(value).__name__ == "PartitionData":
                 plain["aborted_transactions"] = _aborted_in(plain)
             if plain.get("timestamp") == MARKERS_TIME:
-                # the time is the same for all records of a millisecond
+                # Records of the same millisecond share a timestamp, so each broker may return another
+                # record's offset.
                 plain["offset"] = "of the youngest marker"
             return plain
         if field == "records":
@@ -152,7 +158,9 @@ class Symbols:
         return value.replace(self.prefix, "~") if isinstance(value, str) else value
 
     def _time(self, value: int) -> Any:
-        """Return a record's timestamp, or a symbol if the broker stamped the record."""
+        """Return a record's timestamp, or a symbol if the broker set the timestamp, as it does for
+        markers.
+        """
         return MARKERS_TIME if value > self._youngest_ms else value
 
     def _batch(self, data: bytes) -> dict[str, Any]:
@@ -172,9 +180,9 @@ class Symbols:
 
 
 def _aborted_in(fetched: dict[str, Any]) -> list[Any]:
-    """Return the aborted transactions that have records in the response.
+    """Return the aborted transactions that begin within the records of the response.
 
-    Kafka also lists transactions behind those records, and sends null instead of an empty list.
+    Kafka also lists later ones, and sends null instead of an empty list.
     """
     records = fetched["records"]
     end = records[-1]["base_offset"] + records[-1]["last_offset_delta"] if records else -1
@@ -187,7 +195,7 @@ def _is_fetched(row: dict[str, Any]) -> bool:
 
 
 def _merge_rows(rows: list[Any]) -> list[Any]:
-    """Merge the rows of one topic.
+    """Merge the rows of each topic into one.
 
     In a Fetch response, Kafka sends a separate topic row for each failed partition.
     """
@@ -202,13 +210,17 @@ def _merge_rows(rows: list[Any]) -> list[Any]:
 
 
 def _place_in_list(element: Any) -> tuple[list[str], str]:
-    """Return a sort key that sorts the lists of both brokers alike."""
+    """Return a sort key with which the lists of both brokers get the same order."""
     names = [str(element[key]) for key in IDENTIFYING if key in element] if isinstance(element, dict) else []
     return names, json.dumps(element, sort_keys=True, default=str)
 
 
 class Difference(NamedTuple):
-    """The number of a step and a path in its response. Observations are numbered after the steps."""
+    """A difference between two responses. `number` is that of the step, and `path` leads to the differing
+    value.
+
+    Observations have the numbers after those of the steps.
+    """
 
     number: int
     step: Step
@@ -218,7 +230,9 @@ class Difference(NamedTuple):
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """Return a value that is equal for two differences with the same cause."""
+        """Return a value that is probably equal for two differences with the same cause: the API, the path
+        and the values.
+        """
         path = ".".join(part for part in self.path.split(".") if not part.isdigit())
         values = [value if _is_error(value) else type(value).__name__ for value in (self.ours, self.theirs)]
         return self.step.api, path, *values
@@ -229,7 +243,7 @@ def _is_error(value: Any) -> bool:
 
 
 class Explained(NamedTuple):
-    """A difference that a rule explains."""
+    """A difference that a rule explains, and the number of its step."""
 
     rule: Rule
     number: int
@@ -238,7 +252,7 @@ class Explained(NamedTuple):
 def compare(
     sequence: Sequence, rules: tuple[Rule, ...], ours: list[Any], theirs: list[Any]
 ) -> tuple[Difference | None, list[Explained]]:
-    """Return the first difference that no rule explains, and the explained ones before it."""
+    """Return the first difference that no rule explains, and all explained differences before it."""
     explained: list[Explained] = []
     for number, step in enumerate((*sequence.steps, *sequence.observations)):
         ends = False
@@ -254,7 +268,7 @@ def compare(
 
 
 def differing(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield every path at which two plain values differ, with both values."""
+    """Yield each path at which two values in comparable form differ, with both values."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for key in sorted({*ours, *theirs}):
             yield from differing(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)

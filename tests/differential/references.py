@@ -1,4 +1,4 @@
-"""Replace references in the bodies of requests by the values that one broker assigned in one run."""
+"""Replace the references in the bodies of requests by the values that one broker assigned in one run."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ MAX_INT = {"epoch": 2**15, "generation": 2**31}
 
 
 class Names:
-    """The values of one run that references stand for: its prefix, topic ids, variables and time."""
+    """The values for the references of one run: its prefix of names, topic ids, variables and time."""
 
     def __init__(self, prefix: str, topic_ids: dict[str, bytes], now_ms: int) -> None:
         self.prefix = prefix
         self.now_ms = now_ms - AGE_MS
         """The timestamp of records.
 
-        It lies far in the past, so markers, which the brokers stamp, have much later ones.
+        It lies far in the past, so the timestamps of markers, which the brokers set, are much later.
         """
         self.topic_ids = topic_ids
-        """Topic ids. The keys are the topics' names in the sequence."""
+        """The id of each topic by the topic's name in the sequence."""
         self.variables: dict[str, Any] = {}
 
     def topic(self, text: str) -> str:
@@ -58,7 +58,9 @@ class Names:
         return batch_of(self.resolve(options), {"now": self.now_ms})
 
     def subscription(self, topics: list[str]) -> bytes:
-        """Return the metadata that a consumer sends to its group, in version 0."""
+        """Return the metadata, in version 0, with which a classic consumer joins a group: its subscribed
+        topics.
+        """
         texts = [self.topic(text).encode() for text in topics]
         parts = [struct.pack(">h", len(text)) + text for text in texts]
         return struct.pack(">hi", 0, len(parts)) + b"".join(parts) + struct.pack(">i", -1)
@@ -91,7 +93,7 @@ def value_at(message: Any, path: str) -> Any:
 
 
 def as_body(value: Any) -> Any:
-    """Convert a value of a response to one for a request."""
+    """Convert a part of a response, such as an assignment, to the form that request bodies have."""
     if isinstance(value, list):
         return [as_body(element) for element in value]
     if isinstance(value, Part):

@@ -32,40 +32,42 @@ from oncelog.wire.messages import API_BY_NAME, NO_ID
 ANSWER_S = 20.0
 """Maximum wait for one response, in seconds."""
 PATIENCE_S = 8.0
-"""Maximum time in seconds for which a request is repeated after transient errors."""
+"""Maximum time for which a request is repeated after transient errors, in seconds."""
 READY_S = 120.0
-"""Maximum wait for a started broker to answer, in seconds."""
+"""Maximum wait until a started broker responds, in seconds."""
 CONFIRMATIONS = 3
-"""Number of times that a sequence with a difference is run again.
+"""Maximum number of times that a sequence with a difference is run again.
 
-If none shows it, it counts as not reproducible.
+If no run shows the difference, it counts as not reproducible.
 """
 CHUNK = 32
-"""Number of sequences whose topics are created in one request, and deleted in another one."""
+"""Number of sequences that run together: one request creates the topics of all, and one deletes them."""
 PASSING = (
     "CONCURRENT_TRANSACTIONS", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR",
     "NOT_LEADER_OR_FOLLOWER",
 )  # fmt: skip
 ENDING = ("EndTxn", "InitProducerId")
-"""APIs after which a transaction may still be completing in the background."""
+"""APIs that end a transaction. The coordinator may complete it in the background after the response."""
 SETTLING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 AT_ONCE = (*ENDING, "AddPartitionsToTxn", "AddOffsetsToTxn")
-"""APIs whose requests need not wait for a completing transaction: they get CONCURRENT_TRANSACTIONS and are
-repeated. Before all others, the run waits.
+"""APIs whose requests are sent while a transaction is still completing.
+
+They get CONCURRENT_TRANSACTIONS and are repeated. Before requests of all other APIs, the run waits for the
+completion.
 """
 CHANGING = (
     "CreateTopics", "DeleteTopics", "CreatePartitions", "IncrementalAlterConfigs", "AlterConfigs",
     "CreateAcls", "DeleteAcls", "AlterClientQuotas", "AlterUserScramCredentials",
 )  # fmt: skip
-"""APIs for changes that Kafka's controller acknowledges before the broker has them."""
+"""APIs of changes that Kafka's controller acknowledges before the broker has applied them."""
 PARKED = "no answer while others were asked"
 LOGIN_REFUSED, LOGIN_PAUSE_S = "login refused", 0.3
 PARK_S, LATE_S = 0.012, 8.0
-"""Maximum waits in seconds: for the response to a request that may stay pending, and for a response that the
-other broker has already sent.
+"""Maximum waits in seconds. PARK_S: for the response to a request that may stay pending. LATE_S: for a
+response that the other broker has already sent.
 """
 JAVA_BUCKETS = 16
-"""Number of buckets of a java.util.HashMap that has at most 12 keys."""
+"""Number of buckets of a java.util.HashMap with at most 12 keys."""
 _numbers = itertools.count()
 _values = itertools.count(1_000_000)
 
@@ -81,7 +83,10 @@ class BrokerUnderTest(Protocol):
 
 
 class Connection:
-    """One connection of a run. The broker handles its requests in order. Some responses are read later."""
+    """One connection of a run.
+
+    The broker handles its requests in order. The run reads some of the responses later.
+    """
 
     def __init__(self, address: str, user: str = "") -> None:
         self._raw = RawClient(address)
@@ -90,7 +95,7 @@ class Connection:
         self._raw.socket.settimeout(ANSWER_S)
         self._correlation_id = 0
         self.sent: list[tuple[int, Step]] = []
-        """Numbers of the steps whose responses have not been read, in order."""
+        """The numbers and steps whose responses have not been read, in order."""
 
     def send(self, step: Step, message: Any) -> None:
         """Write a request. Raises OSError."""
@@ -108,7 +113,9 @@ class Connection:
         return decode_response(API_BY_NAME[step.api].response, step.version, frame)[1]
 
     def is_ready(self, seconds: float) -> bool:
-        """Wait up to `seconds`. Return True if a response, or the connection's end, can be read."""
+        """Return True if a response or the end of the connection can be read. Wait up to `seconds` for
+        that.
+        """
         return bool(select.select([self._raw.socket], [], [], seconds)[0])
 
     def close(self) -> None:
@@ -116,7 +123,7 @@ class Connection:
 
 
 class Run:
-    """A sequence that runs on one broker."""
+    """The state of one sequence on one broker."""
 
     def __init__(self, broker: BrokerUnderTest, names: Names) -> None:
         self._bed, self._names = broker, names
@@ -127,23 +134,22 @@ class Run:
         self.answers: list[Any] = []
         """The responses to all steps so far, in a comparable form."""
         self.parked: dict[int, tuple[Connection, Step]] = {}
-        """Parked requests, whose responses may come after those of later steps.
-
-        The keys are the numbers of their steps.
+        """Parked requests by the number of their step. Their responses may come after those of later
+        steps.
         """
 
     def take(self, step: Step) -> None:
-        """Run the next step. The request of a step that parks is sent without a wait for its response."""
+        """Run the next step. If the step parks, send its request and do not wait for the response."""
         self.answers.append(None)
         self.answers[-1] = self._step(step)
 
     def finish(self) -> None:
-        """Read the responses that have not been read yet."""
+        """Read all responses that have not been read yet, except those of parked requests."""
         for connection in self._connections.values():
             self._read_outstanding(connection)
 
     def close(self) -> None:
-        """Close all connections. Parked requests get no response."""
+        """Close all connections. The responses to parked requests are never read."""
         for connection, _ in self.parked.values():
             connection.close()
         self.parked.clear()
@@ -151,7 +157,7 @@ class Run:
             self._drop(name)
 
     def unpark(self, place: int, is_answered: bool) -> None:
-        """Read the response to a parked request if there is one, and close its connection."""
+        """End a parked request: read its response if `is_answered`, and close its connection."""
         connection, step = self.parked.pop(place)
         if is_answered:
             connection.sent.append((place, step))
@@ -187,7 +193,7 @@ class Run:
             own_name = f"{self._names.prefix}-{user}"
             try:
                 return Connection(self._bed.sasl_servers, own_name)
-            except AssertionError:  # `log_in` failed: Kafka learns of users shortly after settings
+            except AssertionError:  # `log_in` failed: Kafka learns of a new user only after a moment
                 time.sleep(LOGIN_PAUSE_S)
                 return Connection(self._bed.sasl_servers, own_name)
         return Connection(self._bed.bootstrap_servers)
@@ -199,9 +205,10 @@ class Run:
         return PARKED
 
     def _catch_up(self) -> None:
-        """Wait until the broker has applied all changes of this run so far.
+        """Wait until the broker has applied all changes that this run has made so far.
 
-        Kafka applies changes in order. So all are applied once a later change of a setting is visible.
+        Kafka applies changes in order. So this makes one more change, to a setting, and waits until it is
+        visible.
         """
         self._is_behind = False
         if SENTINEL not in self._names.topic_ids:
@@ -235,7 +242,7 @@ class Run:
             self._unsettled.add(message.transactional_id)
         try:
             return self._park(step, message) if step.parks else self._exchange(step, message)
-        except AssertionError:  # `log_in` failed
+        except AssertionError:  # the authentication in `log_in` failed
             return LOGIN_REFUSED
         except OSError:
             self._drop(step.connection)
@@ -269,8 +276,9 @@ class Run:
         return self._symbols.plain(answer, step.version)
 
     def _barrier(self, step: Step, connection: Connection) -> str:
-        """After a request without a response, wait until the broker has handled it: send another request and
-        read its response.
+        """Wait until the broker has handled a request that gets no response.
+
+        For that, send another request on the connection and read its response.
         """
         question = Step("ListTransactions", 0)
         connection.send(question, API_BY_NAME[question.api].request(producer_id_filters=[1]))
@@ -300,7 +308,7 @@ class Run:
                     self._symbols.bind(variable, value)
 
     def _settle(self) -> None:
-        """Wait until no transaction of this run is still completing."""
+        """Wait until the coordinator has completed all transactions of this run that were ended."""
         if not self._unsettled:
             return
         question = Step("DescribeTransactions", 0)
@@ -323,9 +331,10 @@ class Run:
 
 
 def deals_to_a_first(prefix: str) -> bool:
-    """Return True if Kafka assigns a partition that either member may get to member A, as our broker does.
+    """Return True if Kafka, given the choice between members A and B, assigns a partition to A, as our broker
+    does.
 
-    Its uniform assignor assigns in the reverse order of a java.util.HashMap of the member ids.
+    Kafka's uniform assignor assigns in the reverse order of a java.util.HashMap of the member ids.
     """
     a, b = (java_hash(f"{prefix}-{member}") & 0xFFFFFFFF for member in "AB")
     return (a ^ a >> 16) % JAVA_BUCKETS > (b ^ b >> 16) % JAVA_BUCKETS
@@ -343,9 +352,10 @@ def error_codes(answer: Any) -> Iterator[int]:
 
 
 def run_together(runs: SequenceOf[Run], sequence: Sequence) -> Iterator[str]:
-    """Run a sequence on all brokers step by step, and notice late responses on each of them.
+    """Run a sequence on all brokers, one step at a time. After each step, read late responses to parked
+    requests.
 
-    Yield the kind of each restart. The caller restarts the brokers, because other sequences use them too.
+    Yield the kind of each restart. The caller restarts the brokers, because they run other sequences too.
     """
     try:
         for step in (*sequence.steps, *sequence.observations):
@@ -362,9 +372,9 @@ def run_together(runs: SequenceOf[Run], sequence: Sequence) -> Iterator[str]:
 
 
 def _unpark(runs: SequenceOf[Run]) -> None:
-    """Read the responses to parked requests, if they have arrived.
+    """Read the responses to parked requests if at least one broker has responded.
 
-    If only some brokers respond within `LATE_S`, the response of the others stays `PARKED`, which is a
+    If another broker does not respond within `LATE_S`, its response stays `PARKED`, which counts as a
     difference.
     """
     for place in sorted(runs[0].parked):
@@ -377,7 +387,7 @@ def _unpark(runs: SequenceOf[Run]) -> None:
 
 
 class Outcome(NamedTuple):
-    """The result of one sequence: the responses of both brokers, and the first difference."""
+    """The result of one sequence: the responses of both brokers, and the first difference between them."""
 
     sequence: Sequence
     ours: list[Any]
@@ -387,7 +397,7 @@ class Outcome(NamedTuple):
 
 
 class Pair:
-    """Our broker and Apache Kafka. `rules` apply to every subject, in addition to the subject's own rules."""
+    """Our broker and Apache Kafka. `rules` apply to all subjects, in addition to each subject's own rules."""
 
     def __init__(self, ours: BrokerUnderTest, theirs: BrokerUnderTest, rules: tuple[Rule, ...] = ()) -> None:
         self._brokers, self._rules = (ours, theirs), rules
@@ -403,25 +413,26 @@ class Pair:
     ) -> Iterator[Outcome]:
         """Yield the outcome of each sequence. At most `jobs` sequences run at a time.
 
-        The outcomes are in the order of the sequences, except those with restarts. Sequences with the same
-        restarts share these, and run once there are enough for a chunk.
+        Sequences without restarts come in the given order. Sequences with the same restarts run together, as
+        soon as there are enough for a chunk.
         """
         with ThreadPoolExecutor(jobs) as pool:
             for chunk in _chunks(sequences, CHUNK):
                 yield from self._play_chunk(chunk, pool)
 
     def confirmed(self, outcome: Outcome, rules: tuple[Rule, ...]) -> Outcome | None:
-        """Run the sequence alone, and return the outcome. Return None if several runs show no difference.
+        """Run the sequence again, alone, and return its outcome. Return None if the difference is not
+        confirmed.
 
-        Kafka verifies transactions of many connections in one request, and uses the version of the first one
+        Kafka verifies transactions of several connections in one request, and uses the first one's version
         for all responses. So sequences that run at the same time can affect each other.
         """
         is_timed = any(step.kind == "pause" for step in outcome.sequence.steps)
         again = None
         for _ in range(CONFIRMATIONS):
             again = self.run_sequence(outcome.sequence, rules)
-            # On a busy machine a time-out may expire early. So with time-outs, every repetition must show the
-            # difference.
+            # A time-out may expire early on a busy machine. So a sequence with pauses must show the
+            # difference in every repetition.
             if (again.difference is not None) != is_timed:
                 break
         return again if again is not None and again.difference is not None else None
@@ -453,10 +464,10 @@ class Pair:
 
         runs = [runs_of(prefix, sequence) for prefix, (sequence, _) in zip(prefixes, chunk, strict=True)]
         playing = [run_together(both, sequence) for both, (sequence, _) in zip(runs, chunk, strict=True)]
-        # All sequences of a chunk have the same restarts, so all reach a restart when one does.
+        # All sequences of a chunk have the same restarts. So if one sequence reaches a restart, all do.
         while kinds := {*pool.map(lambda sequence: next(sequence, ""), playing)} - {""}:
-            # Restart in this thread, not in the pool. Kafka's process ends with the thread that started it,
-            # and the pool's threads end earlier.
+            # Restart in this thread and not in the pool. Kafka's process ends with the thread that started
+            # it, and threads of the pool end early.
             for broker, known in zip(self._brokers, ids, strict=True):
                 _restart(broker, topics, known, is_kill=kinds == {"kill"})
         list(pool.map(lambda broker: delete_topics(broker, list(topics)), self._brokers))
@@ -470,7 +481,9 @@ class Pair:
 def _chunks(
     sequences: Iterable[tuple[Sequence, tuple[Rule, ...]]], size: int
 ) -> Iterator[list[tuple[Sequence, tuple[Rule, ...]]]]:
-    """Group sequences with the same restarts."""
+    """Group sequences with the same restarts into chunks of at most `size`, in the order of their
+    sequences.
+    """
     waiting: dict[tuple[str, ...], list[tuple[Sequence, tuple[Rule, ...]]]] = {}
     for sequence in sequences:
         chunk = waiting.setdefault(kinds := restarts_of(sequence[0]), [])
@@ -483,7 +496,7 @@ def _chunks(
 def _restart(
     broker: BrokerUnderTest, topics: dict[str, Any], ids: dict[str, bytes], *, is_kill: bool
 ) -> None:
-    """Restart a broker. Return when it serves these topics and both kinds of coordinator."""
+    """Restart a broker, and wait until it serves these topics and both kinds of coordinator."""
     broker.restart(kill=is_kill)
     find_coordinators(broker)
     _find_controller(broker)
@@ -505,7 +518,8 @@ def _wait_until_groups_know(client: RawClient, partition_counts: dict[str, int])
 def _find_controller(broker: BrokerUnderTest) -> None:
     """Wait until the broker's controller accepts changes.
 
-    After a start, Kafka closes the connections of clients that need the controller until it has found one.
+    After a start, Kafka closes connections with requests for the controller until the broker has found the
+    controller.
     """
     nothing = build(API_BY_NAME["CreateTopics"].request, {"topics": [], "timeout_ms": 30_000})
     deadline = time.monotonic() + READY_S
@@ -519,10 +533,10 @@ def _find_controller(broker: BrokerUnderTest) -> None:
 
 
 def find_coordinators(broker: BrokerUnderTest) -> None:
-    """Wait until both kinds of coordinator serve. A broker creates the coordinators' topics at the first
-    look-up.
+    """Wait until both kinds of coordinator respond. The first look-up lets a broker create the coordinators'
+    topics.
 
-    Also allocate a producer id, because Kafka's first one is 0, which elsewhere means no producer id.
+    Also allocate a producer id, because Kafka's first one is 0, which the fuzzer treats as "no producer id".
     """
     deadline = time.monotonic() + READY_S
     with RawClient(broker.bootstrap_servers) as client:
@@ -543,7 +557,7 @@ def find_coordinators(broker: BrokerUnderTest) -> None:
 def create_topics(broker: BrokerUnderTest, topics: dict[str, Any]) -> dict[str, bytes]:
     """Create topics, wait for their leaders, and return their ids.
 
-    `topics` has the number of partitions and the settings of each topic.
+    `topics` maps each topic's name to its number of partitions and its settings.
     """
     rows = []
     for text, options in topics.items():
@@ -575,7 +589,7 @@ def delete_topics(broker: BrokerUnderTest, topics: list[str]) -> None:
 
 
 class Fixed:
-    """A broker that somebody else started at this address. It cannot be restarted."""
+    """A broker that is already running at this address. The fuzzer cannot restart it."""
 
     def __init__(self, bootstrap_servers: str, sasl_servers: str = "") -> None:
         self.bootstrap_servers, self.sasl_servers = bootstrap_servers, sasl_servers

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 Body = dict[str, Any]
 RESTARTS = ("restart", "kill")
-"""Kinds of steps that restart both brokers: after a clean stop ("restart"), and after SIGKILL ("kill")."""
+"""Kinds of steps that restart both brokers: "restart" after a clean stop, "kill" after SIGKILL."""
 SENTINEL = "sentinel"
-"""A topic for sequences that change settings, ACLs or users.
+"""The name of an additional topic for sequences that change settings, ACLs or users.
 
-`Run._catch_up` changes its settings to notice when the broker has all earlier changes.
+`Run._catch_up` changes a setting of it, to notice when the broker has applied all earlier changes.
 """
 PASSWORD, SALT = "secret", b"sixteen bytes!!!"
 
@@ -56,9 +56,9 @@ class Step(NamedTuple):
 
 
 class Sequence(NamedTuple):
-    """Steps, and the observations made after them.
+    """Steps, and the observations that are made after the steps.
 
-    `topics` has each topic's number of partitions and settings.
+    `topics` maps each topic's name to its number of partitions and its settings.
     """
 
     subject: str
@@ -74,11 +74,11 @@ def restarts_of(sequence: Sequence) -> tuple[str, ...]:
 
 
 class Rule(NamedTuple):
-    """A difference that is intended, or that cannot be compared.
+    """Explains differences that are intended or cannot be compared.
 
-    `explains(step, ours, theirs, path)` returns True for this difference. `key` is the heading of the entry
+    `explains(step, ours, theirs, path)` returns True for such a difference. `key` is the heading of the entry
     in docs/differences.md, or the first words of its bullet. If `ends` is True, the brokers' states differ
-    after this difference, so the rest of the sequence is not compared.
+    from then on, so the remaining steps are not compared.
     """
 
     name: str
@@ -89,17 +89,17 @@ class Rule(NamedTuple):
 
 
 def answers(api: str, *, ours: str, theirs: str) -> Callable[[Step, Any, Any, str], bool]:
-    """Return an `explains` function for a request that our broker answers with one error and Kafka with
-    another.
+    """Return an `explains` function for requests to which our broker responds with the error `ours`, and
+    Kafka with `theirs`.
     """
     return lambda step, our_code, their_code, _: step.api == api and (our_code, their_code) == (ours, theirs)
 
 
 class Subject(NamedTuple):
-    """A generator of sequences. `weight` is the subject's share of a mixed run. A subject with weight 0 runs
-    only if it is named.
+    """A generator of sequences.
 
-    A `secured` subject needs brokers with an authorizer and a listener on which clients authenticate.
+    `weight` is its share of a mixed run. With weight 0, it runs only if the user names it. A `secured`
+    subject needs brokers with an authorizer and a listener on which clients authenticate.
     """
 
     name: str
@@ -115,7 +115,7 @@ def ref(variable: str, default: Any, plus: int = 0) -> Body:
 
 
 def name(text: str) -> Body:
-    """Return a name that no other sequence has."""
+    """Return a reference to a name that no other sequence uses."""
     return {"$name": text}
 
 
@@ -130,20 +130,20 @@ def topic_id(text: str) -> Body:
 
 
 def batch(**options: Any) -> Body:
-    """Return a record batch."""
+    """Return a reference to a record batch with these options."""
     return {"$batch": options}
 
 
 def text(value: str) -> Body:
-    """Return the bytes of a text."""
+    """Return a reference to the bytes of a text."""
     return {"$text": value}
 
 
 def principal(user: str) -> Body:
-    """Return the principal of a user that no other sequence has."""
+    """Return a reference to the principal of a user that no other sequence has."""
     return {"$principal": user}
 
 
 def subscription(topics: list[str]) -> Body:
-    """Return the metadata of a consumer that subscribes to topics."""
+    """Return a reference to the metadata of a consumer that subscribes to these topics."""
     return {"$subscription": topics}

@@ -1,4 +1,4 @@
-"""Remove the steps that a difference does not need."""
+"""Remove the steps of a sequence that are not needed to show its difference."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def keep(sequence: Sequence, numbers: list[int]) -> Sequence:
 
 
 def shrink(outcome: Outcome, run_sequence: Callable[[Sequence], Outcome]) -> tuple[Outcome, list[int]]:
-    """Return the outcome of the shortest sequence found whose difference has the same signature, and the
-    steps kept.
+    """Return the outcome of the shortest sequence that was found with the same signature, and the numbers of
+    its steps.
 
-    Drop chunks of steps whose size is halved repeatedly, as in delta debugging. If a second run of the whole
-    sequence does not show the difference, return the outcome unchanged.
+    Chunks of steps are dropped as in delta debugging, and their size is halved repeatedly. If a second run of
+    all steps does not show the difference, return the outcome unchanged.
     """
     if outcome.difference is None:
         return outcome, list(range(len(outcome.sequence.steps)))
@@ -55,5 +55,5 @@ def shrink(outcome: Outcome, run_sequence: Callable[[Sequence], Outcome]) -> tup
 
 
 def steps_of(sequence: Sequence) -> list[Step]:
-    """Return steps and observations in the order in which they run."""
+    """Return the steps and then the observations: the order in which they run."""
     return [*sequence.steps, *sequence.observations]

@@ -1,4 +1,4 @@
-"""A lost acknowledgement with librdkafka and Java's client, through the proxy."""
+"""librdkafka and Java's client lose an acknowledgement in the proxy."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_clients_never_bypass_the_proxy(broker: Broker, send: Callable[[str, boo
 def test_the_java_client_delivers_once_through_the_faults(
     broker: Broker, rule: Rule, kafka_class_path: str, tmp_path: Path
 ) -> None:
-    # Kafka's tool sets retries=0. This file of properties overrides that.
+    # Kafka's VerifiableProducer sets retries=0. These properties override that.
     settings = tmp_path / "producer.properties"
     settings.write_text("enable.idempotence=true\nretries=2147483647\nacks=all\n")
     with Proxy(broker.bootstrap_servers, rules=[rule]) as proxy:

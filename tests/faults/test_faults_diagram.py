@@ -1,4 +1,4 @@
-"""Sequence diagrams: the arrows of events, and both drawings of them."""
+"""Sequence diagrams: the arrows that events become, and both forms in which they are drawn."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_partitions_are_named_only_where_there_are_several() -> None:
 
 
 class CountedBatches(tuple[BatchSummary, ...]):
-    """The batches of a request, with a count of those that were read."""
+    """The batches of a request. The class counts how many of them were read."""
 
     read_count = 0
 

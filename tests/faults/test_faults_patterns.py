@@ -1,4 +1,4 @@
-"""The producer under seeded faults of every kind: the log and the messages afterwards."""
+"""The producer under seeded faults of every kind: its log and its messages are checked afterwards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def faults() -> list[Rule]:
 def play(seed: int) -> StoryRun:
     """Send one batch without faults, and then a load with faults.
 
-    The first batch makes the producer known. A broker accepts any first sequence of an unknown producer.
+    The first batch makes the producer known. Without it, the broker would accept any sequence as the
+    producer's first.
     """
     with (
         StoryEnvironment() as environment,
@@ -48,7 +49,7 @@ def play(seed: int) -> StoryRun:
 
 
 def sent_by_client(event: WireEvent) -> list[Key]:
-    """Return the batches of each request once, even if the proxy did several things with the request."""
+    """Return the batches of each request that the client sent. Copies that the proxy made are left out."""
     is_copy = event.detail == "a copy"
     if event.direction is not Direction.REQUEST or event.fate not in SENT_BY_CLIENT or is_copy:
         return []
@@ -56,8 +57,9 @@ def sent_by_client(event: WireEvent) -> list[Key]:
 
 
 def check_the_wire(events: Sequence[WireEvent]) -> None:
-    """Check that no batch has two sequences, no stored batch is sent again, and at most five are in
-    flight."""
+    """Check that no batch has two sequences, no acknowledged batch is sent again, and at most five are in
+    flight.
+    """
     requests: dict[tuple[int, int], list[Key]] = {}
     acknowledged: set[Key] = set()
     outstanding: set[Key] = set()

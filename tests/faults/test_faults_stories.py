@@ -1,4 +1,4 @@
-"""Every story is executed and passes its checks. Some facts are checked here once more."""
+"""Every story is executed and passes its own checks. The tests below check some facts a second time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from oncelog.testing.proxy import Direction, Fate
 
 
 def failed_checks(runs: list[StoryRun]) -> list[str]:
-    """Return the statements of the story that turned out false."""
+    """Return the story's statements that turned out false."""
     return [check.text for run in runs for check in run.checks if not check.is_true]
 
 
@@ -88,7 +88,7 @@ def test_the_late_batch_was_of_the_older_epoch() -> None:
 
 @pytest.mark.behaviour("T3")
 def test_each_start_and_each_commit_raise_the_epoch_of_a_transactional_id() -> None:
-    """With transaction version 0, only a start raises it."""
+    """With transaction version 0, only a start raises the epoch."""
     classic, now, plain = play("restarts")
     epochs = [
         [batch.producer_epoch for event in run.events if event.fate is Fate.PASSED for batch in event.batches]
@@ -116,7 +116,7 @@ def test_a_given_cluster_is_not_killed() -> None:
 
 @pytest.mark.behaviour("T5")
 def test_a_transaction_has_its_steps_in_order() -> None:
-    """The steps are in this order both in the messages and in the logs."""
+    """The steps must have this order both in the messages and in the logs."""
     now, before, _ = play("transaction")
     requests = [e.api for e in now.events if e.direction is Direction.REQUEST]
     expected = ["FindCoordinator", "InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn"]
@@ -125,7 +125,7 @@ def test_a_transaction_has_its_steps_in_order() -> None:
     flow = ["InitProducerId", "AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn"]
     assert _once([api for api in requests if api in flow]) == flow
     for run, added in ((now, 1), (before, 0)):
-        # A busy machine may repeat InitProducerId, and each one raises the epoch.
+        # On a busy machine, InitProducerId may be repeated, and each repetition raises the epoch.
         epoch = [e.producer[1] for e in run.events if e.api == "InitProducerId" and e.producer][-1] + added
         states = [line.split("  ")[2] for line in run.written if line.startswith("__transaction_state")]
         assert _once(states) == ["Empty", "Ongoing", "PrepareCommit", "CompleteCommit"]
@@ -147,16 +147,14 @@ def test_the_story_passes_its_checks_on_apache_kafka(apache_kafka: ApacheKafka, 
 
 
 def _states(run: StoryRun) -> list[str]:
-    """Return the states in the coordinator's log with their epochs, without repetitions of the same state in
-    a row.
-    """
+    """Return the states in the coordinator's log with their epochs. Successive equal states count as one."""
     log = [line.split("  ") for line in run.written if line.startswith("__transaction_state")]
     return _once([f"{state} {identity.split()[-1]}" for _, _, state, identity in log])
 
 
 def _once(steps: list[str]) -> list[str]:
-    """Remove each step that is equal to the previous one.
+    """Remove each step that equals the previous one.
 
-    A run may add partitions together or one by one, and may repeat a request while a coordinator loads.
+    A run may add partitions in one request or one by one, and may repeat a request while a coordinator loads.
     """
     return [step for step, _ in groupby(steps)]

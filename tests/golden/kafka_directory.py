@@ -1,8 +1,8 @@
-"""Write tests/golden/kafka-4.3.0*.tar.gz: data directories as Apache Kafka 4.3.0 left them when it stopped.
+"""Write tests/golden/kafka-4.3.0*.tar.gz: data directories of Apache Kafka 4.3.0 after a clean stop.
 
-`python tests/golden/kafka_directory.py` starts Apache Kafka, fills it and packs what it wrote. Run it when a
-new version of Apache Kafka matters. `plain` has topics, transactions and groups; `secured` is the same
-directory after ACLs, users, quotas and stored broker settings were added.
+`python tests/golden/kafka_directory.py` starts Apache Kafka, fills its directory, stops it and packs the
+directory. Run it to test with a new version of Apache Kafka. `plain` has topics, transactions and groups;
+`secured` is the same directory after ACLs, users, quotas and stored broker settings were added.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def fill(kafka: ApacheKafka) -> None:
 
 
 def new_producer_id(client: RawClient) -> int:
-    """Return a new producer id. Retry, because Apache Kafka takes a moment to allocate a block of ids."""
+    """Return a new producer id. Apache Kafka takes a moment to allocate a block of ids, so retry until it has
+    one.
+    """
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
     response = client.ask(request, 4)
     while response.error_code:
@@ -81,7 +83,7 @@ def new_producer_id(client: RawClient) -> int:
 
 
 def transact(servers: str) -> None:
-    """Write a committed, an aborted and an open transaction. The committed one includes offsets."""
+    """Write three transactions: a committed one with offsets, an aborted one, and one that stays open."""
     for name, end in (("done", "commit"), ("undone", "abort"), ("open", "")):
         producer = producer_of(servers, transactional_id=name, transaction_timeout_ms=900_000)
         producer.init_transactions()
@@ -102,7 +104,7 @@ def transact(servers: str) -> None:
 
 
 HELD: list[object] = []
-"""Producers whose transactions stay open. Closing a producer would abort its transaction."""
+"""Producers with open transactions. They are kept here, because closing a producer aborts its transaction."""
 
 
 def commit(servers: str) -> None:

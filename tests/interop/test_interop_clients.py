@@ -1,4 +1,6 @@
-"""Third-party clients write to our broker idempotently. All clients, ours included, read the same records."""
+"""Clients of other projects write to our broker idempotently. All clients, also ours, read the same
+records.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def awkward_rows(writer: str) -> list[Row]:
-    """Return records for every partition: nulls, empty values, odd headers, text and long runs."""
+    """Return records for every partition that clients may treat differently: nulls, empty values, odd
+    headers, non-ASCII text, long values.
+    """
     # aiokafka and kafka-python refuse a record without key and value before anything is sent.
     wholly_null = [Row(0, None, None)] if writer in ("confluent", "oncelog") else []
     # kafka-python refuses a header without a value.
@@ -68,7 +72,7 @@ def test_every_client_reads_what_each_client_wrote(oncelog_broker: Any, writer: 
 @pytest.mark.behaviour("I5")
 @pytest.mark.parametrize("writer", WRITERS)
 def test_sequences_on_disk_are_unbroken(oncelog_broker: Any, writer: str) -> None:
-    """Check that idempotence was on: each stored batch has a producer id, and sequences count the records."""
+    """Check that idempotence was on: each stored batch has a producer id, and sequences have no gaps."""
     bootstrap = oncelog_broker.bootstrap_servers
     make_topic(bootstrap, "sequenced", 3)
     rows = [Row(i % 3, b"%d" % i, b"x" * 100) for i in range(3000)]
@@ -86,7 +90,7 @@ def test_sequences_on_disk_are_unbroken(oncelog_broker: Any, writer: str) -> Non
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_keys_go_to_the_same_partitions(oncelog_broker: Any, writer: str) -> None:
-    """All four clients partition by murmur2 of the key, as the Java client does by default."""
+    """By default, all four clients choose the partition by murmur2 of the key, as the Java client does."""
     from kafka.partitioner.default import murmur2
 
     bootstrap = oncelog_broker.bootstrap_servers
@@ -99,7 +103,7 @@ def test_keys_go_to_the_same_partitions(oncelog_broker: Any, writer: str) -> Non
 
 @pytest.mark.behaviour("I21")
 def test_librdkafka_lists_all_topics(oncelog_broker: Any) -> None:
-    """librdkafka 2.0 to 2.16 sends three bytes behind the body of a Metadata request for all topics."""
+    """librdkafka 2.0 to 2.16 sends three extra bytes after the body of a Metadata request for all topics."""
     from confluent_kafka.admin import AdminClient
 
     bootstrap = oncelog_broker.bootstrap_servers
@@ -128,7 +132,7 @@ def test_librdkafka_subscribes_by_a_regex(oncelog_broker: Any) -> None:
 
 
 def test_librdkafka_sets_and_deletes_a_scram_user(oncelog_broker: Any) -> None:
-    """librdkafka sends one byte behind the body of an AlterUserScramCredentials request."""
+    """librdkafka sends one extra byte after the body of an AlterUserScramCredentials request."""
     from confluent_kafka.admin import (
         AdminClient,
         ScramCredentialInfo,
@@ -150,7 +154,9 @@ def test_librdkafka_sets_and_deletes_a_scram_user(oncelog_broker: Any) -> None:
 @pytest.mark.behaviour("I21")
 @pytest.mark.parametrize("codec", CODECS)
 def test_our_clients_read_and_write_on_apache_kafka(apache_kafka: Any, codec: str) -> None:
-    """On Apache Kafka, all clients read what we wrote, and we read what each client wrote."""
+    """On Apache Kafka, all clients read the records of our client, and our client reads those of each other
+    client.
+    """
     bootstrap = apache_kafka.bootstrap_servers
     for writer in WRITERS:
         topic = f"interop-{writer}-{codec}"

@@ -1,4 +1,6 @@
-"""Clients on a cluster that loses its majority, its leaders and many nodes (behaviour I26)."""
+"""Clients on a cluster of Apache Kafka that loses its majority, its leaders and many nodes (behaviour
+I26).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def cluster(kafka_class_path: str) -> Iterator[ApacheKafka]:
 
 
 class Load:
-    """Numbered records, produced in turn to the partitions of a new topic."""
+    """Numbered records that are produced to the partitions of a new topic in turn."""
 
     def __init__(self, cluster: ApacheKafka, topic: str, producer: Producer, admin: Admin) -> None:
         self.servers, self.topic, self.producer = cluster.bootstrap_servers, topic, producer
@@ -46,7 +48,7 @@ class Load:
         return [b"%d" % number for number in range(partition, len(self.futures), PARTITIONS)]
 
     def check(self) -> None:
-        """Check that acknowledged records are stored once and in order, and that the audit finds nothing."""
+        """Check that all records are stored once and in order, and that the audit finds no violation."""
         self.producer.flush(60)
         assert [future.exception(0) for future in self.futures] == [None] * len(self.futures)
         with Consumer({"bootstrap.servers": self.servers}) as consumer:
@@ -59,7 +61,9 @@ class Load:
 
 
 def audit(servers: str, topic: str) -> list[Finding]:
-    """Return the findings of an audit of the batch headers. Reading the values verifies the checksums."""
+    """Return the findings of an audit of the batch headers. Reading the values, too, verifies the
+    checksums.
+    """
     findings: list[Finding] = []
     for headers in stored_batches(servers, topic, PARTITIONS):
         judge = PartitionAudit()
@@ -85,7 +89,7 @@ def records_in_files(node: KafkaNode, topic: str) -> int:
 
 @pytest.mark.behaviour("I26")
 def test_without_a_majority_no_record_is_acknowledged(cluster: ApacheKafka) -> None:
-    """No record is acknowledged without a majority. One that the last node stored is not stored again."""
+    """A record that only the last node stored must not be stored again later."""
     servers = {"bootstrap.servers": cluster.bootstrap_servers}
     quick = {"request.timeout.ms": 2000, "linger.ms": 2}
     with Admin(servers) as admin, Producer({**servers, **quick}) as producer:
@@ -98,7 +102,7 @@ def test_without_a_majority_no_record_is_acknowledged(cluster: ApacheKafka) -> N
         with pytest.raises(TimedOut):
             producer.flush(5)
         wait_until(lambda: producer.metrics()["record-retry-total"] > 0)
-        # The last node has stored these records, but not acknowledged them.
+        # The last node has stored these records, but has not acknowledged them.
         wait_until(lambda: records_in_files(cluster.nodes[2], "majority") > 90)
         assert not any(future.done() for future in load.futures[90:])
         for node in cluster.nodes[:2]:
@@ -135,8 +139,8 @@ def test_consumer_and_admin_follow_leaders(cluster: ApacheKafka) -> None:
             end(node)
             load.send(90)
             wait_until(has_read_all, 200)
-            # Wait, because the metadata of these clients may still name the old leader, and the third node
-            # may learn of the new one late.
+            # The metadata of these clients may still name the old leader, and the third node may learn of the
+            # new one late. So wait.
             wait_until(lambda before=leader: first_leader() not in (before, None))  # type: ignore[misc]
             assert sum(consumer.end_offsets(places).values()) == len(load.futures)
             node.start()
@@ -147,7 +151,7 @@ def test_consumer_and_admin_follow_leaders(cluster: ApacheKafka) -> None:
 
 @contextmanager
 def frozen(nodes: Sequence[KafkaNode]) -> Iterator[None]:
-    """Stop the processes of these nodes, and let them continue at the end of the `with` statement."""
+    """Stop the processes of these nodes, and let them continue at the end of the `with` block."""
     for node in nodes:
         os.kill(node.pid, signal.SIGSTOP)
     try:
@@ -166,9 +170,10 @@ def values_of(servers: dict[str, str], topic: str) -> list[bytes]:
 
 @pytest.mark.behaviour("I30")
 def test_acks_1_loses_acknowledged_records_with_their_leader(cluster: ApacheKafka) -> None:
-    """The followers are frozen, so they copy nothing of what the leader stores before it is killed.
+    """The followers are frozen, so they do not copy the records that the leader acknowledges before it is
+    killed.
 
-    A fetch that already waits at the leader may still carry the first of these records.
+    A follower's fetch that already waits at the leader may still return the first of these records.
     """
     servers = {"bootstrap.servers": cluster.bootstrap_servers}
     hasty_settings = {**servers, "acks": "1", "enable.idempotence": "false"}

@@ -1,5 +1,5 @@
-"""Logs that we compacted, with offset gaps and empty batches, in Apache Kafka's tools and broker and in
-clients.
+"""Logs that we compacted have gaps in their offsets and empty batches. Apache Kafka's tools and broker and
+other clients read them.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ROUNDS = 60
 
 @pytest.fixture(scope="module")
 def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, str, Path]]:
-    """Run a broker with a compacted topic that has newest values, an active producer's empty batch, and an
-    abort.
+    """Run a broker with a compacted topic. It has the newest values, an empty batch that keeps a producer's
+    state, and an aborted transaction.
     """
     directory = tmp_path_factory.mktemp("compacted")
     with Broker(directory, config=QUICK) as broker:
@@ -46,9 +46,9 @@ def compacted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker
                     producer.send(topic, b"%d" % number, key=b"k%d" % key)
                 producer.flush()
         log = directory / f"{topic}-0"
-        first = log / FIRST  # the file is missing for a moment while the compacted one replaces it
+        first = log / FIRST  # during the swap, the file does not exist for a moment
         wait_until(lambda: first.exists() and first.stat().st_size < 1_000)
-        # Readers may use the compacted file only a moment after it appears.
+        # The compacted file exists a moment before readers use it.
         wait_until(lambda: len(read_oncelog(servers, topic, 1)) < KEYS * ROUNDS)
         yield broker, topic, log
 
@@ -66,9 +66,9 @@ def test_clients_read_past_compacted_offsets(
 
 
 def _copy(log: Path, directory: Path) -> Path:
-    """Copy the partition between two compactions.
+    """Copy the partition's files between two compactions.
 
-    Repeat the copy if one interferes, because it replaces several files one by one.
+    A compaction replaces several files one by one, so the copy is repeated if one was running.
     """
 
     def copied() -> bool:

@@ -1,4 +1,6 @@
-"""Each call of confluent-kafka's AdminClient (librdkafka) has the same result here and on Apache Kafka."""
+"""Each call of confluent-kafka's AdminClient, which is librdkafka's, has the same result on our broker and on
+Apache Kafka.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 class Cluster:
-    """A broker under test with an administrator, and names that no other test uses."""
+    """A broker under test, an admin client for it, and names that no other test uses."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -61,8 +63,8 @@ class Cluster:
         (future,) = self.admin.create_topics([NewTopic(name, partitions, 1, config=config)]).values()
         future.result(TIMEOUT_S)
         latest = {oncelog.TopicPartition(name, partition): "latest" for partition in range(partitions)}
-        # Wait with our client, which repeats its requests. librdkafka remembers for a long time that a topic
-        # was unknown.
+        # Wait with our client, which repeats its requests. librdkafka would remember for a long time that the
+        # topic was unknown.
         with oncelog.Admin({"bootstrap.servers": self.bootstrap}) as admin:
             wait_until(
                 lambda: all(o.error is None for o in admin.list_offsets(latest, raise_errors=False).values())
@@ -86,7 +88,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 def result_of(futures: dict[Any, Any]) -> Any:
-    """Return the only result of a call, or the name of its error."""
+    """Return the result of a call for one item, or the name of its error."""
     (future,) = futures.values()
     return outcome(future.result)
 
@@ -201,7 +203,8 @@ def test_describe_and_alter_configs_of_a_topic(cluster: Cluster) -> None:
     ]
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=changes)
     assert result_of(cluster.admin.incremental_alter_configs([resource])) is None
-    # Kafka's brokers learn of a change from the controller, a moment after the admin client got its response.
+    # The admin client gets its response a moment before Kafka's brokers learn of the change from the
+    # controller.
     changed = {"retention.ms": "604800000", "cleanup.policy": "delete,compact", "segment.bytes": "1073741824"}
     wait_until(lambda: values() == changed)
     replaced = ConfigResource(ResourceType.TOPIC, name, set_config={"segment.bytes": "1048576"})
@@ -245,7 +248,7 @@ def test_consumer_groups_are_listed_described_and_deleted(cluster: Cluster) -> N
 
 
 def alter_offsets(cluster: Cluster, group: str, *offsets: TopicPartition) -> list[str | None]:
-    """Set offsets of a group. For each, return the name of its error, or None."""
+    """Set offsets of a group. For each offset, return the name of its error, or None."""
     asked = ConsumerGroupTopicPartitions(group, list(offsets))
     for _ in range(600):
         changed = result_of(cluster.admin.alter_consumer_group_offsets([asked]))
@@ -295,7 +298,8 @@ def test_scram_users_are_set_described_and_deleted(cluster: Cluster) -> None:
             return found
         return [(i.mechanism, i.iterations) for i in found.scram_credential_infos]
 
-    # Kafka's brokers learn of a user from the controller, a moment after the admin client got its response.
+    # The admin client gets its response a moment before Kafka's brokers learn of the user from the
+    # controller.
     wait_until(lambda: described() == [(info.mechanism, 8192)])
     deletion = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_256)
     assert result_of(cluster.admin.alter_user_scram_credentials([deletion])) is None
@@ -318,5 +322,5 @@ def test_acls_without_an_authorizer_are_refused(cluster: Cluster) -> None:
     )
     assert result_of(cluster.admin.create_acls([binding])) == "SECURITY_DISABLED"
     assert result_of(cluster.admin.delete_acls([everything])) == "SECURITY_DISABLED"
-    # librdkafka does not pass on the error of DescribeAcls.
+    # librdkafka hides the error of DescribeAcls, and returns an empty list instead.
     assert outcome(cluster.admin.describe_acls(everything).result) == []

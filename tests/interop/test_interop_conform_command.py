@@ -1,4 +1,6 @@
-"""`oncelog conform` on Apache Kafka: one node, and a cluster whose nodes share topics and coordinators."""
+"""`oncelog conform` on Apache Kafka: on one node, and on a cluster whose nodes share topics and
+coordinators.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from support.cli import oncelog
 OF_A_CLUSTER = ("txn_end_epoch", "txn_offsets")
 SMALL = {
     "broker.session.timeout.ms": 120_000,
-    # Use different numbers. With equal ones, a node may lead no partition of both topics for the same name.
+    # The two numbers must differ. If they were equal, a name could have the same partition number in both
+    # topics, and a node would lead neither.
     "offsets.topic.num.partitions": 7,
     "transaction.state.log.num.partitions": 8,
 }

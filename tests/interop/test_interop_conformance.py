@@ -1,4 +1,4 @@
-"""Every scenario of oncelog.conform and of tests/scenarios, on our broker and on Apache Kafka.
+"""Run every scenario of oncelog.conform and of tests/scenarios on our broker and on Apache Kafka.
 
 If the brokers differ on purpose, docs/differences.md gives the reason.
 """
@@ -34,7 +34,7 @@ CASES = [
 
 
 class Oncelog:
-    """Our broker in its own process."""
+    """Our broker, in another process."""
 
     epochs_rise = False
 
@@ -67,7 +67,7 @@ def shared_oncelog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oncelog
     directory = tmp_path_factory.mktemp("conformance") / "data"
     with BrokerProcess(directory, settings=QUICK_SCANS) as broker:
         yield Oncelog(broker)
-        broker.kill()  # no clean stop: it would write the state of a thousand topics
+        broker.kill()  # kill instead of stop, because a clean stop would write the state of a thousand topics
 
 
 @pytest.fixture(scope="module")
@@ -119,15 +119,17 @@ def test_scenario(
 
 
 def test_the_behaviour_marker_is_the_union_of_the_scenarios_rows() -> None:
-    """docs/behaviours.md uses the marker of `test_scenario`, which must have all behaviours that the
-    scenarios name.
+    """docs/behaviours.md uses the `behaviour` marker of `test_scenario`. So the marker must have exactly the
+    behaviours that the scenarios name.
     """
     marked = {row for mark in test_scenario.pytestmark for row in mark.args if mark.name == "behaviour"}  # type: ignore[attr-defined]
     assert marked == {row for scenario in SCENARIOS for row in scenario.rows}
 
 
 def test_every_difference_has_its_reason() -> None:
-    """Each `Only` and `Differs` names an entry `### key` of docs/differences.md, and each entry is used."""
+    """Each `Only` and `Differs` in a scenario names an entry `### key` of docs/differences.md, and each entry
+    is used.
+    """
     entries = re.findall(r"^### (\S+)$", DIFFERENCES.read_text(), re.MULTILINE)
     assert len(entries) == len(set(entries))
     used = {scenario.differs for scenario in SCENARIOS if scenario.differs}

@@ -1,4 +1,6 @@
-"""Groups of the consumer protocol on our broker, with librdkafka and the Java client, also after a kill."""
+"""Groups of the consumer protocol on our broker, with librdkafka and the Java client, also after the broker
+is killed.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def member(servers: str, **settings: Any) -> confluent_kafka.Consumer:
 
 
 def poll_until(members: list[confluent_kafka.Consumer], is_done: Callable[[], bool]) -> list[int]:
-    """Poll all members in turn, and return the values that they got."""
+    """Poll all members in turn until the condition is true, and return the values that they read."""
     got: list[int] = []
     for _ in attempts(lambda: [each.assignment() for each in members], SECONDS):
         if is_done():
@@ -62,7 +64,7 @@ def test_librdkafka_shares_and_takes_over() -> None:
 
 
 def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
-    """Members and epochs are restored: partitions stay assigned, and commits succeed."""
+    """After a kill, the broker restores members and epochs: partitions stay assigned, and commits succeed."""
     with BrokerProcess(tmp_path / "data", settings=QUICK) as broker:
         servers = broker.bootstrap_servers
         topic = new_topic(servers, 4)
@@ -83,7 +85,7 @@ def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
         for _ in attempts(lambda got=got: got, SECONDS):
             if len(got) >= 40:
                 break
-            got += poll_until(members, iter([False, True]).__next__)  # one poll for each member
+            got += poll_until(members, iter([False, True]).__next__)  # polls each member once
         for each in members:
             each.commit(asynchronous=False)
         assert sorted(got) == list(range(40))

@@ -1,4 +1,6 @@
-"""Random sequences of requests: our broker and Apache Kafka must answer the same (tests/differential)."""
+"""Our broker and Apache Kafka must give the same responses to random sequences of requests
+(tests/differential).
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,15 @@ import oncelog
 DIFFERENCES = Path(__file__).parents[2] / "docs" / "differences.md"
 SUBJECTS = all_subjects()
 SEQUENCES = 300
-"""Sequences of a whole test run, shared among the subjects by their weights."""
+"""Number of sequences in a test run. They are shared among the subjects by their weights."""
 WEIGHTS = sum(subject.weight for subject in SUBJECTS.values())
 
 
 @pytest.fixture(scope="module")
 def pair(kafka_class_path: str) -> Iterator[Pair]:
-    """Brokers with an authorizer, a listener on which clients log in, and short time-outs allowed."""
+    """Yield both brokers. They have an authorizer and a listener on which clients log in, and permit short
+    time-outs.
+    """
     with oncelog_broker() as ours, apache_broker() as theirs:
         yield Pair(ours, theirs)
 
@@ -65,7 +69,7 @@ def test_every_rule_names_its_entry_among_the_differences() -> None:
 
 
 def test_a_planted_difference_is_found_and_shrunk_to_the_request_that_shows_it() -> None:
-    """One broker allows a transaction timeout that the other refuses."""
+    """The planted difference: one broker permits a transaction timeout that the other one refuses."""
     subject = SUBJECTS["transactions"]
     with oncelog.Broker() as one, oncelog.Broker(config={"transaction.max.timeout.ms": 59_999}) as other:
         pair = Pair(Fixed(one.bootstrap_servers), Fixed(other.bootstrap_servers))
@@ -81,7 +85,7 @@ def test_a_planted_difference_is_found_and_shrunk_to_the_request_that_shows_it()
 
 
 def with_each_api(subject: Subject, seeds: int) -> list[Sequence]:
-    """Return those of the seeds' sequences that have a request which no earlier one has."""
+    """Draw a sequence for each seed, and return those with an API that no earlier one has."""
     seen, chosen = set[str](), []
     for sequence in (draw(subject, seed) for seed in range(seeds)):
         apis = {step.api for step in sequence.steps}
@@ -92,7 +96,7 @@ def with_each_api(subject: Subject, seeds: int) -> list[Sequence]:
 
 
 def test_the_same_broker_twice_shows_no_difference() -> None:
-    """Values that a broker assigns (producer ids, topic ids, timestamps) are no differences."""
+    """Values that each broker assigns (producer ids, topic ids, timestamps) must not count as differences."""
     with oncelog.Broker(config=COMMON) as one, oncelog.Broker(config=COMMON) as other:
         pair = Pair(Fixed(one.bootstrap_servers), Fixed(other.bootstrap_servers))
         subjects = [subject for subject in SUBJECTS.values() if subject.weight and not subject.secured]

@@ -1,4 +1,4 @@
-"""Our directory in Apache Kafka's kafka-dump-log, and Apache Kafka's directory in our log.
+"""Apache Kafka's kafka-dump-log reads our directory, and our log reads a directory of Apache Kafka.
 
 Source: Kafka's DumpLogSegments, which checks every index entry against the segment.
 """
@@ -22,7 +22,11 @@ BATCHES = 40
 
 
 def fill(client: RawClient) -> tuple[str, int]:
-    """Write sequences 0 to 2*BATCHES-1 of one producer id to a new topic, in batches of two."""
+    """Write records with the sequences 0 to 2*BATCHES-1 of one producer id to a new topic, two in each
+    batch.
+
+    Return the topic and the producer id.
+    """
     topic = create_topic(client)
     producer_id = new_producer_id(client)
     for index in range(BATCHES):
@@ -79,8 +83,8 @@ def test_kafka_dump_log_decodes_our_coordinators_logs(apache_kafka: ApacheKafka,
 
     states = dump("__transaction_state-*/*.log", "--transaction-log-decoder")
     seen = re.findall(r'"transactionStatus":(\d)', states)
-    # The states are 0 Empty, 1 Ongoing (stored twice), 2 PrepareCommit and 4 CompleteCommit, 3 PrepareAbort
-    # and 5 CompleteAbort.
+    # The states in the order of the log: 0 Empty, 1 Ongoing (stored twice), 2 PrepareCommit and 4
+    # CompleteCommit, 3 PrepareAbort and 5 CompleteAbort.
     assert "".join(seen) == "0" + "1124" + "1135"
     assert '"transactionalId":"dumped"' in states and f'"topic":"{topic}","partitionIds":[0]' in states
     offsets_dump = dump("__consumer_offsets-*/*.log", "--offsets-decoder")
@@ -107,8 +111,8 @@ def test_our_broker_continues_a_partition_of_apache_kafka(apache_kafka: ApacheKa
 @pytest.mark.behaviour("I17")
 def test_apache_kafka_continues_our_partition(kafka_class_path: str, tmp_path: Path) -> None:
     def send(client: RawClient, sequence: int, count: int = 2) -> tuple[int, int]:
-        # `batch` stamps records with the current time. Kafka expires a producer by the timestamps of its
-        # records.
+        # `batch` gives the records the current time. Kafka expires a producer by the timestamps of its
+        # records, so old ones would not do.
         answer = client.produce(topic, batch(*[b"v"] * count, pid=7, sequence=sequence))
         return answer.error_code, answer.base_offset
 
@@ -127,13 +131,14 @@ def test_apache_kafka_continues_our_partition(kafka_class_path: str, tmp_path: P
         with RawClient(kafka.bootstrap_servers) as client:
             wait_until(lambda: client.produce(topic, batch(b"first")).error_code == 0)
             last = 2 * BATCHES - 2
-            assert send(client, last) == (0, last)  # recognised as a duplicate by our snapshot
+            # Kafka recognises the duplicate by the snapshot of producers that our broker wrote
+            assert send(client, last) == (0, last)
             assert send(client, last + 2, 1) == (0, last + 3)
             assert client.values(topic) == [b"v"] * (2 * BATCHES) + [b"first", b"v"]
 
 
 def place_files(source: Path, target: Path) -> None:
-    """Copy a partition's files over those of another partition, which keeps its topic id."""
+    """Replace a partition's files by those of another partition. The partition keeps its topic id."""
     for each in target.iterdir():
         if each.name != "partition.metadata":
             each.unlink()

@@ -1,4 +1,6 @@
-"""Consumer groups of other clients on our broker: sharing, rebalances, commits, and a killed broker."""
+"""Consumer groups of other clients on our broker: shared partitions, rebalances, commits, and a killed
+broker.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def member(ours: str, group: str, **settings: object) -> confluent_kafka.Consume
 
 
 def poll_until(members: list[confluent_kafka.Consumer], is_done: Callable[[], bool]) -> list[list[int]]:
-    """Poll all members in turn, and return what each got."""
+    """Poll all members in turn until the condition is true, and return the values that each member read."""
     got: list[list[int]] = [[] for _ in members]
     for _ in attempts(lambda: [consumer.assignment() for consumer in members], SECONDS):
         if is_done():
@@ -79,7 +81,7 @@ def test_librdkafka_shares_and_takes_over(ours: str, topic: str, strategy: str) 
 
 
 def test_commits_carry_a_group_over_its_members(ours: str, topic: str) -> None:
-    """A member does not read again what another one has committed."""
+    """A member starts after the records that an earlier member of the group has committed."""
     fill(ours, topic, 0, 40)
     group = f"group-{topic}"
     seen: list[int] = []
@@ -99,12 +101,14 @@ def test_commits_carry_a_group_over_its_members(ours: str, topic: str) -> None:
 
 
 def test_a_group_outlives_a_killed_broker(tmp_path: Path) -> None:
-    """Members continue in their generation, and no member reads committed records again."""
+    """After a kill of the broker, members continue in their generation, and no member reads committed records
+    again.
+    """
     with BrokerProcess(tmp_path / "data") as broker:
         make_topic(broker.bootstrap_servers, "topic", PARTITIONS)
         fill(broker.bootstrap_servers, "topic", 0, 40)
         rebalances: list[str] = []
-        # On a busy machine a start takes longer than the six seconds of the other tests' sessions.
+        # The other tests' sessions last six seconds. On a busy machine, the restart of a broker takes longer.
         patient = {"reconnect.backoff.max.ms": 200, "session.timeout.ms": 60_000}
         consumer = member(broker.bootstrap_servers, "group", **patient)
         consumer.subscribe(["topic"], on_assign=lambda *_: rebalances.append("assign"))

@@ -1,7 +1,7 @@
-"""KafkaJS against our broker: its idempotent producer and its admin client, also through faults.
+"""KafkaJS on our broker: its idempotent producer and its admin client, also under faults.
 
-Other clients read what it sent. The other client for Node, @confluentinc/kafka-javascript, is librdkafka,
-which is tested through confluent-kafka.
+Other clients read the records that it sent. The other client for Node, @confluentinc/kafka-javascript, is
+based on librdkafka, which is tested through confluent-kafka.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(400)  # the first run downloads KafkaJS
 
 @pytest.fixture(scope="module")
 def kafkajs() -> Command:
-    """Install the package beside the program, once for each state of the sources."""
+    """Install KafkaJS beside the program if the program's files have changed since the last installation."""
     for tool in ("node", "npm"):
         if not shutil.which(tool):
             pytest.skip(f"KafkaJS needs {tool}, which is not installed")

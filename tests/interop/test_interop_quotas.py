@@ -1,4 +1,6 @@
-"""Quotas: librdkafka and Java slow down, Kafka's tool sets quotas, and our clients obey Apache Kafka's."""
+"""Quotas: librdkafka and Java's client slow down, Kafka's tool sets quotas, and our clients obey quotas of
+Apache Kafka.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def test_librdkafka_gets_its_throttle_time(broker: Broker, admin: Admin) -> None
 
 @pytest.mark.soak
 def test_our_throttled_clients_slow_down_and_stay_connected(broker: Broker, admin: Admin) -> None:
-    """A throttled connection may be silent for longer than request.timeout.ms."""
+    """The broker may leave a throttled connection without a response for longer than request.timeout.ms.
+    Clients must not close it.
+    """
     admin.alter_client_quotas({QuotaEntity(client_id="slow"): {"producer_byte_rate": 10_000}})
     config = {"bootstrap.servers": broker.bootstrap_servers, "client.id": "slow"}
     opened = broker.metrics()["connections_opened"]
@@ -97,7 +101,7 @@ def test_our_clients_obey_apache_kafkas_quotas(apache_kafka: ApacheKafka) -> Non
         admin.alter_client_quotas(values, validate_only=True)
         assert admin.describe_client_quotas(of_user) == {}
         admin.alter_client_quotas(values)
-        # A broker learns of the quota from the controller a moment after the response.
+        # The response comes a moment before a broker learns of the quota from the controller.
         wait_until(lambda: admin.describe_client_quotas(of_ip) == {ip: values[ip]})
         assert admin.describe_client_quotas(of_user) == {user: values[user], both: values[both]}
         strict = QuotaFilter({"user": None, "client-id": DEFAULT}, is_strict=True)
@@ -116,7 +120,7 @@ def test_our_admin_obeys_apache_kafkas_controller_quota(apache_kafka: ApacheKafk
         admin.alter_client_quotas({of_client: {"controller_mutation_rate": 2.0}})
         wait_until(lambda: of_client in admin.describe_client_quotas())
         try:
-            for number in range(3):  # the quota allows 22 partitions at once, then 2 a second
+            for number in range(3):  # the quota permits 22 partitions in a burst, and then 2 a second
                 admin.create_topics([NewTopic(f"quota-{number}", 13)])
         finally:
             admin.alter_client_quotas({of_client: {"controller_mutation_rate": None}})
@@ -126,8 +130,8 @@ def test_our_admin_obeys_apache_kafkas_controller_quota(apache_kafka: ApacheKafk
 def test_a_java_producer_obeys_quotas_set_by_kafka_configs(
     broker: Broker, admin: Admin, kafka_class_path: str
 ) -> None:
-    """kafka-configs sets quotas. A Java producer waits for its producer id, and sends all records when
-    throttled.
+    """kafka-configs sets the quotas. A throttled Java producer waits for its producer id, and then sends all
+    records.
     """
     server = ["--bootstrap-server", broker.bootstrap_servers]
     configs, default = "kafka.admin.ConfigCommand", ["--entity-type", "users", "--entity-default"]

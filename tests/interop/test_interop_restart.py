@@ -1,4 +1,4 @@
-"""A broker is killed while a client produces, and is started again: each record is stored once."""
+"""A broker is killed while a client produces, and is started again. Each record must be stored once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ PATIENCE_S = 120
 
 
 class KillOnce:
-    """Counts acknowledgements. At the given number it wakes the killer, and the client waits for the kill."""
+    """Counts acknowledgements. At number `at`, it lets the test kill the broker, and the client waits for the
+    kill.
+    """
 
     def __init__(self, at: int) -> None:
         self.at, self.count = at, 0

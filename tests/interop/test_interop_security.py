@@ -1,4 +1,4 @@
-"""Other clients over TLS and SASL with our broker, and our clients with Apache Kafka."""
+"""Clients of other projects use our broker over TLS and SASL, and our clients use Apache Kafka."""
 
 from __future__ import annotations
 
@@ -154,7 +154,8 @@ def test_the_java_client_authenticates(
         files[-1].write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     found = run(compiled_java("Secured", kafka_class_path)(*map(str, files)))
     assert found == ["denied", "acls", "users", "transaction", "group", "expiry"]
-    # Our clients, and so Spark's options kafka.*, read the same settings as Java's clients.
+    # Our clients read the same properties as Java's clients, so Spark's options kafka.* have the same names
+    # for both.
     with Admin(_properties(files[0])) as admin:
         assert "secured" in [topic.name for topic in admin.list_topics()]
 
@@ -176,7 +177,7 @@ def apache(
     write_keys(keys, TOKEN_KEY)
     properties = apache_properties(certificates, keys)
     with pytest.MonkeyPatch.context() as patch:
-        # Kafka reads key sets only from the locations that a JVM property allows.
+        # A JVM property lists the locations from which Kafka may read key sets.
         allowed = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
         patch.setenv("JAVA_TOOL_OPTIONS", f"-D{allowed}=file://{keys}")
         yield from _apache(properties)
@@ -238,7 +239,7 @@ def test_our_clients_authenticate_on_apache_kafka_with_a_token(
 ) -> None:
     """Apache Kafka ends each session after two seconds.
 
-    The client reads the token file before each session.
+    The client must read the token file again for each new session.
     """
     token = tmp_path / "token"
     config = {
@@ -247,7 +248,8 @@ def test_our_clients_authenticate_on_apache_kafka_with_a_token(
         "ssl.ca.location": str(certificates.authority),
         "sasl.mechanism": "OAUTHBEARER",
         "sasl.oauthbearer.token.endpoint.url": f"file://{token}",
-        "socket.connection.setup.timeout.ms": "60000",  # the JVM's first token takes long on a busy machine
+        # On a busy machine, the JVM needs long for its first token
+        "socket.connection.setup.timeout.ms": "60000",
     }
     token.write_text(signed_token(TOKEN_KEY))
     _use(config)
@@ -265,7 +267,7 @@ def test_our_clients_authenticate_on_apache_kafka_with_a_token(
 
 
 def _use(config: dict[str, str]) -> None:
-    """Use topics `sec...` as alice, who has all permissions on them, for longer than a session lasts."""
+    """Use topics `sec...` for longer than a session lasts, as user alice, who has all permissions on them."""
     with oncelog.Producer(config) as producer:
         offsets = []
         for _ in range(150):

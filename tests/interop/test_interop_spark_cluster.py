@@ -1,4 +1,6 @@
-"""The example on a Spark cluster and three Apache Kafka brokers that are killed in turn (behaviour P3)."""
+"""The example runs on a Spark cluster and three Apache Kafka brokers, which are killed in turn (behaviour
+P3).
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ PROPERTIES = {
     "offsets.topic.num.partitions": 6,
     "transaction.state.log.num.partitions": 6,
 }
-"""Settings with which the death of a client or node is noticed soon, and a restarted broker opens few
-files.
+"""Settings with which the death of a client or node is noticed soon. Few partitions, so that a restarted
+broker opens few files.
 """
 ROUNDS = 6
 PATIENCE_S = 900
@@ -51,7 +53,7 @@ class Feed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop, and wait until all sent orders are stored."""
+        """Stop sending, and wait until all sent orders are stored."""
         self._ends.set()
         self._thread.join()
 
@@ -64,7 +66,9 @@ def is_whole(admin: Admin) -> bool:
 
 
 class Run:
-    """A run of the example, restarted after each failure, and the kills during it."""
+    """A run of the example. The test kills brokers and workers during it, and it is started again after each
+    failure.
+    """
 
     def __init__(self, kafka: ApacheKafka, spark: SparkCluster, directory: Path, *told: str) -> None:
         self.kafka, self.spark, self.directory = kafka, spark, directory
@@ -93,7 +97,7 @@ class Run:
         return sum(path.name.isdecimal() for path in commits.glob("*"))
 
     def until(self, is_done: Callable[[], bool]) -> None:
-        """Wait until the condition is true. Start the example again whenever it has ended."""
+        """Wait until the condition is true. Meanwhile, start the example again whenever it has ended."""
         for _ in attempts(lambda: self.log[-6000:], PATIENCE_S):
             if is_done():
                 return
@@ -105,14 +109,14 @@ class Run:
             pause(0.5)
 
     def advance(self) -> None:
-        """Wait for two more micro-batches."""
+        """Wait until two more micro-batches are committed."""
         wanted = self.batches_done + 2
         self.until(lambda: self.batches_done >= wanted)
 
     def kill_in_turn(self, chance: random.Random) -> None:
         """Kill one broker after another, and a worker in every third round.
 
-        Each one is running again before the next kill.
+        A killed broker is running again before the next one is killed.
         """
         with Admin({"bootstrap.servers": self.kafka.bootstrap_servers}) as admin:
             for number in range(ROUNDS):
@@ -154,7 +158,7 @@ def test_the_example_is_exactly_once_while_brokers_and_workers_are_killed(
             run.advance()
             run.kill_in_turn(random.Random(3))
         run.until(lambda: read_values(servers, target).total() >= feed.sent)
-    # This run only completes the last micro-batch.
+    # The example runs once more, only to complete the last micro-batch.
     with launch_forward(tmp_path, "local[2]", *told) as program:
         assert program.wait(PATIENCE_S) == 0, run.log[-6000:]
     assert read_values(servers, target) == expected(feed.sent)

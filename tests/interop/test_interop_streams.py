@@ -1,4 +1,6 @@
-"""Kafka Streams with exactly_once_v2 on our broker: results are exact although both are killed."""
+"""Kafka Streams with exactly_once_v2 on our broker: the results are exact although instances and the broker
+are killed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ pytestmark = pytest.mark.timeout(400)  # the first run downloads 73 MB
 
 @pytest.fixture(scope="module")
 def streams(kafka_class_path: str, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """Download the jars that Streams needs in addition to Kafka's own, and compile the application, once."""
+    """Download the jars that Streams needs in addition to Kafka's own, and compile the application. This is
+    done once.
+    """
     home = CACHE / f"kafka-streams-{VERSION}"
     if not (home / "complete").exists():
         home.mkdir(parents=True, exist_ok=True)
@@ -39,13 +43,13 @@ def streams(kafka_class_path: str, tmp_path_factory: pytest.TempPathFactory) -> 
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"]
         prepare([*command, "-DincludeArtifactIds=kafka-streams,rocksdbjni"], "Kafka Streams", home)
         (home / "complete").touch()
-    # RocksDB unpacks its library into this directory at each start. A killed process does not remove it.
+    # At each start, RocksDB unpacks its library into this directory. A killed process leaves it there.
     temporary = f"-Djava.io.tmpdir={tmp_path_factory.mktemp('rocksdb')}"
     return compiled_java("Streams", f"{kafka_class_path}:{home}/jars/*", temporary)
 
 
 class Numbers:
-    """Send 0, 1, 2 ... to the topic until stopped, five hundred a second."""
+    """Sends the numbers 0, 1, 2 ... to the topic, five hundred a second, until it is stopped."""
 
     def __init__(self, servers: str) -> None:
         self.count = 0
@@ -91,9 +95,9 @@ def passed(servers: str) -> list[int]:
 
 @pytest.mark.behaviour("T6", "T7")
 def test_counts_and_copies_are_exact_over_kills(streams: Command, tmp_path: Path) -> None:
-    """Kill and restart one instance, add a second, kill the first for good, and kill the broker.
+    """Kill and restart one instance, add a second one, kill the first one for good, and kill the broker.
 
-    The remaining instance takes over the tasks and restores their state from its changelog.
+    The remaining instance takes over all tasks, and restores their state from the changelog topics.
     """
     chance = random.Random(5)
     logs = {name: tmp_path / f"{name}.log" for name in ("first", "second")}
@@ -130,7 +134,7 @@ def test_counts_and_copies_are_exact_over_kills(streams: Command, tmp_path: Path
 
 
 def counts(servers: str) -> dict[bytes | None, list[int]]:
-    """Return the records of the topic `counts` by digit, in order."""
+    """Return the values in the topic `counts` by digit, in the order in which they were written."""
     told: dict[bytes | None, list[int]] = {}
     for record in read(servers, "counts"):
         told.setdefault(record.key, []).append(int(record.value or b""))

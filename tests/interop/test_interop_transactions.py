@@ -1,4 +1,4 @@
-"""Transactional clients of others against our broker: commit, abort, offsets, fencing, and both isolation
+"""Transactional clients of other projects on our broker: commit, abort, offsets, fencing, and both isolation
 levels.
 """
 
@@ -29,7 +29,7 @@ def topic(broker: Broker) -> str:
 
 
 def read(broker: Broker, topic: str, isolation: str) -> list[bytes]:
-    """Return all values that librdkafka reads, ordered by partition."""
+    """Return all values that librdkafka reads from a topic, ordered by partition."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": broker.bootstrap_servers,
@@ -96,7 +96,9 @@ def test_librdkafka_commits_aborts_and_is_fenced(broker: Broker, topic: str) -> 
 
 @pytest.mark.behaviour("T7")
 def test_librdkafka_consumes_transforms_and_produces(broker: Broker, topic: str) -> None:
-    """The group's offsets, committed with its generation, move only with the transaction."""
+    """The group's offsets are committed in the transaction with the group's generation. They change only if
+    the transaction commits.
+    """
     plain = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers})
     plain.produce(topic, b"in", partition=0)
     plain.flush(SECONDS)

@@ -1,9 +1,10 @@
-"""A process that copies a topic in transactions of a fixed size, until its group has consumed all of it.
+"""A process that copies a topic in transactions of a fixed size, until its group has consumed the topic to
+the end.
 
-Its argument is a JSON object: servers, source, target, partitions (of either topic), group, and name (the
-transactional id). `size` is records per transaction, `pause` seconds before a commit, and `share` its
-partitions, or null to consume as a member of the group. It prints the record count of each transaction that
-it committed. SIGTERM ends it cleanly, even within a transaction.
+Its argument is a JSON object: servers, source, target, partitions (of each topic), group, and name (the
+transactional id). `size` is records per transaction, and `pause` is seconds before a commit. `share` is the
+list of its partitions, or null to consume as a member of the group. It prints the record count of each
+transaction that it committed. SIGTERM ends it cleanly, even within a transaction.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ def stop(*_: object) -> None:
 
 
 class Gathered:
-    """Records for one transaction. A rebalance discards them.
+    """Records that were polled for one transaction. A rebalance discards them.
 
-    The group metadata sent with the transaction would be that of the new generation. In it, another member
-    may own the partitions of these records.
+    The transaction would be sent with the group metadata of the new generation. In that generation, another
+    member may own the partitions of these records.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,7 @@ class Gathered:
 
 
 def copy(told: Any, consumer: Consumer, producer: Producer, records: list[Record]) -> None:
-    """Copy records in one transaction. One transaction in six fails halfway on purpose."""
+    """Copy the records in one transaction. One transaction in six fails on purpose before its last record."""
     fails_at = random.randrange(6 * len(records))
     with producer.transaction():
         for number, record in enumerate(records):
@@ -86,8 +87,8 @@ def go_back(consumer: Consumer) -> None:
 
 
 def work(told: Any, consumer: Consumer, producer: Producer) -> None:
-    """Copy until everything is copied. A fatal error of the producer ends the process, and the test starts
-    another.
+    """Copy until the whole topic is copied. A fatal error of the producer ends the process, and the test
+    starts a new one.
     """
     gathered = Gathered()
     producer.init_transactions()

@@ -1,4 +1,4 @@
-"""`oncelog serve` as a process: kill -9, SIGTERM, a second broker on the directory, and restarts."""
+"""`oncelog serve` as a process: kill -9, SIGTERM, a second broker on the same directory, and restarts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Served:
         self.end(signal.SIGKILL)
 
     def end(self, number: signal.Signals) -> int:
-        """Send the signal, wait, and return the exit code."""
+        """Send the signal, wait for the process to end, and return its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         code = self.process.wait(READY_SECONDS)
@@ -119,7 +119,7 @@ def test_a_retry_that_straddles_a_restart_is_recognised(tmp_path: Path, number: 
         sent = [batch(b"%d" % n, pid=pid, sequence=n) for n in range(7)]
         for one in sent[:6]:
             assert client.produce("straddle", one).error_code == 0
-        # The last response is lost: the batch is stored, but the producer gets no acknowledgement.
+        # Do not read the last response: the batch is stored, but the producer gets no acknowledgement.
         client.send(produce_request("straddle", sent[6]), 9)
         with RawClient(first.address) as observer:
             wait_until(lambda: observer.offset("straddle") == 7)

@@ -1,8 +1,9 @@
 """Consume-transform-produce while brokers or clients are killed or stopped: every record is copied once.
 
-The grid is that of Apache Kafka's system test of transactions. It combines kills and clean stops, of brokers
-or clients, ordered (one partition) or unordered (several), with offsets committed by a member or by the
-group's name.
+The cells of the grid are those of Apache Kafka's system test of transactions: all combinations of four
+choices. Processes are killed or
+stopped cleanly. They are brokers or clients. The topic has one partition (ordered) or several (unordered).
+Offsets are committed as a member of the group or by the group's name.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.process import end_process
 
 SIZE, COPIERS, BOUNCES = 750, 2, 2
-SETTINGS = {"group.min.session.timeout.ms": 500}  # the group removes a killed member soon
+SETTINGS = {"group.min.session.timeout.ms": 500}  # the group soon removes a member that was killed
 
 
 class Copier:
@@ -54,7 +55,9 @@ class Copier:
         self.start()
 
     def is_done(self) -> bool:
-        """Return True if everything is copied. Start the process again if its producer had a fatal error."""
+        """Return True if the process has copied everything. If it ended because of a fatal error, start it
+        again.
+        """
         code = self.process.poll()
         if code:
             self.start()
@@ -62,7 +65,7 @@ class Copier:
 
 
 class Watcher(threading.Thread):
-    """A read_committed reader that runs during all kills. `seen` has its records."""
+    """A read_committed reader that polls during all kills. `seen` has the records that it read."""
 
     def __init__(self, servers: str, topic: str, partitions: int, count: int) -> None:
         super().__init__(daemon=True)
@@ -78,13 +81,13 @@ class Watcher(threading.Thread):
                 try:
                     records = self._consumer.poll(0.1)
                 except OncelogError:
-                    continue  # the broker is down
+                    continue  # the broker is down for the moment
                 self.seen += [(record.partition, int(record.value or b"")) for record in records]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of the grid: what is killed or stopped, and how records are copied."""
+    """One cell of the grid: which processes are killed or stopped, and how records are copied."""
 
     how: signal.Signals
     target: str
@@ -96,7 +99,9 @@ class Cell:
         return 1 if self.order == "ordered" else 4
 
     def start_copiers(self, folder: Path, **told: object) -> list[Copier]:
-        """Start two members of the group, or one process per partition if they are assigned beforehand."""
+        """Start two members of the group. If partitions are assigned by hand, start at most one process for
+        each partition.
+        """
         shares = [list(range(number, self.partitions, COPIERS)) for number in range(COPIERS)]
         by_name = self.group == "by name"
         return [
@@ -116,7 +121,7 @@ class Cell:
 
 
 def copy_and_bounce(broker: BrokerProcess, folder: Path, cell: Cell, count: int, pause_s: float) -> None:
-    """Copy `count` records, and kill or stop processes twice during the copy."""
+    """Copy `count` records, and kill or stop processes twice meanwhile."""
     servers, patience_s, chance = broker.bootstrap_servers, 60 + count / 1000, random.Random(str(cell))
     source, target = new_topic(servers, cell.partitions), new_topic(servers, cell.partitions)
     fill(servers, source, cell.partitions, count)
@@ -162,7 +167,9 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """Run one broker for the whole grid, so that the state of each cell reaches the next."""
+    """Run one broker for all cells of the grid, so that each cell starts with the state that earlier cells
+    left.
+    """
     with BrokerProcess(tmp_path_factory.mktemp("grid") / "data", settings=SETTINGS) as served:
         yield served
 

@@ -1,4 +1,4 @@
-"""Histories of concurrent transactional clients under faults contain no known anomaly."""
+"""Histories of concurrent transactional clients under faults contain none of the known anomalies."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ SEED = 4
 
 
 def judge(load: Load, history: list[Operation]) -> None:
-    """Check that the history has no anomaly, and enough operations to be meaningful."""
+    """Check that the history has no anomaly, and enough operations to prove that."""
     found = check(history, dependencies=["wr"] if load.shared else ["wr", "ww"])
     assert not found, "\n".join(map(str, found[:20]))
-    # One record suffices: hundreds are copied on an idle machine, but the test must not fail on a slow one.
+    # One copied record is enough. An idle machine copies hundreds, but the test must not fail on a slow one.
     assert copied_once(load, history) > 0
     assert has_enough_outcomes(history)
 
 
 def disturbing(proxy: Proxy, broker: BrokerProcess | None) -> Callable[[float], None]:
-    """Cut connections at random times for `seconds`, and kill our own broker."""
+    """Return a function that disturbs clients for about the given seconds.
+
+    It cuts connections at random times, and also kills the broker, unless that is None.
+    """
     chance = random.Random(SEED)
 
     def disturb(seconds: float) -> None:
@@ -87,9 +90,9 @@ LATE_ENDS = Rule(action="duplicate", api="EndTxn", probability=0.5, delay_ms=40)
 @pytest.mark.behaviour("T13")
 @pytest.mark.parametrize("version", [2, 1])
 def test_late_end_txn_requests_are_an_anomaly_only_without_epoch_bumps(version: int) -> None:
-    """Late EndTxn requests (KAFKA-17754) are rejected if each transaction has its own epoch.
+    """If each transaction has its own epoch, the broker rejects late EndTxn requests (KAFKA-17754).
 
-    Without that, they are accepted.
+    Without epoch bumps, it accepts them.
     """
     found: list[Anomaly] = []
     for seed in range(20 if version == 1 else 1):
@@ -101,7 +104,7 @@ def test_late_end_txn_requests_are_an_anomaly_only_without_epoch_bumps(version: 
             load.create_topics(broker.bootstrap_servers)
             load.work(pause, 2)
             found += check(load.finish(broker.bootstrap_servers), dependencies=["wr"])
-        # Some seeds find only anomalies of other kinds, so try several.
+        # Some seeds find only other kinds of anomalies, so try several seeds.
         if any(isinstance(each, AbortedRead) for each in found):
             break
     assert any(isinstance(each, AbortedRead) for each in found) == (version == 1)

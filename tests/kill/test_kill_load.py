@@ -1,4 +1,6 @@
-"""A loader or broker killed by SIGKILL: at the end, the topic has each record once, in order."""
+"""A load's process or its broker is killed by SIGKILL. At the end, the topic has each record once and in
+order.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ MOMENTS = [
 def test_a_loader_killed_at_any_message_loses_and_doubles_nothing(
     broker: Broker, tmp_path: Path, api: str, direction: str, nth: int, before: int | None
 ) -> None:
-    """Drop one message and kill the loader. If it is a response, the broker has handled the request."""
+    """Drop one message of the load and kill its process. If the message is a response, the broker has handled
+    the request.
+    """
     servers = broker.bootstrap_servers
     topic = new_topic(servers, PARTITIONS)
     files = [write_csv(tmp_path / "rows.csv", 0, FEW)]

@@ -1,4 +1,6 @@
-"""Kills by SIGKILL of a process that appends to a real directory, and what the next process finds."""
+"""A process that appends to a real directory is killed by SIGKILL. The tests check what the next process
+finds.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,9 @@ while True:
 
 
 def _run_and_kill(directory: Path, acknowledgements: int) -> list[list[int]]:
-    """Start a child that appends, read that many acknowledgements, and kill it. Return all lines that it
-    printed.
+    """Start a child process that appends, read that number of acknowledgements, and kill it.
+
+    Return all lines that it printed.
     """
     helpers = str(Path(__file__).parents[1])
     arguments = [str(directory), helpers, str(SEGMENT_BYTES), str(PRODUCERS)]
@@ -68,7 +71,8 @@ def _run_and_kill(directory: Path, acknowledgements: int) -> list[list[int]]:
         child.wait(timeout=200)
         child.stdout.close()
     assert child.returncode == -signal.SIGKILL
-    # The last line may be cut. Then its batch was not acknowledged.
+    # The last line may be incomplete. The child then did not finish reporting its batch, so it does not count
+    # as acknowledged.
     lines += [line for line in rest.splitlines(keepends=True) if line.endswith("\n")]
     return [[int(word) for word in line.split()] for line in lines]
 
@@ -89,7 +93,9 @@ def test_nothing_acknowledged_is_lost_or_doubled_by_kill_9(tmp_path: Path) -> No
 
 
 def _check_log(partition: Partition, acknowledged: list[list[int]]) -> None:
-    """Check offsets of acknowledged batches, the sequences (each once, in order) and the checksums."""
+    """Check the offsets of acknowledged batches, their sequences (each once, in order) and their
+    checksums.
+    """
     stored, ends, offset = {}, {}, 0
     while offset < partition.log_end_offset:
         found = partition.read(offset, 1 << 20)
@@ -107,9 +113,10 @@ def _check_log(partition: Partition, acknowledged: list[list[int]]) -> None:
 
 
 def _check_retries(partition: Partition, acknowledged: list[list[int]]) -> None:
-    """Check that retries of a producer's last acknowledged batches get their first offsets.
+    """Check that retries of a producer's last acknowledged batches get the original offsets.
 
-    A broker remembers five batches. One more may be stored than was acknowledged, so the oldest is left out.
+    A broker remembers five batches. The last one may be stored without an acknowledgement, so only four are
+    retried.
     """
     end = partition.log_end_offset
     for pid in range(PRODUCERS):

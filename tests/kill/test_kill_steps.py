@@ -1,8 +1,9 @@
-"""A consume-transform-produce program, killed by SIGKILL at every step of its transactions (behaviour T5).
+"""A consume-transform-produce program is killed by SIGKILL at every step of its transactions (behaviour
+T5).
 
 The victims are the broker, the copier (consumer and producer in one) and a reader of the output. A step is a
-request that reaches the broker or a response that leaves it. The output must equal that of a run without
-faults.
+request that reaches the broker or a response that leaves it. The output must equal the output of a run
+without faults.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ pytestmark = pytest.mark.timeout(400)  # the tests start dozens of processes, pe
 def test_a_copier_killed_at_every_step_copies_every_record_once(
     tmp_path: Path, version: int, side: str, victims: str
 ) -> None:
-    """Kill processes while the proxy holds a message. The held message never arrives."""
+    """Kill processes while the proxy holds one of their messages. The message is never delivered."""
     with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
         for api in STEPS[version]:
             run.reach(api, side)
@@ -85,7 +86,9 @@ def test_a_late_request_of_a_killed_copier_changes_nothing(tmp_path: Path, versi
 @pytest.mark.behaviour("T6", "T11")
 @VERSIONS
 def test_a_decided_transaction_completes_after_the_broker_is_killed(tmp_path: Path, version: int) -> None:
-    """Kill the broker at every marker, and once more while it writes the missing markers."""
+    """Kill the broker at each marker of the transaction, and once more while its next start writes the
+    missing markers.
+    """
     with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
         run.feed()
         run.wait_copied()
@@ -103,7 +106,7 @@ def test_a_decided_transaction_completes_after_the_broker_is_killed(tmp_path: Pa
 @pytest.mark.behaviour("T6", "T11")
 @VERSIONS
 def test_copiers_killed_at_random_copy_every_record_once(tmp_path: Path, version: int) -> None:
-    """Choose victims and times at random. Connections are cut and requests delayed at random, too."""
+    """Choose victims and times at random. Also cut connections and delay requests at random."""
     chance = random.Random(version)
     with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
         run.proxy.add(Rule(action=Action.CUT, probability=0.01))
@@ -111,7 +114,7 @@ def test_copiers_killed_at_random_copy_every_record_once(tmp_path: Path, version
             run.proxy.add(Rule(action=Action.HOLD, api=api, probability=0.02, delay_ms=700))
         kills = 0
         while kills < RANDOM_KILLS:
-            if chance.random() < 0.8:  # in the other cases, processes die during their start
+            if chance.random() < 0.8:  # in the other cases, processes are killed while they start
                 run.feed(100)
                 run.wait_ended(chance.randrange(10))
             pause(chance.uniform(0, 0.1))

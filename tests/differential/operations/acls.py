@@ -1,4 +1,6 @@
-"""ACLs that are created, described and deleted by filters, and responses to users with few permissions."""
+"""ACLs that are created, described and deleted by filters, and the responses to a user with few
+permissions.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ OPERATIONS = range(3, 13)
 DENY, ALLOW = 2, 3
 TOPICS = {"T0": {"partitions": 1}, "T1": {"partitions": 2}, SENTINEL: {"partitions": 1}}
 CLIENT = "u"
-"""Name of a user whose only permissions come from ACLs, and of this user's connection."""
+"""Name of a user whose only permissions come from ACLs. The user's connection has the same name."""
 
 
 class Acls:
-    """Draw the steps of an administrator, who may do everything, and of one user."""
+    """Draws the steps of an administrator, who may do everything, and of one user with few permissions."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -52,7 +54,9 @@ class Acls:
         return self._random.choice(choices)
 
     def _resource(self) -> tuple[int, Any]:
-        """Return a resource of this sequence, sometimes a prefix of one or a missing resource."""
+        """Return a resource of this sequence, sometimes only a prefix of its name, or the name of a missing
+        resource.
+        """
         random = self._random
         kind = random.choices([TOPIC, GROUP, TRANSACTION, CLUSTER, USER], [10, 6, 4, 3, 1])[0]
         if kind == CLUSTER:
@@ -79,7 +83,7 @@ class Acls:
             pattern = LITERAL
         owner = self._principal()
         is_own = isinstance(owner, dict) or isinstance(resource, dict)
-        if not is_own:  # a general ACL for everybody would affect other sequences
+        if not is_own:  # an ACL for all users and all resources would affect other sequences
             owner = principal("u")
         return {
             "resource_type": kind,
@@ -96,7 +100,9 @@ class Acls:
         self._add("CreateAcls", (1, 3), {"creations": rows + rows[:1] if self._often(0.05) else rows})
 
     def _filter(self) -> Body:
-        """Return a filter that finds only ACLs of this sequence, by its principal or its resource."""
+        """Return a filter that finds only ACLs of this sequence, because it names a principal or resource of
+        the sequence.
+        """
         random = self._random
         kind, resource = self._resource()
         is_wide = not isinstance(resource, dict) or self._often(0.3)
@@ -236,7 +242,7 @@ class Acls:
         self._add(api, versions, body, CLIENT, binds=bound)
 
     def administer(self) -> None:
-        """Draw one administrative request, which the user sends."""
+        """Draw one request that administrators usually send, and let the user send it."""
         new = {"name": name("new"), "num_partitions": 1, "replication_factor": 1}
         setting = {"name": "retention.ms", "config_operation": 0, "value": "1000"}
         changed = {"resource_type": 2, "resource_name": topic("T0"), "configs": [setting]}
@@ -276,7 +282,7 @@ class Acls:
         self._add(api, versions, body, CLIENT)
 
     def ask(self) -> None:
-        """Draw one request of the user."""
+        """Draw one request of any kind, sent by the user."""
         choices = [
             self.produce,
             self.fetch,
@@ -290,7 +296,7 @@ class Acls:
         action()
 
     def act(self) -> None:
-        """Change the ACLs and then send a request of the user, or describe the ACLs."""
+        """Draw a change of ACLs, a description of ACLs, or a request of the user."""
         choices = [self.create, self.delete, self.describe, self.ask]
         (action,) = self._random.choices(choices, [5, 2, 5, 12])
         action()

@@ -45,7 +45,7 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
 class Admin:
-    """Draw the steps of an administrator of three topics."""
+    """Draws the steps of an administrator of three topics."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -61,7 +61,7 @@ class Admin:
         return self._random.choice(ILLEGAL) if self._often(0.07) else name(self._random.choice(NAMES))
 
     def _topics(self) -> list[Any]:
-        """Return names: mostly one topic, sometimes several, and seldom a topic twice."""
+        """Return the topics of a request: mostly one, sometimes several, and seldom one topic twice."""
         some = [name(each) for each in self._random.sample(NAMES, self._random.choice([1, 1, 1, 2, 3]))]
         if self._often(0.08):
             some.append(self._topic())

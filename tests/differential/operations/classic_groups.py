@@ -1,4 +1,4 @@
-"""Classic groups: members with drawn protocols that join, synchronise, heartbeat, leave and commit."""
+"""Classic groups: members with random protocols join, synchronise, send heartbeats, leave and commit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TYPE_FILTERS = [*[[]] * 3, ["classic"], ["consumer"], ["Classic", "Consumer"], [
 
 
 class Members:
-    """Draw the steps of the members of one group and of an outside observer."""
+    """Draws the steps of the members of one group, and of a client that observes the group."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -46,11 +46,11 @@ class Members:
         self.anchor()
 
     def anchor(self) -> None:
-        """Commit an offset in both groups, so that they exist even without members.
+        """Commit an offset in both groups, so that the groups exist even without members.
 
-        Without an offset, a refused join leaves an empty group on Kafka until its next search for expired
-        groups, and none on our broker. So in sequences without this step, members join only as real clients
-        do.
+        If a join is refused, a group without offsets stays on Kafka, empty, until its next search for expired
+        groups. Our broker has no group then. So in sequences without this step, members join only as real
+        clients do.
         """
         for group in (GROUP, OTHER_GROUP) if self._is_anchored else ():
             row = {"name": topic("T"), "partitions": [{"partition_index": 0, "committed_offset": 4}]}
@@ -93,7 +93,9 @@ class Members:
         }
 
     def join(self, member: str) -> None:
-        """Draw JoinGroup. From version 4 on, a new member sends a second one with its member id."""
+        """Draw JoinGroup. From version 4 on, a new member without an instance id repeats it with its assigned
+        member id.
+        """
         random, is_new = self._random, member not in self._joined
         self._joined.add(member)
         session_ms = random.choice([0, -1, 5_999, 1_800_001, 2**31 - 1]) if self._often(0.03) else 60_000
@@ -114,8 +116,8 @@ class Members:
             "reason": random.choice([None, "", "why", "x" * 300]),
         }
         binds = {f"{member}.member": "member_id", f"{member}.generation": "generation_id"}
-        # Versions below 5 have no group.instance.id. Kafka fails if a member joins once with and once without
-        # an instance id.
+        # Versions below 5 have no group.instance.id. Kafka fails if one member joins both with and without an
+        # instance id.
         version = random.randint(0 if self._instances[member] is None else 5, 9)
         self.steps.append(Step("JoinGroup", version, body, member, binds=binds, parks=True))
         if is_new and version >= 4 and body["group_instance_id"] is None and self._often(0.9):
@@ -125,7 +127,8 @@ class Members:
     def sync(self, member: str) -> None:
         """Draw SyncGroup with assignments for most members, or rarely with an invalid list.
 
-        Any member may send assignments, but brokers must ignore those of members that are not the leader.
+        Any member may send assignments, but brokers must ignore the assignments of members that are not the
+        leader.
         """
         random = self._random
         assignments = [
@@ -197,7 +200,7 @@ class Members:
         self.anchor()
 
     def rebalance(self) -> None:
-        """Let almost all members join and synchronise, in any order."""
+        """Draw a rebalance in which almost all members join and synchronise, in any order."""
         everybody = list(self._names)
         for act in (self.join, self.sync) if self._often(0.7) else (self.join, self.join, self.sync):
             self._random.shuffle(everybody)

@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol: members that join, follow their assignments, and leave."""
+"""Groups of the consumer protocol: members join, follow their assignments, and leave."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ BAD_ASSIGNORS = ("sticky", "", "Uniform")
 
 
 class Members:
-    """Draw the steps of the members of one group. A member reports the partitions of its last assignment."""
+    """Draws the steps of the members of one group. A member reports the partitions of its last assignment as
+    owned.
+    """
 
     def __init__(self, random: Random, names: str) -> None:
         self._random, self._names = random, names
-        # The subscription of a member that sends none. With other values, Kafka would assign topics to it.
+        # The subscription of a heartbeat that changes none: an empty list for a single member, and null for
+        # several. With other values, Kafka would assign topics to the member.
         self._nothing: list[str] | None = [] if len(names) == 1 else None
         self._instances = {member: f"i{member}" if self._often(0.3) else None for member in self._names}
         self._assignor = random.choice([None, None, "uniform", "range"])
@@ -31,7 +34,7 @@ class Members:
         return self._random.random() < chance
 
     def _subscription(self) -> list[Any]:
-        """Return mostly the only topic of the group, for which every assignor gives the same assignment."""
+        """Return mostly the one topic of the group, for which all assignors give the same assignment."""
         random = self._random
         if self._one is not None and self._often(0.85):
             return [topic(self._one)]
@@ -45,7 +48,7 @@ class Members:
             return self._random.choice(
                 ["", "nobody", ref(f"{self._random.choice(self._names)}.member", "unknown")]
             )
-        # In version 1 a member chooses its own id, before it has received a response.
+        # In version 1, a member chooses its own id. It sends that id even before its first response.
         return ref(f"{member}.member", {"$name": member})
 
     def _owned(self, member: str) -> Any:
@@ -73,7 +76,7 @@ class Members:
         self.steps.append(Step("ConsumerGroupHeartbeat", version, body | fields, member, binds=binds))
 
     def join(self, member: str) -> None:
-        """Send a heartbeat at epoch 0 with all fields that a join needs, or without one of them."""
+        """Draw a heartbeat at epoch 0 with all fields that a join needs, or without one of them."""
         random = self._random
         fields: Body = {
             "rebalance_timeout_ms": 60_000,
@@ -104,22 +107,22 @@ class Members:
         self._beat(member, 0, **fields)
 
     def _regex(self) -> Any:
-        """Return an invalid pattern or None.
+        """Return an invalid pattern.
 
         Valid ones are not drawn, because Kafka resolves them at an unpredictable time.
         """
         return self._random.choice(["(", "[a-", "a{2,1}", "\\", "*", ""])
 
     def follow(self, member: str) -> None:
-        """Send a heartbeat that reports the partitions that the member owns."""
+        """Draw a heartbeat that reports the partitions that the member owns."""
         self._beat(member, ref(f"{member}.epoch", 7), topic_partitions=self._owned(member))
 
     def quiet(self, member: str) -> None:
-        """Send a heartbeat that reports no change."""
+        """Draw a heartbeat that reports no change."""
         self._beat(member, ref(f"{member}.epoch", 7))
 
     def stale(self, member: str) -> None:
-        """Send a heartbeat with an epoch other than the member's."""
+        """Draw a heartbeat with an epoch other than the member's."""
         epoch = f"{member}.epoch"
         choices = [ref(epoch, 7, 1), ref(epoch, 7, -1), ref(epoch, 7, -2), -3, 2**31 - 1, 1]
         self._beat(
@@ -129,7 +132,7 @@ class Members:
         )
 
     def subscribe(self, member: str) -> None:
-        """Send a heartbeat with another subscription or assignor."""
+        """Draw a heartbeat with another subscription or assignor."""
         fields = self._random.choice(
             [
                 {"subscribed_topic_names": self._subscription()},
@@ -142,7 +145,9 @@ class Members:
         self._beat(member, ref(f"{member}.epoch", 7), topic_partitions=self._owned(member), **fields)
 
     def leave(self, member: str) -> None:
-        """Leave the group; a static member leaves permanently (-1) or temporarily (-2)."""
+        """Draw the heartbeat with which a member leaves. A static member leaves for good (-1) or for a time
+        (-2).
+        """
         self._beat(member, self._random.choice([-1, -1, -2]))
 
     def commit(self, member: str) -> None:
@@ -183,7 +188,7 @@ class Members:
         )
 
     def classic(self, member: str) -> None:
-        """Send a request of the classic protocol for a member of the consumer protocol."""
+        """Draw a request of the classic protocol, sent by a member of the consumer protocol."""
         random, epoch = self._random, ref(f"{member}.epoch", 7)
         identity = {"group_id": GROUP, "member_id": self._member_id(member)}
         api, body = random.choice(
@@ -219,7 +224,7 @@ class Members:
 def draw_few(random: Random) -> Sequence:
     """Draw the steps of one or two members.
 
-    With so few, every sticky assignor assigns the same partitions.
+    With so few members, all sticky assignors assign the same partitions.
     """
     return _draw(random, random.choice(["A", "AB", "AB", "AB"]))
 
@@ -227,7 +232,7 @@ def draw_few(random: Random) -> Sequence:
 def draw_three(random: Random) -> Sequence:
     """Draw the steps of three members.
 
-    If one releases a partition, each broker's assignor may give it to a different member.
+    If one member releases a partition, the assignors of the two brokers may give it to different members.
     """
     return _draw(random, "ABC")
 
@@ -250,14 +255,15 @@ def _is_other_share(step: Step, ours: Any, theirs: Any, path: str) -> bool:
 
 
 def _is_other_share_of_same_size(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True if the brokers assign different partitions but the same number, and no other member must
-    still release one.
+    """Return True if the brokers assign different partitions, but the same number of them.
+
+    A different number would mean that another member still has to release a partition on one broker.
     """
     return _is_other_share(step, ours, theirs, path) and _partition_count(ours) == _partition_count(theirs)
 
 
 def _partition_count(share: Any) -> int:
-    """Return the number of partitions in an assignment or in a part of one."""
+    """Return the number of partitions in an assignment, or in a part of an assignment."""
     if isinstance(share, dict):
         return sum(_partition_count(part) for part in share.values())
     if isinstance(share, list):
@@ -266,8 +272,8 @@ def _partition_count(share: Any) -> int:
 
 
 def _is_other_epoch(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True if the member must release a partition on one broker only, and so keeps its old epoch
-    there.
+    """Return True if the member still has its old epoch on one broker, because only there it must first
+    release a partition.
     """
     is_shown = path.endswith(("member_epoch", "group_state"))
     return (

@@ -1,7 +1,8 @@
-"""Numbered batches outside transactions: repetitions, gaps, epochs, sequences that wrap, damaged batches.
+"""Numbered batches outside transactions: repetitions, gaps, epochs, sequences that wrap around, damaged
+batches.
 
-The drawn batches are kept, so that an earlier one can be repeated unchanged: one of the last five, or an
-older one. Sequences begin at 0 or near 2^31. The topics have different settings, such as compaction.
+The drawn batches are kept, so that one of them can be repeated unchanged: one of the last five or an older
+one. Sequences begin at 0 or near 2^31. The topics have different settings, such as compaction.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Drawing:
         if numbers.sent and self.is_odd(25):
             return self.random.choice(numbers.sent[-7:])
         if self.is_odd(6):
-            # Change the epoch. The new one mostly begins with sequence 0.
+            # Change the epoch. The first batch of the new epoch mostly has sequence 0, as it should.
             numbers.epoch_plus += self.random.choice((1, 1, 2, -1))
             numbers.next = 0 if not self.is_odd(20) else numbers.next
         count = self.random.choice((1, 1, 2, 3, 8))
@@ -84,7 +85,7 @@ class Drawing:
         return ref(f"{label}.epoch", 0, plus) | {"floor": 0}
 
     def broken(self, options: Body) -> Body:
-        """Draw a batch with a header that both brokers refuse, or several batches in one request."""
+        """Draw a batch with a header that both brokers refuse, or a request with several batches."""
         wrong = self.random.choice(
             (
                 {"crc": "bad"},
@@ -126,7 +127,7 @@ class Drawing:
 
 
 def draw(random: Random) -> Sequence:
-    """Draw the batches of up to two producers, which sometimes get a new producer id."""
+    """Draw the batches of one or two producers. Sometimes a producer gets a new producer id."""
     d = Drawing(random)
     for label in d.producers:
         d.init(label)

@@ -1,4 +1,4 @@
-"""Committed offsets: commits with and without members and in transactions; look-ups, deletions and lists."""
+"""Committed offsets: commits with and without members and in transactions, look-ups, deletions and lists."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ LENGTHS = (5, 10, 15, 20)
 
 
 class Offsets:
-    """Draw the steps of three groups: one without members, one with classic members, one with members of
+    """Draws the steps of three groups: one has no members, one has classic members, one has members of
     KIP-848.
 
-    Each group has one offset that is deleted only with the group. Our broker removes a group without offsets
-    at once. Kafka keeps it until its next search for expired groups.
+    Each group has one offset that is deleted only with the group. Without it, our broker would remove a group
+    without offsets immediately, but Kafka only in its next search for expired groups.
     """
 
     def __init__(self, random: Random) -> None:
@@ -54,9 +54,9 @@ class Offsets:
         self.anchor()
 
     def anchor(self) -> None:
-        """In each group, commit an offset of T2.
+        """Commit an offset of topic T2 in each group.
 
-        Of the later steps, only OffsetFetch names T2, so the offset and the group stay.
+        Of all later steps, only OffsetFetch names T2, so these offsets, and with them the groups, remain.
         """
         for group in GROUPS:
             row = {"name": topic("T2"), "partitions": [{"partition_index": 2, "committed_offset": 4}]}
@@ -75,7 +75,7 @@ class Offsets:
         return self._random.choices([self._group(), name("none"), ""], [12, 1, 1])[0]
 
     def _groups(self) -> list[Any]:
-        """Return up to three group names without duplicates. A group may be missing or have an empty name."""
+        """Return up to three group names without duplicates. Some may be unknown or empty."""
         return self._random.sample([*GROUPS, name("none"), ""], self._random.choice([1, 1, 2, 3, 0]))
 
     def _rows(self, make: Any) -> list[Body]:
@@ -131,7 +131,7 @@ class Offsets:
         self._add("OffsetCommit", (2, 10), body)
 
     def fetch(self) -> None:
-        """Draw OffsetFetch of one group, or from version 8 on of several."""
+        """Draw OffsetFetch for one group, or from version 8 on for several."""
         random = self._random
         groups = []
         for group in self._groups():
@@ -197,7 +197,7 @@ class Offsets:
             self.steps.append(Step("SyncGroup", 3, sync, "m", parks=True))
 
     def beat(self) -> None:
-        """Subscribe to T0 as a member of the consumer protocol, or leave."""
+        """Draw a heartbeat that subscribes to T0 as a member of the consumer protocol, or that leaves."""
         body: Body = {"group_id": CONSUMER, "member_id": ref("m.member", {"$name": "m"})}
         if self._often(0.75):
             body |= {"member_epoch": 0, "rebalance_timeout_ms": 60_000, "topic_partitions": []}
@@ -215,7 +215,7 @@ class Offsets:
         self._add("LeaveGroup", (3, 5), body)
 
     def begin(self) -> None:
-        """Initialize a transactional id again, which fences its earlier producer."""
+        """Draw InitProducerId for the transactional id again. It fences the id's earlier producer."""
         body: Body = {"transactional_id": name("x"), "transaction_timeout_ms": 60_000}
         binds = {"x.producer": "producer_id", "x.epoch": "producer_epoch"}
         self._add("InitProducerId", (0, 4), body, binds=binds)
@@ -246,7 +246,9 @@ class Offsets:
         self._add("EndTxn", (0, 4), {**self._producer(), "committed": self._often(0.6)})
 
     def transact(self) -> None:
-        """Run a whole transaction, with commits and reads of other clients in between."""
+        """Draw a transaction from its begin to its end, with commits and reads of other clients in
+        between.
+        """
         group = self._group()
         self.begin()
         self.add_offsets(group)

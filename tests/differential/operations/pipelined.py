@@ -1,8 +1,8 @@
-"""Sequences of other subjects in which requests are sent before earlier responses are read.
+"""Sequences of other subjects, in which requests are sent before earlier responses are read.
 
 Two to six requests are in flight on one connection. Produce requests keep the gaps and repetitions of their
-subject. The run waits after a request that begins or ends a transaction, because the time until it is
-complete in the background varies.
+subject. After a request that begins or ends a transaction, the run waits for the response, because the time
+until the transaction is complete in the background varies.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ BASES = (*idempotence.SUBJECTS, *records.SUBJECTS, *offsets.SUBJECTS)
 
 
 def draw(random: Random) -> Sequence:
-    """Draw five batches in flight of which some are lost, or a sequence of another subject with pipelined
-    requests.
+    """Draw a sequence of another subject with pipelined requests, or one with five batches in flight, of
+    which some are lost.
     """
     if random.random() < 0.3:
         return _five_in_flight(random)
@@ -31,7 +31,8 @@ def draw(random: Random) -> Sequence:
     for step, following in itertools.pairwise((*sequence.steps, Step(connection="none"))):
         if in_flight == 0:
             in_flight = random.choice((0, 2, 3, 4, 5, 6))
-        # Do not pipeline across connections: the next connection's request must come after all of these.
+        # Do not pipeline across connections: another connection's request must be sent after these have been
+        # answered.
         is_alone = step.parks or following.parks or following.connection != step.connection
         is_last = in_flight <= 1 or is_alone or step.api in WAITED_FOR
         in_flight = 0 if is_last else in_flight - 1
@@ -42,8 +43,9 @@ def draw(random: Random) -> Sequence:
 
 
 def _five_in_flight(random: Random) -> Sequence:
-    """Draw what a producer with five requests in flight sends: up to two are lost, and then all are
-    repeated.
+    """Draw the requests of a producer with five batches in flight.
+
+    Up to two of them are lost, and then all five are sent again.
     """
     first = random.choice((0, 0, 2**31 - 3))
     count = random.choice((1, 2))
@@ -54,7 +56,8 @@ def _five_in_flight(random: Random) -> Sequence:
     binds = {"A.pid": "producer_id", "A.epoch": "producer_epoch"}
     steps = [Step("InitProducerId", 4, init, binds=binds)]
     if random.random() < 0.5:
-        steps.append(_produce(place, version, first - count, count))  # now the partition knows the producer
+        # Makes the producer known to the partition
+        steps.append(_produce(place, version, first - count, count))
     lost = random.sample(range(5), random.choice((0, 1, 1, 2)))
     steps += [step._replace(is_awaited=False) for number, step in enumerate(flight) if number not in lost]
     repeated = list(range(5)) if random.random() < 0.7 else random.sample(range(5), 5)
@@ -65,7 +68,7 @@ def _five_in_flight(random: Random) -> Sequence:
 
 
 def _produce(place: tuple[str, int], version: int, sequence: int, count: int) -> Step:
-    """Return a batch of `count` records. After 2^31-1 its base sequence continues at 0."""
+    """Return a Produce request with one batch of `count` records. Sequences above 2^31-1 continue at 0."""
     text, index = place
     options: dict[str, Any] = {"pid": ref("A.pid", idempotence.WRONG_ID), "epoch": ref("A.epoch", 0)}
     options |= {"seq": sequence % 2**31, "values": [f"{sequence}-{i}" for i in range(count)]}

@@ -1,7 +1,8 @@
-"""Reads: Fetch with its limits, sessions and isolation levels; ListOffsets, DeleteRecords and leader epochs.
+"""Reads: Fetch with its limits, sessions and isolation levels, ListOffsets, DeleteRecords and leader
+epochs.
 
-Before and between the reads, one producer writes plain batches and another writes transactions. So the log
-has aborted ranges, and an open transaction at which read_committed readers stop.
+Before and between the reads, one producer writes plain batches and another one transactions. So the log has
+aborted ranges, and an open transaction at which read_committed readers stop.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from differential.operations.observing import WHOLE, observe_partitions
 from differential.sequence import Body, Rule, Sequence, Step, Subject, batch, name, ref, topic, topic_id
 
 TOPICS: dict[str, dict[str, Any]] = {
-    # The records are old. Retention must not delete them during a sequence. No new segment may begin because
-    # of their age, since a Fetch response ends at the end of a segment.
+    # The timestamps of the records are old, so retention must not delete them during a sequence. Their age
+    # must also not begin a new segment, because a Fetch response ends at the end of a segment.
     "T": {"partitions": 2, "retention.ms": -1, "segment.ms": 10**13},
     "U": {"partitions": 1, "retention.ms": -1, "segment.ms": 10**13},
 }
 PLACES = [("T", 0), ("T", 0), ("T", 1), ("U", 0)]
 BINDS = {"A.pid": "producer_id", "A.epoch": "producer_epoch"}
 OLD_MS, NEW_MS = 1_000_000, 2_000_000
-"""Timestamps of records. They are old, so that look-ups by time do not depend on the time of the run."""
+"""Timestamps of records. They are old constants, so that look-ups by time do not depend on the time of the
+run.
+"""
 
 
 class Drawing:
@@ -119,8 +122,8 @@ class Drawing:
         if version >= 7 and self.is_odd(50):
             version = self.session_version
             body |= self.session(places)
-            # Ask for everything: in a response too small for all partitions of a session, each broker chooses
-            # its own order.
+            # Set limits that are large enough for all partitions of the session. In a smaller response, each
+            # broker has its own order of partitions.
             body["max_bytes"] = 2**31 - 1
             for row in body["topics"]:
                 for part in row["partitions"]:
@@ -129,9 +132,9 @@ class Drawing:
         self.add("Fetch", version, body, binds=binds)
 
     def session(self, asked: list[tuple[str, int]]) -> Body:
-        """Return the fields for a new fetch session, or for the session's next fetch.
+        """Return the fields that begin a new fetch session, or continue the existing one.
 
-        All drawn versions use topic names, not ids.
+        All versions drawn with sessions use topic names and not ids.
         """
         if self.session_epoch is None or self.is_odd(15):
             self.session_epoch = 0
@@ -171,8 +174,8 @@ class Drawing:
         self.add("ListOffsets", self.random.randint(1, 11), body)
 
     def delete(self) -> None:
-        """Delete records, unless a transaction is open: then Kafka's last stable offset would become too
-        low.
+        """Draw DeleteRecords. Draw nothing while a transaction is open, because Kafka's last stable offset
+        would become too low.
         """
         if self.is_open:
             return
@@ -195,7 +198,7 @@ class Drawing:
 
 
 def draw(random: Random) -> Sequence:
-    """Draw writes first, then reads, with writes, ends of transactions and deletions between them."""
+    """Draw writes first, and then reads with writes, ends of transactions and deletions between them."""
     d = Drawing(random)
     d.add("InitProducerId", 5, {"transactional_id": name("x"), "transaction_timeout_ms": 60_000}, binds=BINDS)
     for _ in range(random.randint(3, 6)):
@@ -207,8 +210,8 @@ def draw(random: Random) -> Sequence:
 
 
 def _is_kafkas_cut(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True if Kafka's response has no room for this partition, because Kafka cut an earlier batch at
-    the limit.
+    """Return True if Kafka's response has no records for this partition, because an incomplete batch of an
+    earlier one filled it up to the limit.
     """
     is_limited = step.api == "Fetch" and step.body.get("max_bytes", WHOLE) < WHOLE
     return is_limited and path.endswith(".records") and theirs == [] and bool(ours)

@@ -1,6 +1,6 @@
-"""Sequences of other subjects in which both brokers are restarted after a clean stop or after SIGKILL.
+"""Sequences of other subjects, in which both brokers restart after a clean stop or after SIGKILL.
 
-The observations of the other subject are compared right after the restart and at the end.
+The other subject's observations are compared right after the restart and at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BASES = {
 
 
 def draw(random: Random) -> Sequence:
-    """Add one restart, clean or by SIGKILL, to a sequence of any other subject."""
+    """Draw a sequence of another subject, and insert one restart, clean or by SIGKILL."""
     base = BASES[random.choice(sorted(BASES))]
     sequence = base.draw(random)
     place = random.randint(1, len(sequence.steps))
@@ -36,21 +36,21 @@ def draw(random: Random) -> Sequence:
 
 
 def _is_epoch(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True if the difference is a leader epoch or follows from one.
+    """Return True if the differing value is a leader epoch or follows from one.
 
-    Only Kafka's epochs rise with each start.
+    On Kafka, leader epochs rise with each start; on our broker they do not.
     """
     is_shown = path.rpartition(".")[2] in ("leader_epoch", "partition_leader_epoch", "committed_leader_epoch")
     is_judged = any(value in ("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH") for value in (ours, theirs))
     is_of_an_epoch = step.api == "OffsetForLeaderEpoch" or "diverging_epoch" in path
-    # a coordinator's epoch is its partition's
+    # a coordinator's epoch is the leader epoch of its partition
     is_coordinators = path.endswith((".marker.1", "coordinator_epoch"))
     return is_shown or is_judged or is_of_an_epoch or is_coordinators
 
 
 def _is_older_than_one(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True if our broker recognises a repeated batch and returns its offsets, and Kafka has forgotten
-    the batch.
+    """Return True if our broker recognises a repeated batch and returns its offsets, but Kafka has forgotten
+    that batch.
     """
     pair = {"error_code": ("NONE", "OUT_OF_ORDER_SEQUENCE_NUMBER")}.get(path.rpartition(".")[2])
     is_told = isinstance(ours, int) and theirs in (-1, None)
@@ -59,7 +59,9 @@ def _is_older_than_one(step: Step, ours: Any, theirs: Any, path: str) -> bool:
 
 
 def _is_unused(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True if only Kafka still knows the group, which was in its first rebalance at the restart."""
+    """Return True if only Kafka still knows the group. The group's first rebalance was not complete at the
+    restart.
+    """
     pairs = (("GROUP_ID_NOT_FOUND", "NONE"), ("Dead", "Empty"))
     return step.api == "DescribeGroups" and (ours, theirs) in pairs
 

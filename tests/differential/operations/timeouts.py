@@ -1,8 +1,8 @@
 """Sequences of other subjects with short time-outs, and with pauses in which these expire.
 
 All time-outs have the same length, and a pause is 1.35 times as long. So a time-out expires either well
-before the end of a pause or well after it. A sequence has at most two pauses, because a third would end when
-a fourth time-out expires.
+before the end of a pause or well after it. A sequence has at most two pauses, because three last about as
+long as four time-outs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def draw_consumer(random: Random) -> Sequence:
 
 
 def _shortened(random: Random, sequence: Sequence) -> Sequence:
-    """Return the sequence with short time-outs in place of most long ones."""
+    """Return the sequence with short time-outs instead of most of its long ones."""
 
     def shorten(step: Step) -> Step:
         short: dict[str, Any] = {

@@ -1,9 +1,9 @@
-"""Transactions: producers, their epochs, partitions, offsets and ends, and the actions of operators on them.
+"""Transactions: producers, their epochs, partitions, offsets and ends, and the actions of operators on
+them.
 
-Two or three instances share one or two transactional ids, each with the request versions of one kind of
-client. It is either classic (Produce 11, EndTxn 4) or has an epoch per transaction (Produce 12, EndTxn 5).
-Most steps are the next ones of a correct client. Some have a stale epoch or a gap in the sequence, or come
-too early.
+Two or three instances share one or two transactional ids. Each instance uses the request versions of one kind
+of client: classic (Produce 11, EndTxn 4), or with an epoch per transaction (Produce 12, EndTxn 5). Most steps
+are the next ones of a correct client. Some have a stale epoch or a gap in the sequence, or come too early.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EPOCH = {"Produce": (12, 13), "EndTxn": (5, 5), "TxnOffsetCommit": (5, 5)}
 
 
 class Producer:
-    """The state of a producer instance, on the assumption that all its requests succeed."""
+    """The state of a producer instance, as it would be if all its requests succeeded."""
 
     def __init__(self, label: str, transactional_id: str, versions: dict[str, tuple[int, int]]) -> None:
         self.label, self.transactional_id, self.versions = label, transactional_id, versions
@@ -76,7 +76,7 @@ class Drawing:
         self.steps.append(Step(api, version, body, **more))
 
     def is_odd(self, percent: float = 6) -> bool:
-        """Return True with this probability in percent. The caller then draws an invalid step."""
+        """Return True with this probability in percent. If it is True, the caller draws an invalid step."""
         return self.random.random() * 100 < percent
 
     def version(self, producer: Producer, api: str, limits: tuple[int, int] | None = None) -> int:
@@ -102,7 +102,9 @@ class Drawing:
         return ref(variable, 0)
 
     def batch_epoch(self, producer: Producer) -> Any:
-        """Return `epoch`, but never -1: see `producer-without-epoch` in docs/differences.md."""
+        """Return a reference to the epoch for a batch. It is never -1: see `producer-without-epoch` in
+        docs/differences.md.
+        """
         epoch = self.epoch(producer)
         return (
             3
@@ -113,7 +115,9 @@ class Drawing:
         )
 
     def batch_producer_id(self, producer: Producer) -> Any:
-        """Return `producer_id`, but never -1, which means a batch without a producer."""
+        """Return a reference to the producer id for a batch. It is never -1, which means a batch without a
+        producer.
+        """
         value = self.producer_id(producer)
         return WRONG_ID if value == -1 else value
 
@@ -241,8 +245,8 @@ def _records(d: Drawing, producer: Producer, place: tuple[str, int], is_transact
         sequence = d.random.choice((0, sequence + 1, max(0, sequence - count), 5, 2**31 - 1))
     else:
         producer.sequences[place] = sequence + count
-    # Outside transactions a broker accepts any epoch. One above the coordinator's would block its markers, so
-    # use the known one.
+    # Outside transactions, a broker accepts any epoch. An epoch above the coordinator's would make the
+    # partition refuse the coordinator's markers. So use the producer's own epoch.
     epoch = d.batch_epoch(producer) if is_transactional else ref(f"{producer.label}.epoch", 0)
     return batch(
         values=[f"{producer.label}{sequence}-{i}" for i in range(count)],
@@ -267,8 +271,8 @@ def end(d: Drawing, producer: Producer) -> None:
 
 def write_markers(d: Drawing, producer: Producer) -> None:
     text, index = d.random.choice(PLACES)
-    # Draw no epoch above the coordinator's: on Kafka, it would block the coordinator's own markers in the
-    # partition forever.
+    # Draw no epoch above the coordinator's. On Kafka, the partition would then refuse the coordinator's own
+    # markers forever.
     marker = {
         "producer_id": d.producer_id(producer),
         "producer_epoch": ref(f"{producer.label}.epoch", 0, -1 if d.is_odd(10) else 0),
