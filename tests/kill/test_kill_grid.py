@@ -1,9 +1,8 @@
 """Consume-transform-produce while brokers or clients are killed or stopped: every record is copied once.
 
 The cells of the grid are those of Apache Kafka's system test of transactions: all combinations of four
-choices. Processes are killed or
-stopped cleanly. They are brokers or clients. The topic has one partition (ordered) or several (unordered).
-Offsets are committed as a member of the group or by the group's name.
+choices. Processes are killed or stopped cleanly. They are brokers or clients. The topic has one partition
+(ordered) or several (unordered). Offsets are committed as a member of the group or by the group's name.
 """
 
 from __future__ import annotations

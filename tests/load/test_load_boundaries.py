@@ -1,4 +1,4 @@
-"""The chunks of a file have the records of the whole file, wherever it is split."""
+"""Wherever a file is split into chunks, the chunks together have the records of the undivided file."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MARK = b"\xef\xbb\xbf"
 def records_in_pieces(
     data: bytes, name: str, options: Options, head_bytes: int, max_records: int, max_bytes: int
 ) -> list[tuple[bytes | None, bytes]]:
-    """Read the data in chunks, each with a new reader that starts where the last chunk ended.
+    """Read the data in chunks. Each chunk gets a new reader that starts where the last chunk ended.
 
-    Return keys and values.
+    Return the keys and values of all records.
     """
     layout = Layout(name, None)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as directory, patch.object(files, "_HEAD_BYTES", head_bytes):
@@ -50,7 +50,7 @@ def records_in_pieces(
 
 
 def arrow_rows(data: bytes, delimiter: str) -> list[dict[str, str]] | None:
-    """Return what Arrow reads from the whole data; None if it raises."""
+    """Return the rows that Arrow reads from the undivided data, or None if Arrow raises an error."""
     parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     try:
         names = pa.csv.read_csv(pa.BufferReader(data), parse_options=parse).column_names
@@ -110,7 +110,8 @@ def test_csv_chunks_have_the_records_that_arrow_reads_from_the_whole(
     try:
         records = records_in_pieces(data, "csv", options, head_bytes, max_records, max_bytes)
     except OncelogError as error:
-        # The drawn head may be too short for the header line. No other data that Arrow reads may fail.
+        # The random `head_bytes` may be too short for the header line. No other data that Arrow can read may
+        # fail.
         loaded, is_expected = str(error), expected is None or "no header line" in str(error)
     else:
         loaded, is_expected = str(records), [json.loads(value) for _, value in records] == expected

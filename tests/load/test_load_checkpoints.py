@@ -1,4 +1,4 @@
-"""The checkpoint topic: what compaction leaves of it is enough to resume."""
+"""The checkpoint topic: the records that its compaction leaves are enough to resume a load."""
 
 from __future__ import annotations
 
@@ -54,9 +54,11 @@ def test_compaction_leaves_the_last_checkpoint_of_every_file(tmp_path: Path) -> 
 def test_a_task_reads_the_checkpoints_only_if_its_file_was_tried_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a new file, a task skips the checkpoints, because it would have to read those of all files.
+    """For a new file, a task does not read the checkpoints, because it would have to read those of all
+    files.
 
-    A repeated task must read them: the driver's checkpoint may be older than the first attempt.
+    A repeated task must read them: the checkpoint that the driver passes may be older than the task's first
+    attempt.
     """
     pytest.importorskip("pyspark", reason="pip install 'oncelog[spark]'")
     files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(3)]
@@ -75,8 +77,8 @@ def test_a_task_reads_the_checkpoints_only_if_its_file_was_tried_before(
         monkeypatch.setattr(on_spark, "read_checkpoints", count)
         outcomes = [on_spark._load_file(pair, load=load, config=config) for pair in first_marks.items()]
         assert ([outcome.transactions for outcome in outcomes], read_by) == ([3, 3, 3], [])
-        # Repeat a task with the driver's checkpoint, which is older than the first attempt and says that
-        # nothing was read.
+        # Repeat a task. The driver passes its checkpoint of the first attempt, which says that nothing was
+        # read yet.
         again = on_spark._load_file((1, first_marks[1]), load=load, config=config)
         assert (again, read_by) == (on_spark.Outcome(1), [1])
         assert content(broker.bootstrap_servers, topic) == expected(3 * ROWS)
@@ -89,7 +91,7 @@ def _write(servers: str, tp: TopicPartition, *records: tuple[bytes, bytes | None
 
 
 def test_foreign_records_beside_checkpoints_do_not_stop_a_load(tmp_path: Path) -> None:
-    """R1062: a key that is not UTF-8 ended each load with checkpoints in that partition with
+    """R1062: a key that is not UTF-8 ended all loads whose checkpoints are in the same partition with
     UnicodeDecodeError.
     """
     files = [write_csv(tmp_path / "0.csv", 0, ROWS)]
@@ -107,7 +109,7 @@ def test_foreign_records_beside_checkpoints_do_not_stop_a_load(tmp_path: Path) -
 
 
 def test_a_load_whose_checkpoints_were_deleted_begins_again(tmp_path: Path) -> None:
-    """R1062: a tombstone ended the load with TypeError, until compaction removed it."""
+    """R1062: a tombstone ended the load with TypeError, until compaction removed the tombstone."""
     files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(2)]
     with Broker() as broker:
         config = {"bootstrap.servers": (servers := broker.bootstrap_servers)}

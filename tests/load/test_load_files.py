@@ -1,4 +1,4 @@
-"""Files in chunks: all records, from any position on, with the digest of everything before."""
+"""Files in chunks: they have all records, from any position on, with the digest of the file up to there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ LINES = [f"line {number}" * (number % 7) for number in range(200)]
 
 
 def write(directory: Path, name: str) -> tuple[Path, list[bytes]]:
-    """Write a file of this name; return it with the values of its records."""
+    """Write a file of this name, in the format of its suffix. Return its path and the values of its
+    records.
+    """
     path = directory / name
     rows = [{"n": number, "s": line} for number, line in enumerate(LINES)]
     values = [json.dumps(row, separators=(",", ":")).encode() for row in rows]
@@ -198,8 +200,8 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("is_categorical", [False, True])
 def test_repeated_text_in_parquet(tmp_path: Path, is_categorical: bool) -> None:
-    """Chunks must stay small: the file's metadata count only 3 texts, but the text of its 6,000 rows takes 12
-    MB.
+    """Chunks must stay small. The file's metadata count only three different texts, but the texts of its
+    6,000 rows take 12 MB.
     """
     path = tmp_path / "a.parquet"
     text = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2] * 2_000), [c * 2_000 for c in "abc"])
@@ -214,7 +216,9 @@ def test_repeated_text_in_parquet(tmp_path: Path, is_categorical: bool) -> None:
 
 
 def test_dictionaries_within_lists_of_several_row_groups(tmp_path: Path) -> None:
-    """Arrow refuses such a batch: "Nested data conversions not implemented for chunked array outputs"."""
+    """Arrow itself cannot read such a batch: "Nested data conversions not implemented for chunked array
+    outputs".
+    """
     path = tmp_path / "a.parquet"
     texts = pa.array([f"text {number % 9}" for number in range(40)]).dictionary_encode()
     lists = pa.ListArray.from_arrays(pa.array(range(41), pa.int32()), texts)
@@ -225,9 +229,10 @@ def test_dictionaries_within_lists_of_several_row_groups(tmp_path: Path) -> None
 
 
 def test_a_parquet_file_that_is_replaced_after_it_was_opened(tmp_path: Path) -> None:
-    """The load must notice the new file.
+    """The load must notice that the path has a new file.
 
-    Otherwise the checkpoint would have its digest, and the next run would resume in the middle of it.
+    Otherwise the checkpoint would have the new file's digest, and the next run would resume in the middle of
+    that file.
     """
     path, other = tmp_path / "a.parquet", tmp_path / "b.parquet"
     for target, first in ((path, 1000), (other, 5000)):
@@ -250,8 +255,8 @@ def test_a_parquet_file_that_is_replaced_after_it_was_opened(tmp_path: Path) -> 
     ],
 )
 def test_the_key_of_a_line_is_never_from_another_line(tmp_path: Path, lines: list[str]) -> None:
-    """R1072: a line with two objects and a line without one were accepted, because the numbers of objects and
-    lines are equal.
+    """R1072: a load accepted one line with two objects and another line without any, because it compared only
+    the total numbers of objects and lines.
     """
     path = tmp_path / "a.jsonl"
     path.write_bytes("".join(f"{line}\r\n" for line in lines).encode())

@@ -42,7 +42,8 @@ from oncelog.load.rows import json_rows, quoted, typed_key, typed_to_json
         (b'5"\n"a\nb"\n', True, 1, False, [3, 9]),
         (b'"a"b"\n"c\n', True, 1, False, [6]),
         (b'5" "" "\n"\n",6"\n', True, 1, False, [8, 15]),
-        # A single \r ends a record, but a newline may follow one at the end of the data.
+        # A single \r ends a record. At the end of the data, a \n may still follow, so there it ends one only
+        # with `is_end`.
         (b"a\rb\r\nc\r", True, 1, False, [2, 5]),
         (b"a\rb\r\nc\r", True, 1, True, [2, 5, 7]),
     ],
@@ -250,7 +251,7 @@ def test_values_without_a_text_are_refused(column: Any, what: str) -> None:
 
 @pytest.mark.parametrize("kind", [pa.null(), pa.int32()], ids=str)
 def test_maps_with_types_of_only_nulls_inside(kind: Any) -> None:
-    """R1073: converting the last of these slices aborted the process within Arrow."""
+    """R1073: converting the last of these slices made Arrow abort the process."""
     rows = [[("x", [None, None])], None, [], [("y", [None]), ("z", None)], [("x", [])]]
     texts = ['[["x",[null,null]]]', None, "[]", '[["y",[null]],["z",null]]', '[["x",[]]]']
     column = pa.array(rows, pa.map_(pa.string(), pa.list_(kind)))

@@ -1,4 +1,4 @@
-"""`assert_exactly_once`: the topics that it accepts, and its messages for the others."""
+"""`assert_exactly_once`: the topics that it accepts, and its error messages for all others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_repeated_key_and_a_lost_one_fail_with_their_offsets(oncelog_broker: o
 
 
 def test_a_comparison_does_not_replace_the_check_of_keys(oncelog_broker: oncelog.Broker) -> None:
-    """Both topics have a key twice, so they are equal.
+    """Both topics contain one key twice, so a comparison finds them equal.
 
     The check that each key occurs once must still fail (R1197).
     """

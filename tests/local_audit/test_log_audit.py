@@ -1,4 +1,4 @@
-"""`oncelog audit --local`. tests/spark compares the findings with those of the audit on Spark."""
+"""`oncelog audit --local`. The tests in tests/spark compare its findings with those of the audit on Spark."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_keys_are_counted_in_bounded_memory(
 def test_keys_take_bounded_memory_whatever_they_look_like(
     monkeypatch: pytest.MonkeyPatch, padding: bytes, rows_at_once: int, bytes_at_once: int
 ) -> None:
-    """R1196: all keys with the same first 64 bytes were in memory at once, and so were all long keys."""
+    """R1196: all keys with the same first 64 bytes were in memory together, and so were all long keys."""
     monkeypatch.setattr(key_counts, "ROWS_AT_ONCE", rows_at_once)
     monkeypatch.setattr(key_counts, "BYTES_AT_ONCE", bytes_at_once)
     with SpillDirectory() as spill:

@@ -1,4 +1,4 @@
-"""`oncelog audit --distinct provenance`: repetitions are counted and named, whatever their order."""
+"""`oncelog audit --distinct provenance` counts and names repeated records, whatever their order is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def headers(source: int, offset: int) -> tuple[tuple[str, bytes | None], ...]:
 
 
 def write(servers: str, topic: str, partition: int, records: Sequence[tuple[int, int]]) -> None:
-    """Write records of (source partition, source offset)."""
+    """Write a record for each (source partition, source offset), with that pair in its provenance headers."""
     with producer_of(servers) as producer:
         for source, offset in records:
             producer.send(topic, b"v", partition=partition, headers=headers(source, offset))
@@ -59,7 +59,7 @@ def test_records_that_a_filter_would_lose_or_keep_twice_are_named(ours: str) -> 
         result.provenance == ProvenanceTotals(6, 4, 2, 1, 1, 0, 0) and not result.provenance.is_filter_exact
     )
     rows = [(f.kind, f.partition, f.base_offset, f.other_offset, f.explanation) for f in result.findings]
-    # A lower offset is not always a repetition here, so source records are named.
+    # In this topic, a lower offset is not always a repetition. So each finding names its source record.
     assert rows == [
         ("repeated_record", 0, 3, 2, "s-0:2 is stored 2 times: first in partition 0 at offset 2, "
          "last in partition 0 at offset 3"),

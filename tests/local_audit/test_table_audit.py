@@ -1,4 +1,6 @@
-"""A table beside its topic: right tables are clean, and every planted fault is found with offset and file."""
+"""The audit of a table beside its topic: correct tables have no findings, and every planted fault is found
+with offset and file.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ pytestmark = pytest.mark.behaviour("P8")
 Row = tuple[Any, ...]
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)
 COMMITTED = [*range(10), *range(33, 43)]
-"""The offsets of the committed records of `caaco`: two transactions of ten, each with a marker after it."""
+"""The offsets of the committed records of topic `caaco`.
+
+They are from two committed transactions of ten records. Each transaction has a marker after its records.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +57,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def transactions(broker: oncelog.Broker) -> Iterator[str]:
-    """Yield a topic with committed, aborted and open transactions."""
+    """Write a topic with committed, aborted and open transactions, and yield its name."""
     create_topic(broker.bootstrap_servers, "caaco")
     producers = write_transactions(broker.bootstrap_servers, "caaco", "caaco")
     yield "caaco"
@@ -85,7 +90,7 @@ def write_delta(path: Path, *files: Sequence[Row]) -> str:
 
 
 def write_iceberg(path: Path, *files: Sequence[Row]) -> str:
-    """Write an Iceberg table with its own catalog, and return the newest metadata file."""
+    """Write an Iceberg table with a catalog of its own, and return the path of its newest metadata file."""
     pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
     from pyiceberg.catalog import load_catalog
 
@@ -120,7 +125,10 @@ def rows_of(topic: str, offsets: Sequence[int | None], partition: int | None = 0
 
 
 def iceberg_directory(path: Path, rows: list[Row]) -> tuple[Path, list[Path]]:
-    """Write a table of two snapshots. Return a new directory for metadata, and its metadata files."""
+    """Write an Iceberg table with two snapshots.
+
+    Return a new directory for metadata, and the paths of the metadata files.
+    """
     newest = Path(write_iceberg(path / "t", rows[:5], rows[5:]).partition(":file://")[2])
     metadata = path / "t" / "metadata"
     metadata.mkdir()
@@ -220,7 +228,7 @@ def test_records_below_the_log_start_are_not_judged(
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 20)
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
-        admin.delete_records({TopicPartition(topic, 0): 5})  # offset 5 is inside a batch
+        admin.delete_records({TopicPartition(topic, 0): 5})  # the new log start offset, 5, is inside a batch
     table = write_parquet(tmp_path / "t", rows_of(topic, [1, 2, 2, *range(5, 20)]))
     result = audit_table(broker.bootstrap_servers, topic, table)
     assert found(result) == [("doubled_row", 0, 2, 2, 2)]
@@ -230,7 +238,9 @@ def test_records_below_the_log_start_are_not_judged(
 
 @pytest.fixture
 def at_opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
-    """Return a function that registers a change, which is then made while the audit opens the table."""
+    """Return a function that registers a change. The audit makes that change just before it opens the
+    table.
+    """
 
     def set_change(change: Callable[[], None]) -> None:
         call = table_audit._open
@@ -247,9 +257,10 @@ def at_opening(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]]
 def test_rows_and_records_that_are_added_meanwhile_are_no_finding(
     broker: oncelog.Broker, topic: str, tmp_path: Path, at_opening: Callable[[Callable[[], None]], None]
 ) -> None:
-    """A record that is committed between the two look-ups may have a row or none.
+    """The audit looks up the log's end twice. A record that is committed between the two look-ups may have a
+    row or none.
 
-    At the first look-up its transaction is still open.
+    The transaction of offsets 5 to 14 is still open at the first look-up.
     """
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 5)
@@ -307,7 +318,9 @@ def test_a_log_start_that_moves_meanwhile_takes_its_records_out_of_the_audit(
 def test_a_broker_that_stalls_ends_the_audit_with_an_error(
     broker: oncelog.Broker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R1190: a fetch that times out proves nothing about the records that it did not get."""
+    """R1190: when a fetch timed out, the audit took the offsets that it did not get for offsets without
+    records. It then accused correct rows.
+    """
     create_topic(broker.bootstrap_servers, topic)
     for n in range(6):
         fill(broker.bootstrap_servers, topic, n, 1, size_bytes=900_000)
@@ -329,7 +342,9 @@ def test_a_broker_that_stalls_ends_the_audit_with_an_error(
 def test_a_row_with_a_negative_offset_does_not_hide_the_rows_after_it(
     broker: oncelog.Broker, topic: str, tmp_path: Path
 ) -> None:
-    """R1191: the file has the offsets -1 to 4 as one consecutive run."""
+    """R1191: the offsets -1 to 4 are one consecutive run, so the audit accused all of its rows and not only
+    that of offset -1.
+    """
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 5)
     table = write_parquet(tmp_path / "t", rows_of(topic, [-2, *range(-1, 7)]))
@@ -396,7 +411,7 @@ def test_a_topic_of_several_partitions_and_several_topics_is_compared_by_columns
 def test_a_topic_that_is_named_twice_is_compared_once(
     broker: oncelog.Broker, transactions: str, tmp_path: Path, write: Writer
 ) -> None:
-    """R1192: the rows were counted once for each time that the topic was named."""
+    """R1192: rows were counted once for each time that their topic was named."""
     table = write(tmp_path / "t", rows_of(transactions, COMMITTED))
     result = audit_table(broker.bootstrap_servers, [transactions, transactions], table)
     assert (result.findings, result.totals.rows) == ((), len(COMMITTED))
@@ -419,7 +434,9 @@ def test_partitions_in_paths_are_columns(broker: oncelog.Broker, topic: str, tmp
 def test_a_column_in_paths_may_begin_with_an_underscore(
     broker: oncelog.Broker, topic: str, tmp_path: Path
 ) -> None:
-    """R1195: Spark reads such directories, but ignores files with the suffix `._COPYING_`."""
+    """R1195: Spark reads directories such as `_partition=0`, but ignores files with the suffix
+    `._COPYING_`.
+    """
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 3)
     for name in ("_partition=0/a.parquet", "_temporary/a.parquet", "_partition=0/b.parquet._COPYING_"):
@@ -445,7 +462,7 @@ def test_files_that_sparks_sink_did_not_commit_are_not_in_the_table(
         lines = ["v1", *map(json.dumps, entries)]
         (path / "_spark_metadata" / name).write_text("\n".join(lines))
 
-    log("0", 6)  # an older entry, which the compacted one replaces
+    log("0", 6)  # an older log file, which 1.compact replaces
     log("1.compact", 0, 1, 2)
     log("2", 3, 4, 5)
     assert audit_table(broker.bootstrap_servers, topic, table).findings == ()
@@ -502,7 +519,7 @@ def test_a_table_that_cannot_be_read_is_refused(
 def test_names_that_do_not_name_one_thing_are_refused(
     broker: oncelog.Broker, transactions: str, tmp_path: Path
 ) -> None:
-    """R1198: two columns with the same name, or names that are not UTF-8, ended the audit with a
+    """R1198: with two columns of the same name, or a name that is not UTF-8, the audit ended with a
     traceback.
     """
     offsets = pa.array([0, 1])
@@ -517,7 +534,7 @@ def test_names_that_do_not_name_one_thing_are_refused(
     try:
         Path(name).touch()
     except OSError:
-        return  # this file system accepts only UTF-8 names
+        return  # this file system accepts only names in UTF-8
     with pytest.raises(ConfigError, match="is not UTF-8"):
         audit_table(broker.bootstrap_servers, transactions, f"parquet:{tmp_path}")
 
@@ -566,7 +583,7 @@ def test_an_iceberg_table_without_its_package_or_catalog_is_a_plain_error(
     pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
 
     class CatalogError(Exception):
-        """An error that only one kind of catalog raises."""
+        """An error type that only one kind of catalog raises, so that the audit cannot name it."""
 
     def fail() -> None:
         raise CatalogError("no answer")
@@ -677,8 +694,8 @@ def test_one_of_several_sqlite_tables_or_a_view_is_named(
 def test_a_sqlite_table_may_have_any_name_and_collation(
     broker: oncelog.Broker, topic: str, tmp_path: Path, name: str
 ) -> None:
-    """R1193: with the collation NOCASE, rows of two topics were merged, and two of these names clashed with
-    the audit's query.
+    """R1193: with the collation NOCASE, rows of two topics were merged. Two of these names clashed with names
+    in the audit's query.
     """
     topics = [topic.lower(), topic.upper()]
     rows = []
@@ -747,14 +764,16 @@ def test_a_comparison_by_key_names_lost_doubled_and_unexpected_keys(
 def test_a_comparison_by_key_accuses_no_row_that_a_writer_adds_meanwhile(
     broker: oncelog.Broker, topic: str, tmp_path: Path, at_opening: Callable[[Callable[[], None]], None]
 ) -> None:
-    """R1194: a record that is added between the two look-ups may have a row, but needs none."""
+    """R1194: a record that is added between the audit's two look-ups may have a row, but need not have
+    one.
+    """
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 3)  # keys k0 to k2
     keys = ["k0", "k1", "k2", "k3", "k1", "k1"]
     parquet.write_table(pa.table({"key": keys}), tmp_path / "t.parquet")
 
     def add() -> None:
-        fill(broker.bootstrap_servers, topic, 3, 2)  # k3 has a row, and k4 has none
+        fill(broker.bootstrap_servers, topic, 3, 2)  # the table has a row of k3 and none of k4
         fill(broker.bootstrap_servers, topic, 1, 1)
 
     at_opening(add)
@@ -765,8 +784,8 @@ def test_a_comparison_by_key_accuses_no_row_that_a_writer_adds_meanwhile(
 def test_a_comparison_by_key_accuses_no_row_of_a_record_that_is_gone(
     broker: oncelog.Broker, topic: str, tmp_path: Path
 ) -> None:
-    """R1194: rows of records below the log start may be right, so they are no finding, as in the audit by
-    offset.
+    """R1194: rows of records below the log start offset may be right. They are not a finding, as in the audit
+    by offset.
     """
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 8)

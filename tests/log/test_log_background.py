@@ -1,4 +1,4 @@
-"""Background work of the log: large snapshots during appends, crashes within snapshots, periodic rounds,
+"""Background work of the log: large snapshots during appends, crashes in snapshots, periodic rounds, and
 deletions.
 """
 
@@ -24,15 +24,15 @@ from oncelog.rules.idempotence.producer_state import ProducerTable, unpack_entry
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import TopicPartition
 
-# With these limits, a few dozen producer ids make a large table.
+# These limits are so low that a few dozen producer ids count as a large table.
 PARTS = Limits(max_producers_at_work=4, producer_shard_entries=4)
 SMALL = config(segment_bytes=2000, index_interval_bytes=100, limits=PARTS)
 
 
 class Driven:
-    """A queue of background tasks that a test runs step by step.
+    """A queue of background tasks that a test runs one step at a time.
 
-    `step` also runs the step's blocking call.
+    If a step returns a blocking call, `step` also runs that call.
     """
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class Driven:
         self.added += 1
 
     def step(self) -> bool:
-        """Run a step, and return True if tasks are left."""
+        """Run one step, and return True if tasks are left."""
         call = self.background.step()
         if call is not None:
-            with suppress(OSError):  # the next step of the call's task raises the error
+            with suppress(OSError):  # the task raises this error in its next step
                 call()
         return bool(self.background)
 
@@ -113,7 +113,9 @@ def test_a_crash_at_every_step_of_a_snapshot(ends: str) -> None:
 
 
 def _lone_snapshots(disk: MemoryDisk) -> list[str]:
-    """Return the `.snapshot` files without their `.producers` file. They look like files of Apache Kafka."""
+    """Return the names of `.snapshot` files without a `.producers` file beside them. They look like files of
+    Apache Kafka.
+    """
     names = disk.list(str(TP))
     stems = {name.removesuffix(".producers") for name in names if name.endswith(".producers")}
     return [
@@ -123,8 +125,8 @@ def _lone_snapshots(disk: MemoryDisk) -> list[str]:
 
 @pytest.mark.behaviour("I17")
 def test_a_power_loss_between_the_names_of_a_snapshot_forgets_no_batch() -> None:
-    """A `.snapshot` file alone would look like a file of Apache Kafka, which has only one batch of each
-    producer.
+    """A `.snapshot` file without its `.producers` file would count as one of Apache Kafka's, which has only
+    the last batch of each producer.
     """
     _, _, _, total = _crash_in_snapshot(None)
     for step in range(total - 30, total):
@@ -136,7 +138,9 @@ def test_a_power_loss_between_the_names_of_a_snapshot_forgets_no_batch() -> None
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("way", ["keep", "remove"])
 def test_a_removed_snapshot_comes_back_whole_or_not_at_all(way: str) -> None:
-    """R1110: the removal of the `.producers` file could be durable before that of the `.snapshot` file."""
+    """R1110: a power loss could keep the removal of the `.producers` file and lose that of the `.snapshot`
+    file.
+    """
 
     def removed(step: int | None) -> MemoryDisk:
         disk = MemoryDisk()
@@ -162,9 +166,9 @@ def test_a_removed_snapshot_comes_back_whole_or_not_at_all(way: str) -> None:
 
 
 def _crash_in_snapshot(step: int | None) -> tuple[list[tuple[int, int]], MemoryDisk, int, int]:
-    """Crash at a step within a snapshot.
+    """Crash at the given step of a snapshot, or not at all if it is None.
 
-    Return the recovery point, the disk, and its steps at the snapshot's begin and end.
+    Return the stored batches, the disk, and the disk's step numbers at the snapshot's begin and end.
     """
     disk, driven = MemoryDisk(), Driven()
     partition = open_partition(disk, SMALL, background=driven.background)
@@ -185,7 +189,8 @@ def test_a_second_roll_waits_and_a_third_takes_its_place() -> None:
     partition = open_partition(disk, SMALL, background=driven.background)
     bases: list[int] = []
     stored: list[tuple[int, int]] = []
-    while len(bases) < 3:  # so few steps leave the first snapshot unfinished
+    # With so few background steps, the first snapshot is still unfinished at the next roll
+    while len(bases) < 3:
         segments = partition.segment_count
         stored += _fill(partition, range(len(stored), len(stored) + 1))
         if partition.segment_count > segments:
@@ -193,7 +198,7 @@ def test_a_second_roll_waits_and_a_third_takes_its_place() -> None:
             driven.step()
     driven.finish()
     assert Snapshots(disk, str(TP)).offsets() == [bases[0], bases[2]]
-    # The deletion need not wait: the newer snapshot also covers what the missing one would cover.
+    # The deletion need not wait for the missing snapshot, because a newer one covers the same producers.
     assert partition.delete_records(bases[1], NOW_MS) == bases[1]
     assert partition.segment_count == 2
     driven.finish()
@@ -229,7 +234,8 @@ def test_a_failed_snapshot_stops_nothing() -> None:
     disk.errors = {}
     assert partition.delete_records(40, NOW_MS) == 40
     partition.abandon()
-    # An unclean start cannot use the snapshot at the log end, which is above the recovery point.
+    # After an unclean stop, a start cannot use the snapshot at the log end, because it is above the recovery
+    # point.
     _remembers(open_partition(disk.after_kill(), SMALL, log_start_offset=40), stored)
 
 
@@ -366,7 +372,7 @@ def test_a_round_looks_at_one_partition_a_step_and_a_failing_one_stops_no_other(
 
 
 def test_closing_ends_the_rounds_under_way() -> None:
-    """The close must end the rounds of background tasks, because they would write to closed partitions."""
+    """Background rounds that continued after the close would write to closed partitions."""
     disk = MemoryDisk()
     manager = _manager(disk)
     partitions = _open(manager, 3)
@@ -395,8 +401,8 @@ def test_a_log_start_within_a_segment_survives_a_kill() -> None:
 
 @pytest.mark.behaviour("I17")
 def test_checkpoints_written_aside_never_bring_back_a_deleted_partition() -> None:
-    """If a checkpoint brought a deleted partition back, a new partition of that name would inherit its log
-    start.
+    """A checkpoint is written in a thread. If it brought a deleted partition back, a new partition of that
+    name would inherit the old log start offset.
     """
     disk = MemoryDisk()
     manager = _manager(disk)

@@ -1,4 +1,4 @@
-"""Compaction of a partition: the records that stay, through restarts and a crash at every step."""
+"""Compaction of a partition: which records stay, also after restarts and after a crash at every step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def compact(partition: Partition, now_ms: int = NOW_MS) -> bool:
 
 
 def batches(partition: Partition) -> list[tuple[int, Any, memoryview]]:
-    """Return (base offset, header, bytes) of each stored batch, by reads from each next offset."""
+    """Return (base offset, header, bytes) of each stored batch. Each read starts at the offset after the last
+    batch.
+    """
     found, offset = [], partition.log_start_offset
     while offset < partition.log_end_offset:
         piece = partition.read(offset, 1 << 20)
@@ -78,7 +80,7 @@ def committed(partition: Partition) -> list[tuple[int, bytes | None, bytes | Non
 
 
 def newest(partition: Partition) -> dict[bytes | None, bytes]:
-    """Return the value of each key, without keys whose newest record is a tombstone."""
+    """Return the newest value of each key. Keys whose newest record is a tombstone are left out."""
     values = {key: value for _, key, value in committed(partition)}
     return {key: value for key, value in values.items() if value is not None}
 
@@ -90,8 +92,8 @@ def fill(partition: Partition, rounds: int = 10, keys: int = 3) -> None:
 
 
 def test_a_header_name_that_is_not_utf8_is_kept_as_it_is() -> None:
-    """Kafka stores such a name on a topic that is not compacted, and cleanup.policy may change to compact
-    later.
+    """Apache Kafka also stores such a name on a topic that is not compacted. Later, cleanup.policy may change
+    to compact.
     """
     disk = MemoryDisk()
     plain = open_partition(disk, config(**{**SETTINGS, "cleanup_policy": "delete"}))
@@ -161,7 +163,7 @@ def test_a_compacted_log_survives_a_restart(clean: bool) -> None:
 
 
 def test_producers_are_rebuilt_from_what_stayed() -> None:
-    """No snapshot is needed: the header of an active producer's last batch is always kept."""
+    """No snapshot is needed: compaction always keeps the header of an active producer's last batch."""
     disk = MemoryDisk()
     partition = opened(disk)
     write(partition, b"k", b"of seven", sequence=0, pid=7, epoch=3)
@@ -232,8 +234,8 @@ def test_aborted_records_are_removed_and_their_marker_later() -> None:
     values = [value for _, _, value in committed(partition)]
     assert b"first" in values and b"bad" not in values
     kinds = [header.is_control for _, header, _ in batches(partition) if header.producer_id == 2]
-    # Producer 2 has not expired, so the header of its last data batch is kept, and that batch needs its
-    # marker.
+    # Producer 2 has not expired, so compaction keeps the header of its last data batch and the marker that
+    # ends its transaction.
     assert kinds == [False, True]
     assert [a.producer_id for a in partition.aborted_transactions(0, 10**6)] == [1, 2]
 
@@ -254,8 +256,8 @@ def test_markers_of_expired_producers_are_removed_completely() -> None:
 
 @pytest.mark.parametrize("retention_ms", [INT64_MAX, INT64_MAX - NOW_MS + 1, INT64_MAX - NOW_MS])
 def test_tombstones_kept_without_limit_survive_rounds_and_restarts(retention_ms: int) -> None:
-    """Regression: the delete horizon of the tombstones did not fit the format, so every round of compaction
-    failed.
+    """Regression: the delete horizon of the tombstones did not fit into the format, so every round of
+    compaction failed.
     """
     disk, kept = MemoryDisk(), config(**SETTINGS, delete_retention_ms=retention_ms)
     partition = open_partition(disk, kept)
@@ -285,7 +287,9 @@ def test_an_open_transaction_holds_compaction_back() -> None:
 
 @pytest.mark.parametrize("transactions", [1, 300])
 def test_a_commit_that_is_not_synced_holds_compaction_back(transactions: int) -> None:
-    """Regression: a power loss took the commit, but compaction had already removed the superseded records."""
+    """Regression: compaction removed the records that an unsynced commit superseded. A power loss then took
+    the commit.
+    """
     partition = opened()
     write(partition, b"k0", b"synced")
     for pid in range(transactions):
@@ -311,7 +315,9 @@ def test_a_commit_that_is_not_synced_holds_compaction_back(transactions: int) ->
 
 
 def test_compaction_does_not_wait_for_a_marker_without_end() -> None:
-    """The marker stays unsynced: it is in the active segment, no record follows it, and no flush is due."""
+    """Compaction would wait forever for a sync of the marker: it is in the active segment, no record follows
+    it, and no flush is due.
+    """
     partition = opened()
     write(partition, b"k0", b"replaced", sequence=0, pid=7, is_transactional=True)
     for number in range(9):
@@ -402,8 +408,8 @@ def test_readers_see_the_same_state_before_and_after(seed: int) -> None:
 def test_readers_see_the_same_however_few_keys_fit_the_map(
     seed: int, max_keys: int, keys: int, segment_bytes: int
 ) -> None:
-    """With few keys, a round of compaction may end within a segment, even between an aborted record and its
-    marker.
+    """If only few keys fit into the map, a round of compaction may end within a segment, even between an
+    aborted record and its marker.
     """
     limits = Limits(max_compaction_keys=max_keys)
     log_config = config(
@@ -444,8 +450,8 @@ def test_a_marker_behind_the_end_of_a_round_keeps_its_index_entry() -> None:
 
 
 def half_cleaned() -> tuple[MemoryDisk, Partition]:
-    """Return a partition whose next round ends between the records of an aborted transaction and its
-    marker.
+    """Return a disk and a partition. The partition's next round ends between the records of an aborted
+    transaction and its marker.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, config(**{**SETTINGS, "segment_bytes": 20_000}))
@@ -477,9 +483,9 @@ def test_a_power_loss_during_a_swap_keeps_aborted_records_hidden() -> None:
 
 
 def test_an_index_of_what_is_replaced_is_not_taken_over() -> None:
-    """A kill left the index of a replaced segment.
+    """A kill during a swap left the index of aborted transactions of a replaced segment.
 
-    Up to version 0.5.0, Oncelog created no index for the new segment.
+    Oncelog up to version 0.5.0 created no such index for the new segment.
     """
     disk, partition = half_cleaned()
     partition.close(NOW_MS)
@@ -494,7 +500,7 @@ def test_an_index_of_what_is_replaced_is_not_taken_over() -> None:
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**9))
 def test_lost_entries_of_aborted_transactions_are_restored_from_their_markers(seed: int) -> None:
-    """Compaction up to 0.4.1 could lose any of the entries."""
+    """Up to version 0.4.1, compaction could lose any entry of the index of aborted transactions."""
     draw = Random(seed)
     compacted = CompactedLog(draw)
     for _ in range(3):
@@ -516,7 +522,9 @@ def test_lost_entries_of_aborted_transactions_are_restored_from_their_markers(se
 
 
 def prepared() -> tuple[MemoryDisk, Partition]:
-    """Return a partition that was compacted once, with small segments to merge and new dirty records."""
+    """Return a disk and a partition. The partition was compacted once, and has small segments to merge and
+    new dirty records.
+    """
     compacted = CompactedLog(Random(4))
     for _ in range(40):
         compacted.step()
@@ -534,8 +542,8 @@ def test_a_compaction_survives_a_crash_at_every_step() -> None:
     total = disk.steps
     assert newest(partition) == expected
     replaced = 0
-    # Crash at every eleventh step, most of which write bytes, and at all renames, removals and syncs near the
-    # end.
+    # Crash at every eleventh step, which is mostly within a write. Near the end also crash at each rename,
+    # removal and sync.
     for step in [*range(start, total, 11), *range(total - 40, total)]:
         disk, partition = prepared()
         point, segments = partition.recovery_point, partition.segment_count
@@ -614,7 +622,9 @@ def test_a_damaged_batch_ends_the_compaction_without_a_change() -> None:
 
 
 def test_a_damaged_commit_gets_no_index_entry() -> None:
-    """A flipped bit may turn a commit into an abort, whose index entry would hide committed records."""
+    """A flipped bit may turn a COMMIT marker into an ABORT marker. An index entry for it would hide committed
+    records.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0, is_transactional=True))
@@ -631,8 +641,8 @@ def test_a_damaged_commit_gets_no_index_entry() -> None:
 
 
 def test_a_damaged_swap_file_still_replaces_all_old_segments() -> None:
-    """Regression: the start mistook a damaged length for the end of the log, and kept some replaced
-    segments.
+    """Regression: the start mistook a damaged length for the end of the new log, and kept some of the
+    replaced segments.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, config(segment_bytes=200))
@@ -705,7 +715,7 @@ def test_the_last_batch_of_a_round_tells_where_the_log_ends() -> None:
 def test_the_compaction_lag_counts_from_the_oldest_first_batch(
     ages_ms: tuple[int, ...], is_started_again: bool
 ) -> None:
-    """The lag counts from the oldest first batch of the dirty segments, as on Apache Kafka."""
+    """The lag is the age of the oldest among the first batches of the dirty segments, as on Apache Kafka."""
     disk, lag_ms = MemoryDisk(), 5_000
     in_time = config(**SETTINGS, min_cleanable_dirty_ratio=1.0, max_compaction_lag_ms=lag_ms)
     partition = open_partition(disk, in_time)
@@ -723,7 +733,7 @@ def test_the_compaction_lag_counts_from_the_oldest_first_batch(
 
 
 def test_compaction_reads_aborted_transactions_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: for 300,000 aborted transactions, each of two steps made 300,000 objects."""
+    """Regression: two steps each created 300,000 objects, one for each aborted transaction."""
     made = 0
     make = AbortedTransaction._make.__func__  # type: ignore[attr-defined]
 

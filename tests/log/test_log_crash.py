@@ -1,4 +1,4 @@
-"""A crash at every byte: acknowledged records are stored once and whole, and the producers' state is
+"""After a crash at any byte, acknowledged records are stored once and completely, and the producers' state is
 restored.
 """
 
@@ -23,7 +23,9 @@ CONFIG = config(segment_bytes=400, index_interval_bytes=100)
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_no_power_loss_takes_the_first_segment_alone(is_killed: bool) -> None:
-    """Regression: a power loss kept only the second segment's name, so the log began inside a transaction."""
+    """Regression: a power loss kept only the name of the second segment, so the log began inside a
+    transaction.
+    """
     for seed in range(60):
         disk = MemoryDisk()
         partition = _open_with_chores_pending(disk)
@@ -41,14 +43,16 @@ def test_no_power_loss_takes_the_first_segment_alone(is_killed: bool) -> None:
 
 
 def test_no_power_loss_takes_the_first_segment_that_retention_leaves() -> None:
-    """Regression: after the first segment was deleted, a power loss kept only the third segment's name."""
+    """Regression: after a deletion of the first segment, a power loss kept only the name of the third
+    segment.
+    """
     for crash_after in range(12):
         for seed in range(30):
             disk = MemoryDisk()
             partition = _open_with_chores_pending(disk)
             end_offset = 0
             while partition.segment_count == 1:
-                # Take the snapshot that the deletion below needs. It must be older than the second segment.
+                # The deletion below needs a snapshot that is older than the second segment.
                 partition.log.snapshot()
                 partition.log._background.finish()
                 end_offset = partition.log_end_offset
@@ -65,9 +69,9 @@ def test_no_power_loss_takes_the_first_segment_that_retention_leaves() -> None:
 
 
 def _open_with_chores_pending(disk: MemoryDisk) -> Partition:
-    """Open a partition whose background tasks do not run.
+    """Open a partition whose background tasks never run.
 
-    So the snapshot of a roll does not sync the directory.
+    So the snapshot that is taken when a segment rolls does not sync the directory.
     """
     background = BackgroundQueue()
     background.on_added = lambda: None
@@ -75,8 +79,8 @@ def _open_with_chores_pending(disk: MemoryDisk) -> Partition:
 
 
 class Story:
-    """Appends of two producers and a transaction to several segments, and the batches that were
-    acknowledged.
+    """Appends of two producers, and of a transaction, to several segments. `acknowledged` has the batches
+    that were acknowledged.
     """
 
     def __init__(self) -> None:
@@ -111,7 +115,9 @@ def _steps() -> int:
 
 
 class _Counting(MemoryDisk):
-    """A disk that notes the number of steps after each change. A write of many bytes is one change."""
+    """A disk that notes its step number after each change. A write of many bytes is one change with many
+    steps.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,7 +160,9 @@ def _stored(partition: Partition) -> list[tuple[int, bytes]]:
 
 
 def _retries_are_known(partition: Partition, acknowledged: list[tuple[int, bytes]]) -> None:
-    """Check that the newest five batches of each producer are still duplicates, with their old offsets."""
+    """Check that retries of each producer's newest five batches are duplicates and get the original
+    offsets.
+    """
     for pid in (1, 2):
         mine = [(o, d) for o, d in acknowledged if d[43:51] == pid.to_bytes(8, "big")][-5:]
         for offset, data in mine:
@@ -188,7 +196,7 @@ def assert_survived(steps: Iterable[int]) -> None:
         stored = _stored(partition)
         count = len(story.acknowledged)
         assert stored[:count] == story.acknowledged, f"step {step}"
-        # Except for these, only the batch in flight at the crash may be stored, and only as a whole.
+        # Only the batch that was in flight at the crash may be stored in addition, and only completely.
         assert [d[12:] for _, d in stored[count:]] in ([], [_as_stored(story.at_crash)]), f"step {step}"
         _retries_are_known(partition, stored)
         assert partition.last_stable_offset == _expected_stable(stored, partition)
@@ -197,7 +205,7 @@ def assert_survived(steps: Iterable[int]) -> None:
 
 
 def _as_stored(data: bytes | None) -> bytes:
-    """Return the stamped batch from its leader epoch on."""
+    """Return the bytes of a batch from the leader epoch on, as the log stores them."""
     return bytes(4) + (data or b"")[16:]
 
 
@@ -215,7 +223,7 @@ def test_power_loss_keeps_what_was_flushed() -> None:
         stored = _stored(partition)
         sure = [item for item in story.acknowledged if item[0] < story.flushed_offset]
         assert stored[: len(sure)] == sure, f"step {step}"
-        # Each file name becomes durable by itself. So without a flush, the first segment's name may be lost
+        # Each file name becomes durable separately. So before a flush, the first segment's name may be lost
         # and the second one's kept.
         assert partition.log_start_offset == 0 or story.flushed_offset == 0, f"step {step}"
         begun = [data for offset, data in story.acknowledged if offset >= partition.log_start_offset]

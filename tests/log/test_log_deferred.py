@@ -1,4 +1,6 @@
-"""Deferred work that uses paths, while partitions are deleted, recreated, trimmed and compacted."""
+"""Deferred work that opens files by their paths, while partitions are deleted, recreated, trimmed and
+compacted.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def topic_id(number: int) -> bytes:
 
 
 class SteppedLog:
-    """A data directory whose background tasks and blocking calls run only when the test runs them."""
+    """A data directory. Its background tasks and blocking calls run only when the test runs them."""
 
     def __init__(self, disk: Disk, limits: Limits = DEFAULT_LIMITS) -> None:
         self.disk, self.limits = disk, limits
@@ -72,14 +74,16 @@ class SteppedLog:
         self.partition = self.open()
 
     def step(self) -> None:
-        """Run one step of a task, and keep its blocking call."""
+        """Run one step of a background task, unless a blocking call is pending. Keep the step's blocking call
+        for `run_job`.
+        """
         if self.manager.background and self.call is None:
             self.call = self.manager.background.step()
 
     def run_job(self) -> None:
         call, self.call = self.call, None
         if call is not None:
-            with suppress(Exception):  # the next step of the call's task raises the error
+            with suppress(Exception):  # the task raises this error in its next step
                 call()
 
     def finish(self) -> None:
@@ -89,7 +93,7 @@ class SteppedLog:
             self.run_job()
 
     def until_job(self, name: str) -> None:
-        """Run steps up to the blocking call of that name, which then waits."""
+        """Run steps until the blocking call of that name is pending."""
         while self.manager.background:
             self.step()
             if self.call is not None and _name_of(self.call) == name:
@@ -98,7 +102,7 @@ class SteppedLog:
         raise AssertionError(f"no job {name}")
 
     def stop(self) -> None:
-        """Stop cleanly. Like the broker, wait for a blocking call in its thread."""
+        """Stop cleanly. Like the broker, first wait for the blocking call that is running."""
         self.run_job()
         self.manager.background.on_added = None
         self.manager.close(NOW_MS)
@@ -125,9 +129,7 @@ def committed(partition: Partition) -> list[tuple[int, bytes | None, bytes | Non
 
 @contextmanager
 def before_path_call(number: int, act: Callable[[], None]) -> Iterator[None]:
-    """Run a function just before call number `number` of those methods of the partition's disk that take a
-    path.
-    """
+    """Run `act` just before call number `number` of those methods of PartitionDisk that take a path."""
     left = [number]
 
     def hooked(name: str) -> Callable[..., Any]:
@@ -152,9 +154,9 @@ def before_path_call(number: int, act: Callable[[], None]) -> Iterator[None]:
 
 
 class DeferredMachine(RuleBasedStateMachine):
-    """A partition with deferred work, whose topic is deleted and re-created.
+    """A partition with deferred work, whose topic is deleted and recreated.
 
-    `rows` are the records that its read_committed readers must see.
+    `rows` are the records that read_committed readers must see.
     """
 
     def __init__(self) -> None:
@@ -283,7 +285,7 @@ TestDeferredMachine.settings = settings(max_examples=100, stateful_step_count=40
 
 
 class RealDeferredMachine(DeferredMachine):
-    """A DeferredMachine on the real disk, which opens files when they are first used."""
+    """A DeferredMachine on the real disk, which opens a file only when it is first used."""
 
     def new_disk(self) -> Disk:
         self.temporary = tempfile.TemporaryDirectory()
@@ -309,7 +311,7 @@ def fill(partition: Partition, count: int = 30) -> None:
 
 
 def written_again(stepped: SteppedLog) -> list[bytes]:
-    """Re-create the topic and write to it. Return the values that its readers must see."""
+    """Recreate the topic, and write to it. Return the values that readers of the new topic must see."""
     stepped.recreate()
     for number in range(5):
         data = batch(number, pid=9, key=b"n%d" % number, value=b"new", is_transactional=True)
@@ -337,13 +339,15 @@ def test_queued_deletions_leave_a_topic_of_the_same_name_alone(stepped: SteppedL
 
 @pytest.mark.parametrize("in_steps", [False, True])
 def test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_disk(in_steps: bool) -> None:
-    """Regression: the partition had the deleted one's recovery point, so unsynced records were compacted."""
+    """Regression: the new partition had the recovery point of the deleted one, so its unsynced records were
+    compacted.
+    """
     stepped = SteppedLog(MemoryDisk(), Limits(partitions_per_step=1))
     stepped.manager.open_partition(OTHER, config(**SETTINGS), topic_id(1), NOW_MS)
     fill(stepped.partition, 60)
     stepped.partition.flush()
     stepped.manager.write_checkpoints()
-    stepped.until_job("sync_directory")  # the next blocking call syncs the checkpoint of recovery points
+    stepped.until_job("sync_directory")  # the next blocking call will sync the checkpoint of recovery points
     deletion = stepped.manager.delete_in_steps([TP, OTHER])
     if in_steps:
         next(deletion)
@@ -382,7 +386,9 @@ def test_a_swap_that_waits_for_its_thread_leaves_a_topic_of_the_same_name_alone(
 
 
 def test_a_flush_that_waits_for_its_thread_writes_nothing_to_a_recreated_topic(stepped: SteppedLog) -> None:
-    """Regression: the flush wrote the old topic's aborted transactions, which hid new records."""
+    """Regression: the flush wrote the old topic's aborted transactions into the new topic's index, which hid
+    new records.
+    """
     put(stepped.partition, batch(0, pid=9, value=b"old", is_transactional=True))
     put_marker(stepped.partition, marker(9, commit=False))
     flush = stepped.partition.flush
@@ -394,7 +400,9 @@ def test_a_flush_that_waits_for_its_thread_writes_nothing_to_a_recreated_topic(s
 
 @pytest.mark.parametrize("what", ["flush", "job"])
 def test_a_topic_is_created_again_between_any_two_calls_of_deferred_work(what: str) -> None:
-    """A thread that resolved one path in the old topic must not resolve its next path in the new topic."""
+    """The work resolves several paths in a thread. If it resolved one in the old topic, it must not resolve
+    the next one in the new topic.
+    """
     acts = 0
     for number in itertools.count(1):
         stepped = SteppedLog(MemoryDisk())
@@ -483,8 +491,8 @@ def test_a_kill_during_the_deletion_of_many_segments_brings_none_back() -> None:
         stepped.start()
         start = stepped.partition.log_start_offset
         offsets = [header.base_offset for _, header in iter_batches(memoryview(read_all(stepped.partition)))]
-        # The checkpoint of the log start is written after the first files are removed, so the restored start
-        # may be lower.
+        # The deletion removes its first files before it writes the checkpoint of the log start. So the
+        # restored start may be lower than 35.
         assert start <= 35
         assert offsets == list(range(start, 40))
         assert stepped.partition.recovery_warnings == []
@@ -492,7 +500,9 @@ def test_a_kill_during_the_deletion_of_many_segments_brings_none_back() -> None:
 
 
 def test_replaced_segments_are_closed_in_the_thread() -> None:
-    """The files are already removed, so closing them frees their blocks. That takes 0.3 s for a gigabyte."""
+    """The replaced files have no name any more, so closing them frees their blocks. For a gigabyte, that
+    takes 0.3 s.
+    """
     stepped = SteppedLog(MemoryDisk())
     for number in range(12):
         put(stepped.partition, batch(key=b"k", value=b"%d" % number + bytes(100)))
@@ -523,7 +533,9 @@ def test_replaced_segments_are_closed_in_the_thread() -> None:
 
 @pytest.mark.parametrize("is_real", [False, True])
 def test_compaction_keeps_the_files_time(is_real: bool, tmp_path: Path) -> None:
-    """For retention and min.compaction.lag.ms, records without timestamps are as old as their file."""
+    """Retention and min.compaction.lag.ms take the time of the segment's file as the age of records without
+    timestamps.
+    """
     stepped = SteppedLog(RealDisk(tmp_path) if is_real else MemoryDisk())
     for number in range(12):
         put(stepped.partition, batch(key=b"k", value=b"%d" % number + bytes(100), timestamp_ms=-1))

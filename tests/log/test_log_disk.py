@@ -1,4 +1,4 @@
-"""A conformance suite for both disks, and partitions on a full or broken disk."""
+"""Conformance tests that both disks must pass, and tests of partitions on a full or broken disk."""
 
 from __future__ import annotations
 
@@ -132,7 +132,9 @@ def test_real_files_close_while_another_thread_syncs(tmp_path: Path) -> None:
 
 
 def test_closing_a_file_does_not_wait_for_its_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop closes files of deleted topics, while a thread may be syncing gigabytes of them."""
+    """The event loop closes the files of deleted topics. Meanwhile, a thread may be syncing gigabytes of
+    these files.
+    """
     has_begun, may_end, was_valid = threading.Event(), threading.Event(), []
 
     def slow_sync(fd: int) -> None:
@@ -148,10 +150,10 @@ def test_closing_a_file_does_not_wait_for_its_sync(tmp_path: Path, monkeypatch: 
     syncing.start()
     assert has_begun.wait(60)
     file.release_handle()
-    file.close()  # returns at once, although the sync has not ended
+    file.close()  # returns before the sync has ended
     with pytest.raises(OSError):
         file.pread(1, 0)
-    # The descriptor must stay open for the sync, so that no other file gets its number.
+    # The descriptor must stay open during the sync, so that another file cannot get its number.
     others = [os.open(tmp_path / "file", os.O_RDONLY) for _ in range(3)]
     may_end.set()
     syncing.join(60)
@@ -213,7 +215,9 @@ def test_a_full_disk_refuses_and_recovers_at_any_point() -> None:
 
 
 def test_the_bytes_of_a_failed_write_are_not_accepted_again() -> None:
-    """The bytes hold the base offset that the broker stamped, so a retry must not write them again."""
+    """The broker stamps the base offset into the caller's bytes before the write. So a retry must not write
+    the same bytes.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0))
@@ -271,7 +275,9 @@ def test_a_failing_roll_changes_nothing(operation: str) -> None:
 
 
 def test_a_failed_sync_takes_the_partition_offline() -> None:
-    """The operating system may have dropped the pages, so later syncs would succeed without writing them."""
+    """After a failed sync, the operating system may drop the unsynced pages. Later syncs would succeed
+    without writing them.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
     put(partition, batch(0))
@@ -293,7 +299,7 @@ def test_a_failed_sync_takes_the_partition_offline() -> None:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("operation", ["create", "write"])
 def test_an_index_that_cannot_be_written_takes_nothing_offline(operation: str) -> None:
-    """No sync failed, so the partition stays online, and the next flush makes the log and the index
+    """No sync has failed, so the partition stays online. The next flush makes the log and the index
     durable.
     """
     disk = MemoryDisk()
@@ -302,7 +308,8 @@ def test_an_index_that_cannot_be_written_takes_nothing_offline(operation: str) -
     put(partition, batch(0, is_transactional=True))
     put_marker(partition, marker(7, commit=False))
     if operation == "create":
-        disk.remove(f"{TP}/{0:020d}.txnindex")  # as in a directory that Apache Kafka wrote
+        # The file is missing, as in a directory that Apache Kafka wrote
+        disk.remove(f"{TP}/{0:020d}.txnindex")
     disk.errors = {(operation, ".txnindex"): errno.ENOSPC}
     with pytest.raises(KafkaStorageError, match="cannot be flushed"):
         partition.flush()
@@ -320,10 +327,11 @@ def test_an_index_that_cannot_be_written_takes_nothing_offline(operation: str) -
 @pytest.mark.parametrize("is_rolled", [False, True])
 @pytest.mark.parametrize("room", [0, 31, 33, 34, 100, 4096, 8704, 8710])
 def test_a_clean_stop_leaves_no_zeros(room: int, is_rolled: bool) -> None:
-    """On a full disk, the space reserved in the index of aborted transactions is incomplete, or the marker is
+    """On a full disk, only a part of the index of aborted transactions can be reserved, or the marker is
     refused.
 
-    Zeros must not remain: Apache Kafka would read them as an aborted transaction of producer 0.
+    The stop must leave no zeros at the end: Apache Kafka would read them as an aborted transaction of
+    producer 0.
     """
     disk = MemoryDisk()
     partition = open_partition(disk)
@@ -445,7 +453,7 @@ def test_a_real_file_that_cannot_grow(tmp_path: Path) -> None:
 
 
 def test_power_loss_after_a_cut_keeps_what_was_synced_before() -> None:
-    """Found by the simulator: the bug was in the simulated disk."""
+    """Found by the simulator: MemoryDisk, the simulated disk, lost the bytes before the cut."""
     for seed in range(50):
         disk = MemoryDisk()
         file = disk.open("log", create=True)

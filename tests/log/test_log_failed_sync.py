@@ -1,4 +1,6 @@
-"""A failed sync, a restart and a power loss. On Linux the unsynced pages are clean, but not durable."""
+"""A failed sync, then a restart, then a power loss. After a failed sync, Linux marks the pages as clean
+although they are not durable.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,7 @@ def sequence_of(partition: Partition) -> int:
 
 def test_the_real_disk_writes_again_what_is_there(tmp_path: Path) -> None:
     disk = RealDisk(tmp_path)
-    content = bytes(range(256)) * 9_000  # more than two of the parts in which it is rewritten
+    content = bytes(range(256)) * 9_000  # longer than two of the parts in which `rewrite` works
     disk.replace("file", content)
     file = disk.open("file")
     file.rewrite(100, len(content) + 1_000)
@@ -111,7 +113,7 @@ def test_the_real_disk_writes_again_what_is_there(tmp_path: Path) -> None:
 
 
 def test_records_without_a_timestamp_are_kept_as_long_as_their_file_is_young() -> None:
-    """Their age is that of the segment's file, as in Kafka's LogSegment.largestTimestamp."""
+    """The age of such a record is that of the segment's file, as in Kafka's LogSegment.largestTimestamp."""
     disk, now = MemoryDisk(), [NOW_MS]
     disk.now_ms = lambda: now[0]
     partition = open_partition(disk, config(segment_bytes=500, retention_ms=7 * 86_400_000))
@@ -131,7 +133,9 @@ def test_the_real_disk_knows_when_a_file_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("work", ["retention", "snapshot", "compaction"])
 def test_a_directory_that_cannot_be_synced_takes_the_partition_offline(work: str) -> None:
-    """A later sync of the directory would succeed, although names from before the failed sync are lost."""
+    """A later sync of the directory would succeed, although the names that the failed sync should have stored
+    are lost.
+    """
     disk, policy = MemoryDisk(), "compact" if work == "compaction" else "delete"
     log_config = config(segment_bytes=500, cleanup_policy=policy)
     partition = open_partition(disk, log_config)
@@ -159,7 +163,8 @@ def test_a_directory_that_cannot_be_synced_takes_the_partition_offline(work: str
     names = disk.list(str(TP))
     assert partition.enforce_retention(NOW_MS) == 0
     assert disk.list(str(TP)) == names
-    # The files of dropped segments stay under new names. These may be lost, so a start must find the files.
+    # The files of dropped segments are still there under new names. A power loss may undo the renames, so the
+    # next start must find all files.
     assert any(name.endswith(".deleted") for name in names) is (work == "retention")
     again = open_partition(disk.after_kill(), log_config, recovery_point=12)
     assert (again.log_end_offset, again.is_offline) == (12, False)

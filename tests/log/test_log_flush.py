@@ -1,4 +1,4 @@
-"""Flushes in one thread during appends in another, and timed flushes of closed segments."""
+"""A flush runs in a thread during appends, and closed segments are flushed after a time."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ def test_closed_segments_open_without_reading_their_indexes() -> None:
 def test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline() -> None:
     """Found by the simulator (seed 2243).
 
-    The write failed before any sync, so nothing is lost, and the next flush succeeds.
+    The write to the index failed before any sync, so no data is lost, and the next flush succeeds.
     """
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0, is_transactional=True))
     put_marker(partition, marker(7, commit=False))
-    # as on a file system that does not overwrite in place
+    # A full disk refuses this write on file systems that do not overwrite in place.
     disk.errors = {("write", ".txnindex"): errno.ENOSPC}
     with pytest.raises(KafkaStorageError, match="cannot be flushed"):
         partition.flush()
@@ -162,7 +162,9 @@ def test_a_start_needs_few_descriptors_however_many_segments_it_checks(
 
 
 def test_a_checkpoint_gives_up_the_descriptors_of_closed_segments(tmp_path: Path) -> None:
-    """A reader of thousands of segments must not leave thousands of file descriptors open."""
+    """After a reader of thousands of segments, the checkpoint must close the descriptors that it left
+    open.
+    """
 
     def open_files() -> int:
         return _open_files(tmp_path)

@@ -1,5 +1,5 @@
-"""A flush runs in its own thread during requests, so it may see the partition between any two lines of their
-code.
+"""A flush runs in another thread during requests, so it may see the partition's state between any two lines
+of a request's code.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from oncelog.testing.memory_disk import MemoryDisk
 def test_a_flush_during_an_abort_makes_no_marker_durable_without_its_index_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """After a power loss, recovery would not add the missing entry, so readers would see the aborted
-    records.
+    """If the marker were durable alone, recovery after a power loss would not add the index entry. Readers
+    would see the aborted records.
     """
     disk = MemoryDisk()
     partition = open_partition(disk)
@@ -30,7 +30,7 @@ def test_a_flush_during_an_abort_makes_no_marker_durable_without_its_index_entry
     original = ProducerTable.put
 
     def put_entry(self: ProducerTable, producer_id: int, entry: ProducerEntry) -> None:
-        partition.flush()  # the marker is written and has no index entry yet
+        partition.flush()  # the marker is written, but has no index entry yet
         original(self, producer_id, entry)
 
     monkeypatch.setattr(ProducerTable, "put", put_entry)
@@ -45,7 +45,7 @@ def test_a_flush_during_an_abort_makes_no_marker_durable_without_its_index_entry
 
 
 def test_a_flush_misses_no_segment_while_others_are_replaced() -> None:
-    """Compaction replaces several segments by one while a flush looks up the segments to sync."""
+    """Compaction replaces several segments by one, while a flush collects the segments to sync."""
     partition = open_partition(log_config=config(segment_bytes=200))
     for sequence in range(12):
         put(partition, batch(sequence, pid=1))

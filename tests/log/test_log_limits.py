@@ -1,6 +1,6 @@
 """Run the state machine of support.log.state_machine: one partition with very small limits.
 
-docs/internals/limits.md lists the faults that were reintroduced to see this test fail.
+docs/internals/limits.md lists the faults that were reintroduced to prove that this test fails.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from support.log.state_machine import LogMachine
 
 
 def machine(max_examples: int, *, is_drawn_anew: bool) -> type:
-    """Return the machine as a test case. If `is_drawn_anew` is False, it runs the same examples each time."""
+    """Return the machine as a test case. It runs new random examples each time, or always the same ones if
+    `is_drawn_anew` is False.
+    """
     case = type("LogMachineCase", (LogMachine,), {}).TestCase
     case.settings = settings(
         max_examples=max_examples, stateful_step_count=40, deadline=None, derandomize=not is_drawn_anew

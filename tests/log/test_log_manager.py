@@ -1,4 +1,4 @@
-"""The data directory: lock, ids, checkpoints, deletion, clean and unclean stops."""
+"""The data directory: its lock, ids and checkpoints, deletions, clean and unclean stops."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def test_the_cluster_id_and_the_directory_id_are_kept() -> None:
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one(is_killed: bool) -> None:
-    """The checkpoints of a deleted topic must not decide the first offset of a new topic of the same name."""
+    """The checkpoints of a deleted topic must not decide the first offset of a new topic with the same
+    name.
+    """
     disk = MemoryDisk()
     _open(disk).close(NOW_MS)
     kept = TopicPartition("__cluster_metadata", 0)
@@ -87,10 +89,11 @@ def test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one(is_kill
 
 
 def test_a_lost_end_lowers_the_recovery_point_on_disk() -> None:
-    """A flushed record survives a disk that reported a sync without doing it, then a kill and a power loss.
+    """Flushed records survive this sequence: a lying disk loses synced records, the broker restarts, and then
+    the power is lost.
 
-    Regression: the start after the kill kept the old recovery point. It treated new records below that point
-    as synced, so they were never synced.
+    Regression: the restart kept the old recovery point. It treated new records below that point as synced, so
+    they were never synced.
     """
     disk, log_config = MemoryDisk(), config(segment_bytes=300, index_interval_bytes=50)
     manager = _open(disk)
@@ -122,7 +125,9 @@ def test_a_lost_end_lowers_the_recovery_point_on_disk() -> None:
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["deleted", "deletion-at-start"])
 def test_a_deleted_partition_that_is_a_symbolic_link_stops_no_start(tmp_path: Path, is_stopped: bool) -> None:
-    """A large partition may be moved to another volume, and its directory may be a mount point."""
+    """An operator may move a large partition to another volume and leave a symbolic link. Its directory may
+    also be a mount point.
+    """
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     manager = _open(RealDisk(data))
     put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
@@ -143,7 +148,7 @@ def test_a_deleted_partition_that_is_a_symbolic_link_stops_no_start(tmp_path: Pa
 
 
 def test_a_link_to_a_volume_that_is_not_mounted_refuses_the_start_and_stays(tmp_path: Path) -> None:
-    """Regression: the start removed the link, and the next start created an empty log."""
+    """Regression: the first start removed the link, and the next one created an empty log."""
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     manager = _open(RealDisk(data))
     put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
@@ -166,8 +171,8 @@ def test_a_link_to_a_volume_that_is_not_mounted_refuses_the_start_and_stays(tmp_
 def test_a_directory_that_cannot_be_looked_at_for_a_moment_keeps_its_records(
     tmp_path: Path, error: int
 ) -> None:
-    """Regression: the start mistook the directory for a missing one, failed to create it, and then removed
-    it.
+    """Regression: the start mistook the directory for a missing one. It failed to create the directory, and
+    then removed it.
     """
     manager = _open(RealDisk(tmp_path))
     put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
@@ -214,7 +219,7 @@ def test_the_format_of_a_new_directory_is_marked() -> None:
 
 
 def test_a_directory_without_the_mark_is_upgraded() -> None:
-    """A meta.properties without Oncelog's key is from Apache Kafka or an old version.
+    """A meta.properties without Oncelog's key was written by Apache Kafka or an old version.
 
     Its other lines are kept.
     """
@@ -321,7 +326,7 @@ def test_a_topic_made_again_knows_nothing_of_the_old_one() -> None:
 
 
 def test_a_damaged_topic_id_is_an_error_that_names_the_file_and_what_to_do() -> None:
-    """Found by the simulator (seed 76 with rot): an id with a flipped bit is still a valid id."""
+    """Found by the simulator (seed 76 with bit rot): a topic id with a flipped bit still has a valid form."""
     disk = MemoryDisk()
     manager = _open(disk)
     put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch(0))
@@ -345,8 +350,8 @@ def test_another_topic_of_the_same_name_is_noticed() -> None:
 
 
 def test_a_stop_and_a_start_wait_for_few_deletions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: 17,000 deletions took minutes at a stop, so that systemd killed the broker, and minutes
-    again at the start.
+    """Regression: 17,000 deletions took minutes at a stop, so systemd killed the broker. They took minutes
+    again at the next start.
     """
     monkeypatch.setattr("oncelog.log.manager.MAX_PROMPT_DELETIONS", 3)
     disk = MemoryDisk()
@@ -475,7 +480,7 @@ def test_an_index_that_an_older_version_compacted_is_looked_at_once() -> None:
         opened(manager)
         assert looks == [], "this version keeps the entries"
         manager.close(NOW_MS)
-        disk.remove("oncelog-txnindex-checkpoint")  # version 0.4.1 writes no such checkpoint
+        disk.remove("oncelog-txnindex-checkpoint")  # version 0.4.1 does not write this checkpoint
         for _ in range(2):
             manager = _open(disk)
             opened(manager)
@@ -485,7 +490,7 @@ def test_an_index_that_an_older_version_compacted_is_looked_at_once() -> None:
 
 
 def test_a_full_disk_refuses_no_start_that_restores_lost_index_entries() -> None:
-    """Readers use the entries in memory, and the next start restores them again."""
+    """Readers use the restored entries in memory. The next start restores them again."""
     disk, settings = MemoryDisk(), config(cleanup_policy="compact", segment_bytes=300)
     manager = _open(disk)
     partition = manager.open_partition(TP, settings, TOPIC_ID, NOW_MS)
@@ -537,7 +542,7 @@ def test_a_lost_index_of_aborted_transactions_shows_nothing_to_readers(is_stoppe
 
 
 def test_a_partition_that_cannot_be_compacted_does_not_stop_others() -> None:
-    """Regression: any error, even a bug, ended the round for all later partitions."""
+    """Regression: any error in one partition, even a bug, ended the round for all partitions after it."""
     log_config = config(cleanup_policy="compact", segment_bytes=300, min_cleanable_dirty_ratio="0.1")
     manager = _open(MemoryDisk())
     names = (TP, TopicPartition(TP.topic, 1))
@@ -561,8 +566,8 @@ def test_a_partition_that_cannot_be_compacted_does_not_stop_others() -> None:
 
 
 def test_partitions_that_cannot_be_compacted_keep_none_of_what_they_read() -> None:
-    """Regression: the round kept each error, which referred to a decompressed batch of up to 256 MB per
-    partition.
+    """Regression: the round kept the error of each partition, and each error referred to a decompressed batch
+    of up to 256 MB.
     """
     opened_bytes = 8 << 20
     unreadable = bytearray(batch(count=2, value=bytes(opened_bytes), compression=Compression.ZSTD))
@@ -597,7 +602,9 @@ _FIRST_LOG = f"{0:020d}.log"
 def test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round(
     call: tuple[str, str], then: str
 ) -> None:
-    """Regression: after a failure such as too many open files, the partition was offline until a restart."""
+    """Regression: after a passing failure, such as too many open files, the partition stayed offline until a
+    restart.
+    """
     disk = MemoryDisk()
     settings = {"segment_bytes": 300, "index_interval_bytes": 50, "min_cleanable_dirty_ratio": "0.1"}
     compacted = config(cleanup_policy="compact", **settings)
@@ -633,7 +640,7 @@ def test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round(
 
 
 def test_a_swap_that_cannot_begin_leaves_nothing_to_swap_in() -> None:
-    """Regression: the next start replaced newer content of the segments with the left-over file."""
+    """Regression: the left-over `.swap` file replaced newer content of the segments at the next start."""
     disk, compacted = MemoryDisk(), config(cleanup_policy="compact", segment_bytes=300)
     manager = _open(disk)
     partition = manager.open_partition(TP, compacted, TOPIC_ID, NOW_MS)
@@ -648,8 +655,8 @@ def test_a_swap_that_cannot_begin_leaves_nothing_to_swap_in() -> None:
 
 @pytest.mark.parametrize("then", ["kill", "stop"])
 def test_a_segment_of_a_failed_swap_does_not_come_back_beside_newer_ones(then: str) -> None:
-    """Regression: the next round merged two segments, and a start then added the left-over segment to the
-    log.
+    """Regression: a later round merged two segments, and then a start added the left-over segment of the
+    failed swap to the log.
     """
     disk = MemoryDisk()
     settings = {"cleanup_policy": "compact", "index_interval_bytes": 50, "min_cleanable_dirty_ratio": 0.01}
@@ -659,7 +666,7 @@ def test_a_segment_of_a_failed_swap_does_not_come_back_beside_newer_ones(then: s
     for number in range(12):
         put(partition, batch(number, key=b"k%d" % number))
     partition.flush()
-    # The disk fails for a moment: one swap cannot begin, and its new segment cannot be removed.
+    # The disk fails for a moment: one swap cannot begin, and its new segment cannot be removed either.
     begin_swap = SegmentSwapper.begin
 
     def fail(self: SegmentSwapper, segments: list[Segment]) -> None:
@@ -687,7 +694,9 @@ def test_a_segment_of_a_failed_swap_does_not_come_back_beside_newer_ones(then: s
 
 
 def test_a_partition_is_closed_though_an_unfinished_snapshot_cannot_be_removed() -> None:
-    """Regression: a stop did not close the other partitions, and a deletion left the files open."""
+    """Regression: the error kept a stop from closing the other partitions, and a deletion from closing the
+    files.
+    """
     disk, other = MemoryDisk(), TopicPartition("other", 0)
     manager = _open(disk)
     manager.background.on_added = lambda: None

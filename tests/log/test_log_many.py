@@ -1,4 +1,4 @@
-"""The cost of opening, closing and deleting thousands of partitions, in syncs and open files."""
+"""Opening, closing and deleting thousands of partitions must need few syncs and open files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def test_new_partitions_are_not_synced_one_by_one() -> None:
     assert disk.calls["sync"] <= 1
     disk.calls.clear()
     manager.close(NOW_MS)
-    # Checkpoints, contents and the marker are written, and nothing of the partitions: they did not change.
+    # The stop writes the checkpoints, the contents and the clean-shutdown marker. It writes nothing into
+    # partitions, because none changed.
     assert disk.calls == {"replace": 6, "write": 6}
     assert [p.log_end_offset for p in partitions] == [0] * len(PARTITIONS)
 
@@ -112,9 +113,10 @@ def test_idle_partitions_take_no_descriptors(tmp_path: Path) -> None:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("left", [b"", b"version: 0\ntopic_", bytes(43)])
 def test_a_torn_topic_id_is_written_again(left: bytes) -> None:
-    """A new partition's topic id is not synced, because the list of topics has the id.
+    """The file with a new partition's topic id is not synced, because the list of topics contains the id,
+    too.
 
-    So a power loss may tear the file.
+    So a power loss may leave an incomplete file.
     """
     disk = MemoryDisk()
     partition = open_partition(disk)
@@ -193,7 +195,7 @@ def test_producers_are_described_in_bounded_parts() -> None:
         put(partition, batch(0, pid=pid))
     parts = partition.producers_in_parts()
     found = next(parts)
-    put(partition, batch(0, pid=300))  # other clients append between two parts
+    put(partition, batch(0, pid=300))  # other clients append while the parts are collected
     put(partition, batch(1, pid=7))
     for part in parts:
         assert len(part) <= 20
@@ -203,7 +205,7 @@ def test_producers_are_described_in_bounded_parts() -> None:
 
 
 class Looked(OrderedDict[int, int]):
-    """A dict that counts the open transactions that are examined."""
+    """A dict of open transactions that counts how many of them are examined."""
 
     count = 0
 
@@ -215,7 +217,9 @@ class Looked(OrderedDict[int, int]):
 
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_ending_one_of_many_open_transactions_examines_few_others(is_reversed: bool) -> None:
-    """Regression: each abort examined all open transactions, so 80,000 of them took half a minute."""
+    """Regression: each abort examined all open transactions, so aborting 80,000 of them took half a
+    minute.
+    """
     Looked.count = 0
     partition = open_partition()
     partition._producers.open_transactions = Looked()
@@ -232,7 +236,9 @@ def test_ending_one_of_many_open_transactions_examines_few_others(is_reversed: b
 
 
 def test_indexes_of_closed_segments_are_not_kept_in_memory() -> None:
-    """Regression: 20 bytes stayed in memory for each indexed batch written or read since the start."""
+    """Regression: since the start, each batch that was written or read and has an index entry kept 20 bytes
+    in memory.
+    """
     disk = MemoryDisk()
     settings = config(segment_bytes=2000, index_interval_bytes=1)
     partition = open_partition(disk, settings)
@@ -254,7 +260,8 @@ def test_indexes_of_closed_segments_are_not_kept_in_memory() -> None:
     assert loaded() == closed
     partition.log.release_handles()
     assert loaded() == []
-    # Indexes that were rebuilt stay in memory, because they have no complete files to be loaded from again.
+    # Rebuilt indexes stay in memory, because there are no complete files from which they could be loaded
+    # again.
     disk.remove(closed[0]._stem + ".index")
     disk.remove(closed[1]._stem + ".timeindex")
     assert read_all(partition, 200) == stored
@@ -264,9 +271,10 @@ def test_indexes_of_closed_segments_are_not_kept_in_memory() -> None:
 
 @pytest.mark.parametrize("index", [OffsetIndex, TimeIndex])
 def test_loading_an_index_takes_no_step_for_each_entry(index: type[OffsetIndex | TimeIndex]) -> None:
-    """Regression: loading a million entries (10 MB) took half a second, in which no client was served.
+    """Regression: loading a million entries (10 MB) took half a second, and the broker served no client
+    meanwhile.
 
-    The indexes of a closed segment are loaded in one step, when they are first needed.
+    An index of a closed segment is loaded in one step when it is first needed, so that step must be quick.
     """
 
     def call_count(entries: int) -> int:

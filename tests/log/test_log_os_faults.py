@@ -1,4 +1,4 @@
-"""The log on the real disk while system calls fail, between kills, stops and power losses."""
+"""The log on the real disk, while system calls fail and kills, stops and power losses happen."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from support.log.faulty_log import LogUnderFaults
 
 @pytest.mark.parametrize("seed", [5, 9, 13, 38, 109, 234])
 def test_random_operations_while_system_calls_fail(tmp_path: Path, seed: int) -> None:
-    """If R613 is reintroduced, seeds 5, 9 and 38 find it.
+    """Seeds 5, 9 and 38 fail if R613 is reintroduced.
 
-    Likewise seed 13 finds R610, and seed 234 finds R614.
+    Likewise seed 13 fails with R610, and seed 234 with R614.
     """
     LogUnderFaults(tmp_path / "data", seed).run()
 

@@ -1,8 +1,7 @@
-"""Tests of each pair of features that change a topic: both run on one topic, in any order, with kills in
-between.
+"""Each pair of features that change a topic is used on one topic, in any order, with kills in between.
 
-`LogMachine` compares what readers see, and what is remembered, with its model. The table of the pairs is in
-docs/internals/limits.md, and a test keeps it.
+`LogMachine` compares the records that readers see, and the producers' state, with its model.
+docs/internals/limits.md has the table of the pairs, and a test checks it.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def end_transactions(machine: LogMachine, rng: Random) -> bool:
 
 
 def take_over(machine: LogMachine, rng: Random) -> bool:
-    """Stop, leave the directory as Apache Kafka would, and start."""
+    """Stop, change the directory to one that Apache Kafka could have left, and start."""
     machine.stop(machine.limits)
     disk = machine.disk
     names = [f"{TP}/{name}" for name in disk.list(str(TP))]
@@ -100,7 +99,7 @@ FEATURES: dict[str, Callable[[LogMachine, Random], bool]] = {
     "transactions": end_transactions,
     "takeover": take_over,
 }
-"""The features by name. Each function uses its feature, and returns True if it had an effect."""
+"""The features by name. Each function uses its feature once, and returns True if that had an effect."""
 PAIRS = list(combinations(FEATURES, 2))
 
 

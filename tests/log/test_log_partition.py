@@ -1,4 +1,4 @@
-"""Append and read of one partition."""
+"""Appends to one partition and reads from it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_an_old_epoch_changes_nothing() -> None:
             put(partition, batch(sequence, epoch=0))
     assert partition.describe_producers() == state
     assert partition.log_end_offset == 2
-    # The old epoch's batches are forgotten, so the new epoch may use their sequences.
+    # The batches of the old epoch are forgotten, so the new epoch may use the same sequences.
     assert put(partition, batch(1, epoch=1)).base_offset == 2
 
 
@@ -114,7 +114,7 @@ def test_an_unknown_producer_may_start_anywhere() -> None:
 
 @pytest.mark.behaviour("I16")
 def test_another_producer_id_or_partition_is_no_duplicate() -> None:
-    """A batch of another producer id, or in another partition, may have the same sequence."""
+    """Batches of different producer ids, or in different partitions, may have the same sequence."""
     one, other = open_partition(), open_partition()
     put(one, batch(0, pid=1))
     assert not put(one, batch(0, pid=2)).is_duplicate
@@ -122,7 +122,7 @@ def test_another_producer_id_or_partition_is_no_duplicate() -> None:
 
 
 def _changed(position: int, layout: str, value: int) -> memoryview:
-    """Return an idempotent batch with a changed header field and a correct checksum."""
+    """Return an idempotent batch with one changed header field. Its checksum fits the change."""
     data = batch(0)
     struct.pack_into(layout, data, position, value)
     if position >= 21:
@@ -268,7 +268,9 @@ def test_reads_respect_their_size_and_offset_bounds() -> None:
 
 @pytest.mark.parametrize(("position", "damage"), [(0, 0x7F), (8, 0x7F), (8, 0xFF)])
 def test_a_damaged_stored_batch_is_an_error_and_no_gap(position: int, damage: int) -> None:
-    """The second batch has a wrong offset or length: a reader gets an error and does not skip it."""
+    """The offset or length of the second batch is damaged. A reader must get an error, and must not skip that
+    batch.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk, config(segment_bytes=200))
     sizes = [len(batch(number)) for number in range(5)]
@@ -432,7 +434,7 @@ def test_a_usual_batch_is_stored_as_append_stores_it(
 def changed_batch(
     change: str, sequence: int | None, count: int, pid: int | None, epoch: int, size: int, timestamp_ms: int
 ) -> memoryview:
-    """Return a batch with this change. Some changes make the batch invalid."""
+    """Return a batch to which `change` was applied. Some changes make the batch invalid."""
     timestamp_ms = max(timestamp_ms, -1)
     is_transactional = change == "transactional" and pid is not None
     data = batch(
@@ -450,9 +452,9 @@ def changed_batch(
 
 
 def outcome(partition: Partition, data: memoryview, *, append_next: bool) -> tuple[int, int] | str:
-    """Append a copy of a batch.
+    """Append a copy of a batch, and return its offsets or the name of the error.
 
-    With `append_next`, append it as produce_direct does. Return its offsets or error.
+    With `append_next`, append it as produce_direct does, if that is possible.
     """
     records = memoryview(bytearray(data))
     fields: HeaderFields = HEADER.unpack_from(records)

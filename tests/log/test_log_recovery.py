@@ -1,4 +1,4 @@
-"""Recovery: torn tails, lost indexes, bad snapshots, retries over a restart, expiry."""
+"""Recovery: torn tails, lost indexes, bad snapshots, retries after a restart, and the expiry of producers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def _corrupt(disk: MemoryDisk, name: str, position: int = -1) -> None:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_a_retry_after_a_restart_is_a_duplicate(clean: bool) -> None:
-    """All five batches are remembered, whereas Kafka's snapshot alone has only the newest."""
+    """The last five batches of a producer are remembered, although Kafka's snapshot file has only the newest
+    one.
+    """
     disk = MemoryDisk()
     partition = _filled(disk)
     before = (partition.describe_producers(), read_all(partition))
@@ -132,7 +134,8 @@ def test_a_last_batch_torn_at_any_byte_is_cut_off() -> None:
         assert partition.log_end_offset == 5
         assert len(partition.recovery_warnings) == (missing < size)
         assert torn.open(f"{TP}/{name}").size() == total - size
-        # The producer got no acknowledgement and retries, so the batch is stored at the same offset.
+        # The producer got no acknowledgement of batch 4 and retries it. The retry is a duplicate if the batch
+        # survived.
         assert put(partition, batch(4, pid=1)).is_duplicate
         assert put(partition, batch(5, pid=1)).base_offset == 5
 
@@ -160,7 +163,7 @@ def test_recovery_reads_from_the_recovery_point_on() -> None:
     point = partition.recovery_point
     assert point == 12
     put(partition, batch(12, pid=1))
-    # Recovery does not look for damage below the recovery point, because that part was synced.
+    # Recovery does not look for damage below the recovery point, because those bytes were synced.
     _corrupt(disk, _names(disk, ".log")[0])
     partition = open_partition(disk.after_kill(), SMALL, recovery_point=point)
     assert (partition.log_end_offset, partition.recovery_warnings) == (13, [])
@@ -170,7 +173,9 @@ def test_recovery_reads_from_the_recovery_point_on() -> None:
 @pytest.mark.parametrize("position", [-1, 10, 16, 20], ids=["record", "length", "format", "checksum"])
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_damage_below_the_recovery_point_is_no_torn_tail(clean: bool, position: int) -> None:
-    """Found by the simulator: after one flipped bit and a rebuilt index, all that followed was cut off."""
+    """Found by the simulator: after one flipped bit, the rebuild of an index truncated the log at the damaged
+    batch.
+    """
     disk, large = MemoryDisk(), config(index_interval_bytes=100)
     partition = open_partition(disk, large)
     size = len(batch(0, pid=1))
@@ -196,7 +201,9 @@ def test_damage_below_the_recovery_point_is_no_torn_tail(clean: bool, position: 
 @pytest.mark.parametrize("tail", [bytes(300), b"junk" * 20], ids=["zeros", "junk"])
 @pytest.mark.parametrize("lost", [".index", ".timeindex"])
 def test_bytes_after_a_synced_segment_remove_no_later_one(clean: bool, tail: bytes, lost: str) -> None:
-    """A lost index lets recovery read the segment. It removed all later segments, which were synced too."""
+    """If an index is lost, recovery reads the segment to rebuild it. It then removed all later segments,
+    although they were synced.
+    """
     disk = MemoryDisk()
     partition = _filled(disk, 20)
     partition.flush()
@@ -214,8 +221,9 @@ def test_bytes_after_a_synced_segment_remove_no_later_one(clean: bool, tail: byt
 
 
 def _closed_without_snapshots(how: LogConfig) -> tuple[dict[str, bytes], list[tuple[str, int, int]]]:
-    """Return the files of a closed partition without snapshots, and the file, position and size of each
-    batch.
+    """Close a partition, and remove its snapshots.
+
+    Return the contents of its files, and the file, position and size of each batch.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, how)
@@ -242,7 +250,7 @@ def _closed_without_snapshots(how: LogConfig) -> tuple[dict[str, bytes], list[tu
 def test_a_flipped_bit_below_the_recovery_point_does_not_prevent_startup(
     segment_bytes: int, clean: bool
 ) -> None:
-    """Found by the simulator: replay trusted bytes that no checksum had verified, and the broker did not
+    """Found by the simulator: replay trusted bytes that no checksum protects, and then the broker did not
     start.
     """
     how = config(segment_bytes=segment_bytes, index_interval_bytes=100)
@@ -260,14 +268,14 @@ def test_a_flipped_bit_below_the_recovery_point_does_not_prevent_startup(
             # No checksum covers the base offset, so damage to it may change the log end.
             assert byte < 8 or again.log_end_offset == len(places), text
             if byte >= 12 and not 43 <= byte < 57:
-                # Outside transactions, recovery believes the producer's state in unverified headers, as Kafka
-                # does.
+                # Outside transactions, recovery takes the producers' state from headers without verifying
+                # their batches, as Kafka does.
                 for sequence, kept in ((1, 5), (2, 6), (3, 7)):
                     assert kept == number or put(again, batch(sequence, pid=1)).is_duplicate, text
 
 
 def test_replay_goes_on_behind_a_length_that_claims_too_much() -> None:
-    """Found by the simulator's seed 101 of the workload `atomic`."""
+    """Found by the simulator's seed 101 of the workload `atomic`: replay stopped at the damaged length."""
     disk, how = MemoryDisk(), config(index_interval_bytes=100)
     files, places = _closed_without_snapshots(how)
     disk.mkdir(str(TP))
@@ -285,8 +293,8 @@ def test_replay_goes_on_behind_a_length_that_claims_too_much() -> None:
 @pytest.mark.parametrize("position", [-1, 10, 16], ids=["record", "length", "format"])
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_damage_at_the_end_of_a_segment_takes_no_later_segment_with_it(clean: bool, position: int) -> None:
-    """Found by the simulator (seed 307): a last batch with a length past the end was mistaken for a torn
-    tail.
+    """Found by the simulator (seed 307): the last batch of a segment had a length past the end, and was
+    mistaken for a torn tail.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
@@ -360,7 +368,7 @@ def test_a_lost_index_of_aborted_transactions_is_made_again(clean: bool) -> None
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["lost", "unreadable"])
 def test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_entry(is_lost: bool) -> None:
-    """The next start must not mistake a partial or empty file for a complete one."""
+    """A crash may leave a partial or empty file. The next start must not mistake it for a complete index."""
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
     for number in range(5):
@@ -371,7 +379,7 @@ def test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_e
     how = {"recovery_point": end_offset, "indexed_from": partition.indexed_from}
     names, step = _names(disk, ".txnindex"), 0
     assert len(names) == 2
-    for name in names:  # the index of the closed segment, then of the active one
+    for name in names:  # first the index of the closed segment, then that of the active one
         damaged = disk.after_kill()
         if is_lost:
             damaged.remove(f"{TP}/{name}")
@@ -392,7 +400,9 @@ def test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_e
 
 
 def test_segments_without_an_index_of_aborted_transactions_are_foreign_until_they_have_one() -> None:
-    """Apache Kafka creates the file with its first entry, so a missing one proves nothing."""
+    """Apache Kafka creates the index only with its first entry. So a missing file does not prove that it was
+    lost.
+    """
     disk = MemoryDisk()
     _filled(disk).close(NOW_MS)
     names = _names(disk, ".txnindex")
@@ -428,9 +438,9 @@ def test_open_transactions_survive_a_restart(clean: bool) -> None:
 
 @pytest.mark.behaviour("I19")
 def test_idle_producers_expire_by_the_time_of_their_append() -> None:
-    """Producers of old records stay known after a load.
+    """A load of old records must not make their producers expire.
 
-    In Kafka, the next check for expiry would remove them.
+    On Kafka, the next check for expiry would remove these producers.
     """
     partition = open_partition(log_config=config(expiration_ms=DAY_MS))
     put(partition, batch(0, pid=1, timestamp_ms=1000))
@@ -477,7 +487,9 @@ def test_leftover_files_are_removed_at_startup() -> None:
 @pytest.mark.parametrize("torn_bytes", [0, 10], ids=["whole-batches", "torn"])
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_a_log_that_lost_its_synced_end_hides_no_new_records(clean: bool, torn_bytes: int) -> None:
-    """After a lost sync or a partial copy, the offsets of lost records are assigned again."""
+    """After a lost sync or a partial copy, the offsets of the lost records are assigned again. Old state must
+    not hide the new records.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(0, pid=1, is_transactional=True))
@@ -516,8 +528,9 @@ def test_a_log_start_beyond_the_log_becomes_the_start_of_an_empty_log() -> None:
 def test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers(times: int) -> None:
     """Regression: read_committed readers waited forever, and a producer's next batch was refused.
 
-    DeleteRecords went past the synced end, and a power loss took the end of the log. Only an older snapshot
-    had the producers' state. So a transaction whose commit was synced was open again, and nothing ended it.
+    DeleteRecords went past the synced end, and then a power loss took the end of the log. Recovery used only
+    an older snapshot of the producers' state. In it, a transaction whose commit was synced was still open,
+    and no marker ended it.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
@@ -562,7 +575,7 @@ def test_a_long_segment_is_snapshotted_between_rolls() -> None:
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_indexes_preallocated_by_kafka_are_read(clean: bool) -> None:
-    """A killed Java broker leaves zeros at the end of the active segment's indexes."""
+    """A killed Java broker leaves zeros at the end of the active segment's index files."""
     disk = MemoryDisk()
     partition = _filled(disk)
     put(partition, batch(0, pid=5, is_transactional=True))
@@ -579,7 +592,9 @@ def test_indexes_preallocated_by_kafka_are_read(clean: bool) -> None:
 
 
 def test_a_transaction_index_made_again_outlives_a_kill_right_after_the_start() -> None:
-    """Found by the simulator: the second start trusted the segment, and readers saw aborted records."""
+    """Found by the simulator: after the kill, the second start trusted an incomplete index, and readers saw
+    aborted records.
+    """
     disk, small = MemoryDisk(), config(segment_bytes=200)
     partition = open_partition(disk, small)
     put(partition, batch(0, pid=9, is_transactional=True))
@@ -599,7 +614,9 @@ def test_a_transaction_index_made_again_outlives_a_kill_right_after_the_start() 
 
 @pytest.mark.parametrize("position", [16, 23, 25], ids=["format", "last offset below", "last offset"])
 def test_batches_behind_damage_can_be_read(position: int) -> None:
-    """Found by the simulator: a reader that continued after the damaged batch got the damaged batch again."""
+    """Found by the simulator: a reader that continued at the offset after a damaged batch got that batch
+    again.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk)
     size = len(batch(0, pid=1))
@@ -617,7 +634,7 @@ def test_batches_behind_damage_can_be_read(position: int) -> None:
 
 
 def test_a_log_that_ends_below_its_synced_end_is_reported() -> None:
-    """A file is missing, or was copied too early. Neither a kill nor a power loss causes this."""
+    """A file of the log is missing, or was copied too early. A kill or a power loss does not cause this."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     for number in range(3):
@@ -633,7 +650,7 @@ def test_a_log_that_ends_below_its_synced_end_is_reported() -> None:
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 @pytest.mark.parametrize("is_empty", [True, False], ids=["files", "directory"])
 def test_a_lost_directory_gives_no_offset_again(clean: bool, is_empty: bool) -> None:
-    """If offsets were assigned again, a group with a committed offset above the log end would skip new
+    """If offsets were assigned again, a group with a committed offset above the new log end would skip new
     records.
     """
     disk = MemoryDisk()
@@ -655,8 +672,8 @@ def test_a_lost_directory_gives_no_offset_again(clean: bool, is_empty: bool) -> 
 @pytest.mark.behaviour("I20")
 @pytest.mark.parametrize("others", [{}, {"pid": 2, "is_transactional": True}], ids=["plain", "mixed"])
 def test_a_damaged_header_gives_no_state_of_producers(others: dict[str, object]) -> None:
-    """Without snapshots, recovery reads the log below the recovery point again, and must skip damaged
-    headers.
+    """Without snapshots, recovery takes the producers' state from the log. Below the recovery point, it must
+    skip damaged headers.
     """
     disk = MemoryDisk()
     partition = open_partition(disk)
@@ -681,7 +698,9 @@ def test_a_damaged_header_gives_no_state_of_producers(others: dict[str, object])
 
 
 def _compacted(disk: MemoryDisk) -> Partition:
-    """Return a log of three keys in small segments. Compaction kept the newest records and left gaps."""
+    """Return a log of three keys in small segments. Compaction has kept the newest records, so the offsets
+    have gaps.
+    """
     partition = open_partition(disk, SMALL_TABLE)
     for number in range(24):
         put(partition, batch(key=b"%d" % (number % 3), value=bytes(90)))
@@ -697,7 +716,9 @@ def _compacted(disk: MemoryDisk) -> Partition:
     ("now_compacted", "cleaned_to"), [(True, 0), (False, 24)], ids=["policy", "checkpoint of the cleaner"]
 )
 def test_a_compacted_log_is_kept_whatever_the_recovery_point_is(now_compacted: bool, cleaned_to: int) -> None:
-    """Apache Kafka compacts above the recovery point in its checkpoint, and the checkpoint may be lost."""
+    """Apache Kafka also compacts above the recovery point of its checkpoint, and that checkpoint may be
+    lost.
+    """
     disk = MemoryDisk()
     stored = read_all(_compacted(disk))
     again = open_partition(
@@ -711,7 +732,8 @@ def test_a_compacted_log_is_kept_whatever_the_recovery_point_is(now_compacted: b
 def test_a_gap_behind_a_segment_with_gaps_is_no_loss() -> None:
     disk = MemoryDisk()
     partition = open_partition(disk, config(cleanup_policy="compact", segment_bytes=700))
-    for key in (0, 1, 2, 3, 1, 3, 5, 6, 7):  # compaction removes the second and the fourth record
+    # With these keys, compaction removes the second and the fourth record
+    for key in (0, 1, 2, 3, 1, 3, 5, 6, 7):
         put(partition, batch(key=b"%d" % key, value=bytes(90)))
     partition.flush()
     dirty = partition.cleaner.dirty_range(NOW_MS)
@@ -725,7 +747,7 @@ def test_a_gap_behind_a_segment_with_gaps_is_no_loss() -> None:
 
 @pytest.mark.parametrize("name", ["notes.log.cleaned", "notes.log.swap", "notes.log", "0.old.log"])
 def test_a_file_of_another_name_does_not_prevent_a_start(name: str) -> None:
-    """The file may also be an index that a crash during a swap left behind."""
+    """Besides a file of another name, the directory has one of a swap that a crash interrupted."""
     disk = MemoryDisk()
     put(open_partition(disk), batch(0))
     segment = f"{TP}/{0:020d}.log"
@@ -738,8 +760,9 @@ def test_a_file_of_another_name_does_not_prevent_a_start(name: str) -> None:
 
 @pytest.mark.behaviour("I17")
 def test_segments_that_recovery_removed_stay_removed_after_a_power_loss() -> None:
-    """The end of a segment was lost, so the next one is removed. It must not come back after newer
-    records."""
+    """The end of the first segment was lost, so recovery removes the next segment. A power loss must not
+    bring it back after newer records.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
     while partition.segment_count < 3:
@@ -749,12 +772,13 @@ def test_segments_that_recovery_removed_stay_removed_after_a_power_loss() -> Non
     first.truncate(first.size() - len(batch(value=b"old")))
     first.sync()
     disk, background = disk.after_kill(), BackgroundQueue()
-    # No background task runs, so the snapshot of a roll does not sync the directory.
+    # Background tasks do not run, so the snapshot that is taken when a segment rolls does not sync the
+    # directory.
     background.on_added = lambda: None
     partition = open_partition(disk, SMALL, background=background)
     assert partition.segment_count == 1
     kept = partition.log_end_offset
-    # A roll syncs the directory, so check before the first roll, too.
+    # A roll to a new segment syncs the directory. So check before the first roll, too.
     while partition.segment_count < 3:
         put(partition, batch(value=b"new"))
         for seed in range(30):
@@ -765,10 +789,10 @@ def test_segments_that_recovery_removed_stay_removed_after_a_power_loss() -> Non
 
 @pytest.mark.behaviour("I17")
 def test_a_compacted_log_ends_where_its_last_batch_does() -> None:
-    """A power loss can cut a segment and leave an empty one behind it.
+    """A power loss can cut a segment and leave an empty one after it.
 
-    Such a gap is not from compaction. A coordinator that replayed such a log would find no batches at some
-    offsets, and give the log up.
+    Compaction did not make that gap. If the log kept it, a coordinator that replays the log would find
+    offsets without batches, and would reject the log.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL_TABLE)
@@ -785,7 +809,7 @@ def test_a_compacted_log_ends_where_its_last_batch_does() -> None:
 
 @pytest.mark.behaviour("I17")
 def test_a_second_power_loss_does_not_bring_a_torn_end_back() -> None:
-    """A start cuts off a torn end. The cut must be synced before the records of a later segment."""
+    """A start cuts off a torn end. It must sync the cut before records of a later segment are synced."""
     small = config(segment_bytes=3 * len(batch()), flush_messages=1)
     disk = MemoryDisk()
     partition = open_partition(disk, small)
@@ -806,7 +830,9 @@ def test_a_second_power_loss_does_not_bring_a_torn_end_back() -> None:
 
 
 def test_a_clean_stop_does_not_bring_the_torn_batch_of_an_empty_log_back() -> None:
-    """A start cuts off a torn batch at offset 0. The start after a clean stop verifies no checksum."""
+    """A start cuts off a torn batch at offset 0. The start after a clean stop verifies no checksum, so the
+    cut must be durable by then.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch())
@@ -847,7 +873,7 @@ def _delete_all(partition: Partition) -> None:
 def test_a_write_that_could_not_be_undone_does_not_end_the_log(
     roll: Callable[[Partition], None], is_clean: bool
 ) -> None:
-    """Regression: the next segment began after a partial batch, so a start cut off all that followed it."""
+    """Regression: the next segment began after a partial batch, so the next start truncated the log there."""
     disk = MemoryDisk()
     partition = _filled(disk, 4)
     file = Path(partition.file_at(partition.log_end_offset)).name
@@ -870,7 +896,9 @@ def test_a_write_that_could_not_be_undone_does_not_end_the_log(
 
 
 def test_a_stop_undoes_a_failed_write() -> None:
-    """Regression: a partial batch stayed at the end of a partition that was otherwise unchanged."""
+    """Regression: if no other write followed, the partial batch of a failed write stayed at the partition's
+    end.
+    """
     disk = MemoryDisk()
     partition = _filled(disk, 4)
     partition.close(NOW_MS)
@@ -886,7 +914,7 @@ def test_a_stop_undoes_a_failed_write() -> None:
 
 
 def test_a_snapshot_behind_a_gap_does_not_restore_a_lost_marker() -> None:
-    """Regression: a snapshot knew of a commit that a power loss had taken out of a compacted log.
+    """Regression: a snapshot contained a commit that a power loss had removed from a compacted log.
 
     The power loss took the segment with the commit and left later ones. So the transaction was open again,
     and its coordinator aborted it. The next start believed the snapshot, and read_committed readers got

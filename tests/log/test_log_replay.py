@@ -1,4 +1,4 @@
-"""Replay by columns equals replay batch by batch, and a scan of headers reads few bytes."""
+"""Replay by columns gives the same state as replay batch by batch, and a scan of headers reads few bytes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _producers() -> PartitionProducers:
 
 
 def _random_headers(rng: Random) -> bytes:
-    """Return random batches with changing epochs: of several producers, without producer id, and of
-    coordinators.
+    """Return the headers of random batches with changing epochs: of several producers, without a producer id,
+    and of markers.
     """
     headers, offset = [], rng.randrange(1000)
     for _ in range(rng.randrange(1, 60)):
@@ -131,7 +131,7 @@ def test_transactions_between_plain_batches_are_replayed() -> None:
 
 
 def test_batches_to_be_verified_are_kept_for_a_bounded_number_of_producers() -> None:
-    """Any client can send producer ids that were never assigned."""
+    """Any client can send producer ids that were never assigned, so their number must be bounded."""
     log = _producers()
     count = DEFAULT_LIMITS.max_verifying_producers
     for producer_id in range(count + 10):

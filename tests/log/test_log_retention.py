@@ -1,4 +1,4 @@
-"""Rolling, retention and DeleteRecords."""
+"""The roll of segments, retention, and DeleteRecords."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def _filled(count: int = 9, disk: MemoryDisk | None = None, **settings: object) 
 def test_a_file_that_a_failed_roll_left_hides_no_records(
     is_clean: bool, has_indexes: bool, later: int
 ) -> None:
-    """Regression: a failed roll left an empty log file, and the previous segment got the next records."""
+    """Regression: after a failed roll, records went to the previous segment. The empty log file of the failed
+    roll hid them after a restart.
+    """
     disk, small = MemoryDisk(), config(segment_bytes=7 * SIZE, index_interval_bytes=2 * SIZE)
     partition = open_partition(disk, small)
     for _ in range(6 + later):
@@ -68,7 +70,9 @@ def test_a_file_that_a_failed_roll_left_hides_no_records(
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_an_empty_segment_where_the_log_ends_stays(is_clean: bool) -> None:
-    """Retention must keep the empty segment with which a log ends after a roll by time or by retention."""
+    """A roll by time, or retention, may leave an empty segment at the end of a log. The next retention must
+    keep it.
+    """
     disk = MemoryDisk()
     partition = _filled(disk=disk)
     partition.delete_records(None, NOW_MS)  # type: ignore[attr-defined]
@@ -176,7 +180,9 @@ def test_producers_are_remembered_though_their_records_are_deleted() -> None:
 
 
 def test_deleted_batches_are_remembered_though_their_snapshot_is_lost() -> None:
-    """Found by the simulator: recovery read the rest of the log and ignored a newer snapshot."""
+    """Found by the simulator: recovery read all remaining segments and ignored a newer snapshot, so it forgot
+    the deleted batches.
+    """
     disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
     partition = open_partition(disk, small)
     for number in range(13):
@@ -197,15 +203,16 @@ def test_deleted_batches_are_remembered_though_their_snapshot_is_lost() -> None:
 
 
 def _second_segment_without_snapshot() -> tuple[MemoryDisk, LogConfig, Partition]:
-    """Return a disk, settings and a flushed partition on that disk.
+    """Return a disk, the settings, and a flushed partition.
 
-    Its second segment began without a snapshot.
+    Its second segment has no snapshot at its begin, because the disk was full.
     """
     disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
     partition = open_partition(disk, small)
     for number in range(3):
         put(partition, batch(number))
-    disk.errors[("write", ".tmp")] = errno.ENOSPC  # the snapshot at the begin of the second segment fails
+    # Makes the snapshot at the begin of the second segment fail
+    disk.errors[("write", ".tmp")] = errno.ENOSPC
     put(partition, batch())
     disk.errors.clear()
     put(partition, batch())
@@ -233,12 +240,12 @@ def test_a_power_loss_after_deleting_segments_leaves_their_producers_known() -> 
 def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segments_known(
     checkpoint: int | None,
 ) -> None:
-    """A snapshot inside a segment covers the deleted segments.
+    """The deletion relies on a snapshot inside a segment.
 
-    A power loss removes the snapshot of the next roll.
+    The power loss removes the snapshot of the next roll.
     """
     disk, small, partition = _second_segment_without_snapshot()
-    partition.delete_records(3, NOW_MS)  # this takes a snapshot within the second segment
+    partition.delete_records(3, NOW_MS)  # takes a snapshot within the second segment
     assert partition.segment_count == 1
     put(partition, batch())
     put(partition, batch())
@@ -257,7 +264,7 @@ def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segment
 
 @pytest.mark.parametrize("target", [9, 14], ids=["some", "all"])
 def test_a_power_loss_during_the_deletion_of_segments_leaves_no_gap(target: int) -> None:
-    """A power loss may keep the removal of a newer segment and lose that of an older one."""
+    """A power loss may keep the removal of a newer segment and undo that of an older one."""
 
     def filled(disk: MemoryDisk) -> Partition:
         partition = open_partition(disk, config(segment_bytes=3 * SIZE))
@@ -280,7 +287,8 @@ def test_a_power_loss_during_the_deletion_of_segments_leaves_no_gap(target: int)
             logs = sorted(name for name in found.list(str(TP)) if ".log" in name)
             again = open_partition(found, config(segment_bytes=3 * SIZE))
             assert again.log_end_offset == 14, f"after step {step}, seed {seed}"
-            # A second power loss may come after a start that removes segments older than a dropped one.
+            # After the power loss, a start removes segments that are older than a dropped one. A second power
+            # loss may then follow.
             dropped = [name for name in logs if name.endswith(".deleted")]
             is_partly = dropped and any(name < dropped[-1] and name not in dropped for name in logs)
             for second in range(20) if is_partly else ():
@@ -298,7 +306,7 @@ def test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover() -> None:
     partition = open_partition(disk, config(segment_bytes=3 * SIZE))
     for number in range(7):
         put(partition, batch(number))
-    disk.errors[("write", ".tmp")] = errno.ENOSPC  # the last segment begins without a snapshot
+    disk.errors[("write", ".tmp")] = errno.ENOSPC  # so the last segment begins without a snapshot
     for number in range(7, 10):
         put(partition, batch(number))
     partition.flush()
@@ -311,8 +319,8 @@ def test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover() -> None:
 
 
 def free_full_disk(partition: Partition, disk: MemoryDisk) -> None:
-    """Delete all records as often as docs/operations.md says, and write the broker's checkpoints in
-    between.
+    """Delete all records as often as docs/operations.md recommends. Between two deletions, write the
+    checkpoints as the broker does.
     """
     for _ in range(3):
         with suppress(KafkaStorageError):
@@ -324,7 +332,7 @@ def free_full_disk(partition: Partition, disk: MemoryDisk) -> None:
 
 
 def test_a_full_disk_with_unflushed_aborts_gets_room() -> None:
-    """The deletion waits for a flush, which needed room for the index of aborted transactions."""
+    """A deletion waits for a flush. That flush needed disk space for the index of aborted transactions."""
     log_config = config(segment_bytes=9 * SIZE, index_interval_bytes=SIZE)
     for room in range(0, 2_000, 97):
         disk = MemoryDisk()
@@ -355,7 +363,9 @@ def test_a_full_disk_with_unflushed_aborts_gets_room() -> None:
 
 @pytest.mark.parametrize("is_run_by_driver", [False, True])
 def test_a_full_disk_with_one_segment_gets_room(is_run_by_driver: bool) -> None:
-    """Neither the indexes nor a first producer snapshot fit; removing the offset index makes room."""
+    """The disk has no space for the indexes and the first snapshot of producers. The removal of the offset
+    index frees some.
+    """
     disk, log_config, background = MemoryDisk(), config(index_interval_bytes=SIZE), BackgroundQueue()
     if is_run_by_driver:
         background.on_added = lambda: None
@@ -420,7 +430,9 @@ def test_a_segment_that_compaction_emptied_does_not_keep_later_ones(policy: str)
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "kill"])
 @pytest.mark.parametrize("suffix", ["index", "timeindex", "txnindex", "log"])
 def test_a_segment_that_could_not_be_made_does_not_end_the_log(suffix: str, is_clean: bool) -> None:
-    """Regression: after a restart, the empty log file hid records of the previous segment."""
+    """Regression: after a restart, an empty log file hid the records that were appended to the previous
+    segment.
+    """
     disk, small = MemoryDisk(), config(segment_bytes=4 * SIZE)
     partition = open_partition(disk, small)
     for _ in range(3):

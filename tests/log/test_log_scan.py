@@ -1,4 +1,4 @@
-"""The loops of `oncelog.log.scan` over many batches, in Python and in C, compared with a scan batch by
+"""The loops of `oncelog.log.scan` over many batches, in Python and in C, are compared with a scan batch by
 batch.
 """
 
@@ -36,7 +36,7 @@ Batch = tuple[int, int, int, int, int | None]
 
 
 def log_of(batches: list[Batch], damage: Sequence[tuple[int, int]] = ()) -> bytearray:
-    """Return a log with these batches, with bytes flipped at the positions of `damage`."""
+    """Return a log with these batches. `damage` lists positions, and the bits to flip in the bytes there."""
     data, offset = bytearray(), 0
     for count, size, gap, late_ms, pid in batches:
         sequence = None if pid is None else offset
@@ -110,7 +110,8 @@ def test_a_batch_larger_than_a_chunk_is_read_whole(
     headers = b"".join(block.headers for block in blocks)
     assert headers == b"".join(data[position : position + HEADER_BYTES] for position, _ in iter_batches(data))
     assert (blocks[0].position, blocks[-1].end) == (0, len(data))
-    # A batch that ends beyond the file is not read, and a file that is shorter than expected ends the scan.
+    # A batch that ends beyond the file is not read. If the file is shorter than expected, the scan ends
+    # there.
     assert not list(scan_whole(MemoryFile(data[:65]), 0, 65, Limits(scan_chunk_bytes=61)))
     assert not list(scan_whole(MemoryFile(data[:65]), 0, len(data), Limits(scan_chunk_bytes=chunk_bytes)))
 
@@ -143,7 +144,9 @@ def test_batches_are_indexed_alike_one_by_one_and_in_blocks(
 
 
 def outcome_of(data: bytes, **how: Any) -> dict[str, Any]:
-    """Recover a partition whose log has these bytes. Return its state and its files after an append."""
+    """Recover a partition whose log has these bytes. Append a batch, and return the partition's state and
+    files.
+    """
     disk = MemoryDisk()
     disk.mkdir(str(TP))
     file = disk.open(f"{TP}/{0:020d}.log", create=True)

@@ -1,4 +1,6 @@
-"""Compare a partition with plain lists through appends, retries, transactions, deletions and restarts."""
+"""Compare a partition with plain lists while records are appended, retried and deleted, transactions end, and
+the log restarts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire.batch import iter_batches
 
 SMALL = config(segment_bytes=500, index_interval_bytes=80)
-# With these limits, three producer ids make a table of several parts.
+# These limits are so low that three producer ids make a table of several parts.
 PARTED = config(
     segment_bytes=500,
     index_interval_bytes=80,
@@ -37,7 +39,7 @@ class Stored(NamedTuple):
 
 
 class PartitionMachine(RuleBasedStateMachine):
-    """A random history of one partition. `stored` has every acknowledged data batch, in order."""
+    """A random history of one partition. `stored` has every acknowledged data batch in order."""
 
     log_config = SMALL
 
@@ -53,13 +55,13 @@ class PartitionMachine(RuleBasedStateMachine):
         self.flushed_offset = 0
 
     def opened(self, **how: Any) -> Partition:
-        """End the background tasks of the previous process."""
+        """Open the partition as a new process does: with an empty queue of background tasks."""
         self.background = BackgroundQueue()
         self.drive()
         return open_partition(self.disk, self.log_config, background=self.background, **how)
 
     def drive(self) -> None:
-        """Do nothing, because background tasks run at once here."""
+        """Do nothing: the background tasks of this machine run as soon as they are added."""
 
     def _of(self, pid: int) -> list[Stored]:
         return [item for item in self.stored if item.pid == pid]
@@ -186,7 +188,9 @@ TestPartitionMachine = pytest.mark.behaviour("I6", "I7", "I8", "I14", "I17")(Tes
 
 
 class DrivenMachine(PartitionMachine):
-    """A PartitionMachine whose snapshots and deletions run step by step. A restart ends unfinished ones."""
+    """A PartitionMachine whose snapshots and deletions run one step at a time. A restart ends unfinished
+    ones.
+    """
 
     log_config = PARTED
 

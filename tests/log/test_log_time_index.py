@@ -1,4 +1,4 @@
-"""The largest timestamp of each segment, look-ups by time and retention, with a crash at every step."""
+"""The largest timestamp of each segment, look-ups by time, and retention, with a crash at every step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = config(
 
 
 def stored(partition: Partition) -> list[tuple[int, int]]:
-    """Return (offset, timestamp) of every record; each batch has one."""
+    """Return (offset, timestamp) of every record. Each batch has one record."""
     data = read_all(partition)
     return [(header.base_offset, header.max_timestamp_ms) for _, header in iter_batches(data)]
 
@@ -47,7 +47,7 @@ def check(partition: Partition) -> None:
 def work(partition: Partition, draw: Random, count: int) -> None:
     """Append about one batch per hour, some with late timestamps.
 
-    Sync at drawn times, even just before a roll.
+    Sync at random times, even just before a roll.
     """
     for number in range(count):
         hours = number - draw.choice((0, 0, 0, 5))
@@ -81,7 +81,7 @@ def test_times_are_right_after_a_crash_at_any_step(seed: int, part: float, loss:
     for survivor in (disk.after_kill(), disk.after_power_loss(draw)):
         probe = survivor.after_kill()
         check(reopened(probe, point))
-        # The start may crash as well, at any step.
+        # The start may crash, too, at any of its steps.
         survivor.crash_after = int(again * probe.steps)
         try:
             reopened(survivor, point)
@@ -98,7 +98,9 @@ def test_times_are_right_after_a_crash_at_any_step(seed: int, part: float, loss:
 
 
 def test_retention_by_time_keeps_what_is_young_after_a_kill() -> None:
-    """Regression: a recovered segment lacked its last time entry, and so looked older than it was."""
+    """Regression: the last time entry of a recovered segment was missing, so the segment looked older than it
+    was and was deleted.
+    """
     settings_60 = config(segment_ms=60 * HOUR_MS, retention_ms=20 * HOUR_MS)
     disk = MemoryDisk()
     partition = open_partition(disk, settings_60)
@@ -121,9 +123,9 @@ _KEPT_20_HOURS = config(segment_bytes=3000, index_interval_bytes=1000, retention
 
 
 def _with_a_young_record(disk: MemoryDisk) -> Partition:
-    """Return a closed partition of three segments.
+    """Return a closed partition with three segments.
 
-    In the first segment, only the record at offset 39 is young.
+    In the first segment, only the record at offset 39 is young enough to keep.
     """
     partition = open_partition(disk, _KEPT_20_HOURS)
     while partition.segment_count < 3:
@@ -135,7 +137,9 @@ def _with_a_young_record(disk: MemoryDisk) -> Partition:
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1(lost: int) -> None:
-    """The recovery of 0.4.1 did not append the last time entry, and later starts trusted the index."""
+    """Recovery in version 0.4.1 did not append the last time entry, and later starts trusted the incomplete
+    index.
+    """
     disk, old = MemoryDisk(), _KEPT_20_HOURS
     partition = _with_a_young_record(disk)
     path = f"{partition.directory}/{0:020d}.timeindex"
@@ -156,7 +160,9 @@ def test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1(lost: 
 
 @pytest.mark.parametrize("is_lost", [True, False], ids=["index lost", "index damaged"])
 def test_retention_sees_the_times_behind_a_damage(is_lost: bool) -> None:
-    """Regression: the scan ended at a damaged length, so the young records after it counted as old."""
+    """Regression: the scan ended at a damaged length, so the young records behind it were not seen and the
+    segment was deleted.
+    """
     disk, old = MemoryDisk(), _KEPT_20_HOURS
     partition = _with_a_young_record(disk)
     stem, size = f"{partition.directory}/{0:020d}", len(batch(timestamp_ms=NOW_MS))
@@ -165,7 +171,8 @@ def test_retention_sees_the_times_behind_a_damage(is_lost: bool) -> None:
     disk.open(f"{stem}.log").pwrite(b"\x7f", 38 * size + 8)
     partition = open_partition(disk, old, clean_shutdown=True)
     if not is_lost:
-        disk.replace(f"{stem}.index", b"damaged!")  # the index is read when it is first needed
+        # The index file is read only when it is first needed, so damage it before that
+        disk.replace(f"{stem}.index", b"damaged!")
         partition.offset_for_timestamp(START_MS + 5)
     for _ in partition.confirm_times(NOW_MS):
         pass
@@ -209,7 +216,9 @@ def test_a_position_is_read_from_the_file_as_from_memory(
 
 
 def test_a_look_up_by_time_does_not_skip_damage() -> None:
-    """The matching record may be in the damaged bytes. To return a later record would hide it."""
+    """The record for that time may be in the damaged bytes. A look-up that returned a later record would hide
+    it.
+    """
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(timestamp_ms=START_MS))
@@ -224,7 +233,7 @@ def test_a_look_up_by_time_does_not_skip_damage() -> None:
 
 
 def test_a_look_up_by_time_ignores_damage_below_the_log_start() -> None:
-    """With DeleteRecords, an operator can move the log start past the damage."""
+    """With DeleteRecords, an operator can move the log start offset past the damage."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(timestamp_ms=START_MS))

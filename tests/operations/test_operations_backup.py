@@ -1,4 +1,4 @@
-"""Backups: a copy of a running broker's directory, made as docs/operations.md describes."""
+"""Backups: a running broker's directory is copied as docs/operations.md describes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ SETTINGS = {
 
 
 def update(source: Path, target: Path) -> None:
-    """Copy as `rsync -a --delete` does: copy files whose size or time differs, and remove files that the
-    source lacks.
+    """Update a copy as `rsync -a --delete` does.
+
+    Copy files whose size or time differs, and remove files that the source does not have.
     """
     for path in sorted(target.rglob("*"), reverse=True):
         there = source / path.relative_to(target)
         if not there.exists():
             path.rmdir() if path.is_dir() else path.unlink()
-    # Copy in reverse order, so partitions before checkpoints and small files. The order must not matter.
+    # Copy in reverse order: partitions before checkpoints and other small files. The order must not matter.
     for path in sorted(source.rglob("*"), reverse=True):
         copy = target / path.relative_to(source)
         try:
@@ -43,7 +44,7 @@ def update(source: Path, target: Path) -> None:
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, copy)
         except FileNotFoundError:
-            pass  # rsync reports a vanished file (exit code 24) and continues
+            pass  # the file was deleted meanwhile; rsync reports that (exit code 24) and continues
 
 
 def _is_same(path: Path, copy: Path) -> bool:
@@ -56,9 +57,10 @@ def _is_same(path: Path, copy: Path) -> bool:
 @pytest.mark.behaviour("I17", "T6")
 @pytest.mark.parametrize("rounds", [1, pytest.param(40, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_a_copy_whose_last_pass_was_frozen_has_all_that_was_acknowledged(tmp_path: Path, rounds: int) -> None:
-    """The copy has all records that were acknowledged before, and transactions as a whole.
+    """The copy contains all records that were acknowledged before the last pass, and only complete
+    transactions.
 
-    The load is not disturbed.
+    The load on the original broker continues undisturbed.
     """
     target = tmp_path / "copy"
     with (
@@ -76,7 +78,7 @@ def test_a_copy_whose_last_pass_was_frozen_has_all_that_was_acknowledged(tmp_pat
             shutil.copytree(target, opened)
             with BrokerProcess(opened, settings=SETTINGS) as copy:
                 load.check(copy.bootstrap_servers, acked)
-                # The copy is a complete broker: the load's transactional id can continue.
+                # A broker can run on the copy, and the load's transactional id can continue there.
                 topic = new_topic(copy.bootstrap_servers)
                 with producer_of(copy.bootstrap_servers, transactional_id=load.pairs) as producer:
                     producer.init_transactions()
@@ -111,7 +113,7 @@ def test_a_copy_has_the_groups_positions(tmp_path: Path) -> None:
 
 
 def initialized(client: RawClient) -> tuple[int, int]:
-    """Return the producer id and epoch of a new instance of a transactional id, after any retries."""
+    """Start a new instance of a transactional id, retrying if necessary. Return its producer id and epoch."""
     request = InitProducerIdRequest(transactional_id="id", transaction_timeout_ms=60_000)
     while (response := client.ask(request, 4)).error_code:
         assert error_for_code(response.error_code).retriable
@@ -120,8 +122,8 @@ def initialized(client: RawClient) -> tuple[int, int]:
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_producer_from_after_a_backup_is_not_taken_for_a_new_one(tmp_path: Path, is_open: bool) -> None:
-    """Without oncelog.fence.transactions, new instances of the transactional id would get the epoch of the
-    producer from after the backup.
+    """Without oncelog.fence.transactions, a new instance of the transactional id would get an epoch that a
+    producer already got after the backup.
     """
     config: dict[str, object] = {"transaction.state.log.num.partitions": 1}
     producer = None
@@ -152,4 +154,4 @@ def test_a_producer_from_after_a_backup_is_not_taken_for_a_new_one(tmp_path: Pat
             error = error_for_code(client.ask(request, 3).error_code)
             assert isinstance(error, ProducerFenced | InvalidProducerIdMapping)
         if is_open:
-            assert client.offset("t") == 2  # offset 2 is behind the record and its abort marker
+            assert client.offset("t") == 2  # offset 2 is the end: one record and its abort marker come before

@@ -1,8 +1,9 @@
-"""State that clients create and abandon does not accumulate: topics, groups, transactional ids, connections.
+"""State that clients create and abandon must not accumulate: topics, groups, transactional ids,
+connections.
 
-The test counts the objects and container entries that the broker reaches, its descriptors and its files. It
-does not measure memory, which depends on the allocator. The short run moves the clock; the long one takes ten
-minutes.
+The test counts the objects and container entries that are reachable from the broker, its file descriptors and
+its files. It does not measure memory, which depends on the allocator. The short run moves the clock; the long
+one takes ten minutes.
 """
 
 from __future__ import annotations
@@ -48,21 +49,21 @@ CONFIG = {
     "group.consumer.session.timeout.ms": 10_000,
 }
 LONG_ROUNDS = 1_500
-"""Rounds of the long run, which takes about ten minutes."""
+"""Number of rounds of the long run, which takes about ten minutes."""
 PATIENCE_S = 240
 SLACK = Counter(
     {
-        # The coordinators' logs may grow to 256 KiB, because smaller ones are not compacted.
+        # Logs of the coordinators may grow to 256 KiB, because compaction ignores smaller ones.
         "files of coordinators": 60,
         "AbortedTransaction": 1500,
         "TransactionIndex._entries": 1500,
         **dict.fromkeys(
             ("Segment", "SegmentList._segments", "SegmentList._bases", "TransactionIndex", "RealFile"), 12
         ),
-        # Names of deleted topics are removed only when there are a thousand.
+        # Names of deleted topics are kept until there are a thousand of them.
         "TopicPatterns._in_order": 1000,
         "TopicPatterns._listed": 1000,
-        # Deleted partitions stay in these tables until the next periodic checkpoint.
+        # These tables keep a deleted partition until the next periodic checkpoint.
         "LogManager._written_points": 10,
         "LogManager._recovery_points": 10,
         "LogManager._log_starts": 10,
@@ -70,20 +71,20 @@ SLACK = Counter(
         "LogManager._cleaned": 10,
     }
 )
-"""By how much a number may grow.
+"""For each name of a count, the growth that is allowed.
 
-These numbers are bounded, and small compared to the operations of the long run.
+These counts are bounded, and small compared with the number of operations of the long run.
 """
 
 
 class Churn:
-    """Clients that connect, do something and disconnect, some of them cleanly."""
+    """Clients that connect, send some requests and disconnect, some of them without a clean close."""
 
     def __init__(self, address: str) -> None:
         self.address, self.chance, self.rounds = address, random.Random(1), 0
 
     def play(self) -> None:
-        """Use each kind of client once."""
+        """Use each kind of client once, and then disconnect."""
         number, self.rounds = self.rounds, self.rounds + 1
         topic = f"churn-{number}"
         with RawClient(self.address) as client:
@@ -105,7 +106,7 @@ class Churn:
         client.ask(FetchRequest(session_id=0, session_epoch=0, max_wait_ms=0, topics=wanted), 12)
 
     def _groups(self, client: RawClient, topic: str, number: int) -> None:
-        """Join one group of each protocol. Every third member is left to its session time-out."""
+        """Join one group of each protocol. Every third member never leaves, so its session times out."""
         classic, consumer, is_polite = f"classic-{number}", f"consumer-{number}", number % 3 != 0
         joined = client.ask(join(classic, session_timeout_ms=6_000), 3)
         client.ask(sync(classic, joined.member_id, joined.generation_id, {joined.member_id: b"x"}), 3)
@@ -146,7 +147,7 @@ class Churn:
         )
 
     def _strangers(self) -> None:
-        """Open and close connections that send nothing, random bytes, or a part of a request."""
+        """Open connections that send nothing, random bytes or a part of a request, and close them."""
         host, _, port = self.address.rpartition(":")
         for said in (b"", self.chance.randbytes(8), b"\0\0\0\x40\0\x12\0\0"):
             with socket.create_connection((host, int(port)), timeout=60) as stranger:
@@ -154,14 +155,14 @@ class Churn:
 
 
 class Census:
-    """Counts the objects of a broker that may accumulate, in the broker's own thread."""
+    """Counts the objects of a broker that may accumulate. It runs in the broker's own thread."""
 
     def __init__(self, broker: Broker) -> None:
         assert broker._running is not None and broker._thread is not None
         self._running, self._thread, self._directory = broker._running, broker._thread, Path(broker.data_dir)
 
     def pass_time(self, ms: int) -> None:
-        """Set the broker's clock forward and run the work that is due."""
+        """Advance the broker's clock, and run the work that is due."""
 
         async def go_on() -> None:
             set_wall_clock(self._running.clock, ms)
@@ -179,12 +180,14 @@ class Census:
         for folder, folders, files in os.walk(self._directory):
             is_of_coordinator = Path(folder).name.startswith("__")
             counts["directories"] += len(folders)
-            if folder != str(self._directory):  # the top directory has only checkpoints, one per kind
+            if folder != str(self._directory):  # each checkpoint has only one file in the top directory
                 counts["files of coordinators" if is_of_coordinator else "files"] += len(files)
         return counts
 
     def wait_until_no_more_than(self, before: Counter[str], then: Callable[[], None]) -> None:
-        """Wait until no number is greater than before. If some stay greater, fail with these."""
+        """Wait until no count is greater than before, apart from the allowed growth. Fail with the counts
+        that stay greater.
+        """
         more: Counter[str] = Counter()
         for _ in attempts(lambda: f"more than before: {dict(more)}", PATIENCE_S):
             if not (more := self.take() - before - SLACK):
@@ -193,7 +196,9 @@ class Census:
 
 
 def _count(root: object) -> Counter[str]:
-    """Count everything reachable from `root`: objects by class, entries of containers by their owner."""
+    """Count all objects that are reachable from `root`: objects by their class, and entries of containers by
+    the container's owner.
+    """
     seen, ahead, counts = set[int](), [(root, "")], Counter[str]()
     while ahead:
         thing, owner = ahead.pop()

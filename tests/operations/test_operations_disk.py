@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or owned by another user, under load and at the start."""
+"""Disks that are full, read-only or owned by another user, while a broker runs and when it starts."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ SMALL = {
 
 
 def refusal_of(client: RawClient) -> int:
-    """Return the error code for an idempotent batch to the topic `probe`."""
+    """Send an idempotent batch to the topic `probe`, and return the error code."""
     return int(client.produce("probe", batch(bytes(5000))).error_code)
 
 
 def refusal_of_session(client: RawClient) -> int:
-    """Return the error code for a new transactional id: 0 while there is space for a small record."""
+    """Ask for a new transactional id, and return the error code. It is 0 while the disk has space for a small
+    record.
+    """
     asked = InitProducerIdRequest(transactional_id="x" * 500, transaction_timeout_ms=60_000)
     return int(client.ask(asked, 4).error_code)
 
@@ -44,7 +46,9 @@ def refusal_of_session(client: RawClient) -> int:
     "ending", ["no end", *(pytest.param(end, marks=pytest.mark.soak) for end in ("SIGKILL", "SIGTERM"))]
 )
 def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
-    """No acknowledged record is lost, consumers read, and all clients recover once there is space."""
+    """No acknowledged record is lost, consumers continue, and all clients recover once the disk has space
+    again.
+    """
     with (
         mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=32m", "tmpfs") as disk,
         BrokerProcess(disk / "data", log_file=tmp_path / "broker.log", settings=SMALL) as broker,
@@ -59,8 +63,8 @@ def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
         load.check(acked=acked)
         with producer_of(broker.bootstrap_servers, delivery_timeout_ms=1500, request_timeout_ms=500) as late:
             sent = late.send("probe", bytes(5000))
-            # The outcome is unknown: the broker sends the same error if the batch was written and only its
-            # sync failed.
+            # The outcome of the batch is unknown: the broker sends the same error if it wrote the batch and
+            # only the sync failed.
             with pytest.raises(DeliveryUnknown, match=r"last error: KAFKA_STORAGE_ERROR.* No space left"):
                 sent.result(60)
         wait_for(lambda: refusal_of_session(client) == errors.NotCoordinator.code)
@@ -78,7 +82,7 @@ def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
 
 
 def serve(data_dir: Path, *prefix: str) -> subprocess.CompletedProcess[str]:
-    """Run `oncelog serve`, which must end by itself."""
+    """Run `oncelog serve`, which must end by itself, and return its result."""
     command = [*prefix, sys.executable, "-m", "oncelog.cli.main", "serve", "--data-dir", str(data_dir)]
     command += ["--listen", "127.0.0.1:0"]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
@@ -97,12 +101,12 @@ def test_a_read_only_disk_at_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("denied", [".", "t-0/{}.log"])
 def test_files_without_permissions_stop_the_start_with_the_remedy(tmp_path: Path, denied: str) -> None:
-    """Such files exist, for example, if the broker was once started as root."""
+    """For example, files get such permissions if the broker was once started as root."""
     data_dir = tmp_path / "data"
     with Broker(data_dir) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
         client.produce("t", batch(b"x"))
-    # Root may read everything, so drop the privileges that allow it.
+    # Root may read all files. So run the broker without the privileges that permit this.
     prefix = [] if os.geteuid() else ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
     if prefix and shutil.which("setpriv") is None:
         pytest.skip("root may read everything: there is no setpriv to give that up")
@@ -118,9 +122,9 @@ def test_files_without_permissions_stop_the_start_with_the_remedy(tmp_path: Path
 @pytest.mark.soak
 @pytest.mark.behaviour("I7", "I17")
 def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
-    """With errors=remount-ro, ext4 becomes read-only at an error.
+    """ext4, mounted with errors=remount-ro, becomes read-only at an error.
 
-    Consumers continue. Producers continue after repair and restart.
+    Consumers continue. Producers continue after a repair and a restart.
     """
     image = tmp_path / "image"
     with image.open("wb") as file:
@@ -131,8 +135,8 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
     how = ("-o", "loop,errors=remount-ro", str(image))
     with ExitStack() as stack:
         disk = stack.enter_context(mounted(tmp_path / "disk", *how))
-        # Sync each record: the error may destroy unsynced data in the file system's journal, as a power loss
-        # does.
+        # Sync each record, because the error may destroy unsynced data in the file system's journal, as a
+        # power loss does.
         settings = SMALL | {"log.flush.interval.messages": 1}
         broker = BrokerProcess(disk / "data", log_file=tmp_path / "broker.log", settings=settings)
         broker.start()
@@ -142,7 +146,8 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
         load = stack.enter_context(Load(broker.bootstrap_servers, padding=300))
         load.wait_for_progress()
         with frozen(broker):
-            # Wait until no sync is running: ext4 may report success to a sync during which the error occurs.
+            # Wait until no sync is running. ext4 may report success for a sync that was running when the
+            # error occurred.
             pause(1)
             trigger_error(disk)
         wait_for(lambda: refusal_of(client) == errors.KafkaStorageError.code)
@@ -159,7 +164,7 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
 
 
 def trigger_error(disk: Path) -> None:
-    """Make the kernel find an error in the ext4 file system that is mounted there."""
+    """Make the kernel find an error in the ext4 file system that is mounted at this path."""
     found = subprocess.run(
         ["findmnt", "-no", "SOURCE", str(disk)], capture_output=True, text=True, timeout=240
     )

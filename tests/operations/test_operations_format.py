@@ -1,4 +1,6 @@
-"""Oncelog takes over a directory of Apache Kafka, and Apache Kafka can use it again afterwards."""
+"""Oncelog takes over a data directory of Apache Kafka, and Apache Kafka can use the directory again
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from oncelog.testing.broker_process import BrokerProcess
 
 @pytest.mark.soak
 def test_the_directory_of_apache_kafka_is_taken_and_given_back(tmp_path: Path, kafka_class_path: str) -> None:
-    """Records, transactions and topics survive in Oncelog, and afterwards in Apache Kafka."""
+    """Oncelog has the records, transactions and topics of Apache Kafka. Afterwards, Apache Kafka has those of
+    Oncelog, too.
+    """
     kafka = ApacheKafka(directory=tmp_path / "kafka")
     kafka.start()
     try:

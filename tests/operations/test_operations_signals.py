@@ -1,4 +1,4 @@
-"""SIGTERM under load, also repeated; SIGKILL a hundred times in a row."""
+"""SIGTERM under load, also sent repeatedly, and SIGKILL a hundred times in a row."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from oncelog.testing.process import STOP_TIMEOUT_S
 
 @pytest.fixture
 def heeds_hangup() -> Iterator[None]:
-    """Let brokers end at SIGHUP, even if the tests run under nohup, whose children ignore that signal."""
+    """Let brokers end at SIGHUP. If the tests run under nohup, their child processes would ignore that
+    signal.
+    """
     handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, handler)
 
 
 def end(broker: BrokerProcess, *signals: signal.Signals) -> int:
-    """Return the exit code after these signals, sent one right after the other."""
+    """Send these signals right after each other, and return the process's exit code."""
     process = broker._process
     assert process is not None
     for number in signals:
@@ -39,8 +41,8 @@ def end(broker: BrokerProcess, *signals: signal.Signals) -> int:
 @pytest.mark.behaviour("I17")
 @pytest.mark.usefixtures("heeds_hangup")
 def test_a_stop_under_load(tmp_path: Path) -> None:
-    """Even if the signals are repeated, the broker ends cleanly, clients reconnect, and the next start
-    recovers nothing.
+    """Even if the signal is repeated, the broker stops cleanly, clients reconnect, and the next start needs
+    no recovery.
     """
     settings = {"log.flush.interval.messages": 1}
     with (
@@ -92,7 +94,7 @@ def test_a_signal_during_the_start_leaves_what_was_there(tmp_path: Path) -> None
 @pytest.mark.behaviour("I17", "T6")
 @pytest.mark.parametrize("flush_messages", [1, 2**63 - 1], ids=["synced", "not synced"])
 def test_killed_a_hundred_times_in_a_row(tmp_path: Path, flush_messages: int) -> None:
-    """An audit after each kill finds no lost or doubled record, and whole transactions."""
+    """An audit after each kill finds no lost or doubled record, and no partly visible transaction."""
     chance = random.Random(100)
     settings = {"log.flush.interval.messages": flush_messages, "log.flush.offset.checkpoint.interval.ms": 500}
     with (

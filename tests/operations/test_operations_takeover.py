@@ -1,4 +1,6 @@
-"""Data directories of Apache Kafka 4.3.0 (tests/golden), and ours without one small file: behaviour I27."""
+"""Data directories of Apache Kafka 4.3.0 (tests/golden), and directories of Oncelog without one small file:
+behaviour I27.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,12 @@ from oncelog.wire.stored import (
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 UNASSIGNED = (1).to_bytes(16, "big")
-"""Kafka's DirectoryId of a replica whose directory does not exist yet."""
+"""Kafka's DirectoryId for a replica to which no directory is assigned yet."""
 CONFIG = {"node.id": 1, "log.retention.check.interval.ms": 50, "log.cleaner.backoff.ms": 50}
 KEPT = {"forever": 8, "table": 5, "again": 5}
 """Number of records in each topic whose settings keep them.
 
-All except three of `forever` are over a month old.
+All records, except three in `forever`, are over a month old.
 """
 SECURED = {
     **CONFIG,
@@ -81,8 +83,8 @@ def refusal(data: Path, **more: object) -> str:
     with pytest.raises(StorageError) as refused:
         Broker(data, config={**CONFIG, **more}).start()
     after = sorted(path.name for path in data.iterdir())
-    # The refused start removes only directories marked as deleted. All other files stay, even the
-    # clean-shutdown marker.
+    # The refused start removes only directories that are marked as deleted. It keeps all other files, even
+    # the clean-shutdown marker.
     assert {*after} - {".lock"} == {name for name in before if not name.endswith("-delete")} - {".lock"}
     return str(refused.value)
 
@@ -90,7 +92,7 @@ def refusal(data: Path, **more: object) -> str:
 @pytest.mark.behaviour("I27")
 def test_records_that_kafkas_settings_keep_are_kept_and_the_rest_deleted(plain: Path) -> None:
     with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
-        wait_until(lambda: client.offset("short", -2) == 5)  # retention has deleted the rest
+        wait_until(lambda: client.offset("short", -2) == 5)  # retention has deleted the other records
         assert {name: len(client.values(name)) for name in KEPT} == KEPT
         with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
             names = {topic.name for topic in admin.list_topics(include_internal=True)}
@@ -101,7 +103,7 @@ def test_records_that_kafkas_settings_keep_are_kept_and_the_rest_deleted(plain: 
     assert told["bank"]["max.message.bytes"].value == "2000000"
     compacted = {name for name in names if told[name]["cleanup.policy"].value == "compact"}
     assert compacted == {"table", *INTERNAL_TOPICS}
-    # Retention must not change Kafka's metadata log, which is not a topic.
+    # Kafka's metadata log is not a topic, so retention must not change it.
     assert (plain / DIRECTORY / f"{0:020}.log").stat().st_size > 0
     with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
         assert len(client.values("forever")) == 8
@@ -132,7 +134,7 @@ def test_transactions_and_offsets_of_kafkas_go_on(plain: Path) -> None:
         assert admin.group_offsets("of-done")[TopicPartition("bank", 0)].offset == 7
         assert not admin.group_offsets("of-undone")
         assert committed(broker.bootstrap_servers) == [b"done-0", b"done-1"]
-        # The next instance of the transactional id aborts the open transaction.
+        # A new instance of the transactional id aborts the open transaction.
         with producer_of(broker.bootstrap_servers, transactional_id="open") as producer:
             producer.init_transactions()
             with producer.transaction():
@@ -141,7 +143,7 @@ def test_transactions_and_offsets_of_kafkas_go_on(plain: Path) -> None:
 
 
 def committed(servers: str) -> list[bytes | None]:
-    """Return the values of topic bank, sorted."""
+    """Return the values in topic `bank` that read_committed readers see, sorted."""
     config = {"bootstrap.servers": servers, "isolation.level": "read_committed"}
     with Consumer(config) as consumer:
         partitions = [TopicPartition("bank", index) for index in (0, 1)]
@@ -156,7 +158,7 @@ def committed(servers: str) -> list[bytes | None]:
 
 @pytest.mark.behaviour("I27", "T6")
 def test_a_transaction_that_kafka_had_decided_is_finished(plain: Path) -> None:
-    """Kafka was killed after the decision to commit and before its markers, so the logs end there."""
+    """Kafka was killed after it had decided to commit and before it wrote markers, so the logs end there."""
     cut_at_marker(plain, "bank-0", "bank-1", "__consumer_offsets-0", "__consumer_offsets-1")
     for index in (0, 1):
         cut_last_complete(plain / f"__transaction_state-{index}")
@@ -174,7 +176,7 @@ def test_a_transaction_that_kafka_had_decided_is_finished(plain: Path) -> None:
 
 
 def cut_at_marker(data: Path, *directories: str) -> None:
-    """Cut each log at its first transaction marker."""
+    """Truncate each log at its first transaction marker."""
     for directory in directories:
         log = data / directory / f"{0:020}.log"
         content = memoryview(log.read_bytes())
@@ -188,7 +190,7 @@ def cut_at_marker(data: Path, *directories: str) -> None:
 
 
 def cut_last_complete(directory: Path) -> None:
-    """Cut the transaction log before the record that completes 'done'."""
+    """Truncate the transaction log before the record that completes the transaction of 'done'."""
     log = directory / f"{0:020}.log"
     content = memoryview(log.read_bytes())
     for position, header in iter_batches(content):
@@ -237,7 +239,9 @@ def test_partitions_that_are_elsewhere_stop_the_start(plain: Path) -> None:
 
 @pytest.mark.behaviour("I27")
 def test_partitions_whose_checkpoints_were_replaced_stop_the_start(plain: Path) -> None:
-    """If several log.dirs are copied into one, each has its own checkpoint files."""
+    """Several log.dirs may be copied into one. Each has its own checkpoint files, which then replace each
+    other.
+    """
     path = plain / "recovery-point-offset-checkpoint"
     content = path.read_text()
     lines = [line for line in content.splitlines()[2:] if not line.startswith("forever ")]
@@ -260,7 +264,9 @@ def test_damaged_metadata_stops_the_start_with_the_files_name(plain: Path) -> No
 
 @pytest.mark.behaviour("I27")
 def test_directories_without_settings_stop_the_start_or_are_kept_forever(plain: Path) -> None:
-    """Our list of topics is missing, and so is Kafka's metadata log (metadata.log.dir was elsewhere)."""
+    """Both sources of a topic's settings are missing: our list of topics, and Kafka's metadata log (its
+    metadata.log.dir was elsewhere).
+    """
     shutil.rmtree(plain / DIRECTORY)
     text = refusal(plain)
     assert "topic table: its directory exists, but its settings do not" in text
@@ -298,8 +304,8 @@ def test_directories_that_a_failed_creation_left_do_not_stop_the_start(tmp_path:
 
 @pytest.mark.behaviour("I27")
 def test_a_directory_that_an_older_version_took_over_gets_kafkas_settings(plain: Path) -> None:
-    """Regression: version 0.4.1 treated every directory as a topic without settings, even Kafka's metadata
-    log.
+    """Regression: version 0.4.1 took every directory for a topic without settings, even that of Kafka's
+    metadata log.
     """
     with Broker(plain, config=CONFIG):
         pass
@@ -349,10 +355,11 @@ def test_settings_are_taken_again_when_kafka_has_run_since(plain: Path) -> None:
 
 @pytest.mark.behaviour("I27")
 def test_segments_written_by_kafka_since_lack_no_index(plain: Path) -> None:
-    """Kafka creates a `.txnindex` at the first aborted transaction of a segment, Oncelog with each
-    segment."""
+    """Kafka creates a segment's `.txnindex` with the segment's first aborted transaction. Oncelog creates it
+    with the segment.
+    """
     with Broker(plain, config=CONFIG) as broker, admin_of(broker) as admin:
-        # a deletion of all records begins a new segment
+        # deleting all records begins a new segment
         admin.delete_records({TopicPartition("forever", 0): -1})
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send("forever", b"later", partition=0).result()
@@ -384,7 +391,9 @@ def test_a_topic_that_kafka_put_aside_stops_the_start(plain: Path) -> None:
 
 
 def test_a_metadata_snapshot_of_kafka_replaces_the_records_before_it(plain: Path) -> None:
-    """Kafka deletes segments of its metadata that a snapshot covers."""
+    """Kafka deletes the segments of its metadata log that a snapshot covers. So the snapshot must be read,
+    too.
+    """
     disk, directory = RealDisk(plain), plain / DIRECTORY
     before = read_metadata(disk)
     log = directory / f"{0:020}.log"
@@ -404,7 +413,7 @@ def test_a_metadata_snapshot_of_kafka_replaces_the_records_before_it(plain: Path
 @pytest.mark.behaviour("I27")
 @pytest.mark.parametrize("has_metadata", [True, False], ids=["kraft", "zookeeper"])
 def test_records_of_an_old_message_format_stop_the_start(plain: Path, has_metadata: bool) -> None:
-    """Apache Kafka still reads such records. Recovery would truncate them as invalid batches."""
+    """Apache Kafka can still read such records. Our recovery would truncate them as invalid batches."""
     body = struct.pack(">bbqii", 1, 0, 1_500_000_000_000, -1, 3) + b"old"
     message = struct.pack(">I", zlib.crc32(body)) + body
     log = max((plain / "forever-0").glob("*.log"))
@@ -418,7 +427,7 @@ def test_records_of_an_old_message_format_stop_the_start(plain: Path, has_metada
         plain, **{"oncelog.takeover.accept": accepted}
     )
     assert log.read_bytes() == content
-    log.write_bytes(bytes(100))  # zeros, as a power loss may leave them
+    log.write_bytes(bytes(100))  # zeros, as a power loss may leave them at the end
     with Broker(plain, config={**CONFIG, "oncelog.takeover.accept": accepted}):
         pass
 
@@ -439,7 +448,7 @@ class Crash(BaseException):
 def test_a_crash_between_any_two_writes_of_a_takeover_is_finished_by_the_next_start(
     secured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test sets quotas of two more entities, so that the takeover writes several changes."""
+    """The directory has quotas of two more entities, so the takeover has to write several changes."""
     append_metadata(secured, *(quota_record(name) for name in ("x", "y")))
     done = 0
     while True:
@@ -494,7 +503,7 @@ def quota_record(user: str) -> bytes:
 def test_a_directory_whose_records_retention_deleted_is_not_taken_for_one_of_a_failed_creation(
     tmp_path: Path,
 ) -> None:
-    """A topic that is removed and created again would reuse offsets that consumers have read."""
+    """If the topic were removed and created again, it would reuse offsets that consumers have read."""
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
     (directory := tmp_path / "t-0").joinpath(f"{0:020}.log").unlink()
@@ -513,8 +522,8 @@ def test_a_partition_whose_log_directory_kafka_had_lost_stops_the_start(plain: P
     metadata = read_metadata(RealDisk(plain))
     (bank,) = (topic for topic in metadata.topics.values() if topic.name == "bank")
     shutil.rmtree(plain / "bank-1")
-    # 0 is MIGRATING and 2 is LOST in Kafka's DirectoryId. Only 1, UNASSIGNED, means that no directory exists
-    # yet.
+    # In Kafka's DirectoryId, 0 is MIGRATING and 2 is LOST. Only 1, UNASSIGNED, means that the replica has no
+    # directory yet.
     for number in (0, 2):
         change = PartitionChangeRecord(
             partition_id=1, topic_id=bank.topic_id, directories=[number.to_bytes(16, "big")]
@@ -541,13 +550,15 @@ def test_a_topic_that_kafka_put_aside_and_made_again_stops_the_start(plain: Path
         running = broker._running
         assert running is not None and (ours := running.node.topics.get("ours")) is not None
         assert ours.topic_id == topic_id
-    with Broker(plain, config=CONFIG):  # a later start does not ask for consent again
+    with Broker(plain, config=CONFIG):  # a later start needs no consent
         pass
 
 
 @pytest.mark.behaviour("I27")
 def test_a_topic_with_a_long_name_that_kafka_put_aside_stops_the_start(plain: Path) -> None:
-    """The name of a directory has at most 255 characters, so Kafka truncates the topic's name in it."""
+    """The name of a directory has at most 255 characters. So when Kafka renames the directory, it truncates
+    the topic's name in it.
+    """
     name = "n" * 240
     with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic(name)
@@ -588,7 +599,7 @@ def test_changes_made_only_here_are_kept_when_kafka_has_run_since(secured: Path)
         running = broker._running
         assert running is not None and running.node.authorizer is not None
         assert len(running.node.authorizer.acls) == 1
-    # Now the ACLs were changed on both sides, and neither version is known to be newer.
+    # The ACLs were now changed by both brokers, and it is unknown which version is newer.
     append_metadata(secured, removal_of_an_acl(secured))
     assert "oncelog-acls.json differs" in refusal(secured, **SECURED)
 
@@ -600,7 +611,9 @@ def removal_of_an_acl(data: Path) -> bytes:
 
 @pytest.mark.behaviour("I27")
 def test_partitions_beyond_the_list_of_topics_stop_the_start(tmp_path: Path) -> None:
-    """The list of topics may be older than the partitions. Then it would hide the records of later ones."""
+    """The list of topics may be older than the partitions. It would then hide the records of newer
+    partitions.
+    """
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t")
         older = (tmp_path / "oncelog-topics.json").read_text()
@@ -613,7 +626,8 @@ def test_partitions_beyond_the_list_of_topics_stop_the_start(tmp_path: Path) -> 
 
 
 def test_a_copy_of_a_partition_whose_name_ends_in_a_date_stops_the_start(tmp_path: Path) -> None:
-    """Regression: the start listed 20 million missing partitions.
+    """Regression: the start took the date for a partition number, and listed 20 million missing
+    partitions.
 
     It took 2.7 GB of memory, and its error text had 191 MB.
     """
@@ -636,7 +650,9 @@ def test_a_copy_of_a_partition_whose_name_ends_in_a_date_stops_the_start(tmp_pat
 def test_a_partition_of_which_only_other_nodes_have_all_stops_the_start(
     plain: Path, is_changed: bool
 ) -> None:
-    """No replica is in sync and the eligible leaders (KIP-966) are others, so this copy lacks records."""
+    """No replica is in sync, and the eligible leaders (KIP-966) are other nodes. So this copy may lack
+    records.
+    """
     metadata = read_metadata(RealDisk(plain))
     (bank,) = (topic for topic in metadata.topics.values() if topic.name == "bank")
     if is_changed:
@@ -682,8 +698,9 @@ def test_settings_of_groups_that_kafka_stores_are_told(plain: Path) -> None:
 
 
 def test_empty_partitions_count_where_the_list_of_topics_is_lost(tmp_path: Path) -> None:
-    """The partition of a group depends on the partition count of `__consumer_offsets`, empty ones
-    included."""
+    """A group's partition of `__consumer_offsets` depends on the number of its partitions. So empty ones must
+    be counted, too.
+    """
     config = {**CONFIG, "offsets.topic.num.partitions": 7, "oncelog.takeover.accept": "settings"}
     at = TopicPartition("t", 0)
     with Broker(tmp_path, config=config) as broker, admin_of(broker) as admin:

@@ -1,4 +1,6 @@
-"""The example pipelines under the supervisor, killed midway: nothing is lost or written twice."""
+"""The example pipelines run under the supervisor and are killed midway: no record is lost or written
+twice.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ MAX_LINES = 90
 
 
 def run_through_kills(it: Supervised) -> None:
-    """Kill the query's process and its JVM, and stop it, with data waiting each time."""
+    """Kill the query's process, then its JVM, and then stop it. Each time, data is waiting to be
+    processed.
+    """
     it.start()
     it.wait_for_batch(1)
     it.kill(is_jvm=False)
@@ -24,18 +28,19 @@ def run_through_kills(it: Supervised) -> None:
     it.kill(is_jvm=True)
     it.wait_for_rest()
     assert "Spark's JVM has died" in it.log
-    if it.case.name == "windows":  # the windows that the last record closes are written in one more batch
+    if it.case.name == "windows":  # The last record closes windows, which one more batch writes.
         it.wait_for(lambda now: len(it.result()) >= len(it.case.expected()))
     assert it.stop() == 0, it.log[-4000:]
     assert it.result() == it.case.expected()
 
 
 def stop_midway(it: Supervised) -> int:
-    """Stop the query by SIGTERM. Return the id of the batch that it finished last."""
+    """Stop the query by SIGTERM. Return the id of the last batch that it completed."""
     assert it.stop() == 0, it.log[-4000:]
     ended = int(it.status["batch"]["batch_id"])
     assert it.status["state"] == "stopped" and ended in it.entries("commits")
-    assert it.entries("offsets")[-1] <= ended + 1  # at most one more batch was planned
+    # Besides the last completed batch, at most one more was planned
+    assert it.entries("offsets")[-1] <= ended + 1
     return ended
 
 

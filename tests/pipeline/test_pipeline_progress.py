@@ -1,5 +1,5 @@
-"""The summary of a micro-batch from Spark's progress and the sink's metrics, either of which may
-be missing.
+"""The summary of a micro-batch is made from Spark's progress and the sink's metrics. Either of them may be
+missing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OURS = source(
         (
             [source({"a": {"0": 9}}, {"a": {"0": 2}})],
             0,
-        ),  # the latest offset was requested before the batch was planned
+        ),  # the latest offset was requested before the batch was planned, so it may be lower
         ([source({"logOffset": 3}, None), OURS], 35),
         ([source(None, None)], None),
         ([source(5, 9)], None),
@@ -68,7 +68,7 @@ def test_lag_is_the_sum_over_sources_that_report_both_offsets(sources: list[Any]
     ],
 )
 def test_a_source_with_offsets_of_another_form_has_no_lag(end: Any, latest: Any) -> None:
-    """R1066: such offsets raised an error in Spark's listener, so no micro-batch of the query was
+    """R1066: such offsets raised an error in Spark's listener, so none of the query's micro-batches was
     reported.
     """
     assert "lag" not in batch_summary(progress(5, source(end, latest)), None)
@@ -86,7 +86,7 @@ def test_unknown_fields_are_left_out() -> None:
 def test_metrics_are_lines_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert SinkMetrics.of("q-1", 4, REPORTS) == METRICS
     path = tmp_path / "metrics"
-    publish(METRICS)  # this does nothing, because no file is configured
+    publish(METRICS)  # no file is configured, so this does nothing
     monkeypatch.setenv(FILE_VARIABLE, str(path))
     publish(METRICS)
     publish(METRICS)
@@ -98,9 +98,9 @@ def test_metrics_that_nobody_reads_delay_nothing(tmp_path: Path, monkeypatch: py
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     monkeypatch.setenv(FILE_VARIABLE, str(pipe))
-    publish(METRICS)  # this returns although nobody reads the pipe
+    publish(METRICS)  # The write must return although no process reads the pipe.
     reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-    for _ in range(1000):  # more metrics than the pipe holds
+    for _ in range(1000):  # more metrics than fit into the pipe
         publish(METRICS)
     read = os.read(reader, 1 << 20).decode().splitlines()
     os.close(reader)

@@ -1,4 +1,4 @@
-"""The supervisor with real processes and signals; a stand-in for Spark is supervised."""
+"""The supervisor with real processes and signals. It supervises a stand-in for Spark."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.exit(Supervisor(pipeline, Limits(10, 20, 3, 60_000), [interpreter, child, pl
 
 
 class Supervised:
-    """A supervisor in its own process, with its log and status."""
+    """A supervisor in another process, with its log and its status file."""
 
     def __init__(self, directory: Path, *runs: list[Any], interpreter: str = sys.executable) -> None:
         self.directory = directory
@@ -134,7 +134,9 @@ def test_nothing_is_left_of_a_run_before_the_next(tmp_path: Path) -> None:
 
 
 def test_a_query_whose_helper_process_survives_it_is_started_again(tmp_path: Path) -> None:
-    """R1060: a helper process, such as one that `multiprocessing` forks, kept the pipe of the events open."""
+    """R1060: a helper process, such as one that `multiprocessing` forks, kept the pipe of events open. So the
+    supervisor waited forever and did not restart the query.
+    """
     it = Supervised(tmp_path, [STARTED, "fork", "die"], [STARTED, DONE])
     assert it.exit_code() == 0
     assert len(it.jobs) == 2
@@ -142,7 +144,7 @@ def test_a_query_whose_helper_process_survives_it_is_started_again(tmp_path: Pat
 
 
 def test_a_process_that_cannot_be_started_counts_as_a_failure(tmp_path: Path) -> None:
-    """R1061: the supervisor ended with a traceback, and the query was not started again."""
+    """R1061: if starting the query failed, the supervisor ended with a traceback and did not try again."""
     it = Supervised(tmp_path, [STARTED, DONE], interpreter=str(tmp_path / "python"))
     assert it.exit_code() == 1
     status = it.status
