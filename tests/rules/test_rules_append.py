@@ -1,4 +1,6 @@
-"""The append rule: a table of decisions, and a comparison with a naive model that remembers every batch."""
+"""The append rule: a table of its decisions, and a comparison with a naive model that remembers every
+batch.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +92,7 @@ def test_a_transaction_with_an_epoch_of_its_own_begins_with_sequence_0(
 def test_no_batch_overtakes_one_that_waits_to_be_verified(
     asked: list[tuple[int, int]], entry: str, batch: str, expected: str
 ) -> None:
-    """`asked` has the (epoch, sequence) of each batch that the coordinator had to verify."""
+    """`asked` has the (epoch, sequence) of each batch about which the partition has asked the coordinator."""
     verification = Verification(*asked[0], raises_epoch=False)
     for epoch, sequence in asked[1:]:
         verification = verification.with_batch(epoch, sequence)
@@ -136,7 +138,7 @@ def test_names_are_unique() -> None:
 
 
 class Everything:
-    """The naive model: every batch of one producer id that was ever stored."""
+    """The naive model: it keeps every batch of one producer id that was ever stored."""
 
     def __init__(self) -> None:
         self.stored: list[tuple[ProducedBatch, int]] = []

@@ -1,4 +1,6 @@
-"""The audit: a table of findings, and logs with planted faults, of which it must find all and no others."""
+"""The audit: a table of findings, and logs with planted faults. It must find all planted faults and nothing
+else.
+"""
 
 from __future__ import annotations
 
@@ -183,8 +185,8 @@ def test_findings_are_bounded_and_still_counted() -> None:
     assert (len(findings), totals.findings) == (3, 10)
 
 
-# A log that the append rule accepted has no findings. With one planted fault it has exactly one finding, for
-# that fault.
+# Property tests: a log that the append rule accepted has no findings, and one planted fault gives exactly the
+# finding for that fault.
 
 _SENDS = st.lists(
     st.tuples(
@@ -221,7 +223,7 @@ def stored_by_the_append_rule(sends: list[tuple[int, str, int]], start: int) -> 
 
 
 def audited(log: list[StoredBatch]) -> list[Finding]:
-    # The log start is above 0, so a producer may begin with any sequence.
+    # With a log start offset above 0, a producer may begin with any sequence.
     audit = PartitionAudit(log_start_offset=1)
     for batch in log:
         audit.see(batch)
@@ -236,7 +238,7 @@ def test_batches_that_the_append_rule_stores_are_clean(sends: list[tuple[int, st
 
 
 def _renumbered(log: list[StoredBatch]) -> list[StoredBatch]:
-    """Return the same batches at consecutive offsets."""
+    """Return the same batches with new base offsets, so that no offsets are missing between them."""
     offset, placed = 1, []
     for batch in log:
         placed.append(batch._replace(base_offset=offset, last_offset=offset + batch.sequence_count - 1))

@@ -1,4 +1,4 @@
-"""Random legal histories of transactions have no findings; with one planted fault, they have exactly one
+"""Random legal histories of transactions have no findings. With one planted fault, they have exactly one
 finding.
 """
 
@@ -20,9 +20,11 @@ pytestmark = pytest.mark.behaviour("P5")
 
 ACTIONS = ["data", "data", "data", "commit", "abort", "fence", "again"]
 ONE_MORE = [(2, "data", 2), (2, "commit", 1), (2, "data", 1)]
-"""Steps that add a transaction to a history, so that at least one transaction can get a fault."""
+"""Steps that add a transaction to a history. So each history has at least one transaction in which a fault
+can be planted.
+"""
 LOG_START = 1
-"""A log start above 0, so that a producer may begin with any sequence."""
+"""A log start offset above 0, so that a producer may begin with any sequence."""
 STEPS = st.lists(
     st.tuples(st.integers(1, 4), st.sampled_from(ACTIONS), st.integers(1, 5)), min_size=5, max_size=60
 )
@@ -32,8 +34,8 @@ STEPS = st.lists(
 class Writer:
     """A producer id and its coordinator.
 
-    A Writer of the kind "old" has one epoch for all transactions. "new" raises the epoch at every end
-    (transaction.version 2), and "plain" has no transactions.
+    A Writer of the kind "old" has one epoch for all its transactions, "new" raises the epoch at the end of
+    each (transaction.version 2), and "plain" has no transactions.
     """
 
     producer_id: int
@@ -45,7 +47,7 @@ class Writer:
     may_repeat: StoredBatch | None = None
 
     def write(self, action: str, count: int) -> Iterator[StoredBatch]:
-        """Yield the batches that a correct broker stores, without offsets."""
+        """Yield the batches that a correct broker stores for this action. They have no offsets yet."""
         if action == "data":
             self.is_open, self.may_repeat = self.kind != "plain", None
             yield self._data(count)
@@ -92,7 +94,7 @@ def history(steps: list[tuple[int, str, int]], start: int) -> list[StoredBatch]:
 
 
 def placed(log: list[StoredBatch]) -> list[StoredBatch]:
-    """Return the same batches at consecutive offsets from the log start."""
+    """Return the same batches with offsets that begin at the log start and have no gaps."""
     offset, found = LOG_START, []
     for batch in log:
         found.append(batch._replace(base_offset=offset, last_offset=offset + batch.sequence_count - 1))
@@ -101,7 +103,9 @@ def placed(log: list[StoredBatch]) -> list[StoredBatch]:
 
 
 def judged_for_readers(log: list[StoredBatch]) -> list[StoredBatch]:
-    """Return the batches with their visibility for read_committed readers, from a correct index."""
+    """Return the batches with their visibility for read_committed readers, derived from a correct index of
+    aborted transactions.
+    """
     opened: dict[int | None, int] = {}
     aborted = []
     for batch in log:
@@ -131,7 +135,9 @@ def test_legal_histories_are_clean(steps: list[tuple[int, str, int]], start: int
 
 @dataclass
 class Ended:
-    """A transaction with data in the log: the indexes of its data and of its marker."""
+    """A transaction that has data in the log. The fields are the positions of its batches and of its marker
+    in the list.
+    """
 
     data: list[int]
     marker: int
@@ -155,7 +161,9 @@ def is_raised(log: list[StoredBatch], one: Ended) -> bool:
 
 
 def is_followed_by_data(log: list[StoredBatch], one: Ended) -> bool:
-    """Return True if the marker has a higher epoch than the data and the producer's next batch is data."""
+    """Return True if the marker has a higher epoch than the data, and the next batch of the producer is
+    data.
+    """
     who = log[one.marker].producer_id
     following = next((batch for batch in log[one.marker + 1 :] if batch.producer_id == who), None)
     return is_raised(log, one) and following is not None and not following.is_control
@@ -182,7 +190,8 @@ def test_a_second_outcome_is_found(steps: list[tuple[int, str, int]], data: st.D
     log = history([*steps, *ONE_MORE], 0)
     transactions = [one for one in ended(log) if is_raised(log, one)]
     marker = data.draw(st.sampled_from(transactions)).marker
-    # Insert the second marker right behind the first one. Further behind, it could end another transaction.
+    # Insert the second marker directly after the first one. Further on, it could end the producer's next
+    # transaction.
     second = log[marker]._replace(is_commit=not log[marker].is_commit)
     assert violations(placed([*log[: marker + 1], second, *log[marker + 1 :]])) == [
         (FindingKind.TWO_OUTCOMES, log[marker].base_offset + 1)

@@ -21,7 +21,8 @@ COLUMNS = (auth_state.API_VERSIONS, auth_state.SASL_HANDSHAKE, auth_state.SASL_A
 
 
 def rows() -> list[tuple[str, list[str]]]:
-    source = Path(auth_state.__file__).read_text()  # parse the source, because python -OO drops docstrings
+    # Parse the source: `python -OO` drops the docstring that contains the table.
+    source = Path(auth_state.__file__).read_text()
     lines = (ast.get_docstring(ast.parse(source)) or "").splitlines()
     start = next(number for number, line in enumerate(lines) if line.strip().startswith("state "))
     cells = [line.split() for line in lines[start + 1 : start + 1 + len(AuthState)]]
@@ -105,7 +106,7 @@ def test_the_first_matching_rule_maps_a_name(rules: str, name: str) -> None:
     ],
 )
 def test_a_backslash_in_a_replacement_makes_the_next_character_literal(replacement: str, name: str) -> None:
-    """As in Java. A group that took no part in the match is empty."""
+    """Java has the same rule. A group that took no part in the match is replaced by nothing."""
     assert principal_mapper(f"RULE:^CN=(.*?),OU=(.*?)(,O=.*)?$/{replacement}/")("CN=Alice,OU=ops") == name
 
 

@@ -1,4 +1,4 @@
-"""Tests of one classic group: the responses to its members, and the passing of time."""
+"""One classic group: the responses to its members, and what happens as time passes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def request(
     requires_known_member_id: bool = False,
     supports_skip_assignment: bool = True,
 ) -> JoinRequest:
-    """Return a JoinGroup request with a protocol for each letter, whose metadata is the letter twice."""
+    """Return a JoinGroup request with one protocol for each letter of `protocols`. A protocol's metadata is
+    its letter twice.
+    """
     offered = tuple((name, (name * 2).encode()) for name in protocols)
     return JoinRequest(
         member_id, instance, "client", "host", session_ms, rebalance_ms, "consumer", offered,
@@ -64,9 +66,9 @@ def sync(
 
 
 def completing(*names: str, session_ms: int = SESSION_MS) -> ClassicGroup:
-    """Return a group that waits for its leader's assignment.
+    """Return a group that waits for the assignment of its leader, the first member.
 
-    The first member leads. With several members the generation is 2.
+    With several members, the generation is 2.
     """
     group = ClassicGroup("g", 0)
     for name in names:
@@ -77,7 +79,7 @@ def completing(*names: str, session_ms: int = SESSION_MS) -> ClassicGroup:
 
 
 def stable(*names: str) -> ClassicGroup:
-    """Return a stable group with these members, led by the first one."""
+    """Return a stable group of these members. The first one is the leader."""
     group = completing(*names)
     for name in reversed(names):
         sync(group, name, {each: each.encode() for each in names})
@@ -152,7 +154,7 @@ def test_a_member_that_waits_for_its_share_keeps_its_session() -> None:
     waiting = sync(group, "follower")
     group.heartbeat("leader", None, 2, 9_000)
     group.tick(SESSION_MS)
-    # The follower waits for its SyncGroup response, so its session sets no deadline.
+    # The follower waits for its SyncGroup response, so its session cannot time out and sets no deadline.
     assert group.next_deadline_ms() == 19_000
     group.heartbeat("leader", None, 2, 15_000)
     sync(group, "leader", {"follower": b"all"}, 15_000)
@@ -168,7 +170,8 @@ def test_the_next_deadline_is_the_first_of_all_sessions() -> None:
     group = stable("m", "n")
     group.heartbeat("m", None, 2, 5_000)
     group.heartbeat("n", None, 2, 7_000)
-    assert group.next_deadline_ms() == SESSION_MS  # the deadline may be too early until `tick` updates it
+    # This deadline is that of an earlier heartbeat; `tick` updates it
+    assert group.next_deadline_ms() == SESSION_MS
     group.tick(SESSION_MS)
     assert group.next_deadline_ms() == 15_000
     group.tick(15_000)
@@ -354,7 +357,7 @@ def test_an_unchanged_rejoin_of_a_stable_group_changes_nothing_unless_the_leader
     (answer,) = join(group, "", request(member_id="follower"), 5_000)
     assert answer == JoinResult(0, "follower", 2, "consumer", "a", "leader")
     assert group.state is GroupState.STABLE
-    group.tick(SESSION_MS)  # the leader's session ends; the follower's began again with the join
+    group.tick(SESSION_MS)  # the leader's session ends; the join has renewed the follower's session
     assert list(group.members) == ["follower"]
 
     group = stable("leader", "follower")
@@ -413,7 +416,7 @@ def test_a_rebalance_without_time_waits_a_second_for_static_members() -> None:
     group.leave([("m", None)], 0)
     group.tick(0)
     assert (group.state, group.next_deadline_ms()) == (GroupState.PREPARING_REBALANCE, 1_000)
-    # the group still waits for its static member
+    # the group still waits for its static member, which may return
     assert not join(group, "late", request(rebalance_ms=2_000), 500)
     group.tick(1_000)
     assert (group.state, group.generation_id, group.members.leader_id) == (
@@ -460,7 +463,9 @@ def test_an_old_client_under_an_instance_that_led_is_told_the_old_leader() -> No
 
 
 def stable_static(*instances: str) -> ClassicGroup:
-    """Return a stable group at generation 1 of static members: a0 of instance a, b0 of b."""
+    """Return a stable group of static members at generation 1: member a0 of instance a, b0 of instance b, and
+    so on.
+    """
     group = ClassicGroup("g", 0, initial_delay_ms=1)
     for name in instances:
         join(group, f"{name}0", request(instance=name))
@@ -480,7 +485,7 @@ def test_each_static_member_gets_its_new_id_once_that_one_is_stored() -> None:
     for name in ("a", "b"):
         answers.append(join(group, f"{name}1", request(instance=name), 2))
         marks.append(group.version)
-    group.tick(50_000)  # a session does not end while the client waits for a response
+    group.tick(50_000)  # a session does not end while its client waits for a response
     group.complete_save(None, marks[0], 3)
     assert answers == [[], []]
     group.complete_save(None, marks[1], 3)
@@ -551,7 +556,8 @@ def test_a_member_that_waits_for_a_later_generation_is_kept() -> None:
     join(group, "m", request(session_ms=400_000, rebalance_ms=500_000))
     join(group, "n", request(session_ms=400_000, rebalance_ms=500_000))
     join(group, "", request(member_id="m", session_ms=400_000, rebalance_ms=500_000))
-    assert not join(group, "", request("ab", "n"))  # with this join, the session of n ends after ten seconds
+    # This join has the default session time-out, so the session of n ends after ten seconds
+    assert not join(group, "", request("ab", "n"))
     group.tick(399_999)
     assert list(group.members) == ["m", "n"]
     group.tick(400_000)
@@ -669,7 +675,7 @@ EMPTY, PREPARING, COMPLETING, STABLE = (
 @pytest.mark.parametrize(
     ("state", "member_id", "instance", "generation_id", "outside", "within"),
     [
-        # The last two columns: the error of a commit outside a transaction, and of one within a transaction.
+        # The last two columns: the error of a commit outside a transaction, and of one in a transaction.
         (EMPTY, "", None, -1, None, None),
         (EMPTY, "m", "i", -1, None, None),
         (EMPTY, "", None, 0, UnknownMemberId, UnknownMemberId),

@@ -1,4 +1,4 @@
-"""Tests of the operations that a session allows, and of its reactions to coordinator errors."""
+"""The operations that a client's session allows, and its reactions to errors of the coordinator."""
 
 from __future__ import annotations
 
@@ -330,7 +330,9 @@ LATE = SUCCESSOR_PATIENCE_MS
 def test_whether_a_producer_has_a_successor(
     raises: int, state: str, completed_for_ms: float, timely: bool, overdue: bool | None
 ) -> None:
-    """R1226: `timely` is the result if the transaction cannot have timed out, `overdue` if it can."""
+    """R1226: the result is `timely` if the transaction cannot have timed out yet, and `overdue` if it can
+    have.
+    """
     producer_id, epoch = OURS
     entry = CoordinatorEntry(ProducerIdAndEpoch(producer_id, epoch + raises), state)
     results = [
@@ -342,7 +344,7 @@ def test_whether_a_producer_has_a_successor(
 
 @pytest.mark.parametrize("may_have_timed_out", [True, False])
 def test_a_new_producer_id_is_a_successors_and_an_unknown_one_is_nobodys(may_have_timed_out: bool) -> None:
-    """Epoch 32767 is the last one of a producer id, so a successor may have another producer id."""
+    """Epoch 32767 is the last one of a producer id. So a successor may have another producer id."""
     other = CoordinatorEntry(ProducerIdAndEpoch(OURS.producer_id + 1, 0), "Empty")
     assert has_successor(other, OURS, may_have_timed_out=may_have_timed_out)
     assert has_successor(None, OURS, may_have_timed_out=may_have_timed_out) is False
@@ -350,7 +352,9 @@ def test_a_new_producer_id_is_a_successors_and_an_unknown_one_is_nobodys(may_hav
 
 @pytest.mark.parametrize("raises_id", [True, False])
 def test_an_abort_at_the_last_epoch_is_not_a_successors_for_sure(raises_id: bool) -> None:
-    """R1272: a loop whose transaction had timed out at the last epoch stopped as if it had a successor."""
+    """R1272: a loop's transaction had timed out at the last epoch. The loop took that for a successor, and
+    stopped.
+    """
     ours = ProducerIdAndEpoch(7, EXHAUSTED_EPOCH)
     tps = frozenset({TopicPartition("t", 0)})
     ongoing = TransactionEntry("x", *ours, 60_000, TransactionState.ONGOING, tps, start_ms=0)

@@ -34,7 +34,7 @@ SPANS = [Span(0, 10, 100, 1_000), Span(10, 20, 200, 2_000), Span(20, 30, 300, 3_
         ({"min_lag_ms": 5_000, "now_ms": 5_999}, None),
         ({"min_lag_ms": 5_000, "now_ms": 8_000}, DirtyRange(0, 30, 0, 600, 1_000)),
         ({"min_lag_ms": 1, "now_ms": 3_000}, DirtyRange(0, 20, 0, 300, 1_000)),
-        # An earlier round ended in the middle of a segment, because of too many keys.
+        # An earlier round had room for too few keys, so it ended in the middle of a segment.
         ({"cleaned_to": 15}, DirtyRange(15, 30, 100, 500, 2_000)),
     ],
 )
@@ -159,7 +159,7 @@ def test_aborts_that_ended_before_the_walk() -> None:
 
 def test_aborts_are_taken_in_the_order_of_their_offsets() -> None:
     walk = cleaning(aborted=((7, 10, 14, 10), (7, 2, 6, 2)))
-    # This record is in the transaction of producer 7 that begins at offset 2.
+    # This record belongs to the transaction of producer 7 that begins at offset 2.
     assert walk.retention(data(2, 7)).drops_all
     assert walk.retention(marker(6, 7)).noted == (7, 2, 6, 2)
     assert not walk.retention(data(8, 7)).drops_all

@@ -1,4 +1,4 @@
-"""Tests of rules/limits/connections.py: deadlines by tables/connections.txt, limits and memory budgets."""
+"""rules/limits/connections.py: deadlines as in tables/connections.txt, limits, and memory budgets."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_overrides_are_parsed() -> None:
 @pytest.mark.parametrize(
     ("budget", "excess_bytes", "gone"),
     [
-        # for each connection: bytes held, bytes moved since, milliseconds since
+        # For each connection: the bytes that it holds, and the bytes that it moved in how many milliseconds.
         ({"stalled": (MB, 0, 30_000), "quick": (50 * MB, 90 * MB, 30_000)}, 1, ["stalled"]),
         ({"stalled": (MB, 0, 30_000), "quick": (50 * MB, 90 * MB, 30_000)}, 2 * MB, ["stalled", "quick"]),
         ({"drips": (MB, 30, 30_000), "new": (60 * MB, 0, 0)}, 1, ["drips"]),

@@ -1,4 +1,4 @@
-"""Tests of consumer protocol groups, also by random heartbeats: no partition ever has two readers."""
+"""Groups of the consumer protocol, also with random heartbeats: no partition ever has two readers."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def places(text: str) -> frozenset[TopicIdPartition]:
 
 
 CASES = [
-    # Before: assigned and revoking partitions, target, partitions held by others, partitions reported as
-    # owned. After: assigned, revoking, state, True if the member is at the target's epoch.
+    # First five columns, before the heartbeat: assigned, revoking, and target partitions, partitions that
+    # others hold, partitions reported as owned. Last four, after it: assigned, revoking, state, and True if
+    # the member has the target's epoch.
     ("", "", "01", "", "", "01", "", MemberState.STABLE, True),
     ("", "", "01", "1", "", "0", "", MemberState.UNRELEASED, True),
     ("01", "", "0", "", None, "0", "1", MemberState.UNREVOKED, False),
@@ -85,7 +86,7 @@ def test_a_member_that_gives_up_some_also_gives_up_what_it_no_longer_subscribes_
 
 
 def check_law(group: ConsumerGroup) -> None:
-    """Check that no partition assigned to a member is held by another member."""
+    """Check that no two members hold the same partition."""
     for one in group.members.values():
         for other in group.members.values():
             assert one is other or not one.assigned & other.held
@@ -145,7 +146,7 @@ def test_silent_members_and_those_that_keep_revoked_partitions_are_removed() -> 
 
     first = beat("a", 0, 0)
     beat("b", 0, 10)
-    assert beat("a", first, 20) == first  # a must now release two partitions within 300 ms
+    assert beat("a", first, 20) == first  # member a must release two partitions within 300 ms from now
     assert group.next_deadline_ms() == 320
     group.tick(319)
     assert list(group.members) == ["a", "b"]
@@ -159,7 +160,9 @@ def test_silent_members_and_those_that_keep_revoked_partitions_are_removed() -> 
 
 
 def test_many_joins_share_few_assignments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: each assignment examines all members and partitions, so 300 joins took 40 s."""
+    """Regression: an assignment was made for each join. Each one examines all members and partitions, so 300
+    joins took 40 s.
+    """
     topic = {"t": TopicInfo(b"t" * 16, 1000)}
     made = 0
 
@@ -182,7 +185,8 @@ def test_many_joins_share_few_assignments(monkeypatch: pytest.MonkeyPatch) -> No
 
     for number in range(100):
         beat(f"m{number:02}", number)
-    # The budget is 2,000 at first and grows by 20 a millisecond. An assignment costs at least 1,000 units.
+    # The budget for assignments is 2,000 units and grows by 20 a millisecond. An assignment costs at least
+    # 1,000 units.
     assert 2 <= made <= 5
     assert group.state is ConsumerGroupState.ASSIGNING
     for now_ms in range(5_000, 25_000, 5_000):
@@ -204,7 +208,7 @@ def test_unsubscribed_topics_are_removed_before_a_new_assignment() -> None:
 
     both = beat(0, "tu", NO_PARTITIONS, 0).assigned
     assert both is not None and len(both) == 7
-    left = beat(2, "t", both, 0)  # the budget allows only one new target in a millisecond
+    left = beat(2, "t", both, 0)  # within one millisecond, the budget allows only one new target
     assert (left.epoch, left.assigned) == (2, places("0123"))
     assert group.state is ConsumerGroupState.ASSIGNING
     given_up = beat(2, None, places("0123"), 0)
@@ -216,7 +220,7 @@ def test_unsubscribed_topics_are_removed_before_a_new_assignment() -> None:
 
 
 def group_of(*members: ConsumerMember) -> ConsumerGroup:
-    """Return a group at epoch 5 with these members, none of which has a target."""
+    """Return a group at epoch 5 with these members. No member has a target assignment."""
     group = ConsumerGroup("g", session_timeout_ms=1000)
     group.epoch = group.assignment_epoch = 5
     group.members = {member.member_id: member for member in members}
@@ -239,7 +243,7 @@ UNKNOWN, STALE, FENCED = "UNKNOWN_MEMBER_ID", "STALE_MEMBER_EPOCH", "FENCED_INST
 @pytest.mark.parametrize(
     ("has_members", "member_id", "instance", "epoch", "version", "outside", "within"),
     [
-        # The last two columns: the error of a commit outside a transaction, and of one within a transaction.
+        # The last two columns: the error of a commit outside a transaction, and of one in a transaction.
         (False, "", None, -1, 8, None, None),
         (False, "m", "i", -1, 8, None, None),
         (False, "", None, 0, 9, UNKNOWN, UNKNOWN),
@@ -358,7 +362,7 @@ def test_a_full_group_takes_its_own_members_only() -> None:
 
 
 def test_a_heartbeat_does_not_look_at_the_topics_of_other_members() -> None:
-    """Regression: 100 members that name 20,000 topics each made every heartbeat take 150 ms."""
+    """Regression: if 100 members each named 20,000 topics, every heartbeat took 150 ms."""
     group, asked = ConsumerGroup("g", session_timeout_ms=1000), list[frozenset[str]]()
 
     def noted(names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
@@ -391,7 +395,7 @@ def test_a_heartbeat_does_not_look_at_the_topics_of_other_members() -> None:
 
 
 class Unread(dict[str, Any]):
-    """A dict in which only a look-up by key is allowed."""
+    """A dict that allows only look-ups by key. Anything that reads all entries fails."""
 
     def refuse(self, *_: object) -> Any:
         raise AssertionError("a heartbeat looked at other members")
@@ -402,7 +406,7 @@ class Unread(dict[str, Any]):
 def test_a_heartbeat_of_a_stable_group_does_not_look_at_other_members() -> None:
     """Regression: with 10,000 members, each heartbeat took 0.66 ms.
 
-    With one heartbeat of each member in 5 s, that takes more than one processor core.
+    If each member sends a heartbeat every 5 s, that takes more than one processor core.
     """
     group, topics = ConsumerGroup("g", session_timeout_ms=1000), catalogue(frozenset("t"), frozenset())
     joined = Heartbeat("a", 0, "i", None, 500, frozenset("t"), owned=NO_PARTITIONS)
@@ -457,7 +461,7 @@ def test_subscriptions_that_take_too_much_together_are_refused() -> None:
     assert (beat("a", "tx"), beat("b", "u")) == (None, None)
     assert beat("c", "x") == "GROUP_MAX_SIZE_REACHED"
     assert beat("b", "uy", 3) == "GROUP_MAX_SIZE_REACHED"
-    # each list fits because another member has the same one
+    # Each of these lists fits within the limit, because another member already has the same list.
     assert [beat(name, "tx") for name in ("c", "d", "b")] == [None] * 3
     assert beat("c", "x") is None
     group.resume(0)

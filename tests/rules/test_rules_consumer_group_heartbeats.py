@@ -1,4 +1,4 @@
-"""Tests of single heartbeats of a consumer protocol group, and of the group after a restart."""
+"""Single heartbeats of a group of the consumer protocol, and the group after a restart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Broker:
     def __init__(self, **settings: Any) -> None:
         self.counts = {"t": 4, "u": 3}
         self.pending: frozenset[str] = frozenset()
-        """Regular expressions that are not matched yet."""
+        """Regular expressions that have not been matched against the topics yet."""
         self.asked = 0
         self.group = ConsumerGroup("g", session_timeout_ms=1000, **settings)
         self.now_ms = 0
@@ -59,7 +59,7 @@ class Broker:
         owned: frozenset[TopicIdPartition] | None = None,
         **more: Any,
     ) -> HeartbeatResult:
-        """Send a heartbeat. One that joins has all fields that a join requires."""
+        """Send a heartbeat. At epoch 0, it has all fields that a join requires."""
         if epoch == 0:
             topics, owned, more = topics or "", NO_PARTITIONS, {"rebalance_timeout_ms": 300} | more
         named = None if topics is None else frozenset(topics)
@@ -70,7 +70,7 @@ class Broker:
         )
 
     def restart(self) -> None:
-        """Read the group back from what was stored."""
+        """Replace the group by the one that a start reads from the stored records."""
         before = self.group
         self.group = ConsumerGroup("g", session_timeout_ms=1000)
         self.group.epoch, self.group.assignment_epoch = before.epoch, before.assignment_epoch
@@ -86,7 +86,7 @@ def places(text: str, topic: str = "t") -> frozenset[TopicIdPartition]:
 
 
 def group_of(*members: ConsumerMember) -> ConsumerGroup:
-    """Return a group at epoch 5 as it is after a replay of the log."""
+    """Return a group at epoch 5 in the state that it has after a replay of the log."""
     group = ConsumerGroup("g", session_timeout_ms=1000)
     group.epoch = group.assignment_epoch = 5
     group.members = {member.member_id: member for member in members}
@@ -136,7 +136,7 @@ FENCED = "FENCED_MEMBER_EPOCH"
     [
         (5, 4, 5, None, None),
         (5, 4, 5, "2", None),
-        (5, 4, 4, "01", None),  # the response with epoch 5 was lost
+        (5, 4, 4, "01", None),  # the member did not get the response with epoch 5
         (5, 4, 4, "0", None),
         (5, 4, 4, "", None),
         (5, 4, 4, "02", FENCED),
@@ -337,7 +337,7 @@ def test_a_request_that_is_not_stored_leaves_the_subscriptions_of_the_group() ->
     kept = broker.group
     broker.group = kept.draft()
     broker.beat("b", 0, "u")
-    broker.group.draft()  # makes a copy of the copy
+    broker.group.draft()  # makes a draft of the draft, as a second heartbeat would
 
     def noted(names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
         asked.append(names)
@@ -373,12 +373,13 @@ UNREVOKED = ConsumerMember(
 @pytest.mark.parametrize(
     ("member", "beat", "due_ms"),
     [
-        # After a restart each member has its full session time again.
+        # After a restart, each member's session lasts its full time-out again.
         (ConsumerMember("m", epoch=5), None, 1000),
         (UNREVOKED, None, 300),
         (UNREVOKED, Heartbeat("m", 4, owned=places("01")), 300),
         (UNREVOKED, Heartbeat("m", 4, owned=places("0")), 1100),  # the member gave up the partition in time
-        (UNREVOKED, Heartbeat("m", -2, "i"), 1000),  # the static member may return until its session ends
+        # The static member may return until its session times out
+        (UNREVOKED, Heartbeat("m", -2, "i"), 1000),
     ],
 )
 def test_a_member_goes_when_its_session_or_its_time_to_give_up_is_over(

@@ -1,4 +1,4 @@
-"""Tests of a group's subscriptions against a naive list with one subscription per member."""
+"""A group's subscriptions, compared with a naive list that has one subscription per member."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def test_random_changes_are_counted_as_a_list_of_all_would_count_them() -> None:
         if rng.random() < 0.1:
             drafts = [*drafts[-3:], (told, told.names)]
             told = told.copy()
-        if rng.random() < 0.5:  # the union is computed when it is read, so read it only sometimes
+        # Reading the union computes it. So read it only sometimes, to test changes before that too.
+        if rng.random() < 0.5:
             assert told.names == frozenset().union(*(member.topics for member in members))
             assert told.regexes == {member.regex for member in members if member.regex}
         assert told.size_bytes == sum(member.size_bytes for member in set(members))

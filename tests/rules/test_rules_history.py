@@ -1,4 +1,6 @@
-"""The history checker: the smallest history of each anomaly, near-misses, and histories of a correct log."""
+"""The history checker: the smallest history with each anomaly, near-misses without one, and histories of a
+correct log.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +67,9 @@ def test_components_of_a_long_path_need_no_recursion() -> None:
 
 
 class Model:
-    """A correct log whose processes take steps in any order. Transactions write, read and end; time is a
-    counter.
+    """A correct log, used by processes that take steps in any order.
+
+    Transactions write, read and end. Time is a counter.
     """
 
     def __init__(self, chance: random.Random, *, one_at_a_time: bool) -> None:
@@ -105,7 +108,7 @@ class Model:
             while taken < most and (at := self.positions[process, name]) < len(log):
                 value, writer = log[at]
                 if writer in self.open:
-                    break  # a read_committed reader ends at the last stable offset
+                    break  # a read_committed reader stops at the last stable offset
                 self.positions[process, name] += 1
                 if value is not None and (writer is None or self.fate[writer]):
                     items.append(Item(name, 0, at, value))
@@ -132,8 +135,8 @@ class Model:
         txn = f"{process}{self.number[process]}"
         if txn not in self.open:
             self.open[txn] = set()
-            # A transaction begins with a read. If transactions run one at a time, it reads all records up to
-            # the newest.
+            # A transaction begins with a read. If transactions run one at a time, it reads up to the newest
+            # record.
             self.poll(process, txn, 1_000 if self.one_at_a_time else 2)
         elif self.chance.random() < 0.6:
             self.send(process, txn)
@@ -183,7 +186,7 @@ def changed(history: list[Operation], index: int, items: list[Item]) -> list[Ope
 
 
 def lose(history: list[Operation], index: int, place: int) -> list[Operation]:
-    """Remove a record that a reader got from all polls."""
+    """Take a record that a reader got, and remove it from all polls."""
     value = history[index].items[place].value
     return [
         replace(each, items=tuple(item for item in each.items if item.value != value))
@@ -213,7 +216,7 @@ def swap_values(history: list[Operation], index: int, place: int) -> list[Operat
 
 
 def abort(history: list[Operation], index: int, place: int) -> list[Operation]:
-    """Record an abort for a transaction whose record was read."""
+    """Take a record that was read, and record an abort of its transaction."""
     value = history[index].items[place].value
     send = next(
         each for each in history for item in each.items if each.kind is Kind.SEND and item.value == value
@@ -227,7 +230,7 @@ def abort(history: list[Operation], index: int, place: int) -> list[Operation]:
 
 
 def read_early(history: list[Operation], index: int, place: int) -> list[Operation]:
-    """Move a poll to a time before the first send."""
+    """Move a poll to a time before the first send of the history."""
     return changed(
         [replace(history[index], begin=-2, end=-1), *history[:index]], 0, list(history[index].items)
     )
@@ -251,9 +254,9 @@ def test_a_corrupted_history_is_found(chance: random.Random, steps: int, corrupt
 
 
 def _is_due(history: list[Operation], lost: Item) -> bool:
-    """Return True if the checker must report a lost record.
+    """Return True if the checker must report the lost record.
 
-    It must if the commit is recorded and a later offset was read.
+    It must if the history has the commit of the record, and a later offset was read.
     """
     send = next(
         each for each in history for item in each.items if each.kind is Kind.SEND and item.value == lost.value

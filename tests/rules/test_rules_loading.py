@@ -51,16 +51,17 @@ PART_OF_B = checkpoint("b", position=40, done=False)
         ([checkpoint("a")], [A, B], Resume(1, None)),
         ([checkpoint("a"), PART_OF_B], [A, B, C], Resume(1, PART_OF_B)),
         ([checkpoint("a"), checkpoint("b")], [A, B], Complete()),
-        # The file changed but kept its size, so the digests must be compared.
+        # The file's time changed but not its size, so the digests must be compared.
         ([checkpoint("a", time=9), checkpoint("b")], [A, B], Complete((0,))),
         ([checkpoint("a", time=9), PART_OF_B], [A, B], Resume(1, PART_OF_B, (0,))),
         ([checkpoint("a", time=9)], [A, B], Resume(1, None, (0,))),
-        # An unfinished file is not among those to recheck, because a resume always checks the part already
-        # read.
+        # The files to recheck do not include an unfinished file, because a resume always checks the part that
+        # was already read.
         ([PART_OF_B._replace(modified_ns=9)], [B], Resume(0, PART_OF_B._replace(modified_ns=9))),
-        # The checkpoint has no topic id, so it is valid for any id.
+        # The checkpoint stores no topic id, so it is valid for a topic with any id.
         ([checkpoint("a")._replace(topic_id=None)], [A], Complete()),
-        # A file under another name may be a different file, so the digests must be compared.
+        # The file has another name than in its checkpoint, so it may be another file, and the digests must be
+        # compared.
         ([checkpoint("a")], [A._replace(name="moved/a")], Complete((0,))),
         ([checkpoint("b")], [A, B], Resume(1, None, (0,))),
         ([checkpoint("a"), checkpoint("b")], [B, A], Complete((0, 1))),
@@ -130,7 +131,7 @@ def test_a_load_with_other_files_or_options_is_refused(
     [
         (PART_OF_B._replace(how=HOW + DELIMITED_BY + "commas"), True),
         (PART_OF_B._replace(how=HOW + DELIMITED_BY + "tabs"), False),
-        (PART_OF_B, False),  # an older version stored no delimiter
+        (PART_OF_B, False),  # an older version stored no delimiter, so it counts as unchanged
         (PART_OF_B._replace(how=HOW + DELIMITED_BY + "commas", position=0, records=0), False),
         # A complete file is not read again.
         (checkpoint("b")._replace(how=HOW + DELIMITED_BY + "commas"), False),
@@ -152,18 +153,18 @@ BEGUN = checkpoint("c", position=0, done=False)
     [
         ([], [A, B], Assignment((0, 1), (0, 1))),
         ([checkpoint("a"), PART_OF_B, BEGUN], [A, B, C], Assignment((), (1, 2))),
-        # Files are read in parallel, so a later one may be done first.
+        # Files are read in parallel, so a later file may be complete before an earlier one.
         ([PART_OF_B, checkpoint("a"), BEGUN], [B, A, C], Assignment((), (0, 2))),
         ([checkpoint("a"), PART_OF_B], [A, B, C], Assignment((2,), (1, 2))),
         ([checkpoint("a"), checkpoint("b")], [A, B], Assignment((), ())),
         ([checkpoint("a", time=9), checkpoint("b")], [A, B], Assignment((), (), (0,))),
         ([checkpoint("a", time=9), PART_OF_B], [A, B, C], Assignment((2,), (1, 2), (0,))),
-        # A partly read file is rechecked, too: another file may be in its place, and the read file may be
-        # among the new ones.
+        # A partly read file is rechecked, too. Another file may be in its place, and the file that was read
+        # may be among the new ones.
         ([PART_OF_B], [A, B], Assignment((1,), (0, 1), (0,))),
         ([PART_OF_B], [B._replace(modified_ns=9), C], Assignment((1,), (0, 1), (0,))),
         ([checkpoint("b")], [A, B], Assignment((1,), (1,), (0,))),
-        # Nothing of the file was read, so nothing needs a recheck.
+        # No part of the file was read, so it needs no recheck.
         ([BEGUN], [A], Assignment((), (0,))),
     ],
 )
@@ -175,8 +176,8 @@ def test_files_in_parallel_are_assigned_all_at_once(
 
 @pytest.mark.behaviour("P4")
 def test_files_in_parallel_that_are_missing_or_changed_are_refused() -> None:
-    """The first run stores a checkpoint for every file, so later runs notice if a file is left out or
-    exchanged.
+    """The first run stores a checkpoint for every file. So later runs notice if a file is missing or was
+    replaced.
     """
     for sources, reason in [
         ([A], "began with 2 files, but 1 were given; c is missing"),
@@ -288,5 +289,5 @@ def test_a_load_id_has_a_limited_alphabet_and_length(text: str, is_one: bool) ->
     ],
 )
 def test_a_tab_separates_the_columns_of_tsv_files_only(name: str, delimiter: str) -> None:
-    """R1063: A.TSV was read with commas, so each row became one column."""
+    """R1063: commas were taken as the delimiter of A.TSV, so each row became one column."""
     assert default_delimiter(name) == delimiter

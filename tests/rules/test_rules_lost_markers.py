@@ -1,4 +1,4 @@
-"""The decision that ends a transaction whose marker a power loss took."""
+"""The rule that ends a transaction whose marker a power loss has taken."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from oncelog.types import TopicPartition
 S = TransactionState
 HERE, THERE = TopicPartition("t", 0), TopicPartition("t", 1)
 
-# For a record of the coordinator: the epoch of the transaction whose outcome the record decides ("-" if
-# none).
+# Records of the coordinator. `decides` is the epoch of the transaction whose outcome the record decides, or
+# "-" for none.
 RECORDS = """
 state            epoch  version  decides
 PREPARE_COMMIT   1      2        0

@@ -1,4 +1,6 @@
-"""Decisions of the consume-transform-produce loop: the table of errors, failed records, and rebalances."""
+"""Decisions of the consume-transform-produce loop: the table of reactions to errors, failed records, and
+rebalances.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def test_the_table_has_every_step_and_reaction() -> None:
 def test_an_unclear_commit_is_never_followed_by_an_abort() -> None:
     """For every error of a commit, the reaction is to repeat the commit or to stop.
 
-    After a stop, the next start completes the transaction if its outcome was decided.
+    The next start then completes the transaction if its outcome was decided.
     """
     for error in every_error():
         reaction = reaction_to(Step.COMMIT, error, State.COMMITTING)
@@ -66,8 +68,8 @@ def test_an_unclear_commit_is_never_followed_by_an_abort() -> None:
 
 
 def test_a_fenced_loop_fences_nobody() -> None:
-    """If it started a new producer, two loops with one transactional.id would fence each other as long as
-    both run.
+    """If a fenced loop started a new producer, two loops with one transactional.id would fence each other
+    endlessly.
     """
     for step, error in itertools.product(Step, (errors.ProducerFenced(), errors.InvalidProducerEpoch())):
         assert reaction_to(step, error, State.FATAL) is Reaction.STOP
@@ -79,7 +81,7 @@ def every_error() -> list[OncelogError]:
 
 
 def test_the_reaction_is_one_that_the_session_allows() -> None:
-    """An abort is chosen only where `abort_transaction` may be called."""
+    """The reaction is an abort only in states in which `abort_transaction` may be called."""
     for state, error, step in itertools.product(State, every_error(), Step):
         if reaction_to(step, error, state) is Reaction.ABORT and state not in (
             State.READY,

@@ -1,4 +1,4 @@
-"""The producer table: a comparison with a dict, the packed form, and its memory."""
+"""The table of producers: a comparison with a dict, the packed form of entries, and its memory."""
 
 from __future__ import annotations
 
@@ -180,7 +180,9 @@ def _entry(pid: int, batches: int = 5, append_ms: int = 1_700_000_000_000) -> Pr
 @pytest.mark.behaviour("I19")
 @pytest.mark.parametrize(("batches", "limit_bytes"), [(1, 200), (5, 260)])
 def test_memory_per_idle_producer(batches: int, limit_bytes: int) -> None:
-    """A million producer ids take at most 260 MB with five batches each, and 200 MB with one."""
+    """The limits: a million producer ids take at most 260 MB with five batches each, and at most 200 MB with
+    one.
+    """
     count = 60_000
     gc.collect()
     tracemalloc.start()
@@ -192,7 +194,8 @@ def test_memory_per_idle_producer(batches: int, limit_bytes: int) -> None:
     assert len(table) == count
     assert used / count < limit_bytes
     assert table.get(10_000_000) == _entry(0, batches)
-    # Idle entries are invisible to the garbage collector.
+    # Only active entries are objects; idle ones are packed into bytes, which the garbage collector does not
+    # visit.
     assert len(table.active) == DEFAULT_LIMITS.max_producers_at_work
 
 
@@ -241,9 +244,9 @@ def _joined(parts: Iterable[dict[int, bytes]]) -> dict[int, bytes]:
 
 
 class TableMachine(RuleBasedStateMachine):
-    """Append batches of many producers through the append rule and the table.
+    """Appends batches of many producers through the append rule and the table.
 
-    Compare with a list of all stored batches.
+    Compares the results with a list of all stored batches.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,6 @@
-"""The rule that drops repetitions by provenance: a table of decisions, headers, and a model of attempts."""
+"""The rule that drops repetitions by their provenance: a table of decisions, headers, and a model of
+attempts.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def test_a_state_continues_where_it_was_kept() -> None:
     kept = state.items()
     assert kept == {TopicPartition("s", 0): 5}
     state.see(parse("s-0:6"))
-    assert kept == {TopicPartition("s", 0): 5}  # a copy
+    assert kept == {TopicPartition("s", 0): 5}  # `items` returned a copy
     continued = HighestOffsets(kept)
     assert [continued.see(parse(text)) for text in ("s-0:5", "s-0:6")] == [Verdict.REPEATED, Verdict.NEW]
 
@@ -73,7 +75,7 @@ def test_headers_name_a_place() -> None:
         ({TOPIC: b"\xff"}, rf"the header {TOPIC} is not the name of a topic: b'\xff'"),
         ({TOPIC: b"a b"}, f"the header {TOPIC} is not the name of a topic: b'a b'"),
         ({TOPIC: b"a\n"}, rf"the header {TOPIC} is not the name of a topic: b'a\n'"),
-        # A text of any length would be kept in states, and shown in findings.
+        # The error must quote only a part of a long text, because findings show it.
         *(
             ({name: b"x" * 250}, f"the header {name} is not {what}: {b'x' * 100!r} and 150 more bytes")
             for name, what in (
@@ -105,13 +107,14 @@ def test_a_missing_or_repeated_header_is_malformed(name: str) -> None:
 
 @st.composite
 def overlapping_attempts(draw: st.DrawFn) -> tuple[list[int], list[int]]:
-    """Return a pair's source offsets, and the log after attempts that overlap and are killed anywhere.
+    """Draw the source offsets of one source partition, and the log that overlapping attempts leave.
 
-    An attempt begins at or before the first offset that is not stored, and writes in order without a gap.
+    Each attempt may be killed anywhere. It begins at or before the first offset that is not stored, and
+    writes in order without a gap.
     """
     offsets = sorted(draw(st.sets(st.integers(0, 60), min_size=1, max_size=12)))
     log: list[int] = []
-    positions: list[int] = []  # of each attempt that is alive
+    positions: list[int] = []  # the next position of each attempt that is alive
     for step in draw(st.lists(st.integers(0, 5), max_size=60)):
         if step == 0 or not positions:
             stored = set(log)

@@ -1,4 +1,4 @@
-"""Tests of quotas by tables/quotas.txt and tables/quota_waits.txt, and of rates by random requests."""
+"""Quotas as in tables/quotas.txt and tables/quota_waits.txt, and rates with random requests."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_ips_have_buckets_of_their_own() -> None:
 def test_a_client_that_waits_for_its_throttle_time_keeps_the_rate(
     rate: float, wanted: list[tuple[float, int]]
 ) -> None:
-    """Whatever its requests are, a client uses at most the burst, plus its rate over time, plus its last
+    """A client that waits can use at most the burst, plus its rate multiplied by the time, plus its last
     request.
     """
     bucket, now_ms, used = EMPTY, 0, 0.0

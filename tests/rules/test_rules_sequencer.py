@@ -1,4 +1,4 @@
-"""The sequencer: which batches are sent, which get new sequences, and which fail."""
+"""The sequencer decides which batches are sent, which get new sequences, and which fail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ Sequences = PartitionSequencer[SequencedBatch]
 
 
 def warm(**options: object) -> Sequences:
-    """Return a sequencer whose broker has acknowledged one batch, with the sequences 0 to 2."""
+    """Return a sequencer one of whose batches the broker has acknowledged: the one with the sequences 0 to
+    2.
+    """
     sequences: Sequences = PartitionSequencer(**options)  # type: ignore[arg-type]
     batch = SequencedBatch(RECORDS)
     sequences.assign_sequence(batch, FIRST)
@@ -29,7 +31,7 @@ def warm(**options: object) -> Sequences:
 
 
 def sent(sequences: Sequences, count: int, identity: ProducerIdAndEpoch = FIRST) -> list[SequencedBatch]:
-    """Return `count` new batches that are in flight."""
+    """Assign sequences to `count` new batches, which are then in flight, and return them."""
     batches = []
     for _ in range(count):
         assert sequences.may_assign_sequence(identity)
@@ -209,7 +211,7 @@ def test_the_parts_of_a_split_batch_count_toward_the_five() -> None:
     assert len(sent(sequences, 1)) == 1
     for part in parts[1:]:
         sequences.on_stored(part)
-    # In flight are `later`, another batch and the sixth, so two may follow.
+    # Three batches are in flight: `later`, the one after it and the sixth. So two more may follow.
     assert sequences.unacknowledged[0] is later
     assert len(sent(sequences, 2)) == 2
     assert not sequences.may_assign_sequence(FIRST)

@@ -1,4 +1,6 @@
-"""The supervisor's decisions: a table of every case, the pauses, and the meaning of errors."""
+"""The supervisor's decisions: a table with every case, the pauses between starts, and the meaning of
+errors.
+"""
 
 from __future__ import annotations
 
@@ -96,8 +98,8 @@ oncelog is named here: to no effect"""
             "FAILED",
         ),
         ("StreamingQueryException", "the sink said SinkRefused", True, "FAILED"),
-        ("ConfigError ValueError", "-", True, "REFUSED"),  # the query has another id than before
-        ("KeyError LookupError", "-", True, "FAILED"),  # an error in foreachBatch
+        ("ConfigError ValueError", "-", True, "REFUSED"),  # the checkpoint belongs to a query with another id
+        ("KeyError LookupError", "-", True, "FAILED"),  # an error in a function for foreachBatch
         ("KeyError LookupError", "-", False, "SETUP"),
         ("ParseException AnalysisException", "-", False, "SETUP"),
         ("AnalysisException", "oncelog.errors.ConfigError: unknown option", False, "SETUP"),

@@ -1,4 +1,4 @@
-"""Tests of the transaction coordinator's decisions, one for each cell of their tables."""
+"""The transaction coordinator's decisions: one test for each cell of their tables."""
 
 from __future__ import annotations
 
@@ -85,8 +85,9 @@ def test_a_client_with_a_producer_id_that_nobody_knows_gets_a_new_one() -> None:
     ("given", "last", "expected"),
     [
         (None, -1, (7, 6, -1)),  # A new instance fences all others.
-        (ProducerIdAndEpoch(7, 5), -1, (7, 6, 5)),  # The same instance continues.
-        (ProducerIdAndEpoch(7, 4), 4, (7, 5, 4)),  # The response was lost: the same epoch again.
+        (ProducerIdAndEpoch(7, 5), -1, (7, 6, 5)),  # The same instance starts again.
+        # The response was lost, so the repetition gets the same epoch.
+        (ProducerIdAndEpoch(7, 4), 4, (7, 5, 4)),
         (ProducerIdAndEpoch(7, 4), -1, ProducerFenced),  # An older instance is fenced.
         (ProducerIdAndEpoch(7, 6), -1, ProducerFenced),  # An epoch that was never handed out.
         (ProducerIdAndEpoch(8, 5), -1, ProducerFenced),  # Another producer id.
@@ -118,7 +119,7 @@ def test_an_open_transaction_is_aborted_first_under_a_higher_epoch(version: int,
     assert isinstance(verdict, FenceAndAbort)
     assert (verdict.entry.state, verdict.entry.producer_epoch) == (S.PREPARE_ABORT, epoch)
     assert verdict.entry.partitions == {AT}
-    # In this state the coordinator does not compare the client's epoch, only its producer id.
+    # While a transaction is open, the coordinator compares only the client's producer id, and not its epoch.
     assert isinstance(init(entry(S.ONGOING), ProducerIdAndEpoch(7, 1)), FenceAndAbort)
     assert refused_with(init(entry(S.ONGOING), ProducerIdAndEpoch(8, 5))) is ProducerFenced
 
@@ -220,7 +221,7 @@ CLASSIC = {
     S.PREPARE_ABORT: (ConcurrentTransactions, ConcurrentTransactions),
     S.EMPTY: (InvalidTxnState, InvalidTxnState),
 }
-"""For each state of the coordinator: the results of a COMMIT and of an ABORT."""
+"""For each state of the coordinator: the result of a COMMIT, and that of an ABORT."""
 
 WITH_EPOCH = {
     S.ONGOING: (ProducerFenced, S.PREPARE_COMMIT, ProducerFenced, S.PREPARE_ABORT),
@@ -240,10 +241,10 @@ WITH_EPOCH = {
     ),
     S.EMPTY: (ProducerFenced, InvalidTxnState, ProducerFenced, S.PREPARE_ABORT),
 }
-"""For each state of the coordinator: the results of a repeated COMMIT, a COMMIT, a repeated ABORT and an
+"""For each state of the coordinator, the results of a repeated COMMIT, a COMMIT, a repeated ABORT and an
 ABORT.
 
-A repeated request has the previous epoch.
+A repeated request has the epoch before the current one.
 """
 
 
@@ -346,7 +347,7 @@ def test_the_last_epoch_ends_with_a_new_producer_id() -> None:
     done = complete(prepared, now_ms=NOW_MS)
     assert (done.producer_id, done.producer_epoch, done.next_producer_id) == (9, 0, -1)
     assert done.previous_producer_id == 7
-    # The response was lost, and the client repeats the request.
+    # The client did not get the response, and repeats its request.
     assert outcome(end(done, ProducerIdAndEpoch(7, 32_766), True, 2)) is NoChange
     assert refused_with(end(done, ProducerIdAndEpoch(7, 32_766), False, 2)) is InvalidTxnState
 
@@ -401,7 +402,7 @@ def test_fencing_never_passes_the_highest_epoch(version: int) -> None:
 @pytest.mark.behaviour("T8")
 @pytest.mark.parametrize("epoch", [32_766, 32_767])
 def test_a_producer_at_the_last_epoch_that_times_out_goes_on_with_a_new_producer_id(epoch: int) -> None:
-    """Older versions left the entry at epoch 32767, where no higher epoch could fence the producer."""
+    """Older versions left the entry at epoch 32767, and then no higher epoch could fence the producer."""
     known = entry(S.ONGOING, epoch=epoch, client_version=2)
     assert fence(known, server_version=2, new_producer_id=None, now_ms=NOW_MS) == NeedsProducerId()
     aborted = fenced(known, 2, new=9)
@@ -429,8 +430,8 @@ def test_a_new_instance_over_a_transaction_at_the_last_epoch_waits_for_a_new_pro
 
 
 def test_no_client_gets_the_highest_epoch() -> None:
-    """Version 0.4.1 could leave this state: after a timeout the epoch is 32767, and a client repeats its
-    request.
+    """Version 0.4.1 could leave this state: a time-out raised the epoch to 32767, and a client repeats its
+    request with the epoch before.
     """
     known = entry(S.COMPLETE_ABORT, epoch=32_767, last_producer_epoch=32_766)
     assert init(known, ProducerIdAndEpoch(7, 32_766)) == NeedsProducerId()
@@ -445,9 +446,9 @@ def test_no_client_gets_the_highest_epoch() -> None:
 def test_a_fenced_producer_is_not_given_the_identity_of_the_one_that_fenced_it(
     known: ProducerIdAndEpoch, is_commit: bool
 ) -> None:
-    """The new instance uses the classic protocol, so its epoch stays.
+    """The new instance uses the classic protocol, in which its epoch stays the same.
 
-    The old one's requests raise the epoch.
+    The requests of the old instance raise the epoch. They must not get the new instance's epoch.
     """
     old = ProducerIdAndEpoch(7, known.producer_epoch - 1 if known.producer_epoch else 32_766)
     verdict = init(entry(S.EMPTY, epoch=old.producer_epoch), None, new=9)

@@ -1,4 +1,4 @@
-"""Several listeners: each has its protocol, settings and address, and all lead to one node."""
+"""Several listeners: each has its own protocol, settings and address, and all belong to one node."""
 
 from __future__ import annotations
 
@@ -103,7 +103,9 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def broker(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates, others: Certificates
 ) -> Iterator[Broker]:
-    """Run a broker with three listeners, one of which has certificates of another authority."""
+    """Run a broker with three listeners. One of them has certificates of another authority than the
+    others.
+    """
     data_dir = tmp_path_factory.mktemp("data")
     add_users(data_dir, "alice")
     config = {
@@ -123,7 +125,7 @@ def broker(
 
 
 def configs(broker: Broker, certificates: Certificates, others: Certificates) -> dict[str, dict[str, str]]:
-    """Return the settings for a client of each listener."""
+    """Return a client's settings for each listener."""
     at = broker.listeners
     return {
         "PLAINTEXT": {"bootstrap.servers": at["PLAINTEXT"]},
@@ -161,12 +163,13 @@ def test_each_listener_has_its_protocol_settings_and_principal(
             read += [record.value for record in consumer.poll(timeout=30)]
     assert read == [b"SASL_SSL", b"CERTIFIED"]
     with (
-        pytest.raises(AuthenticationError, match="PLAIN"),  # the error names PLAIN, which this listener has
+        # The error names PLAIN, the mechanism that this listener has
+        pytest.raises(AuthenticationError, match="PLAIN"),
         Admin({**given["SASL_SSL"], "sasl.mechanism": "SCRAM-SHA-256"}) as admin,
     ):
         admin.list_topics()
     with (
-        # the config has the other listener's authority
+        # The client has the authority of the other listener's certificates.
         pytest.raises(AuthenticationError, match="certificate"),
         Admin({**given["CERTIFIED"], "ssl.ca.location": str(certificates.authority)}) as admin,
     ):
@@ -176,7 +179,7 @@ def test_each_listener_has_its_protocol_settings_and_principal(
 def test_librdkafka_stays_on_the_listener_that_it_connected_to(
     broker: Broker, certificates: Certificates, others: Certificates
 ) -> None:
-    """Metadata and FindCoordinator return addresses of the client's own protocol."""
+    """Metadata and FindCoordinator must return the addresses of the listener that the client uses."""
     from confluent_kafka import Consumer, Producer
 
     given = configs(broker, certificates, others)
@@ -237,7 +240,7 @@ def test_a_listener_that_cannot_be_bound_frees_the_others(tmp_path: Path) -> Non
         }
         with pytest.raises(StorageError, match=f"cannot listen on 127.0.0.1:{ports[1]}"):
             Broker(tmp_path, config=config).start()
-        # the failed start kept neither the port nor the directory
+        # the failed start has released both the port and the directory
         with Broker(tmp_path, port=ports[0]) as broker:
             assert broker.port == ports[0]
 
@@ -245,7 +248,7 @@ def test_a_listener_that_cannot_be_bound_frees_the_others(tmp_path: Path) -> Non
 def test_a_missing_ipv6_address_does_not_prevent_other_listeners(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """/etc/hosts names ::1 for localhost also in containers whose IPv6 is off."""
+    """Containers without IPv6 may still map localhost to ::1 in /etc/hosts."""
     real = socket.socket.bind
 
     def bind(this: socket.socket, address: tuple[object, ...]) -> None:

@@ -1,4 +1,6 @@
-"""SASL of the listener and of the clients over real sockets, and single SASL messages to the broker."""
+"""SASL between the broker's listener and clients over real sockets, and single SASL messages to the
+broker.
+"""
 
 from __future__ import annotations
 
@@ -128,14 +130,14 @@ def test_requests_before_authentication_are_refused(plain: Broker) -> None:
         assert client.ask(ApiVersionsRequest(), 0).error_code == 0
         client.send(MetadataRequest(topics=[]), 9)
         assert client.is_closed()
-    with RawClient(address) as client:  # SaslAuthenticate without a handshake
+    with RawClient(address) as client:  # SaslAuthenticate without a handshake before it
         client.send(SaslAuthenticateRequest(auth_bytes=b"\0alice\0x"), 0)
         assert client.is_closed()
-    with RawClient(address) as client:  # another request during the exchange
+    with RawClient(address) as client:  # another request between handshake and authentication
         assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).mechanisms == list(MECHANISMS)
         client.send(ApiVersionsRequest(), 0)
         assert client.is_closed()
-    with RawClient(address) as client:  # more bytes than an unauthenticated client may send
+    with RawClient(address) as client:  # a longer request than an unauthenticated client may send
         client.socket.sendall((524_289).to_bytes(4, "big"))
         assert client.is_closed()
 
@@ -173,7 +175,7 @@ def test_a_long_name_is_refused_before_it_is_prepared(
 def test_a_name_that_grows_when_it_is_normalized_is_refused_before_it_is_prepared(
     plain: Broker, monkeypatch: pytest.MonkeyPatch, mechanism: str
 ) -> None:
-    """U+FDFA has three bytes, and becomes 18 characters."""
+    """U+FDFA has three bytes, and normalization turns it into 18 characters."""
     prepared: list[str] = []
     saslprep = scramp.core.saslprep
     monkeypatch.setattr(scramp.core, "saslprep", lambda text: prepared.append(text) or saslprep(text))
@@ -189,7 +191,9 @@ def test_a_name_that_grows_when_it_is_normalized_is_refused_before_it_is_prepare
 
 @pytest.mark.parametrize("mechanism", MECHANISMS[1:])
 def test_a_user_with_a_short_salt_can_log_in(tmp_path: Path, mechanism: str) -> None:
-    """Apache Kafka requires no length, and examples of other clients have salts such as b"salt"."""
+    """Apache Kafka requires no minimum length of salts, and examples of other clients have salts such as
+    b"salt".
+    """
     (tmp_path / "data").mkdir()
     number = Mechanism[mechanism.replace("-", "_")]
     credential = int(number), b"salt", salt_password(number, PASSWORD, b"salt", 4096), 4096
@@ -226,7 +230,7 @@ def test_sessions_expire(tmp_path: Path) -> None:
     with secured_broker(tmp_path, users=("alice", "bob"), **config) as broker:
         with RawClient(broker.bootstrap_servers) as client:
             assert _log_in(client) == 600_000
-            assert _log_in(client) == 600_000  # the client re-authenticates before its session ends
+            assert _log_in(client) == 600_000  # the client authenticates again before its session ends
             assert client.ask(MetadataRequest(topics=[]), 9).error_code == 0
             pass_time(broker, 600_001)
             client.send(MetadataRequest(topics=[]), 9)
@@ -337,7 +341,7 @@ def test_salts_of_unknown_users_survive_a_restart_and_look_like_real_ones() -> N
     assert len(made_up) == 26
     again = Users(disk, new_secret=b"second")
     assert salt_of(again, "nobody") == made_up != salt_of(again, "nobody else")
-    # This is how `oncelog users` changes the file of a broker that is not running.
+    # `oncelog users` changes the file in this way while the broker is not running.
     Users(disk).alter("bob", [], [(int(Mechanism.SCRAM_SHA_256), b"s" * 26, b"p" * 32, 4096)])
     assert salt_of(Users(disk, new_secret=b"third"), "nobody") == made_up
 
@@ -362,7 +366,7 @@ def test_users_are_changed_by_one_write_however_many_they_are(monkeypatch: pytes
 
 
 def test_only_one_password_is_checked_per_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check it also for a client that authenticates more often than it may."""
+    """The rule must also hold for a client that authenticates more often than it is allowed to."""
     monkeypatch.setattr(authenticator, "may_authenticate_again", lambda *_: True)
     checked: list[str] = []
     begun, sent, answered = threading.Event(), threading.Event(), threading.Event()

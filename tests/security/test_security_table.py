@@ -1,4 +1,4 @@
-"""Responses by API, user and resource: our broker's equal those of Apache Kafka's authorizer."""
+"""For each API, user and resource, our broker gives the same response as Apache Kafka's authorizer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from oncelog.rules.security.scram import Mechanism
 Rights = dict[tuple[str, str], list[str]]
 
 RECORDING = Path(__file__).parents[1] / "golden" / "authorization.json"
-"""Apache Kafka's results: for each request, the rights that its response shows, and the users who have them.
+"""The results of Apache Kafka: for each request, the permissions that its response shows, and the users that
+have them.
 
-The soak test writes the file (ONCELOG_RECORD=1).
+With ONCELOG_RECORD=1, the soak test writes this file.
 """
 
 SETTINGS = {
@@ -38,7 +39,7 @@ DENIED, NOTHING = "denied", "nothing"
 
 
 def acls() -> Iterator[Acl]:
-    """Yield the ACLs of GRANTS, and those of a user who may do everything that is not denied."""
+    """Yield the ACLs in GRANTS, and those of a user who may do everything that no ACL denies."""
     for user, (kind, name, operation) in GRANTS.items():
         is_prefix = kind in (ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID)
         pattern = PatternType.PREFIXED if is_prefix else PatternType.LITERAL
@@ -58,7 +59,9 @@ def acls() -> Iterator[Acl]:
 
 
 def prepare(config: dict[str, str]) -> bytes:
-    """Create the topic, offsets, coordinators, users and ACLs. Return the topic's id."""
+    """Create the topic, committed offsets, transactional id, users and ACLs that the requests use. Return the
+    topic's id.
+    """
     with Admin(config) as admin:
         admin.create_topics([NewTopic(TOPIC, num_partitions=1)])
         admin.alter_group_offsets(GROUP, {oncelog.TopicPartition(TOPIC, 0): oncelog.OffsetAndMetadata(0)})

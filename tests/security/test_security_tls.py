@@ -1,4 +1,4 @@
-"""TLS of the listener and of the clients, over real sockets."""
+"""TLS between the broker's listener and clients, over real sockets."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_changed_certificates_hold_for_the_next_connection(tmp_path: Path) -> No
         assert stays.list_topics() == []
         old.broker.write_text("no certificate")
         pass_time(broker, 0)
-        # an unreadable file leaves the old certificate in use
+        # If the file is unreadable, the broker continues with the old certificate.
         with Admin(client_config(broker, old)) as admin:
             assert admin.list_topics() == []
 
@@ -124,7 +124,9 @@ def test_a_truststore_that_cannot_be_used_is_named(tmp_path: Path, name: str, ke
 def test_a_truststore_that_cannot_be_looked_at_leaves_the_old_one(
     tmp_path: Path, certificates: Certificates
 ) -> None:
-    """Regression: an error here ended the sweep, so no deadline of a connection was kept."""
+    """Regression: an error in this look-up ended the periodic task that also enforces the deadlines of
+    connections.
+    """
     truststore = tmp_path / "trusted.pem"
     truststore.write_bytes(certificates.authority.read_bytes())
     tls = ServerTls(
@@ -155,8 +157,9 @@ def test_a_truststore_that_cannot_be_looked_at_leaves_the_old_one(
 def test_a_client_whose_certificate_is_refused_learns_why(
     tmp_path: Path, certificates: Certificates, version: ssl.TLSVersion, shown: str, alert: str
 ) -> None:
-    """Regression: the socket was closed before the alert was sent, so the client saw only a closed
-    connection."""
+    """Regression: the broker closed the socket before it sent the alert, so the client saw only a closed
+    connection.
+    """
     context = ssl.create_default_context(cafile=certificates.authority)
     context.minimum_version = context.maximum_version = version
     if shown == "other":
@@ -175,7 +178,9 @@ def test_a_client_whose_certificate_is_refused_learns_why(
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Make every open() fail within the block. The modification times of files do not change."""
+    """Make every open() in the block fail, but not stat(), so the broker still sees the modification times of
+    files.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open(os.devnull, os.O_RDONLY)
     os.close(lowest)
@@ -189,7 +194,9 @@ def no_descriptors() -> Iterator[None]:
 def test_a_renewed_certificate_that_could_not_be_read_is_read_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The broker must retry although the file's modification time stays the same, also after a `chmod`."""
+    """The broker must try again, although the file's modification time does not change, for example after a
+    `chmod`.
+    """
     used, renewed = make_certificates(tmp_path / "used"), make_certificates(tmp_path / "renewed")
     settings = {"security.protocol": "SSL", "ssl.keystore.location": str(used.broker)}
     tls, keys = ServerTls(BROKER.parse(settings)), WatchedFile(f"file://{used.client}", "token keys")
@@ -235,7 +242,10 @@ def test_a_removed_authority_does_not_come_back_by_resuming_a_session(
 
 
 def _talk(broker: Broker, context: ssl.SSLContext, session: ssl.SSLSession | None) -> ssl.SSLSession | None:
-    """Send one request. Return the TLS session to resume; Return None if the broker closes the connection."""
+    """Send one request.
+
+    Return the TLS session for a resumption, or None if the broker closes the connection.
+    """
     host, _, port = broker.bootstrap_servers.rpartition(":")
     frame = encode_request(MetadataRequest(topics=[]), 9, 1, "x")
     try:
@@ -277,7 +287,7 @@ def test_a_client_that_never_completes_the_handshake_delays_no_other(
         with Admin(client_config(broker, certificates)) as admin:
             assert admin.list_topics() is not None
     finally:
-        for connection in idle[:-1]:  # one stays open, so that the stop of the broker must close it
+        for connection in idle[:-1]:  # one connection stays open, and the stop of the broker must close it
             connection.close()
 
 
@@ -301,7 +311,8 @@ def test_old_tls_is_refused(broker: Broker, certificates: Certificates) -> None:
 def test_a_broker_without_a_good_certificate_does_not_start(
     tmp_path: Path, config: dict[str, str], named: str
 ) -> None:
-    for _ in range(2):  # the second attempt finds the directory unlocked
+    # The second attempt would fail differently if the first one had left the directory locked
+    for _ in range(2):
         with pytest.raises(ConfigError, match=named):
             Broker(tmp_path, config={"security.protocol": "SSL", **config}).start()
 
@@ -345,7 +356,9 @@ def test_plaintext_at_a_tls_listener_names_the_protocol(broker: Broker) -> None:
 
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_a_refused_re_authentication_leaves_the_outcome_unknown(is_ready: bool) -> None:
-    """Requests in flight may have been carried out: only a failed first log-in means that none was sent."""
+    """Requests in flight may have been carried out. Only a failed first authentication means that no request
+    was sent.
+    """
     errors: list[OncelogError] = []
 
     class Events:
@@ -383,7 +396,9 @@ def test_a_refused_re_authentication_leaves_the_outcome_unknown(is_ready: bool) 
 
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_a_damaged_tls_record_leaves_the_outcome_unknown(is_ready: bool) -> None:
-    """Requests in flight may have been carried out: only a failed handshake means that none was sent."""
+    """Requests in flight may have been carried out. Only a failed TLS handshake means that no request was
+    sent.
+    """
     errors: list[OncelogError] = []
 
     class Events:

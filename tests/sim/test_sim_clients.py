@@ -1,4 +1,4 @@
-"""Interrupted clients: the scheduler and signals interrupt blocking clients, and cancellations interrupt
+"""Interrupted clients: a scheduler and signals interrupt blocking clients, and cancellations interrupt
 asyncio clients.
 """
 
@@ -43,7 +43,7 @@ NOTED = {
     name: [int(seed)]
     for name, seed in re.findall(r"^\| ([^|]+) \| [^|]* \| (\d+) \| ", MUTANTS_PAGE.read_text(), re.M)
 }
-"""For each mutant, the seed that caught it last.
+"""For each mutant, the seed in docs/internals/mutants.md that caught it.
 
 A search runs this seed first, because searches take most of the time.
 """
@@ -54,15 +54,15 @@ CANCELLED = (4, 12, 14, 21, 32, 33, 38, 43, 45, 46)
 LOOPS = (0, 1, 2, 3)
 RESTORED = (3, 6, 7, 8, 10)
 UNSYNCED = (3, 6, 9)
-"""Seeds of the quick tier, for each simulation.
+"""THREADED to UNSYNCED: the seeds of the quick tier, one tuple for each simulation.
 
-Together their timelines have as many kinds of events as the first 10 to 25 seeds.
+Together their timelines have as many kinds of events as those of the first 10 to 25 seeds.
 """
 
 
 def in_tiers(quick: Collection[int], count: int) -> list[Any]:
-    """Return parameters with the seeds below `count`: those of the quick tier, then the others in chunks for
-    the full tier.
+    """Return the seeds below `count` as parameters: the quick seeds in one, and the others in chunks for the
+    full tier.
     """
     left = [seed for seed in range(count) if seed not in quick]
     others = [left[first : first + CHUNK] for first in range(0, len(left), CHUNK)]
@@ -75,7 +75,7 @@ def in_tiers(quick: Collection[int], count: int) -> list[Any]:
 
 @cache
 def played(run_seed: RunSeed, seed: int) -> ClientResult:
-    """Run a seed once for all tests that use it."""
+    """Run a seed, only once for all tests that use it, and return the result."""
     return run_seed(seed)
 
 
@@ -86,11 +86,11 @@ OPTIONS: dict[RunSeed, str] = {
     run_restored_backup: "backup",
     run_default_flush: "unsynced",
 }
-"""The option `--clients` of each simulation."""
+"""For each simulation, the value of the option `--clients` that runs it."""
 
 
 def violations_of(run_seed: RunSeed, seeds: Iterable[int]) -> dict[str, list[str]]:
-    """Return the violations of the failing seeds. The key is the command that runs the seed again."""
+    """Return the violations of the seeds that fail, each under the command that runs the seed again."""
     return {
         f"oncelog simulate --clients {OPTIONS[run_seed]} --seed {seed}": run.violations
         for seed in seeds
@@ -99,7 +99,9 @@ def violations_of(run_seed: RunSeed, seeds: Iterable[int]) -> dict[str, list[str
 
 
 def play_race(seed: int) -> tuple[int, list[int]]:
-    """Let two threads add to a number without a lock. Return the number, and the order of their steps."""
+    """Let two threads add to one number without a lock. Return the number, and the order of the threads'
+    steps.
+    """
     world = World(seed)
     scheduler = Scheduler(world.loop, world.rng("scheduler"), 0.0)
     total, order = 0, list[int]()
@@ -176,7 +178,7 @@ def test_a_seed_gives_the_same_run_again(run_seed: RunSeed, seeds: Collection[in
 
 
 def test_a_seed_of_threads_gives_the_same_bytes_in_every_process() -> None:
-    """R975: `concurrent.futures.wait` locked futures in the order of their memory addresses, which differ
+    """R975: `concurrent.futures.wait` locked the futures in the order of their memory addresses. These differ
     between processes.
     """
     arguments = ["-m", "oncelog.cli.main", "simulate", "--clients", "blocking", "--seeds", "7..7", "--digest"]
@@ -194,7 +196,7 @@ def test_a_seed_of_threads_gives_the_same_bytes_in_every_process() -> None:
 def test_blocking_clients_in_threads_lose_and_hang_nothing(seeds: Collection[int]) -> None:
     """Threads are suspended at any line, and signals interrupt the application (L1 to L7, L11, L23).
 
-    In half of the seeds the broker and the network fail too.
+    In half of the seeds, the broker and the network fail, too.
     """
     assert violations_of(run_blocking_clients, seeds) == {}
 
@@ -204,7 +206,7 @@ def test_blocking_clients_in_threads_lose_and_hang_nothing(seeds: Collection[int
 def test_cancelled_calls_lose_and_hang_nothing(seeds: Collection[int]) -> None:
     """Calls are cancelled at any await (L4, L5, L7, L11, L13, L14; R265 by seed 201).
 
-    As in the test of blocking clients, half of the seeds have faults.
+    In half of the seeds, the broker and the network fail, too.
     """
     assert violations_of(run_asyncio_clients, seeds) == {}
 
@@ -215,13 +217,13 @@ def test_cancelled_calls_lose_and_hang_nothing(seeds: Collection[int]) -> None:
 def test_processing_loops_copy_every_record_once(seeds: Collection[int]) -> None:
     """Loops are stopped, cancelled and killed, and transforms raise.
 
-    As in the other tests, half of the seeds also have faults of the broker and the network.
+    In half of the seeds, the broker and the network fail, too.
     """
     assert violations_of(run_process_loops, seeds) == {}
 
 
 async def _stay(self: RecordedIO, firsts: object) -> None:
-    """Do not seek, like an application that forgets to go back."""
+    """Replaces `go_back`. It does not seek, like an application that forgets to go back."""
 
 
 def test_a_loop_that_does_not_go_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +261,7 @@ def test_an_error_that_no_fault_explains_is_a_violation() -> None:
 
 
 def test_a_failing_run_keeps_only_the_faults_that_it_needs() -> None:
-    """A run without one of its faults draws everything else as before."""
+    """If one fault is left out of a run, all other random decisions must stay the same."""
     seed = next(seed for seed in CANCELLED if len(played(run_asyncio_clients, seed).faults) > 2)
     everything, without = played(run_asyncio_clients, seed), run_asyncio_clients(seed, [0])
     assert without.faults == everything.faults[:1]
@@ -315,8 +317,8 @@ def test_a_broken_client_is_noticed(name: str) -> None:
 
 
 def test_only_a_copier_that_commits_automatically_breaks_a_rule() -> None:
-    """`group_metadata()` refuses a consumer that commits automatically, because of the violation that this
-    mutant shows.
+    """This mutant shows the violation because of which `group_metadata()` refuses a consumer that commits
+    automatically.
     """
     (mutant,) = [each for each in CLIENT_MUTANTS if each.name == "a copier commits automatically"]
     found = search(mutant, [*NOTED[mutant.name], *range(400)])

@@ -1,5 +1,5 @@
-"""The simulated disk and its background jobs: the data that a power loss leaves, and the events that run
-between two disk operations.
+"""The simulated disk and its background jobs: which data a power loss leaves, and which events run between
+two disk operations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SPLIT = JobSettings(share=1.0, pause_s=0.01, stop_chance=1.0, preempt_chance=0.0
 
 
 def outcomes(disk: MemoryDisk, look: Callable[[MemoryDisk], object]) -> set[object]:
-    """Return all results that `look` gives on the disk after a power loss, one for each seed."""
+    """Return the different results of `look` on the disk after a power loss, tried with each seed."""
     return {look(disk.after_power_loss(Random(seed))) for seed in SEEDS}
 
 
@@ -51,7 +51,9 @@ def test_names_of_a_directory_are_durable_one_by_one() -> None:
 
 
 def test_files_keep_the_times_of_their_writes_over_a_power_loss() -> None:
-    """Regression (seed 40035): a power loss changed a file's time, so retention deleted a young record."""
+    """Regression (seed 40035): a power loss changed the time of a file, so retention deleted a record that
+    was too young for that.
+    """
     disk = MemoryDisk()
     disk.now_ms = lambda: 1_000
     disk.open("log", create=True).sync()
@@ -121,8 +123,8 @@ def test_a_replaced_file_is_the_old_or_the_new_one() -> None:
 
 
 def split_world(disk: MemoryDisk, work: Callable[[], object], beside: Callable[[], object]) -> World:
-    """Start a process that runs `work` as a divided job in its executor, and `beside` later as an event of
-    its loop.
+    """Start a process that runs `work` in its executor, divided into steps between which events run. `beside`
+    is such an event.
     """
     world = World(1)
     world.loop.jobs.settings = SPLIT

@@ -1,4 +1,4 @@
-"""Bugs that the simulator found, each as the shortest simulation that shows it."""
+"""Bugs that the simulator found, each with the shortest simulation that shows it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from oncelog.types import TopicPartition
 
 
 def test_a_lost_connection_does_not_downgrade_the_transaction_protocol() -> None:
-    """Regression: a transaction that began without a connection switched to the classic protocol
-    permanently.
+    """Regression: if a transaction began while no connection was open, the producer used the classic protocol
+    for good.
     """
     world = World(1)
     broker = BrokerHost(world, {"num.partitions": 1, "transaction.state.log.num.partitions": 1})
@@ -27,7 +27,7 @@ def test_a_lost_connection_does_not_downgrade_the_transaction_protocol() -> None
         await producer.init_transactions()
         for transport in world.network.connections():
             world.network.disconnect(transport)
-        # At this moment the connection is lost, and the client has not opened another one.
+        # The connection is lost now, and the client has not opened another one yet.
         await asyncio.sleep(0.5)
         for _ in range(2):
             await producer.begin_transaction()
@@ -41,9 +41,9 @@ def test_a_lost_connection_does_not_downgrade_the_transaction_protocol() -> None
 
 
 def test_a_stop_waits_for_the_flushes_under_way() -> None:
-    """Regression: the flushes continued after the files were closed.
+    """Regression: the flushes continued after the stop had closed the files.
 
-    The flushes failed, and so did the requests that waited for them.
+    So they failed, and so did the requests that waited for them.
     """
     world = World(3)
     broker = BrokerHost(world, {"num.partitions": 2, "log.flush.interval.messages": 1})
@@ -71,9 +71,9 @@ def test_a_stop_waits_for_the_flushes_under_way() -> None:
 
 
 def test_a_generation_is_not_stable_because_the_one_before_was_stored() -> None:
-    """Seed 1034: a member joined while the first assignment was being synced.
+    """Regression (seed 1034): a member joined while the first assignment was being synced.
 
-    After that no member got an assignment.
+    After the sync, the group counted as stable, and no member got an assignment.
     """
     world = World(3)
     settings = {"num.partitions": 2, "offsets.topic.num.partitions": 1, "log.flush.interval.messages": 1}
@@ -100,7 +100,9 @@ def test_a_generation_is_not_stable_because_the_one_before_was_stored() -> None:
 
 
 def test_a_marker_that_waited_for_another_partition_is_durable_before_the_transaction_is_complete() -> None:
-    """Regression: after a failed write, the retry did not wait for the markers of other partitions."""
+    """Regression: when a failed write was retried, the coordinator no longer waited for the markers of other
+    partitions.
+    """
     world = World(1)
     broker = BrokerHost(world, {"num.partitions": 1, "log.flush.interval.messages": 1})
     broker.start()
@@ -128,8 +130,8 @@ def test_a_marker_that_waited_for_another_partition_is_durable_before_the_transa
 
 
 def test_a_second_stop_during_the_first_changes_nothing() -> None:
-    """Regression in the simulator: a broker was stopped twice, and the second stop used files that were
-    already closed.
+    """Regression in the simulator: it stopped a broker twice, and the second stop used files that the first
+    had closed.
     """
     world = World(1)
     broker = BrokerHost(world, {})
@@ -145,8 +147,8 @@ def test_a_second_stop_during_the_first_changes_nothing() -> None:
 
 
 def test_a_member_of_a_group_that_was_forgotten_joins_again() -> None:
-    """Seed 847: the only member of a group without offsets sent nothing for longer than its session time-out,
-    so the group was removed.
+    """Seed 847: the only member of a group without offsets was silent for longer than its session time-out.
+    So the coordinator removed the group.
     """
     world = World(5)
     settings = {"group.consumer.session.timeout.ms": 3_000, "group.consumer.heartbeat.interval.ms": 500}

@@ -1,4 +1,4 @@
-"""Seeds of the simulator violate no rule, and the same seed gives the same bytes."""
+"""Seeds of the simulator violate no invariant, and runs with the same seed give the same bytes."""
 
 from __future__ import annotations
 
@@ -29,27 +29,29 @@ NOTED = {
     "producers are not recovered": range(8),
     "no sequence check": (5, *range(8)),
 }
-"""For each mutant, the seeds to run until one catches it. The cheapest seed is first."""
+"""For each mutant, the seeds that are run until one catches it. The quickest of them is first."""
 
 
 SEEDS = (10, 19, 29, 43, 47, 51, 64, 75, 83, 92, 93, 96)
-"""Seeds below 100 whose timelines have more kinds of events, faults and workloads than the first 25 seeds."""
+"""Seeds below 100. Their timelines together have more kinds of events, faults and workloads than those of the
+first 25 seeds.
+"""
 
 
 def more_seeds(first: int) -> Any:
-    """Return a parameter of the full tier: the same test with more seeds."""
+    """Return a parameter of the full tier that runs the same test with more seeds, from `first` on."""
     seeds = [seed for seed in range(first, first + CHUNK) if seed not in SEEDS]
     return pytest.param(seeds, id=f"{first}", marks=pytest.mark.full("more seeds"))
 
 
 @cache
 def played(seed: int) -> Result:
-    """Run a seed once for all tests that use it."""
+    """Run a seed, only once for all tests that use it, and return the result."""
     return run_scenario(scenario_for(seed))
 
 
 def failures(seeds: Iterable[int], fault_count: int | None = None) -> dict[str, list[str]]:
-    """Return the violations of the failing seeds. The key is the command that runs the seed again."""
+    """Return the violations of the seeds that fail, each under the command that runs the seed again."""
     option = "" if fault_count is None else f" --fault-count {fault_count}"
     return {
         f"oncelog simulate --seed {seed}{option}": found
@@ -90,7 +92,7 @@ def test_a_seed_gives_the_same_world_again() -> None:
     [("92..93", 2), ("24..24", 1), pytest.param("0..7", 8, marks=pytest.mark.full("more seeds"))],
 )
 def test_a_seed_gives_the_same_bytes_in_every_process(seeds: str, count: int) -> None:
-    """The processes have different hash seeds, and so different orders of sets."""
+    """The processes have different hash seeds, so sets have different orders in them."""
     told = {
         subprocess.run(
             [sys.executable, "-m", "oncelog.cli.main", "simulate", "--seeds", seeds, "--digest"],

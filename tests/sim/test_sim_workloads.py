@@ -1,5 +1,5 @@
-"""Workloads that are drawn separately: hostile clients, pipelining producers, the sink, `write_atomic`, and
-the loader.
+"""Workloads with seeds of their own: hostile clients, pipelining producers, the sink, `write_atomic`, and the
+loader.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ QUICK = {
     "takeover": (7, 11),
     "timed": (1, 10),
 }
-"""For each workload, those of the first twelve seeds whose timelines have the most kinds of events."""
+"""For each workload, the quick ones among the first twelve seeds: their timelines have the most kinds of
+events.
+"""
 MORE = {name: [seed for seed in range(12) if seed not in seeds] for name, seeds in QUICK.items()}
 
 
@@ -58,7 +60,9 @@ def test_a_workload_that_is_asked_for_leaves_the_rest_of_a_seed_as_it_is() -> No
 
 
 def test_offsets_are_kept_where_deletions_of_offsets_are_checked() -> None:
-    """Regression (seed 40591): a setting for the workload `lanes` let the offsets of `deletions` expire."""
+    """Regression (seed 40591): a setting for the workload `lanes` let offsets expire in runs of
+    `deletions`.
+    """
     scenario = scenario_for(40591)
     assert {"lanes", "deletions"} <= set(scenario.workloads)
     assert "offsets.retention.minutes" not in scenario.broker
