@@ -123,7 +123,7 @@ def test_a_group_whose_members_are_all_there_is_full() -> None:
 def test_a_late_save_of_an_empty_group_does_not_end_a_rebalance() -> None:
     """Found by the simulator (seed 200): a member joined while the group was being stored as empty.
 
-    When the record was stored, the group counted as stable, and its only member never got partitions.
+    Once the record was stored, the group counted as stable, and its only member never got partitions.
     """
     group = ClassicGroup("g", 0)
     join(group, "first")

@@ -17,8 +17,9 @@ import oncelog
 from oncelog.spark.session import SHORT_LIVED
 
 CHEAP = f"{SHORT_LIVED} -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-"""Options for a JVM that lives only two minutes on two cores: one compiler, one collector thread, and no
-bytecode verification.
+"""Options for a JVM that lives for only two minutes on two cores.
+
+With one compiler, one collector thread and no verification of bytecode, it starts faster.
 """
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -26,9 +27,9 @@ os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer | None]:
-    """Run the process that forks the Python workers of `spark`.
+    """Start the process from which the Python workers of the session `spark` are forked, and yield it.
 
-    Yield None on macOS, where libraries start threads.
+    Yield None except on Linux: on macOS, libraries start threads, so a fork is not safe.
     """
     if sys.platform != "linux":
         yield None
@@ -58,18 +59,18 @@ def spark(fork_server: ForkServer | None) -> Iterator[Any]:
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.session.timeZone", "UTC")
             .config("spark.sql.warehouse.dir", f"{work_dir}/warehouse")
-            # Interpret plans: in these tests a plan has a few hundred rows, and to compile it would take
-            # longer.
+            # Interpret plans: in these tests a plan has a few hundred rows at most, and compiling the plan
+            # would take longer.
             .config("spark.sql.codegen.wholeStage", "false")
             .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         )
-        with pytest.MonkeyPatch.context() as patch:  # the JVM keeps the environment that it has at its start
+        with pytest.MonkeyPatch.context() as patch:  # the JVM gets its environment when it starts
             if fork_server is not None:
                 patch.setenv(ADDRESS, fork_server.address)
             session = builder.getOrCreate()
         yield session
         session.stop()
-        # End the JVM and wait for it. Otherwise it would outlive this process, and be killed before it has
+        # End the JVM, and wait for it. Otherwise it would outlive this process, and be killed before it has
         # removed its files.
         gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
         gateway.shutdown()
@@ -79,7 +80,9 @@ def spark(fork_server: ForkServer | None) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def shared_broker() -> Iterator[oncelog.Broker]:
-    """Run a broker for tests that only add topics, each under its own name. It compacts without a pause."""
+    """Run a broker for tests that only add topics. Each test uses topic names of its own. The broker compacts
+    without pauses.
+    """
     with oncelog.Broker(config={"log.cleaner.backoff.ms": 20}) as broker:
         yield broker
 

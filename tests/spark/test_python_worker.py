@@ -1,4 +1,4 @@
-"""Tests of the Python processes in which Spark runs Oncelog."""
+"""The Python worker processes in which Spark runs Oncelog."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`write_atomic`: each micro-batch is one transaction, which is written completely or not at all."""
+"""`write_atomic` writes each micro-batch in one transaction, completely or not at all."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_stream_in_transactions(
 
     def take(frame: Any, batch_id: int) -> None:
         for _ in range(2):
-            atomic._returned.clear()  # as if the driver had died after the commit
+            atomic._returned.clear()  # as if the driver had been killed after the commit and started again
             outcomes.append(write_atomic(frame, batch_id, options_of(bootstrap, topic)))
 
     query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
@@ -90,7 +90,7 @@ def test_a_stream_in_transactions(
 def test_two_writes_of_one_micro_batch_need_two_names(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
-    """C5: with one name for both, the rows of the second call were dropped without an error."""
+    """C5: two calls with one name dropped the rows of the second call without an error."""
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, f"{topic}.in")
     create_topic(bootstrap, topic)
@@ -109,12 +109,11 @@ def test_two_writes_of_one_micro_batch_need_two_names(
         query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
         query.trigger(availableNow=True).start().awaitTermination()
         for log in (Path(checkpoint) / "commits").glob("*0*"):
-            log.unlink()  # without the entry, the next run repeats the batch
+            log.unlink()  # without this entry, the next run repeats the batch
     assert values(spark, bootstrap, topic) == list(range(6))
     assert len(names) == 3
 
-    # Outside a query, write_atomic compares rows: a call may be repeated with the same rows, and not with
-    # others.
+    # Outside a query, write_atomic compares rows: a call may be repeated with the same rows only.
     again = {"name": f"{topic}-batch", "batch_id": 0, "options": options}
     assert [write_atomic(numbers(spark, 6, 9), **again).already_committed for _ in range(2)] == [False, True]
     for other in (numbers(spark, 6, 10), numbers(spark, 7, 10)):
@@ -127,7 +126,9 @@ def test_two_writes_of_one_micro_batch_need_two_names(
 def test_a_checkpoint_restored_to_one_micro_batch_earlier_loses_no_rows(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
-    """Batch 1 is planned a second time with more rows, and must not be mistaken for the committed batch."""
+    """After the restore, Spark plans batch 1 a second time, with more rows. The sink must not take that batch
+    for the one it has committed.
+    """
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, f"{topic}.in")
     create_topic(bootstrap, topic)
@@ -201,16 +202,16 @@ def test_unsafe_atomic_writes_are_refused(spark: Any, shared_broker: oncelog.Bro
     finally:
         spark.conf.unset(FULL_RETRY)
     assert values(spark, bootstrap, topic) == list(range(10))
-    # A first call without rows also records its name, so that a later batch may use it.
+    # The first call has no rows, but it must record its name, so that a later batch may use the name.
     assert write_atomic(numbers(spark, 0, 0), 0, options, name=f"{topic}-late").rows == 0
     assert write_atomic(numbers(spark, 10, 12), 4, options, name=f"{topic}-late").rows == 2
 
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_one_attempt_of_a_task_writes(version: int) -> None:
-    """With version 0, AddPartitionsToTxn adds partitions to the transaction.
+    """With transaction version 0, the task adds partitions by AddPartitionsToTxn.
 
-    With version 2, Produce itself adds them.
+    With version 2, Produce adds them.
     """
     rows = pa.RecordBatch.from_pydict({"key": [b"a", b"b", None], "value": ["v0", "v1", "v2"]})
     with oncelog.Broker(config={"oncelog.transaction.version": version}) as broker:
@@ -253,7 +254,7 @@ def test_a_partition_with_two_writers_is_an_error() -> None:
 def test_a_topic_created_again_while_its_tasks_write_gets_no_rows(
     moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R1240: the new topic had the rows of the later tasks only, and the batch counted as committed."""
+    """R1240: the new topic had only the rows of the later tasks, but the batch counted as committed."""
     rows = pa.RecordBatch.from_pydict({"value": [f"v{n}" for n in range(9)], "partition": [0, 1, 2] * 3})
     with (
         oncelog.Broker(config={"auto.create.topics.enable": False}) as broker,

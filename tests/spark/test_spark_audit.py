@@ -1,4 +1,4 @@
-"""The audit on Spark: a clean topic is proven clean, and every planted fault is found with its offset."""
+"""The audit on Spark: a clean topic has no findings, and every planted fault is found with its offset."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COUNTS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def audit_both(spark: Any, bootstrap: str, topics: str | list[str], **options: Any) -> AuditResult:
-    """Audit on Spark, and check that the audit in this process has the same result."""
+    """Run the audit on Spark, and check that the audit without Spark has the same result."""
     result = audit_topic(spark, bootstrap, topics, **options)
     options.pop("offsets_per_task", None)
     assert local_audit.audit_topic(bootstrap, topics, **options) == result
@@ -42,7 +42,9 @@ def audit_both(spark: Any, bootstrap: str, topics: str | list[str], **options: A
 
 
 def numbered(producer_id: int, counts: list[int] = COUNTS, epoch: int = 0) -> list[bytearray]:
-    """Return batches of one producer in order, from sequence 0. The key of each record is its number."""
+    """Return batches of one producer in order, beginning at sequence 0. The key of each record is its
+    sequence.
+    """
     batches, sequence = [], 0
     for count in counts:
         batches.append(
@@ -69,7 +71,7 @@ def test_a_clean_topic_is_proven_clean_however_it_is_split(
     assert result.findings == () and result.verdict == "clean"
     totals = result.totals
     assert (totals.records, totals.batches, totals.producers) == (2 * (2 * 31 + 4), 2 * 18, 4)
-    # Ranges of seven offsets cut batches in two: none may be lost or counted twice.
+    # Tasks of seven offsets begin and end inside batches. No batch may be lost or counted twice.
     assert audit_both(spark, bootstrap, [topic], offsets_per_task=7) == result
 
 
@@ -77,7 +79,7 @@ def test_transactions_of_a_broker_are_clean(spark: Any, shared_broker: oncelog.B
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     producers = write_transactions(bootstrap, topic, "caaco")
-    # Ranges of seven offsets cut transactions in pieces.
+    # Tasks of seven offsets begin and end inside transactions.
     result = audit_both(spark, bootstrap, topic, offsets_per_task=7)
     assert (result.verdict, result.findings) == ("clean", ())
     assert (result.totals.committed, result.totals.aborted, result.totals.control_batches) == (2, 2, 4)
@@ -100,7 +102,7 @@ def test_a_log_without_its_first_segments_is_audited_from_its_log_start(
     create_topic(bootstrap, topic)
     store(bootstrap, topic, numbered(7))
     with Admin({"bootstrap.servers": bootstrap}) as admin:
-        # the log start is inside the batch of offsets 9 to 13
+        # the log start offset will be inside the batch of offsets 9 to 13
         admin.delete_records({TopicPartition(topic, 0): 11})
     result = audit_both(spark, bootstrap, topic)
     assert result.verdict == "clean"
@@ -117,7 +119,7 @@ def test_without_producer_ids_nothing_is_proven(
     assert audit_both(spark, shared_broker.bootstrap_servers, topic, key_check=True).verdict == "clean"
 
 
-# Faults planted in the segment files of a stopped broker.
+# Faults that are planted in the segment files while the broker is stopped
 
 
 def repeat(batches: list[bytearray]) -> list[bytearray]:
@@ -148,7 +150,7 @@ def damage(batches: list[bytearray]) -> list[bytearray]:
 
 
 def in_transaction(*ends: bytearray) -> Callable[[list[bytearray]], list[bytearray]]:
-    """Return a change that replaces all batches by a transaction of three records, followed by `ends`."""
+    """Return a change that replaces all batches by a transaction of three records and the batches `ends`."""
     batch = build_batch(
         records(0, 3), producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True
     )
@@ -170,13 +172,14 @@ PLANTED: dict[str, tuple[Callable[[list[bytearray]], list[bytearray]], tuple[Any
     "shown": (in_transaction(marker(True)), ("visible_though_aborted", 0, 2, None, None, 3)),
     "hidden": (in_transaction(marker(False)), ("hidden_though_committed", 0, 2, None, None, 3)),
 }
-"""For each fault: the change that plants it, and the finding (kind, first and last offset, first and last
-sequence, offset of the other batch).
+"""For each fault, the change that plants it, and the expected finding.
+
+The finding is (kind, first and last offset, first and last sequence, offset of the other batch).
 """
 
 
 def rewrite(directory: Path, change: Callable[[list[bytearray]], list[bytearray]]) -> None:
-    """Change the batches of a partition's only segment, and give them consecutive offsets again."""
+    """Change the batches of a partition's only segment, and assign consecutive offsets to them again."""
     (segment,) = directory.glob("*.log")
     data = segment.read_bytes()
     batches = [bytearray(data[at : at + h.size_bytes]) for at, h in iter_batches(data)]
@@ -185,7 +188,8 @@ def rewrite(directory: Path, change: Callable[[list[bytearray]], list[bytearray]
         stamp(batch, 0, offset, partition_leader_epoch=0)
         offset += int.from_bytes(batch[23:27], "big") + 1  # the field lastOffsetDelta
     segment.write_bytes(b"".join(changed))
-    # The indexes match the log, so the start does not read the damaged batch and truncate the log there.
+    # If the sizes are unchanged, the indexes still fit. So a start does not read the damaged batch and
+    # truncate the log there.
     if [len(batch) for batch in changed] == [len(batch) for batch in batches]:
         return
     for derived in [*directory.glob("*index"), *directory.glob("*.snapshot*")]:
@@ -194,7 +198,7 @@ def rewrite(directory: Path, change: Callable[[list[bytearray]], list[bytearray]
 
 @pytest.fixture(scope="module")
 def faulty_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oncelog.Broker]:
-    """Run our broker with one topic per planted fault, on the changed files."""
+    """Run our broker on changed files: it has one topic for each planted fault, and a sound one."""
     data_dir = tmp_path_factory.mktemp("faulty")
     broker = oncelog.Broker(data_dir)
     with broker:
@@ -204,7 +208,7 @@ def faulty_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oncelog.
     for name, (change, _) in PLANTED.items():
         rewrite(data_dir / f"{name}-0", change)
     with oncelog.Broker(data_dir):
-        pass  # this start creates indexes that fit the files
+        pass  # this start creates indexes that fit the changed files
     for name, is_commit in (("shown", False), ("hidden", True)):
         flipped = marker(is_commit)
         rewrite(data_dir / f"{name}-0", lambda batches, now=flipped: [*batches[:-1], now])  # type: ignore[misc]
@@ -234,16 +238,17 @@ def test_bytes_that_are_no_batch_are_found_at_their_first_offset(
 ) -> None:
     create_topic(shared_broker.bootstrap_servers, topic)
     store(shared_broker.bootstrap_servers, topic, numbered(7))
-    # Damage the file while the broker runs. A starting broker would cut the log at the damage.
+    # Damage the file while the broker runs, because a broker that starts would truncate the log at the
+    # damage.
     (segment,) = (shared_broker.data_dir / f"{topic}-0").glob("*.log")
     data = bytearray(segment.read_bytes())
     bad = [at for at, _ in iter_batches(data)][6]
-    data[bad + 16] = 9  # the magic byte
+    data[bad + 16] = 9  # an unknown version in the magic byte
     with segment.open("r+b") as file:
         file.write(data)
     (finding,) = audit_both(spark, shared_broker.bootstrap_servers, topic).findings
     assert (finding.kind, finding.base_offset, finding.last_offset) == ("unreadable", 23, 30)
-    # The check of keys stops at the damage. The finding of the earlier check is still reported.
+    # The check of keys stops at the damage. The finding of the check of batches is still reported.
     result = audit_both(spark, shared_broker.bootstrap_servers, topic, key_check=True)
     assert (result.findings, result.keys) == ((finding,), None)
     assert result.keys_problem == f"keys were not checked: {topic}-0 cannot be read at offset 23"
@@ -251,9 +256,11 @@ def test_bytes_that_are_no_batch_are_found_at_their_first_offset(
 
 @pytest.mark.parametrize("offsets_per_task", [1, 4, 5_000_000])
 def test_batches_in_the_wrong_order_are_found(spark: Any, tmp_path: Path, offsets_per_task: int) -> None:
-    """In offset order these batches would look sound, so the audit reads them in file order.
+    """Sorted by offset, these batches would look sound. So the audit must read them in the order of the
+    file.
 
-    A batch counts for the range in which it is stored, even if two tasks each read one of the batches.
+    A batch belongs to the task that reads its place in the file, even if another task reads the batch before
+    it.
     """
     with oncelog.Broker(tmp_path) as broker:
         create_topic(broker.bootstrap_servers, "moved")
@@ -302,9 +309,9 @@ def test_findings_can_be_read_as_rows_and_as_a_frame(spark: Any, faulty_broker: 
 
 
 def write_through_lost_acknowledgements(bootstrap: str, topic: str, idempotence: bool) -> None:
-    """Produce thirty records, one request each.
+    """Produce thirty records in thirty requests.
 
-    Two responses are lost, and the client sends their records again.
+    Two responses are lost, so the client sends these records again.
     """
     from confluent_kafka import Producer
 
@@ -349,7 +356,9 @@ def test_keys_doubled_by_retries_without_idempotence_are_named_with_their_offset
 def test_a_key_of_many_records_is_shown_with_a_few_places(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The list of a key's offsets is limited. A key with some million records once ended the audit."""
+    """Only a few of a key's offsets are listed. Regression: a key with a few million records made the audit
+    fail.
+    """
     from pyspark.sql import functions
 
     def places_in_a_row(*_: object) -> None:
@@ -368,7 +377,7 @@ def test_a_key_of_many_records_is_shown_with_a_few_places(
     assert "20 times, at partition:offset 0:0, 0:6, 0:12, 0:18, 0:24, 0:30, 0:36, 1:4, 1:10, 1:16, ..." in (
         finding.explanation
     )
-    # as if the records were removed during the audit
+    # as if records were removed between the count of the keys and the search for their places
     monkeypatch.setattr(audit_keys, "_places", lambda *_: defaultdict(list))
     (finding,), _ = check_keys(records, True, 10)
     assert "20 times, at partition:offset 0:0, 2:38, ..." in finding.explanation
@@ -413,7 +422,9 @@ def test_a_topic_is_not_compared_with_itself(spark: Any) -> None:
 def test_only_the_planned_offsets_are_read(
     spark: Any, shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Records that a broker removes or adds between the look-up of offsets and the read are no violation."""
+    """Between the look-up of offsets and the read, a broker may remove or add records. That is not a
+    violation.
+    """
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     store(bootstrap, topic, numbered(7))
@@ -434,7 +445,7 @@ def test_only_the_planned_offsets_are_read(
 
 
 def change_before(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[], object]) -> None:
-    """Change something at the moment when the audit calls one of its functions."""
+    """Replace a function of the audit, so that `change` is called just before it."""
     call = getattr(audit_audit, name)
 
     def change_and_call(*args: Any) -> Any:
@@ -457,7 +468,8 @@ def test_records_removed_during_the_audit_are_reported(
     assert (result.verdict, result.findings) == ("clean", ())
     (note,) = result.notes
     assert (note.kind, note.tp, note.base_offset, note.last_offset) == ("log_start_moved", tp, 0, 7)
-    # At the step "judge" the records are removed before the read, otherwise after the checks.
+    # At the step "judge", the records are removed before the audit reads them; at the other step, they are
+    # removed afterwards.
     assert result.totals.records == (31 - 8 if step == "judge" else 31)
 
 

@@ -1,4 +1,6 @@
-"""The audit of segment files: planted faults are found with offsets, and sound logs have no findings."""
+"""The audit of segment files: planted faults are found with their offsets, and sound logs have no
+findings.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P5"), pytest.mark.timeou
 Batches = list[bytearray]
 LAST = 2**31 - 1
 SIZE = len(build_batch(records(0, 1))) - HEADER_BYTES
-"""Size in bytes of a batch with one record."""
+"""The size in bytes of the encoded record in a batch of one record, without the batch header."""
 
 
 def audit_files(spark: Any, paths: str | Sequence[str], **options: Any) -> AuditResult:
-    """Audit on Spark, and check that the audit in this process has the same result."""
+    """Run the audit on Spark, and check that the audit without Spark has the same result."""
     result = spark_audit.audit_files(spark, paths, **options)
     if not options.keys() & {"key_check", "against"}:
         assert audit_files_here(paths, **options) == result
@@ -79,7 +81,7 @@ def cut(batch: bytearray, by: int = 20) -> bytearray:
 
 
 def holder(sequence: int) -> bytearray:
-    """Return a batch whose only record has a complete batch of offset 500 in its value."""
+    """Return a batch with one record. The record's value contains a complete batch, which has offset 500."""
     value = build_batch(records(0, 3))
     stamp(value, 0, 500, partition_leader_epoch=0)
     record = NewRecord(START_MS, b"k", b"z" * 40 + value + b"z" * 40)
@@ -87,7 +89,7 @@ def holder(sequence: int) -> bytearray:
 
 
 def counts(batch: bytearray, records_count: int) -> bytearray:
-    """Return the batch with this record count in its header."""
+    """Return the batch with this record count in its header. The records stay the same."""
     batch[57:61] = records_count.to_bytes(4, "big")
     return seal(batch)
 
@@ -98,7 +100,7 @@ def no_epoch(batch: bytearray) -> bytearray:
 
 
 def inside(batch: bytearray, payload: bytes) -> bytearray:
-    """Return the batch with these encoded records and the matching length."""
+    """Return the batch with `payload` as its encoded records, and with a length that fits."""
     batch[HEADER_BYTES:] = payload
     batch[8:12] = (len(batch) - 12).to_bytes(4, "big")
     return seal(batch)
@@ -111,7 +113,7 @@ def seal(batch: bytearray) -> bytearray:
 
 
 def claims_more(batch: bytearray) -> bytearray:
-    """Return the batch with one flipped bit, after which its length points behind the end of the file."""
+    """Return the batch with one flipped bit in its length, which then reaches beyond the end of the file."""
     batch[9] ^= 1
     return batch
 
@@ -150,9 +152,10 @@ SOUND: dict[str, tuple[int, list[Batches]]] = {
     "retention": (90, [[end(7, 3, "ABORT"), data(7, 3, 40, 2), end(7, 3, "COMMIT"), end(9, 1, "COMMIT")]]),
     "empty": (0, [[]]),
 }
-"""For each sound log: its first offset, and the batches of each segment.
+"""For each sound log, its first offset, and the batches of each segment.
 
-A topic that raises epochs has its own producer id, because outcomes are compared over all partitions.
+A log with rising epochs has a producer id of its own, because the audit compares outcomes across all
+partitions.
 """
 
 PLANTED: dict[str, tuple[Batches, tuple[Any, ...]]] = {
@@ -189,15 +192,18 @@ PLANTED: dict[str, tuple[Batches, tuple[Any, ...]]] = {
     "shown": ([data(7, 0, 0, 3), data(7, 0, 3, 2), end(7, 0, "ABORT")], ("visible_though_aborted", 0, 4, 5)),
     "hidden": ([data(7, 0, 0, 3), end(7, 0, "COMMIT")], ("hidden_though_committed", 0, 2, 3)),
 }
-"""For each planted fault: the batches of the only segment, and the finding (kind, first and last offset,
-offset of the other batch).
+"""For each planted fault, the batches of the only segment, and the expected finding.
+
+The finding is (kind, first and last offset, offset of the other batch).
 """
 
 
 def write_partition(
     directory: Path, segments: Sequence[Sequence[bytearray]], first_offset: int = 0, *, has_index: bool = True
 ) -> None:
-    """Write segments as a broker does: consecutive offsets, and aborted transactions in `.txnindex`."""
+    """Write segments as a broker does: with consecutive offsets, and with aborted transactions in
+    `.txnindex`.
+    """
     directory.mkdir(parents=True)
     offset, opened = first_offset, {}
     for batches in segments:
@@ -222,7 +228,9 @@ def write_partition(
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a data directory with a topic per sound log and per planted fault, flushed to its end."""
+    """Create a data directory with a topic for each sound log and each planted fault. Its checkpoint says
+    that all is flushed.
+    """
     root = tmp_path_factory.mktemp("files")
     for name, (first_offset, segments) in SOUND.items():
         write_partition(root / f"{name}-0", segments, first_offset)
@@ -230,7 +238,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_partition(root / f"{name}-0", [batches], has_index=name != "shown")
     (root / "hidden-0" / f"{0:020}.txnindex").write_bytes(struct.pack(">hqqqq", 0, 7, 0, 3, 4))
 
-    # Notes, and findings that need more than one partition.
+    # Logs with notes, and faults for which several partitions must be compared.
     write_partition(root / "torn-0", [[plain(7, 0, 0, 3)], [plain(7, 0, 3, 2), cut(plain(7, 0, 5, 4))]])
     write_partition(root / "zeros-0", [[plain(7, 0, 0, 3), bytearray(4096)]])
     write_partition(root / "open-0", [[data(7, 0, 0, 3), end(7, 0, "COMMIT"), data(7, 0, 3, 2)]])
@@ -264,7 +272,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "deleted-0.5b3e-delete").mkdir()
     names = [path.name.rsplit("-", 1) for path in root.glob("*-[0-9]")]
     flushed = {TopicPartition(topic, int(number)): 10**6 for topic, number in names}
-    # A crash cannot tear a tail that was synced.
+    # The recovery points of these logs are before their torn tails, because a crash cannot tear a tail that
+    # was synced.
     flushed |= {
         TopicPartition("torn", 0): 5,
         TopicPartition("torn-holder", 0): 3,
@@ -306,7 +315,7 @@ def test_a_torn_tail_and_an_open_transaction_are_no_violations(audited: AuditRes
     assert {note.kind for note in audited.notes} == {"torn_tail", "open_transaction", "unreadable_index"}
     (torn,) = [note for note in audited.notes if note.topic == "torn"]
     assert "00000000000000000003.log at position" in torn.explanation
-    # In the middle of the log a torn batch is a violation, and the later segments are still audited.
+    # In the middle of the log, a torn batch is a violation. The audit continues with the later segments.
     kinds = [kind for kind, *_ in found_in(audited, "middle")]
     assert kinds == ["unreadable", "sequence_gap"]
 
@@ -322,17 +331,17 @@ def test_a_damaged_index_of_aborted_transactions_does_not_end_the_audit(audited:
 
 @pytest.mark.parametrize("name", ["claims", "no-magic"])
 def test_batches_behind_a_damage_in_the_last_segment_are_audited(audited: AuditResult, name: str) -> None:
-    """With one flipped bit in its length, a batch may seem to end behind the file.
+    """With one flipped bit in its length, a batch may seem to end beyond the end of the file.
 
-    That is not a torn tail.
+    Such a batch is not a torn tail.
     """
     assert found_in(audited, name) == [("unreadable", 3, 4, None), ("sequence_gap", 5, 5, None)]
     assert audited.partitions[TopicPartition(name, 0)].batches == 3
 
 
 def test_a_batch_that_is_the_value_of_a_record_is_not_taken_for_one_of_the_log(audited: AuditResult) -> None:
-    """The audit finds no batch in a record's value, even if the outer batch is cut short or has a wrong
-    length.
+    """The audit must not take a batch in a record's value for one of the log, even if the outer batch is
+    incomplete or has a wrong length.
     """
     assert found_in(audited, "torn-holder") == [("torn_tail", 3, 3, None)]
     assert found_in(audited, "holder") == [("unreadable", 3, 3, None), ("sequence_gap", 4, 4, None)]
@@ -347,14 +356,14 @@ def test_a_tail_that_was_synced_is_damaged_and_not_torn(audited: AuditResult) ->
 
 
 def test_a_compacted_batch_has_fewer_records_than_offsets_and_never_more(audited: AuditResult) -> None:
-    """The audit finds compacted topics in the broker's list of topics, even before the cleaner's first
+    """The audit knows compacted topics from the broker's list of topics, even before the cleaner's first
     round.
     """
     assert found_in(audited, "overfull") == [("record_count", 0, 2, None)]
 
 
 def test_records_inside_batches_are_checked_where_keys_are(spark: Any, tmp_path: Path) -> None:
-    """Only the records have faults: the checksums are correct, and the headers are those of sound batches."""
+    """These batches have faults only in their records: the checksums are correct, and so are the headers."""
     one, two, three = (bytes(plain(7, 0, 0, 3)[HEADER_BYTES:][at : at + SIZE]) for at in (0, SIZE, 2 * SIZE))
     faults = {
         "sound": one + two + three,
@@ -407,7 +416,8 @@ def test_totals_count_transactions_and_leave_out_internal_topics(audited: AuditR
 
 
 def test_a_path_may_be_one_partition_or_a_uri(spark: Any, data_dir: Path, tmp_path: Path) -> None:
-    # A copy of one directory has no checkpoint, so the newest segment's index is not trusted.
+    # A copy of a single partition has no checkpoint beside it, so the audit does not trust the newest
+    # segment's index.
     copied = shutil.copytree(data_dir / "shown-0", tmp_path / "shown-0")
     compacted = shutil.copytree(data_dir / "compacted-0", tmp_path / "cleaned-0")
     result = audit_files(spark, [copied.as_uri(), str(compacted)], compacted_topics=["cleaned"])
@@ -416,8 +426,8 @@ def test_a_path_may_be_one_partition_or_a_uri(spark: Any, data_dir: Path, tmp_pa
 
 
 def test_only_keys_of_committed_records_are_checked(spark: Any, tmp_path: Path) -> None:
-    """Keys k0 to k4 are committed. k0 and k1 are also in a transaction that a later segment aborts. k5 is in
-    an open one.
+    """Keys k0 to k4 are committed. k0 and k1 also occur in a transaction that a later segment aborts, and k5
+    in an open one.
     """
     segments = [
         [plain(7, 0, 0, 3), data(8, 0, 0, 2), damaged(plain(9, 0, 0, 1))],
@@ -440,8 +450,9 @@ def test_only_keys_of_committed_records_are_checked(spark: Any, tmp_path: Path) 
 
 @pytest.mark.soak
 def test_files_in_object_storage_are_audited(spark: Any, data_dir: Path) -> None:
-    """S3 is simulated by moto. The address has all settings, since Spark's workers may be older than this
-    test.
+    """moto simulates S3.
+
+    The address contains all settings, because Spark's workers may have been started before this test.
     """
     server = pytest.importorskip(
         "moto.server", reason="S3 on this machine needs moto: pip install 'moto[s3]'"
@@ -482,7 +493,7 @@ def test_paths_without_segments_are_refused(spark: Any, data_dir: Path, tmp_path
 @pytest.mark.parametrize("name", [CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS])
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"0\n1\n", b"0\n1\nfound 0 x\n"])
 def test_an_unreadable_checkpoint_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
-    """If the checkpoint counted as empty, the audit would report gaps in a compacted topic."""
+    """If an unreadable checkpoint counted as empty, the audit would report gaps in a compacted topic."""
     write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3), plain(7, 0, 8, 1)]])
     (tmp_path / name).write_bytes(content)
     with pytest.raises(
@@ -508,7 +519,9 @@ def test_directories_named_like_segments_are_not_read(tmp_path: Path) -> None:
 
 
 def test_names_that_no_broker_creates_are_passed_over(tmp_path: Path) -> None:
-    """R1070: a file with such a name ended the audit of the whole directory with a traceback."""
+    """R1070: a file or directory with such a name ended the audit of the whole data directory with a
+    traceback.
+    """
     write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3)]])
     log = (tmp_path / "found-0" / f"{0:020}.log").read_bytes()
     (tmp_path / "found-0" / f"{10**20 - 1}.log").write_bytes(b"")
@@ -527,7 +540,9 @@ def test_names_that_no_broker_creates_are_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".log", ".txnindex"])
 def test_an_interrupted_compaction_is_refused(tmp_path: Path, suffix: str) -> None:
-    """R1067: records that were only in the `.swap` file counted as lost, or were not missed at all."""
+    """R1067: records that are only in the `.swap` file counted as lost, or the audit did not notice that they
+    are missing.
+    """
     partition = tmp_path / "c-0"
     partition.mkdir()
     (partition / f"{7:020}.log").write_bytes(build_batch(records(0, 1)))
@@ -541,7 +556,9 @@ def test_an_interrupted_compaction_is_refused(tmp_path: Path, suffix: str) -> No
 
 
 def test_records_below_the_log_start_are_not_judged(spark: Any, tmp_path: Path) -> None:
-    """DeleteRecords leaves records in the segment that contains the log start. No reader gets them."""
+    """DeleteRecords leaves records in the segment that contains the log start offset, but no reader gets
+    them.
+    """
     removed = [damaged(plain(7, 0, 0, 2)), plain(7, 0, 2, 2), plain(9, 0, 0, 3)]
     write_partition(tmp_path / "found-0", [[*removed, plain(8, 0, 0, 4), plain(8, 0, 4, 1)]])
     write_partition(tmp_path / "wanted-0", [[plain(7, 0, 2, 3)]], first_offset=5)
@@ -550,7 +567,7 @@ def test_records_below_the_log_start_are_not_judged(spark: Any, tmp_path: Path) 
     result = audit_files(spark, found, key_check=True)
     assert (result.verdict, result.findings) == ("clean", ())
     assert (result.totals.records, result.totals.removed_records) == (5, 7)
-    assert result.keys == KeyTotals(3, 3, 0)  # the keys k2, k3 and k4 are above the log start
+    assert result.keys == KeyTotals(3, 3, 0)  # only the keys k2, k3 and k4 are above the log start offset
     assert audit_files(spark, found, against=wanted).verdict == "clean"
     assert audit_files(spark, wanted, against=found).verdict == "clean"
 
@@ -570,7 +587,7 @@ def test_files_written_by_our_broker_are_clean(spark: Any, tmp_path: Path) -> No
         producers = write_transactions(broker.bootstrap_servers, "ours", "cacao")
         create_compacted(broker.bootstrap_servers, "cleaned", "cacc")
         assert len(producers) == 1
-    del producers  # an open producer would continue to look for its broker
+    del producers  # a producer that stays open would continue to look for the stopped broker
     result = audit_files(spark, str(tmp_path))
     assert result.findings == ()
     assert [(note.kind, note.topic) for note in result.notes] == [("open_transaction", "ours")]

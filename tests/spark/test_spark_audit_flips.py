@@ -1,6 +1,6 @@
-"""Each bit of each header field is flipped and the checksum corrected.
+"""Each bit of each header field is flipped, and the checksum is corrected.
 
-The audit finds the flip, or a table says why not.
+The audit finds the flip, or a table says why it cannot.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Bytes:
 
 
 def sound_log() -> list[bytearray]:
-    """Return batches of a plain producer and of one with two transactions, interleaved."""
+    """Return batches of two producers, interleaved. One writes plain batches, the other one two
+    transactions.
+    """
 
     def data(producer_id: int, epoch: int, sequence: int, count: int) -> bytearray:
         return build_batch(
@@ -81,7 +83,9 @@ def is_clean(batches: list[bytearray]) -> bool:
 
 
 def missed(field: str) -> set[tuple[int, int]]:
-    """Return each batch number and bit (0 is the field's lowest) whose flip the audit does not find."""
+    """Return the flips that the audit does not find, as (number of the batch, number of the bit). Bit 0 is
+    the field's lowest.
+    """
     start, size = FIELDS[field]
     found = set()
     for number in range(len(sound_log())):
@@ -106,14 +110,15 @@ def test_a_flipped_bit_of_a_header_is_found_or_documented(field: str) -> None:
     elif field == "attributes":
         assert {bit for _, bit in unnoticed}.isdisjoint(CODEC_BITS)
         assert {TIMESTAMP_TYPE, DELETE_HORIZON} <= {bit for _, bit in unnoticed}
-        # These flips take a batch out of its transaction, and a transaction without one of its batches is
-        # still sound.
+        # Flips of this bit take a batch out of its transaction. A transaction without one of its batches
+        # still looks sound.
         assert {number for number, bit in unnoticed if bit == TRANSACTIONAL} <= {1, 6, *MARKERS}
     elif field in ("producer id", "producer epoch", "base sequence"):
-        # A marker has no sequence, and may end a transaction that wrote nothing here.
+        # A marker has no sequence. It may also end a transaction that wrote no records to this partition.
         signs = {(number, 8 * FIELDS[field][1] - 1) for number in range(9)}
         assert {number for number, _ in unnoticed - signs} <= {*MARKERS, 6}, unnoticed
-        # Without a producer id a batch counts as unnumbered: the verdict is `unproven`.
+        # Without a producer id, a batch counts as unnumbered: that is not a finding, but the verdict is
+        # `unproven`.
         assert field == "producer id" or {number for number, _ in unnoticed} <= set(MARKERS), unnoticed
     else:
         assert unnoticed == set()

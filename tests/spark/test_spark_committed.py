@@ -1,4 +1,6 @@
-"""The read_committed source on our broker and on Apache Kafka, with aborts, markers and offset gaps."""
+"""The source with read_committed on our broker and on Apache Kafka, with aborts, markers and gaps in the
+offsets.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ from support.spark.transactions import (
 
 pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1"), pytest.mark.timeout(300)]
 COMMITTED = [*range(10), *range(22, 32)]
-"""Offsets of the committed records of the transactions "cacaao".
+"""The offsets of the committed records in the transactions "cacaao" (c: committed, a: aborted, o: open).
 
-Each has ten records and a marker, and the last one is open from offset 55 on.
+Each transaction has ten records, and each ended one has a marker. The open one begins at offset 55.
 """
 
 
@@ -42,7 +44,8 @@ def test_an_open_transaction_is_the_end_until_it_ends(
     options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 11}
     first = Collected()
     query = first.run(read_stream(spark, bootstrap, **options), checkpoint)
-    assert first.offsets() == COMMITTED  # micro-batches with only aborted records and markers have no rows
+    # Micro-batches that contain only aborted records and markers have no rows
+    assert first.offsets() == COMMITTED
     source = json.loads(query.recentProgress[-1].json)["sources"][0]
     assert source["endOffset"][topic] == source["latestOffset"][topic] == {"0": 55}
 
@@ -57,15 +60,15 @@ def test_offset_gaps_left_by_compaction_are_no_loss(
     spark: Any, bootstrap: str, topic: str, checkpoint: str
 ) -> None:
     before = create_compacted(bootstrap, topic, "ccaccaccac")
-    # Micro-batches and tasks are smaller than the offset gaps, and one starts inside a gap.
+    # Micro-batches and tasks are smaller than the gaps in the offsets. One read starts inside a gap.
     options = {"subscribe": topic, "maxRecordsPerPartition": 4}
     whole = read(spark, bootstrap, **options).collect()
     inside = read(spark, bootstrap, **options, startingOffsets=f'{{"{topic}": {{"0": 3}}}}').count()
     stream = Collected()
     options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": 30}
     stream.run(read_stream(spark, bootstrap, **options), checkpoint)
-    # The cleaner may still be running. So the stream's offsets lie between those of the reads before and
-    # after the stream.
+    # The cleaner may still be running. So the stream must return at least the offsets that are left after it,
+    # and at most those before it.
     after = committed_offsets(bootstrap, topic)
     assert set(after) <= {row.offset for row in whole} <= set(before)
     assert set(after) <= set(stream.offsets()) <= set(before)

@@ -1,4 +1,6 @@
-"""Comparison with Spark's own Kafka connector: the same rows and columns, and its checkpoint continued."""
+"""Our source and Spark's own Kafka connector return the same rows and columns, and our source continues its
+checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,10 @@ def bootstrap(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def spark_connector(spark: Any, connector_jar_files: list[str]) -> Any:
-    """Return the session, with `format("kafka")` beside `format("oncelog")`."""
-    assert connector_jar_files  # without them, the test is skipped
+    """Return the session with Spark's own connector, so that it has both `format("kafka")` and
+    `format("oncelog")`.
+    """
+    assert connector_jar_files  # requesting the jars skips the test if they are missing
     add_connector(spark)
     return spark
 

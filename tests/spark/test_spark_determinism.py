@@ -1,5 +1,5 @@
-"""Plans that may give other rows in a repeated micro-batch: the sink refuses them before it writes
-anything.
+"""The sink refuses plans that may give other rows when a micro-batch is repeated, before it writes any
+rows.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def node(name: str, **parts: list[Any]) -> Any:
 
 
 def test_subqueries_and_long_plans_are_examined() -> None:
-    """A plan can have more levels than Python has frames."""
+    """A plan can have more levels than Python's limit of recursion."""
     plan = node("Project", subqueries=[node("GlobalLimit")])
     for _ in range(2000):
         plan = node("Filter", children=[plan])

@@ -1,4 +1,4 @@
-"""Rows lost and doubled under faults by our sink's two modes, and by Spark's own sink for comparison."""
+"""Rows that our sink's two modes lose or double under faults. Spark's own sink is measured for comparison."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ DOUBLING = {
     "speculation",
     "query stopped",
 }
-"""Faults after which Spark's own sink writes rows again that it had already stored."""
+"""Faults after which Spark's own sink writes rows again that it has already stored."""
 
 SECOND = {"lane": "another attempt took over", "batch": "had begun to write"}
-"""For each sink: the error text of the second of two attempts that write at the same time."""
+"""If two attempts write at the same time, the error text of the second one, for each mode of our sink."""
 
 Runner = Callable[[Query], Outcome]
 
 
 @pytest.fixture(scope="module")
 def outcome_of(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
-    """Return a function that runs each query at its first request.
+    """Return a function that runs a query when it is first requested, and then returns the same outcome.
 
-    A failed query fails all tests that request it.
+    If a query fails, all tests that request it fail.
     """
     done: dict[str, Outcome | BaseException] = {}
     directory = tmp_path_factory.mktemp("faults")
@@ -93,7 +93,7 @@ def test_the_audit_finds_the_same_doubled_rows(spark: Any, outcome_of: Runner, q
         return
     assert result.verdict == "clean" and doubled == 0, result.findings[:5]
     assert query.sink != "lane" or outcome.has_order
-    # The faults took effect: attempts failed halfway, and read_committed readers see none of their rows.
+    # The faults really happened: attempts failed halfway, and read_committed readers do not see their rows.
     happened = {name.partition("-")[2] for name in outcome.files if name.startswith("happened")}
     assert happened == {str(n) for n, fault in enumerate(query.faults) if fault != CALM}
     assert outcome.all_rows > len(outcome.rows)
@@ -115,7 +115,7 @@ def test_the_faults_include_two_attempts_that_wrote_and_lost_responses(
 def test_the_table_of_lost_and_doubled_rows_is_printed(
     outcome_of: Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The table is for docs/spark.md. Figures of Spark's own sink differ from run to run."""
+    """The table is for docs/spark.md. The figures of Spark's own sink differ from run to run."""
     outcomes = [outcome_of(query) for query in MATRIX]
     with capsys.disabled():
         print("", "Rows lost/doubled, of 120 in each micro-batch:", table(outcomes), sep="\n")

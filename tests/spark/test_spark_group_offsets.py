@@ -1,5 +1,5 @@
-"""commitOffsetsToGroup: tools show the lag of a query, and no failure of these commits ends or changes the
-query.
+"""With commitOffsetsToGroup, Kafka's tools show the lag of a query. A failure of these commits never ends or
+changes the query.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def lag(bootstrap: str, group: str) -> list[int]:
 def test_the_group_has_the_offsets_of_every_finished_micro_batch(
     spark: Any, bootstrap: str, topic: str, checkpoint: str
 ) -> None:
-    """The last one is included, although Spark does not call the source's commit() for the last micro-batch
-    of a run.
+    """The offsets must include the last micro-batch of a run, although Spark does not call the source's
+    commit() for it.
     """
     create_topic(bootstrap, topic, partitions=2)
     fill(bootstrap, topic, 0, 30, 0)

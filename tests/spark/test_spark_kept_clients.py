@@ -1,4 +1,6 @@
-"""Tasks that use the clients of earlier tasks: several workers, other settings, and connections that died."""
+"""Tasks reuse the clients of earlier tasks: with several workers, changed settings, and connections that were
+closed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ pytest.importorskip("pyspark")
 
 @pytest.fixture
 def workers() -> Iterator[list[KeptClients]]:
-    """Yield the clients of two Python workers."""
+    """Yield the kept clients of two Python workers, and close them at the end."""
     kept = [KeptClients(), KeptClients()]
     yield kept
     for clients in kept:
@@ -67,7 +69,7 @@ def test_a_marker_is_read_again_after_another_worker_ran_the_task(
 def test_a_task_fences_the_attempt_of_another_worker_that_has_kept_its_clients(
     shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients]
 ) -> None:
-    """The attempt on the second worker runs while the first one's transaction is open."""
+    """The second worker's attempt begins while the transaction of the first worker's attempt is open."""
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic, partitions=1)
     sink = sink_of(bootstrap, topic)
@@ -103,7 +105,7 @@ def test_a_second_task_of_a_worker_uses_the_clients_of_the_first(
 def test_a_task_sends_nine_requests_and_the_first_of_a_micro_batch_eight_more(
     shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """docs/spark.md ("What a micro-batch costs") has these numbers."""
+    """These numbers are in docs/spark.md ("What a micro-batch costs")."""
     bootstrap, kept = shared_broker.bootstrap_servers, workers[0]
     create_topic(bootstrap, topic, partitions=1)
     sent: list[str] = []
@@ -129,7 +131,7 @@ def test_a_task_sends_nine_requests_and_the_first_of_a_micro_batch_eight_more(
 def test_a_micro_batch_uses_the_partitions_that_its_topic_has_now(
     shared_broker: oncelog.Broker, topic: str, workers: list[KeptClients]
 ) -> None:
-    """The metadata of a kept producer may be five minutes old, so the task must look the topic up."""
+    """A kept producer's metadata may be five minutes old, so each task must look the topic up again."""
     bootstrap, kept = shared_broker.bootstrap_servers, workers[0]
     create_topic(bootstrap, topic, partitions=1)
 
@@ -154,7 +156,7 @@ def test_a_micro_batch_uses_the_partitions_that_its_topic_has_now(
 
 
 def test_a_topic_created_again_while_a_task_writes_gets_no_rows(workers: list[KeptClients]) -> None:
-    """R1242: the new topic had the rows of one partition, and the marker counted those of both."""
+    """R1242: the new topic had the rows of one partition, but the marker counted the rows of both."""
     kept = workers[0]
     with (
         oncelog.Broker(config={"auto.create.topics.enable": False}) as broker,
@@ -185,7 +187,9 @@ def test_a_topic_created_again_while_a_task_writes_gets_no_rows(workers: list[Ke
 def test_a_topic_created_again_before_the_driver_commits_gets_no_rows(
     workers: list[KeptClients], is_first_task_alone: bool
 ) -> None:
-    """R1270: a task had compared the ids long before, so the new topic had the rows of later tasks only."""
+    """R1270: the first task had compared the topic's ids long before the commit. So the new topic had only
+    the rows of later tasks.
+    """
     with (
         oncelog.Broker(config={"auto.create.topics.enable": False}) as broker,
         oncelog.Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
@@ -216,7 +220,7 @@ def test_a_topic_created_again_before_the_driver_commits_gets_no_rows(
 
 
 def test_the_broker_creates_a_missing_topic_of_the_column_topic(workers: list[KeptClients]) -> None:
-    """R1271: the task looked for the topic's id first, and failed because there was no topic yet."""
+    """R1271: the task first asked for the topic's id, and failed because the topic did not exist yet."""
     with oncelog.Broker(config={"auto.create.topics.enable": True}) as broker:
         bootstrap = broker.bootstrap_servers
         create_topic(bootstrap, "markers")

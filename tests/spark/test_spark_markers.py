@@ -1,4 +1,6 @@
-"""Transactions on Apache Kafka: markers and aborted records leave gaps in offsets, never a loss."""
+"""Transactions on Apache Kafka: markers and aborted records leave gaps in the offsets, which must not count
+as a loss.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1")]
 
 
 def write_transactions(bootstrap: str, topic: str, outcomes: str) -> None:
-    """Write one transaction of ten records for each letter: c(ommitted), a(borted), o(pen)."""
+    """Write one transaction of ten records for each letter of `ends`: c (committed), a (aborted) or o
+    (open).
+    """
     from confluent_kafka import Producer
 
     for number, outcome in enumerate(outcomes):
         settings = {"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{number}"}
-        # Open transactions must not time out on a slow machine.
+        # Open transactions must not time out during the test on a slow machine.
         producer = Producer(settings | {"transaction.timeout.ms": 600_000})
         producer.init_transactions(120)
         producer.begin_transaction()
@@ -41,7 +45,7 @@ def test_offsets_of_markers_and_aborted_records_are_no_loss(
     bootstrap = apache_kafka.bootstrap_servers
     create_topic(bootstrap, topic)
     write_transactions(bootstrap, topic, "cacaao")
-    committed = [*range(10), *range(22, 32)]  # each transaction is ten records and a marker
+    committed = [*range(10), *range(22, 32)]  # each transaction has ten records and a marker
 
     rows = read(spark, bootstrap, subscribe=topic, maxRecordsPerPartition=7).collect()
     assert sorted(row.offset for row in rows) == committed
@@ -51,14 +55,14 @@ def test_offsets_of_markers_and_aborted_records_are_no_loss(
     stream = Collected()
     options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 11}
     stream.run(read_stream(spark, bootstrap, **options), checkpoint)
-    assert stream.offsets() == committed  # the limit also makes batches of only aborted records
+    assert stream.offsets() == committed  # with this limit, some micro-batches contain only aborted records
 
     result = audit_topic(spark, bootstrap, topic, key_check=True)
     assert result.findings == () and result.verdict == "clean"
     assert (result.totals.records, result.totals.control_batches, result.totals.producers) == (60, 5, 6)
     assert result.keys is not None and result.keys.records == 20
 
-    # In such a topic, too, deleted records are reported as a loss.
+    # In a topic with transactions, too, deleted records are reported as a loss.
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_records({TopicPartition(topic, 0): 15})
     begin = {"subscribe": topic, "startingOffsets": f'{{"{topic}": {{"0": 3}}}}'}

@@ -1,4 +1,6 @@
-"""The pure planning of the Spark source: options, specs, splits, limits, positions and losses."""
+"""The Spark source's pure planning: options, specifications of offsets, splits, limits, positions and
+losses.
+"""
 
 from __future__ import annotations
 
@@ -227,7 +229,8 @@ def test_the_first_batch_carries_its_own_beginning() -> None:
     initial = Position({A0: 10}, {"a": "1"}, is_initial=True)
     end, losses = next_position(initial, available({A0: 25}), limit=None)
     assert losses == []
-    # After a restart, the batch is repeated up to its recorded end, although "latest" is higher now.
+    # After a restart, the batch is repeated only up to its recorded end, although the partition's end is
+    # higher by then.
     later = Position({A0: 40}, {"a": "1"}, is_initial=True)
     assert ranges_of_batch(later, through_json(end)) == [OffsetRange(A0, 10, 25)]
 
@@ -259,7 +262,9 @@ def test_no_micro_batch_passes_the_target_offsets() -> None:
 
 
 def test_a_partition_without_a_target_keeps_its_position() -> None:
-    """A broker with old metadata may omit the partition at first. Later the partition must not begin at 0."""
+    """A broker with old metadata may omit the partition at first. After it appears, the partition must not
+    begin at offset 0.
+    """
     start = Position({A0: 10, A1: 7}, {"a": "1"})
     now = available({A0: 30, A1: 9})
     end, losses = next_position(start, now, limit=None, target={A0: 30})

@@ -1,4 +1,6 @@
-"""The Python program of Spark's workers in these tests, which connects before it imports anything."""
+"""The Python program of Spark's workers in these tests. It connects to Spark before it imports any other
+module.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ SOURCE_RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 
 def test_the_worker_authenticates_on_the_connection_that_was_made_first() -> None:
-    """Accept exactly one connection. The worker must send its secret once, and then its process id."""
+    """The server accepts exactly one connection. On it, the worker must send its secret once, and then its
+    process id.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(120)
         environment = {
@@ -48,9 +52,7 @@ def test_the_worker_authenticates_on_the_connection_that_was_made_first() -> Non
 
 
 def test_the_worker_connects_although_the_module_cannot_be_imported() -> None:
-    """The worker must connect before its imports, because these may take over ten seconds on a busy
-    machine.
-    """
+    """Imports may take over ten seconds on a busy machine, so the worker must connect before them."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(120)
         environment = {

@@ -1,4 +1,6 @@
-"""Spark's real-time mode with Spark's own Kafka sink, killed: its repetitions are dropped by provenance."""
+"""Spark's real-time mode with Spark's own Kafka sink is killed. Provenance finds the repetitions, which are
+dropped.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ PARTITIONS = 3
 
 @contextmanager
 def driver(options: dict[str, object], log: Path) -> Iterator[None]:
-    """Run a driver, and kill it and its JVM at the end."""
+    """Run a driver in another process. At the end, kill the driver and its JVM."""
     command = [sys.executable, "-m", "support.spark.realtime_program", json.dumps(options)]
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "SPARK_LOCAL_IP": "127.0.0.1"}
     with log.open("ab") as out:

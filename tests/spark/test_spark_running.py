@@ -1,4 +1,6 @@
-"""Running queries of the source: partitions and topics added or recreated, and the wait for more records."""
+"""Running queries of the source: partitions and topics are added or recreated, and a query waits for more
+records.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ CREATED_AGAIN = "the topic was deleted and re-created since they were planned"
 
 @contextmanager
 def running(frame: Any, checkpoint: str) -> Iterator[tuple[Collected, Callable[[Callable[[], bool]], None]]]:
-    """Start a query. Yield a function that waits for a condition and raises the query's exception."""
+    """Start a query.
+
+    Yield the collected rows, and a function that waits for a condition and raises the query's exception.
+    """
     collected = Collected()
     query = frame.writeStream.foreachBatch(collected.take).option("checkpointLocation", checkpoint).start()
 
@@ -85,15 +90,16 @@ def test_a_micro_batch_waits_for_more_records_up_to_its_maximum_delay(
         until(lambda: len(collected.rows) >= 25)
     assert [len(batch) for batch in collected.batches] in ([5, 20], [5, 25])
 
-    # Do not check the sizes of batches: the first one depends on whether the previous run recorded its last
-    # batch as done.
+    # The sizes of batches are not checked here: the first one depends on whether the previous run recorded
+    # its last batch as done.
     hasty = read_stream(spark, bootstrap, **options, maxTriggerDelay="200ms")
     with running(hasty, checkpoint) as (collected, until):
         until(lambda: 34 in collected.offsets())
         fill(bootstrap, topic, 35, 2)
         until(lambda: 36 in collected.offsets())
 
-    # The minimum is never reached: AvailableNow reads the available records and stops.
+    # The minimum number of records is never reached. With the trigger AvailableNow, the query reads the
+    # available ones and stops.
     fill(bootstrap, topic, 37, 1)
     rest = Collected()
     rest.run(read_stream(spark, bootstrap, **options, maxTriggerDelay="1h"), checkpoint)
@@ -108,7 +114,8 @@ def test_a_topic_recreated_between_planning_and_reading_is_an_error(
     fill(bootstrap, topic, 0, 10)
     strict = read(spark, bootstrap, subscribe=topic)
     lenient = read(spark, bootstrap, subscribe=topic, failOnDataLoss="false")
-    assert strict.count() == lenient.count() == 10  # count() plans the read now; rows are collected below
+    # Count() plans the read here; the rows are collected below, after the deletion
+    assert strict.count() == lenient.count() == 10
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_topics([topic])
         with pytest.raises(Exception, match="offsets 0 to 9 were requested, but the topic does not exist"):
@@ -124,8 +131,8 @@ def test_a_topic_recreated_between_planning_and_reading_is_an_error(
 def test_rows_of_two_topics_are_never_one_range(
     shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: with failOnDataLoss=false, a range continued in the re-created topic, so two micro-batches
-    read its rows.
+    """Regression: with failOnDataLoss=false, a range of offsets continued in the recreated topic. So two
+    micro-batches read its rows.
     """
     monkeypatch.setattr(source_reader, "SMALL_BATCH_BYTES", 1)
     bootstrap = shared_broker.bootstrap_servers
@@ -184,9 +191,9 @@ def test_an_unreachable_broker_is_not_taken_for_a_deleted_topic(tmp_path: Path) 
 def test_partitions_of_the_checkpoint_are_waited_for(
     shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker with old metadata knows fewer partitions.
+    """A broker with old metadata knows fewer partitions than the checkpoint.
 
-    Without a wait, the first trigger would report them as lost.
+    Without a wait, the first trigger would report the missing ones as lost.
     """
     create_topic(shared_broker.bootstrap_servers, topic)
     given = {"kafka.bootstrap.servers": shared_broker.bootstrap_servers, "subscribe": topic}
@@ -224,8 +231,8 @@ def test_planning_a_micro_batch_reads_no_record(shared_broker: oncelog.Broker, t
 def test_a_starting_timestamp_may_lie_behind_an_open_transaction(
     shared_broker: oncelog.Broker, topic: str, which: str
 ) -> None:
-    """R811: the source began at the first offset of the open transaction, and later returned records older
-    than the timestamp.
+    """R811: the source began at the first offset of the open transaction. Later it returned records that are
+    older than the timestamp.
     """
     create_topic(shared_broker.bootstrap_servers, topic)
     (still_open,) = write_transactions(shared_broker.bootstrap_servers, topic, "oc")
@@ -258,7 +265,9 @@ TIMES = [
 def test_conditions_with_extreme_timestamps_give_the_right_rows(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
-    """Python's datetimes end before Spark's timestamps, and records may have no timestamp (-1)."""
+    """Spark's timestamps go beyond the last year of Python's datetimes, and records may have no timestamp
+    (-1).
+    """
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic)
     times = [-1, 0, 1, START_MS + 3, START_MS, -1]
@@ -268,8 +277,8 @@ def test_conditions_with_extreme_timestamps_give_the_right_rows(
     try:
         for zone in ("UTC", "Pacific/Kiritimati", "America/Los_Angeles"):
             spark.conf.set("spark.sql.session.timeZone", zone)
-            # Other time zones matter only on the first and last day of Python's datetimes, where they cross
-            # its limits.
+            # Time zones matter only on the first and the last day of Python's datetimes, where they cross the
+            # limits. So other zones test only these.
             chosen = TIMES if zone == "UTC" else [TIMES[0], TIMES[1], TIMES[-2]]
             conditions = [f"timestamp {sign} TIMESTAMP '{time}'" for time in chosen for sign in (">=", "=")]
             conditions.append("timestamp < TIMESTAMP '0001-01-01 00:00:00'")
@@ -298,7 +307,7 @@ def test_conditions_of_a_query_reduce_the_offsets_that_are_read(
         "timestamp >= timestamp_millis(1700000000000 + 30)": 4,
         "timestamp < timestamp_millis(1700000000000 + 5) AND partition = 0": 5,
         f"topic = '{topic}' AND key = 'k7'": 10,
-        "topic = 'another'": 1,  # Spark runs a task even without offsets to read
+        "topic = 'another'": 1,  # Spark runs a task even if there are no offsets to read
     }
     plain = {text: sorted(map(tuple, frame.where(text).collect())) for text in conditions}
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

@@ -1,4 +1,6 @@
-"""Spark, the audit and the loader over TLS, with SCRAM or certificates and only the documented ACLs."""
+"""Spark, the audit and the loader work over TLS, with SCRAM or certificates, and with only the documented
+ACLs.
+"""
 
 from __future__ import annotations
 
@@ -45,15 +47,15 @@ from oncelog.spark.source.source_options import parse_options
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 USERS = {"Spark source": "reader", "Spark sink": "writer", "audit": "auditor", "load": "loader"}
-"""For each user in docs/security.md: the user of these tests."""
+"""The users named in docs/security.md, each with the user in these tests that has its ACLs."""
 WRONG = "a wr0ng password"
 
 
 @dataclass(frozen=True)
 class Locked:
-    """A secured cluster: its listeners, protocols and certificate authority.
+    """A secured cluster: its listeners, their protocols, and its certificate authority.
 
-    On the listener `plain`, ANONYMOUS may do everything.
+    On the listener `plain`, the anonymous user may do everything.
     """
 
     plain: str
@@ -62,7 +64,7 @@ class Locked:
     certificates: Certificates
 
     def config(self, user: str, password: str = PASSWORD) -> dict[str, str]:
-        """Return the settings of Kafka's Java clients."""
+        """Return settings for SCRAM under the names of Kafka's Java clients."""
         module = "org.apache.kafka.common.security.scram.ScramLoginModule"
         return {
             "bootstrap.servers": self.scram,
@@ -74,7 +76,7 @@ class Locked:
         }
 
     def certified_config(self) -> dict[str, str]:
-        """Return the settings of librdkafka's clients. The certificate is alice's."""
+        """Return settings for TLS with alice's certificate, under the names of librdkafka's clients."""
         return {
             "bootstrap.servers": self.certified,
             "security.protocol": "SSL",
@@ -132,7 +134,7 @@ def load(locked: Locked, tmp_path: Path, load_id: str, rows: int = 40) -> int:
 def stream(
     spark: Any, locked: Locked, checkpoint: Path, reader: dict[str, str], writer: dict[str, str]
 ) -> Any:
-    """Stream all of `flights` into `enriched`."""
+    """Stream all records of topic `flights` into topic `enriched`."""
     frame = spark.readStream.format("oncelog").options(**options(reader), subscribe="flights")
     frame = frame.option("startingOffsets", "earliest").load().selectExpr("value AS key", "value")
     query = frame.writeStream.format("oncelog").options(**options(writer), topic="enriched")
@@ -190,7 +192,7 @@ def test_a_wrong_password_is_an_error_on_the_driver(spark: Any, locked: Locked, 
     ):
         text = refused(act)
         assert "SCRAM-SHA-512" in text and locked.scram in text
-        # The first text is our broker's, the second one Apache Kafka's.
+        # The first text is that of our broker, the second one that of Apache Kafka.
         assert "wrong user or password" in text or "invalid credentials" in text
         assert WRONG not in text
 
@@ -222,7 +224,7 @@ def test_secrets_appear_in_no_log_plan_or_checkpoint(
 
 
 def refused(act: Callable[[], object]) -> str:
-    """Return the text of the exception that a failed authentication raises."""
+    """Open a connection that must fail to authenticate, and return the text of the exception."""
     with pytest.raises(Exception, match="SASL_AUTHENTICATION_FAILED") as caught:
         act()
     return str(caught.value)
@@ -254,7 +256,7 @@ def _write_lane(locked: Locked, number: int) -> None:
 
 
 def _look_at_open_transaction(locked: Locked, number: int) -> None:
-    """Send the requests that the audit sends for an open transaction, in addition to Fetch."""
+    """Send the additional requests that the audit sends for an open transaction, besides Fetch."""
     config = locked.config("auditor")
     with oncelog.Consumer({**config, "auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([oncelog.TopicPartition("enriched", 0)])
@@ -277,12 +279,12 @@ def _look_at_open_transaction(locked: Locked, number: int) -> None:
 def _load(locked: Locked, number: int) -> None:
     with Admin({"bootstrap.servers": locked.plain}) as admin, tempfile.TemporaryDirectory() as directory:
         mine = admin.describe_acls(AclFilter(principal=f"User:{USERS['load']}"))
-        # without the topic, as for the first load
+        # the checkpoint topic does not exist, as before a first load
         if Operation.CREATE not in {acl.operation for acl in mine}:
             admin.delete_topics([CHECKPOINT_TOPIC])
         try:
             load(locked, Path(directory), f"load-{number}", rows=1)
-            # the second load reads the existing checkpoints
+            # the second load reads the checkpoints of the first
             load(locked, Path(directory), f"load-{number}", rows=1)
         finally:
             marks = NewTopic(CHECKPOINT_TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})
@@ -295,7 +297,9 @@ USES |= {"audit": _look_at_open_transaction, "load": _load}
 
 @pytest.mark.parametrize("who", USES)
 def test_every_documented_acl_is_needed(locked: Locked, who: str) -> None:
-    """Remove each ACL of the table alone. The operation that needs it must fail with a named error."""
+    """Remove the ACLs of the table one by one. Without each of them, the operation that needs it must fail
+    with a named error.
+    """
     numbers = itertools.count()
     USES[who](locked, next(numbers))
     with Admin({"bootstrap.servers": locked.plain}) as admin:

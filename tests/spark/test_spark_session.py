@@ -1,4 +1,4 @@
-"""The Spark session of commands: missing parts are named, and an existing session is used."""
+"""The Spark session that commands use: missing packages are named, and an existing session is reused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_logging_configuration_file_exists() -> None:
 def test_the_jvm_has_the_temporary_directory_of_this_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R541: a killed driver left its files in /tmp, even if TMPDIR named another directory."""
+    """R541: TMPDIR named another directory, but a killed driver left its files in /tmp."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "of tests"))
     options = shlex.split(oncelog.spark.session._java_options(is_short=True))
     assert f"-Djava.io.tmpdir={tmp_path / 'of tests'}" in options

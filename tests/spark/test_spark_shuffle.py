@@ -1,4 +1,6 @@
-"""Shuffle files are lost during a write on a real cluster. Rows that Spark computes again are not doubled."""
+"""Shuffle files are lost during a write on a real cluster. Rows that Spark computes again must not be stored
+twice.
+"""
 
 from __future__ import annotations
 
@@ -50,10 +52,11 @@ def named(directory: Path, begin: str) -> int:
 def test_rows_are_stored_once_when_an_executor_is_killed_after_the_shuffle(
     cluster: SparkCluster, tmp_path: Path, plan: str
 ) -> None:
-    """Two tasks have committed their rows. The other tasks read shuffle files, half of which are lost.
+    """Two tasks have committed their rows when the executor is killed. The other tasks then lack half of the
+    shuffle files.
 
-    Spark computes the lost files again. If rows are distributed at random, the checksums of the new files
-    differ and Spark ends the job.
+    Spark computes the lost files again. If rows are distributed at random, the new files have other
+    checksums, and Spark ends the job.
     """
     log = tmp_path / "log"
     with Broker() as broker:

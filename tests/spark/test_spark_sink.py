@@ -1,4 +1,4 @@
-"""`df.write` and `df.writeStream.format("oncelog")` with real Spark: each row once."""
+"""`df.write` and `df.writeStream.format("oncelog")` with real Spark store each row once."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def numbers(spark: Any, count: int, partitions: int = 2) -> Any:
 
 
 def pairs(spark: Any, bootstrap: str, topic: str, **options: object) -> list[tuple[bytes, bytes]]:
-    """Return keys and values, sorted by number.
+    """Return the keys and values in a topic, sorted by the number in the key.
 
-    Read with isolation level read_committed, unless an option overrides it.
+    They are read with read_committed, unless an option overrides that.
     """
     rows = read(spark, bootstrap, subscribe=topic, **options).select("key", "value").collect()
     return sorted((tuple(row) for row in rows), key=lambda row: int(row[0][1:]))
@@ -59,7 +59,7 @@ def expected(*ranges: range) -> list[tuple[bytes, bytes]]:
 
 
 def noted(bootstrap: str, checkpoint: str, topic: str) -> BatchCommit:
-    """Return the BatchCommit that the sink stored for the last batch that it finished."""
+    """Return the BatchCommit that the sink has stored for the last batch that it finished."""
     query_id = json.loads(Path(checkpoint, "metadata").read_text())["id"]
     sink = Sink(
         query_id, parse_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": topic}, "stream")
@@ -74,12 +74,13 @@ def noted(bootstrap: str, checkpoint: str, topic: str) -> BatchCommit:
 def test_rows_that_a_failed_step_cut_off_are_not_committed(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
-    """R1160: a Python step failed in the middle of a task's rows, and the sink committed the rows before the
-    failure.
+    """R1160: a Python step failed in the middle of a task's rows, and the sink committed the rows that came
+    before the failure.
     """
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic, 2)
-    # Spark sends a part of the rows to the sink before the step fails, because they do not fit its buffers.
+    # Spark's buffers are too small for these rows, so it sends some of them to the sink before the step
+    # fails.
     rows = spark.range(0, 100, 1, 1).selectExpr("CONCAT('k', id) AS key", "repeat('v', 30000) AS value")
 
     def cut_off(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -169,7 +170,7 @@ def test_a_restored_checkpoint_reads_again_and_stores_rows_once(
     write_stream(frame, bootstrap, checkpoint, topic=topic)
     first = noted(bootstrap, checkpoint, topic)
     take_back(checkpoint, "commits")
-    # batch 2 is repeated, and found to be already committed
+    # Batch 2 is repeated, and the sink finds that it has already committed it.
     write_stream(frame, bootstrap, checkpoint, topic=topic)
     again = noted(bootstrap, checkpoint, topic)
     assert first == again and (again.batch_id, again.lanes) == (2, 1)
@@ -186,7 +187,7 @@ def test_a_restored_checkpoint_reads_again_and_stores_rows_once(
 def dies_in_lane_1(
     bootstrap: str, name: str
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for mapInArrow. In it, task 1 fails once task 0 has committed its rows."""
+    """Return a function for mapInArrow that makes task 1 fail once task 0 has committed its rows."""
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -197,7 +198,7 @@ def dies_in_lane_1(
             query_id = task.getLocalProperty("sql.streaming.queryId") or name
             with oncelog.Admin({"bootstrap.servers": bootstrap}) as admin:
                 while not admin.group_offsets(f"oncelog-{query_id}/0"):
-                    pass  # no limit of its own: pytest's time limit ends the loop
+                    pass  # the loop has no limit, because pytest's time limit ends it
             raise RuntimeError("the task dies")
 
     return work
@@ -208,7 +209,7 @@ def dies_in_lane_1(
 def test_a_half_written_micro_batch_is_completed_or_refused_under_another_plan(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str, first: str
 ) -> None:
-    """P2: rows were stored twice, and then neither plan was accepted."""
+    """P2: rows were stored twice, and after that neither plan was accepted."""
     bootstrap, topic = shared_broker.bootstrap_servers, topic.translate(str.maketrans("()", "--"))
     create_topic(bootstrap, f"{topic}.in")
     create_topic(bootstrap, topic)
@@ -237,7 +238,7 @@ def test_a_half_written_micro_batch_is_completed_or_refused_under_another_plan(
 def test_modes_that_spark_refuses_are_documented(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
-    """G4, G10, P5: Spark's Python API refuses these modes without a call to the sink, so the guide explains
+    """G4, G10, P5: Spark's Python API refuses these modes before it calls the sink, so the guide explains
     them.
     """
     bootstrap = shared_broker.bootstrap_servers
@@ -283,7 +284,7 @@ def test_repeated_writes_are_stored_once_on_apache_kafka(
     source = {"subscribe": f"{topic}.in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 60}
     frame = read_stream(spark, bootstrap, **source).select("key", "value")
     write_stream(frame, bootstrap, checkpoint, topic=topic)
-    take_back(checkpoint, "commits")  # without the entry, Spark repeats the last micro-batch
+    take_back(checkpoint, "commits")  # without this entry, Spark repeats the last micro-batch
     write_stream(frame, bootstrap, checkpoint, topic=topic)
     options = {"kafka.bootstrap.servers": bootstrap, "topic": topic}
     for _ in range(2):

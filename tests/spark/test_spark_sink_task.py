@@ -1,4 +1,4 @@
-"""A sink task on a real broker, without Spark: zombies, repetitions and errors at every step."""
+"""A task of the sink on a real broker, without Spark: zombies, repetitions, and errors at every step."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from oncelog.wire.messages import InitProducerIdRequest
 from oncelog.wire.row_hash import hash_rows
 
 _kept = KeptClients()
-"""The clients of all tasks in this file.
+"""The clients that all tasks in this file use.
 
-Each test continues with the clients that earlier tests left behind.
+Each test continues with the clients that earlier tests have left.
 """
 write_task = partial(sink_task.write_task, kept=_kept)
 finish = partial(sink_task.finish, kept=_kept)
@@ -57,7 +57,7 @@ def batch(*values: str | None, **columns: list[Any]) -> pa.RecordBatch:
 
 
 def committed(bootstrap: str, topic: str) -> list[str]:
-    """Return the values that a read_committed reader gets, sorted."""
+    """Return the values that a read_committed reader gets from the topic, sorted."""
     found: list[str] = []
     with oncelog.Consumer({"bootstrap.servers": bootstrap}) as consumer:
         partitions = [TopicPartition(topic, n) for n in range(len(consumer.partitions_for(topic)))]
@@ -85,9 +85,9 @@ def bootstrap(request: pytest.FixtureRequest, topic: str) -> str:
 def test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note(
     bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other task has sent InitProducerId, which aborted this task's transaction.
+    """The other task's InitProducerId has aborted this task's transaction.
 
-    The other task has yet to repeat it.
+    The coordinator told the other task to repeat that request, and it has not done so yet.
     """
     sink = sink_of(bootstrap, topic)
     send = Producer.send_offsets_to_transaction
@@ -107,7 +107,7 @@ def test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note(
 
 def test_tasks_that_fence_each_other_pause_for_random_times(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    # Replace sleep in `batch_plan` only. The broker of the other tests runs in this process and needs
+    # Replace sleep only in `batch_plan`. The broker of other tests runs in this process and needs
     # asyncio.sleep.
     monkeypatch.setattr(batch_plan, "asyncio", SimpleNamespace(sleep=pauses.append))
     monkeypatch.setattr(batch_plan, "_note_plan", Mock(side_effect=ProducerFenced("fenced")))
@@ -122,7 +122,7 @@ def test_tasks_that_fence_each_other_pause_for_random_times(monkeypatch: pytest.
 def test_a_repeated_batch_is_compared_and_not_written(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
     first = write_task(sink, 0, 0, [batch("a", "b"), batch(), batch("c")])
-    # the rows have another order and other Arrow batches
+    # the same rows, in another order and in other Arrow batches
     again = write_task(sink, 0, 0, [batch("c", "a"), batch("b")])
     assert (first.sum, again.sum, first.already_committed, again.already_committed) == (
         first.sum,
@@ -147,9 +147,7 @@ def test_a_repeated_batch_is_compared_and_not_written(bootstrap: str, topic: str
 def test_a_task_that_cannot_see_the_end_of_its_rows_leaves_the_commit_to_the_driver(
     bootstrap: str, topic: str, is_named: bool
 ) -> None:
-    """R1160: after a failed step, Spark may have cut off the rows of such a task, and only the driver learns
-    of that.
-    """
+    """R1160: Spark may cut off the rows of such a task after a failed step, and tell only the driver."""
     sink = sink_of(bootstrap, topic)
     sink = Sink(sink.name, sink.settings, is_named=is_named)
     cut_off = write_task(sink, 0, 0, [batch("a")], commits=False)
@@ -165,7 +163,7 @@ def test_a_task_that_cannot_see_the_end_of_its_rows_leaves_the_commit_to_the_dri
 
 
 def interrupted(*parts: pa.RecordBatch, by: Callable[[], object]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches, and call `by` before the last one."""
+    """Yield the batches, and call `by` just before the last one."""
     yield from parts[:-1]
     by()
     yield parts[-1]
@@ -222,7 +220,7 @@ def test_a_finished_batch_is_known_without_the_markers_of_its_tasks(bootstrap: s
         for group in (sink.task_id(0), sink.task_id(1), sink.plan_id):
             admin.delete_group(group)
         again = again_of(sink)
-        # the rows are in another task, and there are fewer tasks
+        # the rows are now in another task, and there are fewer tasks than before
         reports = [write_task(again, 0, 0, [batch("v1", "v0")])]
         finish(again, 0, reports)
         assert reports[0].already_committed
@@ -238,7 +236,7 @@ def test_a_finished_batch_is_known_without_the_markers_of_its_tasks(bootstrap: s
 
 @pytest.mark.behaviour("P6")
 def test_a_query_without_rows_for_a_week_can_continue(bootstrap: str, topic: str) -> None:
-    """G2: only offsets that were committed in transactions expire."""
+    """G2: only the offsets that tasks committed in transactions expire after a week. The driver's do not."""
     sink = sink_of(bootstrap, topic)
     finish(sink, 0, [write_task(sink, 0, 0, [batch("a")])])
     with Admin({"bootstrap.servers": bootstrap}) as admin:
@@ -251,7 +249,7 @@ def test_a_query_without_rows_for_a_week_can_continue(bootstrap: str, topic: str
 
 @pytest.mark.behaviour("P6")
 def test_a_half_written_batch_that_is_forgotten_is_refused(bootstrap: str, topic: str) -> None:
-    """C11: the offsets that the tasks committed have expired."""
+    """C11: the offsets that the tasks committed have expired, so it is unknown which rows were written."""
     sink = sink_of(bootstrap, topic)
     write_task(sink, 0, 0, [batch("a")])
     with Admin({"bootstrap.servers": bootstrap}) as admin:
@@ -277,7 +275,7 @@ def test_an_offset_is_kept_as_long_as_its_commit_says() -> None:
 
 
 class _AskedAdmin:
-    """An admin client that only records the partitions on which it should wait for stable offsets."""
+    """An admin client that records only whether a caller waits for stable offsets."""
 
     def __init__(self) -> None:
         self.stable: list[object] = []
@@ -288,8 +286,8 @@ class _AskedAdmin:
 
 
 def test_markers_are_awaited_where_their_transaction_is_complete() -> None:
-    """The sink must wait, because brokers with the classic group coordinator return offsets a moment after
-    the transaction's end.
+    """Brokers with the classic group coordinator return offsets only a moment after the transaction has
+    ended. So the sink must wait.
     """
     sink, admin = sink_of("127.0.0.1:1", "name"), _AskedAdmin()
     sink.atomic_marker(cast(Admin, admin))
@@ -299,13 +297,13 @@ def test_markers_are_awaited_where_their_transaction_is_complete() -> None:
 
 
 def again_of(sink: Sink) -> Sink:
-    """Return the sink as another run of its query or write creates it."""
+    """Return the sink that another run of the same query or write would create."""
     return replace(sink, run_id=new_run_id())
 
 
 @pytest.mark.behaviour("P6")
 def test_rows_that_moved_to_another_task_are_not_doubled(bootstrap: str, topic: str) -> None:
-    """C10, P2: one task was committed when the first run died."""
+    """C10, P2: one task had committed its rows when the first run died."""
     sink = sink_of(bootstrap, topic)
     write_task(sink, 0, 0, [batch("a", "b")])
     second = again_of(sink)
@@ -314,7 +312,7 @@ def test_rows_that_moved_to_another_task_are_not_doubled(bootstrap: str, topic: 
         write_task(second, 0, 0, [batch("a", "c")])
     assert committed(bootstrap, topic) == ["a", "b"]
     abandon(second, [moved])
-    third = again_of(sink)  # the abort of `second` changes nothing for this run
+    third = again_of(sink)  # aborting `second` does not affect this run
     finish(third, 0, [write_task(third, 0, n, [batch(*rows)]) for n, rows in enumerate(("ba", "cd"))])
     assert committed(bootstrap, topic) == ["a", "b", "c", "d"]
 
@@ -384,7 +382,7 @@ def test_a_zombie_of_an_earlier_run_writes_nothing_more(bootstrap: str, topic: s
     write_task(sink, 0, 0, [batch("a")])
     second = again_of(sink)
     reports = [write_task(second, 0, n, [batch(value)]) for n, value in enumerate("ab")]
-    for task in (1, 2):  # the later run has prepared task 1, and has no task 2
+    for task in (1, 2):  # the later run has prepared task 1 and has no task 2
         with pytest.raises(SinkError, match="another run of this query or write has taken over batch 0"):
             write_task(sink, 0, task, [batch("late")])
     finish(second, 0, reports)
@@ -396,7 +394,7 @@ def test_a_zombie_of_an_earlier_run_writes_nothing_more(bootstrap: str, topic: s
 def test_a_commit_record_left_open_by_a_dead_writer_is_resolved(
     bootstrap: str, topic: str, task: int
 ) -> None:
-    """R812: every attempt waited for the dead writer's transaction until its timeout of five minutes."""
+    """R812: each new attempt waited until the dead writer's transaction timed out after five minutes."""
     sink = sink_of(bootstrap, topic, **FAST)
     note = PlanNote(0, sink.run_id).encode()
     dead = Producer({"bootstrap.servers": bootstrap, "transactional.id": sink.plan_id})
@@ -427,13 +425,13 @@ def test_a_task_of_an_earlier_run_that_no_task_has_now_is_fenced(bootstrap: str,
 
 @pytest.mark.behaviour("P6")
 def test_tasks_of_an_earlier_run_above_those_of_now_stop_the_driver(bootstrap: str, topic: str) -> None:
-    # (task, number of tasks before); with 0, the batch is the query's first
+    # Each pair is (task, number of tasks before). With 0 tasks before, the batch is the query's first one.
     for last, before in ((2, 3), (7, 3), (7, 0)):
         sink = sink_of(bootstrap, topic, transactionalIdPrefix=f"{last}of{before}")
         if before:
             finish(sink, 0, [write_task(sink, 0, n, [batch(f"v{n}")]) for n in range(before)])
         at, first, second = min(before, 1), again_of(sink), again_of(sink)
-        write_task(first, at, last, [batch(f"w{last}")])  # after this the driver died
+        write_task(first, at, last, [batch(f"w{last}")])  # the driver of `first` died after this
         seen = committed(bootstrap, topic)
         repeated = [write_task(second, at, n, [batch("w")]) for n in range(2)]
         with pytest.raises(SinkError, match=f"committed task {last} as well"):
@@ -442,7 +440,7 @@ def test_tasks_of_an_earlier_run_above_those_of_now_stop_the_driver(bootstrap: s
 
 
 def write_as_0_4_1(sink: Sink, batch_id: int, task: int, *values: str) -> None:
-    """Write a task as version 0.4.1 did, but with the current hash."""
+    """Write the rows of a task as version 0.4.1 did. Only the hash is the current one."""
     rows = TaskRows(sink.settings.topic, 1000)
     rows.take(batch(*values))
     name = f"{sink.settings.prefix}-{sink.name}-{task}"
@@ -505,7 +503,7 @@ def test_a_batch_finished_by_version_0_4_1_is_not_written_again(bootstrap: str, 
 def test_no_two_names_share_a_marker(
     shared_broker: oncelog.Broker, topic: str, first: str, second: str
 ) -> None:
-    """G5: the markers of `b` with three tasks and of `b-1` had the same names."""
+    """G5: the markers of name `b` with three tasks and those of name `b-1` had equal names."""
     bootstrap, name = shared_broker.bootstrap_servers, topic.translate(str.maketrans("/%", "__"))
     create_topic(bootstrap, name)
     wanted = []
@@ -520,15 +518,15 @@ def test_no_two_names_share_a_marker(
 
 
 def test_a_write_without_a_name_leaves_no_group_per_task(bootstrap: str, topic: str) -> None:
-    """G6: nobody can repeat a write without a name.
+    """G6: a write without a name cannot be repeated.
 
-    So only its own tasks need the markers, and they are deleted at the end.
+    So only its own tasks need its markers, which are deleted at the end.
     """
     settings = sink_of(bootstrap, topic).settings
     for is_finished in (True, False):
         sink = Sink(f"a-uuid-{is_finished}-{topic}", settings, is_named=False)
         reports = [write_task(sink, 0, n, [batch(f"v{n}")]) for n in range(3)]
-        assert write_task(sink, 0, 0, [batch("v0")]).already_committed  # this is another attempt of the task
+        assert write_task(sink, 0, 0, [batch("v0")]).already_committed  # another attempt of the same task
         finish(sink, 0, reports) if is_finished else abandon(sink, reports)
         with Admin(settings.admin) as admin:
             groups = [group.group_id for group in admin.list_groups()]
@@ -557,7 +555,7 @@ def test_a_group_of_another_application_is_left_alone(bootstrap: str, topic: str
 def test_a_header_that_is_null_is_refused_with_its_row(
     bootstrap: str, topic: str, headers: list[Any], said: str
 ) -> None:
-    """G9: the error was a TypeError, after which a supervisor restarted the query without effect."""
+    """G9: the sink raised TypeError, so a supervisor restarted the query again and again."""
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     good = batch("a", "b", headers=pa.array([None, []], kind))
     bad = batch("c", "d", headers=pa.array([None, *headers], kind)[1:])
@@ -637,7 +635,7 @@ def test_topic_and_partition_columns_decide_where_rows_are_stored(bootstrap: str
 def test_batches_are_split_to_the_topics_maximum_message_size(
     shared_broker: oncelog.Broker, topic: str
 ) -> None:
-    """The error for a row that alone exceeds the maximum has the number of the row."""
+    """If one row alone exceeds the maximum, the error names the number of the row."""
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic, max_message_bytes=10_000)
     sink = sink_of(bootstrap, topic)
@@ -663,7 +661,7 @@ def test_a_missing_topic_and_too_long_a_timeout_are_errors() -> None:
 
 @pytest.fixture(scope="module")
 def quick_broker() -> Iterator[oncelog.Broker]:
-    """Run a broker that often checks for transactions past their timeout."""
+    """Run a broker that looks for timed-out transactions often."""
     quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 50}
     with oncelog.Broker(config=quick) as broker:
         yield broker
@@ -790,7 +788,9 @@ def test_every_option_is_documented() -> None:
 def test_an_attempt_that_begins_after_a_write_without_a_name_writes_nothing(
     bootstrap: str, topic: str, is_finished: bool
 ) -> None:
-    """R77: a speculative copy, or a task of a lost executor, found the task's marker deleted."""
+    """R77: the marker of the task was already deleted when a speculative copy, or a task of a lost executor,
+    looked for it. So that attempt wrote the rows again.
+    """
     sink = Sink(f"late-{topic}", sink_of(bootstrap, topic).settings, is_named=False)
     reports = [write_task(sink, 0, n, [batch(f"v{n}")]) for n in range(2)]
     finish(sink, 0, reports) if is_finished else abandon(sink, reports)
@@ -800,8 +800,8 @@ def test_an_attempt_that_begins_after_a_write_without_a_name_writes_nothing(
 
 
 def test_brokers_before_kafka_3_0_take_a_write_and_its_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R78: such brokers neither describe nor list transactional ids, which the first batch and a repeat
-    requested.
+    """R78: such brokers cannot describe or list transactional ids, but the first batch and a repeat requested
+    that.
     """
     known = {number: api for number, api in broker_state.OFFERED.items() if api.name not in _SINCE_3_0}
     assert len(known) == len(broker_state.OFFERED) - len(_SINCE_3_0)

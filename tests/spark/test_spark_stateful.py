@@ -1,4 +1,4 @@
-"""Stateful operators through the sink: queries that run at the same time, fail and are repeated add each row
+"""Queries with stateful operators use the sink at the same time, fail and are repeated. Each row is added
 once.
 """
 
@@ -34,7 +34,7 @@ FAILING_BATCH = 1
 ROCKS_DB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 CLOSING = json.dumps({"id": -1, "ts": START_S + 36_000})
-"""A record that moves the watermark beyond all other records."""
+"""A record that moves the watermark past all other records."""
 HAS_PROTOBUF = (
     importlib.util.find_spec("google.protobuf") is not None if importlib.util.find_spec("google") else False
 )
@@ -49,7 +49,7 @@ def payment(number: int, ts: int) -> str:
 
 
 def produce(bootstrap: str, topic: str, values: Iterable[str]) -> None:
-    """Store the values in two partitions alternately, and a closing record at the end of each."""
+    """Store the values alternately in two partitions, and a closing record at the end of each partition."""
     create_topic(bootstrap, topic, partitions=2)
     with oncelog.Producer({"bootstrap.servers": bootstrap}) as producer:
         for number, value in enumerate([*values, CLOSING, CLOSING]):
@@ -67,7 +67,7 @@ def events(spark: Any, bootstrap: str, topic: str) -> Any:
     return rows.withWatermark("ts", "10 seconds")
 
 
-# The queries. Each function returns a frame with the columns key and value
+# The queries. Each function returns a frame with the columns key and value.
 
 
 def deduplicated(spark: Any, bootstrap: str) -> Any:
@@ -134,7 +134,7 @@ QUERIES: Mapping[str, Callable[[Any, str], Any]] = {
 def fails_once(bootstrap: str, flag: Path) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a function for mapInArrow.
 
-    In it, task 1 of one micro-batch fails once task 0 has committed its rows.
+    It makes task 1 of one micro-batch fail once task 0 has committed its rows.
     """
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -145,7 +145,7 @@ def fails_once(bootstrap: str, flag: Path) -> Callable[[Iterable[pa.RecordBatch]
             group = f"oncelog-{task.getLocalProperty('sql.streaming.queryId')}/0"
             with oncelog.Admin({"bootstrap.servers": bootstrap}) as admin:
                 while not any(kept.offset >= batch_id for kept in admin.group_offsets(group).values()):
-                    pass  # no limit of its own: pytest's time limit ends the loop
+                    pass  # the loop has no limit, because pytest's time limit ends it
             flag.touch()
             raise RuntimeError("the task dies")
         yield from batches
@@ -155,9 +155,10 @@ def fails_once(bootstrap: str, flag: Path) -> Callable[[Iterable[pa.RecordBatch]
 
 @dataclass
 class Runs:
-    """The outcome of three runs of all queries, which run at the same time in one session.
+    """The outcome of three runs of all queries. In each run, the queries run at the same time in one
+    session.
 
-    `rows` are those that are in the topics after the third run.
+    `rows` are the rows in the topics after the third run.
     """
 
     failures: dict[str, str]
@@ -171,8 +172,8 @@ def runs(spark: Any, shared_broker: oncelog.Broker, tmp_path_factory: pytest.Tem
     produce(bootstrap, "stateful.events", map(event, range(COUNT)))
     twice = [event(past) for n in range(COUNT + 5) for past in (n, n - 5) if 0 <= past < COUNT]
     produce(bootstrap, "stateful.twice", twice)
-    # Two of three payments match nothing. They make this topic as long as the other one: after a restart,
-    # Spark held the watermark of the join until each side had a record in the new run.
+    # Two of three payments match no event. They only make this topic as long as the other one. After a
+    # restart, Spark holds back the watermark of a join until both sides have a record in the new run.
     payments = (payment(n if n % 3 == 0 else n + 1000, START_S + n + 2) for n in range(COUNT))
     produce(bootstrap, "stateful.payments", payments)
 
@@ -186,7 +187,7 @@ def runs(spark: Any, shared_broker: oncelog.Broker, tmp_path_factory: pytest.Tem
         return writer.trigger(availableNow=True).start()
 
     def run_all() -> dict[str, str]:
-        """Run all queries at the same time, and return the errors of those that failed."""
+        """Run all queries at the same time. Return the errors of those that failed."""
         errors = {}
         for name, query in {name: start(name) for name in QUERIES}.items():
             try:
@@ -236,7 +237,7 @@ def test_a_windowed_aggregation_with_a_watermark(runs: Runs) -> None:
 
 def test_an_outer_join_of_two_streams(runs: Runs) -> None:
     rows = [(str(n), "unpaid" if n % 3 else "paid") for n in range(COUNT)]
-    closing = [("-1", "paid")] * 4  # both topics have two closing records
+    closing = [("-1", "paid")] * 4  # each of the two topics has two closing records, which match each other
     assert sorted(runs.rows["joined"]) == sorted([*rows, *closing])
 
 

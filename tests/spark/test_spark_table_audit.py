@@ -1,4 +1,4 @@
-"""The audit of a table on Spark has the findings of the audit without Spark."""
+"""The audit of a table on Spark has the same findings as the audit without Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def write(path: Path, *files: list[tuple[Any, ...]]) -> str:
 
 
 def summary(result: Any) -> Any:
-    """Return the result without the names of its files, which differ."""
+    """Return the result with the number of the table's files instead of their names, which the two audits
+    form differently.
+    """
     rows = [row | {"files": len(row["files"])} for row in result.to_rows()]
     return rows, result.partitions, result.unlocated_rows, result.unknown_partition_rows, result.verdict
 

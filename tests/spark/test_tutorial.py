@@ -1,4 +1,6 @@
-"""docs/tutorial.md, command by command: a driver is killed, and the audit finds nothing lost or doubled."""
+"""docs/tutorial.md is run command by command: a driver is killed, and the audit finds no lost or doubled
+record.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ MARK = "-- end of the output of command {}"
 
 
 def _output_of(script: str, directory: Path, environment: dict[str, str]) -> str:
-    """Run a shell script, and return what it printed. End its processes if it fails."""
+    """Run a shell script, and return its output. If it fails, end its processes."""
     shell = subprocess.Popen(
         ["bash", "-e", "-c", script], env=environment, cwd=directory, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
