@@ -65,11 +65,10 @@ TEMPORARY = pytest.StashKey[str]()
 
 
 def use_own_temporary_directory(config: pytest.Config) -> None:
-    """Put the temporary files of all test processes into one directory, which is deleted after the run.
+    """Put the temporary files of all processes into one directory, which is deleted after the run.
 
-    Without that, killed processes would leave their files behind. pytest's own directories stay where they
-    were, so that the files of failed tests are kept. All processes of xdist use the directory of the first
-    one.
+    A process that is killed leaves its files behind. pytest's own directories stay where they were, so that
+    the files of failed tests are kept. All processes of xdist use the directory of the first one.
     """
     if hasattr(config, "workerinput"):
         return
@@ -151,7 +150,7 @@ def connector_jar_files() -> list[str]:
 
 @pytest.fixture(scope="session")
 def apache_kafka(kafka_class_path: str) -> Iterator[ApacheKafka]:
-    """One Apache Kafka node for the whole run, started when the first test requests it."""
+    """One Apache Kafka node for the whole run, started by the first test that requests it."""
     with ApacheKafka(properties=QUICK_SCANS | PROMPT | STEADY) as kafka:
         _create_internal_topics(kafka.bootstrap_servers)
         yield kafka
@@ -180,7 +179,7 @@ def ours(broker: Broker) -> str:
 
 @pytest.fixture(params=["ours", "apache"])
 def servers(request: pytest.FixtureRequest) -> str:
-    """Run the test twice: with the address of our broker, and with that of Apache Kafka."""
+    """Run the test twice: with the address of our broker, and with Apache Kafka's."""
     from support.servers import bootstrap_servers
 
     return bootstrap_servers(request)

@@ -1,4 +1,4 @@
-"""Tests of src/oncelog/compiled.py, which chooses between sources and compiled modules, and of their equal
+"""The choice between sources and compiled modules (src/oncelog/compiled.py), and the equality of their
 behaviour.
 """
 

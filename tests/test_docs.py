@@ -177,7 +177,7 @@ def _commands_of(path: Path) -> set[str]:
 
 
 def _check_command(text: str) -> None:
-    """Find the command and parse its options, but not their values. Raises click's errors."""
+    """Find the command and parse its options, without their values. Raises click's errors."""
     words = shlex.split(re.split(r" [|&>]|;", text)[0])
     command: click.Command = cli
     context = click.Context(cli, info_name="oncelog")

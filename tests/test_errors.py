@@ -40,7 +40,7 @@ def test_an_error_names_itself_in_its_text() -> None:
 
 
 def test_every_code_has_a_description_that_survives_optimization_too() -> None:
-    """The descriptions must not come from docstrings, which `python -OO` drops.
+    """The descriptions must not come from docstrings, which -OO drops.
 
     `make test-optimized` runs this file under -OO.
     """

@@ -48,7 +48,7 @@ class Violation(NamedTuple):
 
 
 def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of prose. Tables, headings and code blocks are left out."""
+    """Yield the sentences of prose, without tables, headings and code blocks."""
     text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
     for paragraph in re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.)\s+", text):
         lines = [line.strip() for line in paragraph.splitlines()]

@@ -1,6 +1,4 @@
-"""Rules of taste as failing tests: the import law, banned calls, the size of functions, no clock in a
-test.
-"""
+"""Taste as failing tests: the import law, banned calls, the size of functions, no clock in a test."""
 
 from __future__ import annotations
 

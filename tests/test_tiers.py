@@ -192,9 +192,7 @@ def test_one_process_runs_all_quick_tests_with_a_spark_session(whole_suite: list
 def test_every_row_and_finding_is_proved_in_the_quick_tier_as_far_as_one_process_can(
     whole_suite: list[pytest.Item],
 ) -> None:
-    """A mark `full` or `soak` that is set by hand must not remove the last quick test of a behaviour or a
-    finding.
-    """
+    """A mark `full` or `soak` by hand must not remove the last quick test of a behaviour or a finding."""
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     guards = {name: row[1] for row in _findings() for name in row[0]}
     for item in whole_suite:
@@ -211,7 +209,7 @@ def test_every_row_and_finding_is_proved_in_the_quick_tier_as_far_as_one_process
 
 
 def _findings() -> list[tuple[list[str], str]]:
-    """Return the guards and the id of each finding in docs/internals/findings.md."""
+    """Return the guards and the id of each row of the page of findings."""
     rows = []
     for line in FINDINGS.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

@@ -60,9 +60,7 @@ def test_nothing_is_remembered_past_a_change_of_the_acls() -> None:
 def test_a_right_on_any_topic_is_looked_up_once_until_an_acl_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Regression: any client may send InitProducerId, and for each such request the broker examined all
-    ACLs.
-    """
+    """Regression: any client may send InitProducerId, and each such request examined all ACLs."""
     authorizer, access = access_to_topics()
     looked: list[Operation] = []
 

@@ -258,7 +258,7 @@ def test_readers_refuse_a_batch_of_very_many_records_before_they_open_it(
 
 
 def test_gzip_of_many_members_copies_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: after each gzip member, all remaining input was copied, which takes quadratic time."""
+    """Regression: the rest of the input was copied after each gzip member, which takes quadratic time."""
     copied: list[int] = []
     make = compression.zlib.decompressobj
 
@@ -340,7 +340,7 @@ def test_a_look_up_by_time_continues_if_its_segment_is_deleted_during_a_job() ->
 
 
 def test_a_look_up_of_the_largest_time_continues_if_its_segment_is_deleted_during_a_job() -> None:
-    """Regression: after the deletion, the look-up found no record, as if the partition were empty."""
+    """Regression: the look-up found no record, as if the partition were empty."""
     partition = open_partition(log_config=config(segment_bytes=1_000))
     rows = [NewRecord(NOW_MS + 1_000, b"k", b"v"), NewRecord(NOW_MS, b"k", b"v")]
     put(partition, memoryview(build_batch(rows, compression=Compression.GZIP)))
@@ -458,7 +458,7 @@ def test_a_count_that_no_codec_could_hold_is_refused(codec: Compression) -> None
     """
     partition = open_partition(log_config=config(max_message_bytes=10_000_000))
     sealed = {"base_timestamp_ms": NOW_MS, "max_timestamp_ms": NOW_MS, "compression": codec}
-    count = 300_000  # identical records of minimal length compress best
+    count = 300_000  # identical shortest records compress best
     honest = seal([_KEYLESS * count], count, **sealed)
     assert put(partition, memoryview(honest)).last_offset == count - 1
     with pytest.raises(InvalidRecord, match="the batch says 2147483647 records"):

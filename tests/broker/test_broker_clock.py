@@ -1,4 +1,4 @@
-"""The wall clock was ahead while the broker was running, and was then corrected."""
+"""A wall clock that was ahead while the broker was running, and was then corrected."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_stop_after_a_clock_was_ahead_makes_no_producer_expire() -> None:
     place.ask(create("t"), 5)
 
     def append() -> bool:
-        """Append the same batch as before, and return True if the partition recognised it as a duplicate."""
+        """Append the same batch, and return True if the partition recognised it."""
         numbered = memoryview(batch(b"v", pid=1, sequence=0, timestamp_ms=right_ms))
         _, partition = place.node.topics.partition(tp)
         return partition.append(numbered, origin=Origin.CLIENT, now_ms=right_ms).is_duplicate

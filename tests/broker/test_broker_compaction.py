@@ -154,7 +154,7 @@ class Coordinators:
         return recover_node(RealDisk(self.directory), self.settings, Clock(), limits=SHORT)
 
     def restart(self) -> None:
-        """Restart the broker without a clean stop, as after SIGKILL."""
+        """Restart the broker as after SIGKILL."""
         self.node.log_manager.release()
         self.node = self._open()
 

@@ -1,6 +1,4 @@
-"""Kill the broker before each append of a coordinator's request. The next start finds all effects of the
-request or none.
-"""
+"""Kill the broker at every append of a coordinator's request: the next start finds all of it or nothing."""
 
 from __future__ import annotations
 
@@ -197,8 +195,8 @@ def test_a_kill_at_any_append_leaves_a_request_undone_or_done(
     is_answered, append_count = False, 0
     while not is_answered:
         state, is_answered = state_after_kill(run, append_count, monkeypatch)
-        # The first append stores the decision. If it was stored, the next start completes the request;
-        # otherwise nothing has changed.
+        # The first append stores the decision. After it, a start completes the request. Without it, nothing
+        # has changed.
         assert state == (after if append_count else before)
         append_count += 1
     assert append_count > 1

@@ -1,4 +1,4 @@
-"""Coordinators' state after restarts: memory equals a replay of the log, also after deletions."""
+"""Coordinators' state over restarts: memory equals a replay of the log, also after deletions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def full(*_: Any) -> Any:
 class CoordinatorState(RuleBasedStateMachine):
     """Random requests of every kind that changes the coordinators' state.
 
-    After any of them, a restart must change nothing.
+    A restart after any of them must change nothing.
     """
 
     def __init__(self) -> None:
@@ -248,7 +248,9 @@ class Crash(Exception):
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """Create a data directory with a topic, a committed offset, and an offset in an open transaction."""
+    """Create a data directory with a topic, a committed offset, and an offset that is pending in a
+    transaction.
+    """
     node = opened(tmp_path)
     node.topics.create("t", 1, {}, 0)
     node.groups.offsets.commit("g", {AT: offset(100)}, 0)
@@ -287,7 +289,7 @@ def delete_and_flush(node: BrokerState) -> None:
 
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, calls: int) -> None:
-    """End the process at call number `calls` of the method, before the method does anything."""
+    """Let the process die at call number `calls` of the method, before the method does anything."""
     method: Callable[..., Any] = getattr(owner, name)
     left = calls
 
@@ -564,7 +566,7 @@ def test_a_deletion_is_forgotten_once_its_tombstones_are_on_the_disk(directory: 
 def test_offsets_of_a_recreated_topic_are_deleted_with_it(
     directory: Path, monkeypatch: pytest.MonkeyPatch, is_log_full: bool
 ) -> None:
-    """If the old offsets stayed, readers of a new topic of the same name would skip its first records."""
+    """With the old offsets, readers of a new topic of the same name would skip its first records."""
     node = opened(directory)
     with monkeypatch.context() as patch:
         if is_log_full:

@@ -60,9 +60,7 @@ def init_request(transactional_id: str) -> m.InitProducerIdRequest:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Create a data directory with committed offsets of two groups, and with open transactions of two ids in
-    topic t.
-    """
+    """Create a data directory with offsets of two groups, and open transactions of two ids in topic t."""
     with Broker(tmp_path, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
         client.create_topic("t", 2)
         for offset in (1, 2):

@@ -1,4 +1,4 @@
-"""Topics are deleted and created again while the broker's background work waits for a slow thread."""
+"""Topics deleted and created again while the broker's background work waits for a slow thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WAIT_SECONDS = 60
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Return an event that lets blocking calls of background tasks start. They wait while it is not set."""
+    """Return an event: blocking calls of background tasks start only while it is set."""
     event = threading.Event()
     event.set()
     real = BackgroundRunner._run_in_thread

@@ -24,7 +24,7 @@ from oncelog.wire.messages import CreatePartitionsRequest, CreateTopicsRequest, 
 
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Return an event for which the fdatasync of segment files waits. It is set at the beginning."""
+    """Return an event for which fdatasync of segment files waits. It is set at first."""
     opened, real = threading.Event(), RealFile.sync
     opened.set()
 
@@ -116,7 +116,7 @@ def test_a_full_disk_is_a_storage_error_and_nothing_is_corrupted(
     real = RealFile.pwrite
 
     def full(self: RealFile, data: Any, position: int) -> None:
-        # A disk that becomes full during a write stores only a part of the data.
+        # A disk that becomes full in the middle of a write stores a part of the data.
         real(self, memoryview(data)[: len(data) // 2], position)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -149,9 +149,7 @@ def test_a_full_disk_is_a_storage_error_and_nothing_is_corrupted(
 def test_a_topic_that_cannot_be_created_whole_is_not_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    """A creation that fails half-way leaves nothing behind that prevents the next attempt, before or after a
-    restart.
-    """
+    """Nothing is left behind that prevents the next attempt, before or after a restart."""
     real = RealDisk.replace
 
     def full(self: RealDisk, path: str, data: bytes, **how: bool) -> None:

@@ -1,6 +1,6 @@
 """Many groups, transactional ids and transactions expire in steps.
 
-Clients use some of them between two steps.
+Between the steps, clients use some of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SteppedNode(GroupNode):
         return answer
 
     def begin(self, transactional_id: str) -> Any:
-        """Open a transaction, and return its producer."""
+        """Open a transaction; return its producer."""
         who = self.init(transactional_id)
         topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name="t", partitions=[0])
         asked = AddPartitionsToTxnRequest(
@@ -99,9 +99,7 @@ def test_groups_expire_a_few_in_a_step_and_those_in_use_stay(node: SteppedNode) 
 
 
 def test_groups_expire_in_the_order_in_which_they_were_created(node: SteppedNode) -> None:
-    """Regression: groups expired in the order of a set, so two runs of the simulator with one seed could
-    differ.
-    """
+    """Regression: groups expired in the order of a set, so two runs of one simulator seed could differ."""
     names = [f"{group}-{index}" for index in range(COUNT) for group in ("b", "a")]
     for name in names:
         node.ask(commit(name, 5, generation_id_or_member_epoch=-1), 7)

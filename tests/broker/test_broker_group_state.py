@@ -1,4 +1,4 @@
-"""Groups in memory equal the groups that a start reads from the log, also after failed writes."""
+"""Groups in memory equal those that a start reads from the log, also after writes that failed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class Players:
         self.epochs: dict[tuple[str, int], int] = {}
 
     def classic(self, group: str, client: int, action: int) -> None:
-        """Play one action of a classic member: join, send the SyncGroup that must follow, leave or commit."""
+        """Play one action of a classic member: join, send the SyncGroup that the response requires, leave or
+        commit.
+        """
         key = group, client
         member = self.members.get(key, "")
         instance = f"static-{client}" if client == 0 else None
@@ -82,9 +84,7 @@ class Players:
             self.joins.pop(key, None)
 
     def consumer(self, group: str, client: int, action: int) -> None:
-        """Play one action of a member of the consumer protocol: join or rejoin, heartbeat, leave or
-        commit.
-        """
+        """Play one action of a member of the consumer protocol: join (again), heartbeat, leave or commit."""
         key, member = (group, client), f"m{client}"
         epoch = self.epochs.get(key, 0)
         instance = f"static-{client}" if client == 0 else None
@@ -139,7 +139,7 @@ Steps = st.lists(
 
 
 def play(players: Players, steps: list[tuple[str, int, int, int]]) -> None:
-    """Play actions of both protocols. Each protocol has a group of its own, and both share a third one."""
+    """Play actions of both protocols: each protocol has its own group, and both share a third one."""
     for kind, number, client, action in steps:
         if kind == "classic":
             players.classic(f"g{number}", client, action)
@@ -568,7 +568,7 @@ def test_a_pattern_that_a_heartbeat_has_resolved_holds_for_all_members() -> None
     place.limits = Limits(pattern_step_cost=1)
     place.restart()
     place.ask(create("t"), 5)
-    place.ask(heartbeat("other", "c"), 1)  # creates the coordinator's topic
+    place.ask(heartbeat("other", "c"), 1)  # this creates the coordinator's topic
     place.node.log_manager.background.on_added = lambda: None  # no background task runs from now on
     pattern: dict[str, Any] = {"subscribed_topic_names": [], "subscribed_topic_regex": "t"}
     place.ask(heartbeat("g", "a", **pattern), 1)

@@ -1,4 +1,4 @@
-"""Timers of groups: a deadline costs little, and the timers of one group do not delay other groups."""
+"""Timers of groups: a deadline costs little, and no group delays others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that a group member pipelines must not interleave with the rebalance of its group."""
+"""A request that one group member pipelined must not interleave with the rebalance of the whole group."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Hostile clients that are slow, silent, many or greedy: the broker bounds their memory and serves other
-clients.
-"""
+"""Hostile clients that are slow, silent, many or greedy: memory stays bounded, and others are served."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ def tls_client(broker: Broker, certificates: Certificates) -> RawClient:
 
 @pytest.fixture(params=["uvloop", "asyncio"])
 def event_loop_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make the broker use this event loop."""
+    """Let the broker use this event loop."""
     if request.param == "asyncio":
         monkeypatch.setitem(sys.modules, "uvloop", None)
     else:
@@ -151,8 +149,8 @@ def test_a_client_that_never_says_who_it_is_is_cut_off(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0 or not hasattr(socket, "TCP_KEEPIDLE"), reason="needs TCP_REPAIR")
 def test_a_peer_that_vanishes_silently_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The peer waits for the response to a fetch of up to one day, so only TCP keep-alive can detect that it
-    has vanished.
+    """The peer waits for the response to a fetch of one day, so only TCP keep-alive can detect that it has
+    vanished.
     """
     probes = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 1}
     monkeypatch.setattr(listener, "KEEP_ALIVE", probes)
@@ -161,8 +159,7 @@ def test_a_peer_that_vanishes_silently_is_noticed(monkeypatch: pytest.MonkeyPatc
         gone.send(fetch_request([("t", 0, 0)], max_wait_ms=86_400_000), 12)
         wait_until(lambda: broker.metrics()["fetches_waiting"] == 1)
         try:
-            # TCP_REPAIR: closing the socket sends no packet
-            gone.socket.setsockopt(socket.IPPROTO_TCP, 19, 1)
+            gone.socket.setsockopt(socket.IPPROTO_TCP, 19, 1)  # TCP_REPAIR: the close sends no packet
         except PermissionError:
             pytest.skip("the system does not allow TCP_REPAIR")
         gone.socket.close()
@@ -267,7 +264,7 @@ def test_half_sent_requests_are_bounded_together() -> None:
 
 
 def test_answers_that_nobody_takes_are_bounded_together() -> None:
-    """Each client requests 40 MB again and again without reading.
+    """Each client requests 40 MB again and again.
 
     The broker first makes the responses smaller, and then closes the connections of clients that do not read.
     """

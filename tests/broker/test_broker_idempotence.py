@@ -1,6 +1,4 @@
-"""Idempotence with real bytes over a real socket: the responses to Produce requests and the stored
-batches.
-"""
+"""Idempotence with real bytes over a real socket: the responses to Produce and the stored batches."""
 
 from __future__ import annotations
 
@@ -56,7 +54,7 @@ def test_producer_ids_are_unique_over_sessions_and_restarts(tmp_path: object) ->
                 with RawClient(broker.bootstrap_servers) as session:
                     seen += [session.new_producer_id() for _ in range(3)]
     assert len(set(seen)) == len(seen) == 18
-    # Each start of a broker assigns producer ids from a new range above the previous one.
+    # Each start assigns ids from a range of its own, above the previous range.
     starts = seen[::6]
     assert starts == sorted(starts) and all(pid - starts[0] == n for n, pid in enumerate(seen[:6]))
 
@@ -182,7 +180,7 @@ def test_a_back_fill_does_not_lose_its_producer() -> None:
         pid = client.new_producer_id()
         sent = batch(b"1998", pid=pid, sequence=0, timestamp_ms=900_000_000_000)
         client.produce("back-fill", sent)
-        pass_time(broker, 3_600_000)  # the broker looks for expired producers every ten minutes
+        pass_time(broker, 3_600_000)  # the broker checks producers for expiry every ten minutes
         again = client.produce("back-fill", sent)
         assert (again.error_code, again.base_offset) == (0, 0)
         assert client.offset("back-fill") == 1

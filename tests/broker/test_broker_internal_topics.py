@@ -1,4 +1,4 @@
-"""The coordinators' topics are always compacted, whatever the settings are."""
+"""The coordinators' topics are always compacted."""
 
 from __future__ import annotations
 

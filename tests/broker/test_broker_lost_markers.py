@@ -41,7 +41,7 @@ class StoppedClock(Clock):
 
 
 class Producer:
-    """A producer with an epoch per transaction, and its broker, which can lose its power."""
+    """A producer with an epoch per transaction, and the broker that loses its power."""
 
     def __init__(self, directory: Path, first_epoch: int = 0) -> None:
         self.directory, self.first_epoch = directory, first_epoch
@@ -63,7 +63,7 @@ class Producer:
         self.who, self.sequences = ProducerIdAndEpoch(entry.producer_id, entry.producer_epoch), {}
 
     def add(self, tp: TopicPartition) -> None:
-        """Add a partition to the transaction, as AddPartitionsToTxn does."""
+        """Make a partition part of the transaction, as AddPartitionsToTxn does."""
         self.node.transactions.add_partitions("x", self.who, [tp], NOW_MS)
 
     def admission(self, tp: TopicPartition, dialect: ClientCapabilities) -> TransactionVerification:
@@ -122,7 +122,7 @@ class Producer:
         return self.directory / str(tp) / f"{0:020d}.log"
 
     def compact(self) -> None:
-        """Sync the coordinator's log, and start a round of compaction."""
+        """Sync the coordinator's log, and begin the next round of compaction."""
         now_ms = self.round_ms = self.round_ms + ROUND_MS
         self.node.transactions.topic.roll_for_compaction(now_ms)
         self.node.topics.partition(STATE)[1].flush()
@@ -132,7 +132,7 @@ class Producer:
         return sum(len(batch.records) for batch in self.node.transactions.topic.replay(tp.partition))
 
     def lose_power(self, **sizes: int) -> None:
-        """Stop the broker, truncate logs to earlier sizes, and start a new broker on them."""
+        """Stop the broker, truncate logs to earlier sizes, and start the next one."""
         self.node.log_manager.release()
         for name, tp in (("t0", T0), ("t1", T1), ("offsets", OFFSETS), ("state", STATE)):
             if name in sizes:
@@ -142,7 +142,7 @@ class Producer:
         self.node = self._open()
 
     def restart(self) -> None:
-        """Stop the broker cleanly, and start a new one."""
+        """Stop the broker cleanly, and start the next one."""
         self.node.close(NOW_MS)
         self.node = self._open()
 
@@ -355,9 +355,7 @@ def test_a_marker_written_again_does_not_end_the_next_transaction(producer: Prod
 def test_an_aborted_classic_transaction_is_not_committed_with_the_next_one_of_its_epoch(
     producer: Producer, classic_is_commit: bool, is_commit: bool, when: str
 ) -> None:
-    """Both transactions have the same epoch: a producer keeps it when the broker begins to offer an epoch per
-    transaction.
-    """
+    """A producer keeps its epoch when the broker starts to offer an epoch per transaction."""
     producer.send(T0, "classic")
     size = producer.size(T0)
     producer.node.transactions.end("x", producer.who, classic_is_commit, 1, NOW_MS)
@@ -425,9 +423,7 @@ def test_an_epoch_of_the_next_producer_id_that_only_a_partition_remembers_is_not
 @pytest.mark.behaviour("T6")
 @pytest.mark.parametrize("way", ["records", "offsets", "nothing"])
 def test_an_aborted_record_is_not_committed_by_a_newer_classic_instance(producer: Producer, way: str) -> None:
-    """Clients that do not know an epoch per transaction, such as librdkafka, use one epoch for each
-    instance.
-    """
+    """Clients without an epoch per transaction, such as librdkafka, have one epoch for each instance."""
     tp = OFFSETS if way == "offsets" else T0
     if way == "offsets":
         producer.send_offset(5)

@@ -1,4 +1,4 @@
-"""The broker's counters, their form for Prometheus, and the alert rules that use their names."""
+"""The counters of the broker, their form for Prometheus, and the alert rules on their names."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ METRIC = re.compile(r"(?:oncelog|process)_\w+")
 
 
 def scrape(broker: Broker) -> dict[str, float]:
-    """Return the metrics page as Prometheus parses it: the value of each `name{labels}`."""
+    """Return the metrics page as Prometheus reads it, with the value of each `name{labels}`."""
     with urllib.request.urlopen(f"http://127.0.0.1:{broker.metrics_port}/metrics", timeout=60) as page:
         lines = page.read().decode().splitlines()
     pairs = (line.rpartition(" ") for line in lines if not line.startswith("#"))

@@ -61,9 +61,7 @@ OVERRIDES = {
 
 
 class Topic:
-    """A topic `t` on a node, a model of the records that its readers must see, and one method for each
-    feature.
-    """
+    """A topic `t` on a node, the records that its readers must see, and one method for each feature."""
 
     def __init__(self, draw: Random, *, is_compacted: bool) -> None:
         self.draw, self.is_compacted = draw, is_compacted
@@ -174,7 +172,7 @@ class Topic:
         self.create()
 
     def transactions(self) -> None:
-        """Choose one of two transactional ids, and begin, continue or end its transaction."""
+        """For one of two transactional ids, begin a transaction, continue it or end it."""
         name = self.draw.choice(("x", "y"))
         if name in self.pending and self.draw.random() < 0.5:
             self.end(name)
@@ -191,7 +189,7 @@ class Topic:
         who, is_commit = self.pending.pop(name), self.draw.random() < 0.5
         self.node.transactions.end(name, who, is_commit, 2, self.now_ms)
         if self.exists and self.partition.log_end_offset > self.model.end:
-            # With an epoch per transaction, a marker has the epoch of the producer's next transaction.
+            # With an epoch per transaction, the marker has the epoch of the next transaction.
             epoch = who.producer_epoch + 1
             marker = Written(
                 self.model.end, ((None, None),), self.now_ms, self.now_ms, who.producer_id, epoch
@@ -277,12 +275,12 @@ class Topic:
 
 
 def replace_outcome(marker: Written, is_commit: bool) -> Written:
-    """Return a copy of the marker with the given outcome."""
+    """Return the marker with its outcome."""
     return replace(marker, is_commit=is_commit)
 
 
 def plan(draw: Random, pair: tuple[str, str]) -> Iterator[str]:
-    """Yield the actions of a run: both features in random order, and between them appends and restarts."""
+    """Yield the actions of a run: both features in random order, with records and restarts between."""
     steps = [*pair] * 4
     draw.shuffle(steps)
     for number, feature in enumerate(steps):

@@ -216,7 +216,7 @@ def test_a_long_list_of_transactional_ids_is_matched_in_steps(
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A data directory with a group, one of whose members has a pattern that only Python's engine accepts."""
+    """A data directory whose group has a member with a pattern that only Python's engine takes."""
     node = open_node(tmp_path, BROKER.parse({}), Clock())
     node.topics.create("t", 1, {}, 0)
     group = ConsumerGroup("g", session_timeout_ms=45_000)

@@ -1,4 +1,4 @@
-"""Produce requests: error codes and the order of the checks, acks, and many partitions in one request."""
+"""Produce: the error codes and the order of the checks; acks; many partitions in one request."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_batches_come_back_as_they_were_sent(client: RawClient, topic: str, code
     sent = bytes(batch(b"one", None, b"", compression=codec, pid=7, sequence=0))
     client.produce(topic, sent)
     (stored,) = split_batches(client.fetch(topic).records)
-    # In a batch, the broker changes only the base offset and the leader epoch (bytes 0-7 and 12-15).
+    # The broker sets only the base offset and leader epoch (bytes 0-7, 12-15).
     assert stored[16:] == sent[16:]
     assert [r.value for r in decode_records(stored)] == [b"one", None, b""]
 

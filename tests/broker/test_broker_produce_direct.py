@@ -1,5 +1,5 @@
-"""The fast path for plain Produce requests returns the same bytes as the handler `produce`, or leaves the
-request to it.
+"""The fast path for plain Produce requests returns the same bytes as `produce`, or leaves a request to
+`produce`.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def several(batches: list[tuple[str, int, bytearray]], version: int) -> memoryvi
 
 
 def begun(node: BrokerState) -> ProducerIdAndEpoch:
-    """Begin a transaction, store its first batch in partition 0, and return its producer."""
+    """Begin a transaction, store its first batch in partition 0, and return the producer."""
     done = node.transactions.init("id", None, 60_000, NOW_MS)
     who = ProducerIdAndEpoch(done.entry.producer_id, done.entry.producer_epoch)
     node.transactions.add_partitions("id", who, [TopicPartition("t", 0)], NOW_MS)
@@ -172,7 +172,7 @@ def begun(node: BrokerState) -> ProducerIdAndEpoch:
 
 
 def transacted(who: ProducerIdAndEpoch, sequence: int, version: int = 12, **more: Any) -> memoryview:
-    """Return a Produce request with one batch of a transaction. `more` are further options of the batch."""
+    """Return a request with one transactional batch. `more` has options of the batch."""
     pid, epoch = more.pop("pid", who.producer_id), more.pop("epoch", who.producer_epoch)
     partition = more.pop("partition", 0)
     records = numbered(sequence, pid, epoch=epoch, is_transactional=True, **more)
@@ -185,7 +185,7 @@ def test_within_a_transaction_the_answer_is_what_the_general_way_gives(
 ) -> None:
     ways = begun(node), begun(twin)
     assert ways[0] == ways[1]
-    for sequence in (2, 4, 2, 9, 6):  # among them a duplicate and a gap
+    for sequence in (2, 4, 2, 9, 6):  # a duplicate and a gap among them
         told = general(twin, transacted(ways[1], sequence, version))
         assert answer(node, transacted(ways[0], sequence, version), NOW_MS) == encode_response(
             told, version, 1

@@ -45,14 +45,14 @@ def records(key: bytes | None = b"k", **fields: Any) -> bytes:
 
 
 def request(*parts: tuple[int, bytes], acks: int = 1, **fields: Any) -> ProduceRequest:
-    """Return a Produce request for topic t. Each of `parts` is a partition and its batch."""
+    """Return a request for topic t. Each of `parts` is a partition and its batch."""
     data = [_Data(index=index, records=batch) for index, batch in parts]
     topic = ProduceRequest.TopicProduceData(name="t", partition_data=data)
     return ProduceRequest(acks=acks, timeout_ms=5_000, topic_data=[topic], **fields)
 
 
 def driven(settings: dict[str, str]) -> BrokerState:
-    """Return a node with topic t. Its background tasks run only in `finish`."""
+    """Return a node with topic t, whose background tasks wait for `finish`."""
     node, numbers = open_node(MemoryDisk()), count(1)
     node.topics._new_uuid = lambda: bytes([next(numbers)]) * 16
     node.log_manager.background.on_added = lambda: None
@@ -149,7 +149,7 @@ def test_batches_of_a_transaction_that_ends_between_the_steps_are_refused() -> N
 def test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_no_more_batches(
     is_commit: bool,
 ) -> None:
-    """The case is possible, because Produce 12 adds partitions implicitly and EndTxn below version 5 does not
+    """The case exists because Produce 12 adds partitions implicitly, and EndTxn below version 5 does not
     raise the epoch.
     """
     node = driven(COMPACTED)
@@ -169,7 +169,7 @@ def test_a_transaction_that_is_committed_between_the_steps_that_began_it_takes_n
 
 @pytest.mark.parametrize("acks", [0, 1])
 def test_a_stop_between_the_steps_writes_to_no_closed_log(acks: int) -> None:
-    """Regression: a cancelled request wrote to closed files, and the log reported this as a failing disk."""
+    """Regression: a cancelled request wrote to closed files, so the log reported a failing disk."""
     node = driven(COMPACTED)
     deferred = handle(node, request(*((i, records()) for i in range(MANY)), acks=acks), 9)
     assert node.log_manager.background.step() is None
@@ -192,9 +192,7 @@ def test_a_request_goes_with_its_client_unless_it_expects_no_answer() -> None:
 def test_requests_of_several_steps_without_a_response_are_handled_after_a_disconnect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Java's producer with acks=0 disconnects as soon as the operating system has accepted the last
-    request.
-    """
+    """Java's producer with acks=0 closes as soon as the system has accepted the last request."""
     gate, work = threading.Event(), BackgroundRunner._work
     monkeypatch.setattr(BackgroundRunner, "_work", lambda self: work(self) if gate.is_set() else None)
     message = request(*((i, records()) for i in range(MANY)), acks=0)

@@ -30,7 +30,7 @@ BY_CLOCK = NOW_MS << IDS_PER_MS_BITS
     [
         (0, -1, NOW_MS, BY_CLOCK),
         (5_000, 8_000, NOW_MS, BY_CLOCK),
-        (BY_CLOCK + 7, -1, NOW_MS, BY_CLOCK + 7),  # the clock went back after the stored id was written
+        (BY_CLOCK + 7, -1, NOW_MS, BY_CLOCK + 7),  # the clock went back
         (0, BY_CLOCK + 7, NOW_MS, BY_CLOCK + 8),
         (0, 41, 0, 42),
         # The seen id is the largest possible: a client chose it, so it is ignored
@@ -48,9 +48,7 @@ def test_ids_of_this_century_are_exact_as_doubles() -> None:
 
 
 def test_two_starts_a_millisecond_apart_share_no_id() -> None:
-    """Two copies of a directory start 1 ms apart. Each assigns as many ids as are reserved for one
-    millisecond.
-    """
+    """Two copies of a directory start 1 ms apart. Each assigns as many ids as fit into a millisecond."""
     ids = []
     for now_ms in (NOW_MS, NOW_MS + 1):
         taker = ProducerIds(MemoryDisk(), now_ms)

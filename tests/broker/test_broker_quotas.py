@@ -50,7 +50,7 @@ def raw(limited: Broker) -> Iterator[RawClient]:
 
 
 def produce(client: RawClient, topic: str, size_bytes: int, *, version: int = 9, acks: int = 1) -> int:
-    """Produce a batch, and return the throttle time in the response."""
+    """Produce a batch, and return the throttle time."""
     P = m.ProduceRequest
     data = P.PartitionProduceData(index=0, records=batch(b"v" * size_bytes))
     asked = P(acks=acks, timeout_ms=5000, topic_data=[P.TopicProduceData(name=topic, partition_data=[data])])

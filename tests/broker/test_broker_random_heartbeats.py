@@ -62,7 +62,7 @@ class Run:
             assignment_burst_cost=self.rng.choice((1, 20, 20_000)),
         )
         self.is_starved = self.rng.random() < 0.5
-        """True if background tasks do not run between the last heartbeats."""
+        """True if no background task runs between the last heartbeats."""
         self.members = [Member(group, f"m{index}") for group in ("g", "h") for index in range(3)]
         self.start_again()
 
@@ -151,7 +151,7 @@ class Run:
             for member in members:
                 self.beat(member, joins=not member.is_in)
                 self.finish()
-            self.place.pass_time(2_000)  # an assignment may wait until members have adopted earlier ones
+            self.place.pass_time(2_000)  # an assignment may wait until earlier ones are adopted
 
     def check(self) -> None:
         for group in ("g", "h"):

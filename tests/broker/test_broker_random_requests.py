@@ -80,7 +80,7 @@ PLACES = (
 The empty suffix matches every path.
 """
 EXPECTED = (OSError, BrokerError, StorageError)
-"""Errors that periodic work may raise while the disk fails."""
+"""Errors with which periodic work may end while the disk fails."""
 
 
 QUICK_SEEDS = range(20)
@@ -89,7 +89,7 @@ MAX_SEEDS = 500
 
 
 class Run:
-    """Nodes that run one after the other on one disk, and clients that send any request at any time."""
+    """A sequence of nodes on one disk, and clients that send any request at any time."""
 
     def __init__(self, seed: int, note: Callable[[str], object]) -> None:
         self.note = note
@@ -129,9 +129,9 @@ class Run:
         """
         self.identities = dict.fromkeys(IDS, ProducerIdAndEpoch(-1, -1))
         self.handed: dict[ProducerIdAndEpoch, object] = {}
-        """For every assigned pair of producer id and epoch, the request that got it."""
+        """For every assigned producer id and epoch, the request that got it."""
         self.first_seen: dict[bytes, int] = {}
-        """For each topic id, the number of the event after which the topic was first seen."""
+        """For each topic id: the event after which the topic was first seen."""
         self.asked: set[int] = set()
         """Offsets whose commit has no response yet. Each commit has a different offset."""
         self.answered: dict[int, int] = {}
@@ -527,7 +527,7 @@ class Run:
         assert not found, found
 
     def check_transactions(self) -> None:
-        """Check that each open transaction has a coordinator that will end it."""
+        """Check that each open transaction has a coordinator that ends it."""
         known = {
             entry.producer_id: KnownTransaction(
                 entry.transactional_id,

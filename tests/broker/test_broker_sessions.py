@@ -54,7 +54,7 @@ def test_fetch_sessions_remember_a_bounded_number_of_partitions() -> None:
     assert sessions.open(_request(0, 0, 5), 12, 0, "").session_id == 0
     second = sessions.open(_request(0, 0, 4), 12, 0, "").session_id
     assert second and sessions.partition_count == 10
-    # If a session grows beyond the limit, the broker ends it, and the client sends full fetches from then on.
+    # A session that outgrows the limit ends, and its client sends full fetches from then on.
     with pytest.raises(FetchSessionIdNotFound):
         sessions.open(_request(second, 1, 5), 12, 0, "")
     assert (sessions.partition_count, len(sessions)) == (6, 1)

@@ -1,4 +1,4 @@
-"""Settings that clients change while the broker runs, and how the broker parses their text."""
+"""Settings that clients change while the broker runs, and how their text is read."""
 
 from __future__ import annotations
 

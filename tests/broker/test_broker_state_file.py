@@ -1,4 +1,4 @@
-"""Small state files of the broker that are damaged, edited by hand, or written by an older version."""
+"""Small state files of the broker: damaged, edited by hand, or written by an older version."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def used_disk() -> MemoryDisk:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("name", FILES)
 def test_no_flipped_bit_changes_what_a_file_says(name: str) -> None:
-    """Regression: without a checksum, a flipped bit could change retention.ms or prevent a start."""
+    """Regression: without a checksum, one flipped bit could change retention.ms, or stop the start."""
     disk = used_disk()
     whole = disk.read(name)
     end = whole.index(b'"crc32c"')  # the checksum itself follows behind this position

@@ -312,8 +312,7 @@ def test_many_new_topics_are_checked_in_steps(validate_only: bool) -> None:
     node, count = driven(MemoryDisk()), 5 * PARTITIONS_PER_STEP
     answer = handle(node, create_many(count, validate_only=validate_only))
     assert isinstance(answer, PendingResponse)
-    # Creates one of the topics before the first request writes the topics file
-    other = handle(node, create("new-0", 2))
+    other = handle(node, create("new-0", 2))  # this topic is created before the first request writes the file
     assert other.topics[0].error_code == 0
     steps, response = finish(node, answer, may_block=True)
     assert steps >= (5 if validate_only else 10)
@@ -435,7 +434,7 @@ def test_a_group_of_many_offsets_is_deleted_in_steps_in_which_nobody_may_use_it(
 
 
 def test_a_group_that_expires_while_it_is_deleted_in_steps_is_deleted() -> None:
-    """The group's only member got its id but never joined with it, and it expires during the deletion."""
+    """The group's only member id was assigned but never used, and it expires during the deletion."""
     node = with_topic(driven(MemoryDisk()))
     commit(node, "g", range(MANY_OFFSETS))
     protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range")
@@ -542,7 +541,7 @@ def test_a_waiting_fetch_of_many_partitions_is_read_again_in_steps() -> None:
         append(node, topic, sequence)
         background.finish()
     append(node, topic, 3)
-    assert not background  # no new record is committed, so the waiting fetch reads no partition again
+    assert not background  # no new record is committed, so no partition is read again
     assert len(node.fetch_purgatory) == 1
     node.markers.write(topic.partitions[0].topic_partition, Marker(5, 0, 0, True), NOW_MS)
     end_round(node)
@@ -599,7 +598,7 @@ def test_large_answers_to_small_requests_are_made_a_few_at_a_time() -> None:
         if len(background) > MAX_LARGE:
             background.step()
     assert len(background) == MAX_LARGE
-    last.cancel()  # this request was still waiting for a slot
+    last.cancel()  # this request still waits for a slot
     background.finish()
     assert len(responses) == len(answers)
     assert len({len(response.groups) for response in responses}) == 1
@@ -688,7 +687,7 @@ def test_fetches_of_several_steps_share_the_memory_for_answers(is_cancelled: boo
     node.log_manager.background.finish()
     records = [response.responses[0].partitions[0].records for response in responses]
     assert len(records) == (0 if is_cancelled else len(answers))
-    # Each response contains at least one batch, even if that exceeds the limit.
+    # Each response has at least one batch, even above the limit.
     assert sum(map(len, records)) < limit_bytes + len(answers) * len(stored)
     assert node.response_memory.unfinished_bytes == 0
 
@@ -716,7 +715,7 @@ def test_the_markers_of_a_large_transaction_are_written_in_steps() -> None:
     while node.log_manager.background:
         marked.append(sum(node.topics.partition(tp)[1].log_end_offset for tp in partitions))
         assert state_of(node, "x") is TransactionState.PREPARE_COMMIT
-        node.transactions.retry_markers(NOW_MS)  # a retry between the steps must not write a marker twice
+        node.transactions.retry_markers(NOW_MS)  # a retry during the steps must not write markers twice
         node.log_manager.background.step()
     per_step = STEP_ELEMENTS // MARKER_COST
     assert marked == [per_step, 2 * per_step]
@@ -836,9 +835,7 @@ def test_an_offset_is_fetched_without_a_look_at_all_pending() -> None:
 
 
 def test_pending_offsets_are_deleted_without_a_look_at_other_transactions() -> None:
-    """Regression: with 10,000 open transactions of one offset each, one step needed 7 s to delete 1,000 of
-    the offsets.
-    """
+    """Regression: with 10,000 open transactions of one offset each, one step deleted 1,000 of them in 7 s."""
     node = open_node(MemoryDisk())
     node.topics.create("t", 100, {}, NOW_MS)
     offsets = node.groups.offsets
@@ -864,9 +861,7 @@ def test_pending_offsets_are_deleted_without_a_look_at_other_transactions() -> N
 
 
 def test_offsets_are_deleted_without_a_look_at_each_open_transaction() -> None:
-    """Regression: with 10,000 open transactions, one step needed 5 s to delete 1,000 offsets of their
-    group.
-    """
+    """Regression: with 10,000 open transactions, one step deleted 1,000 offsets of their group in 5 s."""
     node = open_node(MemoryDisk())
     node.topics.create("t", 100, {}, NOW_MS)
     offsets = node.groups.offsets

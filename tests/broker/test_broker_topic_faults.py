@@ -43,7 +43,7 @@ class TopicManager:
     def start(self) -> None:
         """Start the broker.
 
-        Raises StorageError or OSError if it refuses to start, and SimulatedCrash if it is killed.
+        Raises StorageError or OSError if the start is refused, SimulatedCrash if it is killed.
         """
         logs = LogManager.open(
             self.disk, node_id=1, new_uuid=lambda: self._uuids.randbytes(16), now_ms=NOW_MS
@@ -110,7 +110,7 @@ def delete(manager: TopicManager) -> None:
 
 
 def remake(manager: TopicManager) -> None:
-    """Delete the topic if there is one, in whatever state it is, and create it with more partitions."""
+    """Delete the topic, whatever state it is in, and create it with more partitions."""
     manager.delete()
     manager.create(NAME, 3)
 
@@ -155,7 +155,7 @@ DISKS = {has_topic: _disk(has_topic) for has_topic in (False, True)}
 
 
 def attempt(manager: TopicManager, scenario: str) -> bool:
-    """Start the broker if necessary, and send the request. Return True if it succeeded."""
+    """Start if necessary, and send the request; return True if it succeeded."""
     request = SCENARIOS[scenario][0]
     try:
         if manager.is_down:
@@ -191,7 +191,7 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
         return False
     if not manager.is_down and manager.topics.get(NAME) is not None:
         manager.fill(NAME)  # from here on, acknowledged records must not be lost
-        # A growth that failed may still take effect in a later start, as any request without a response may.
+        # A growth that failed may still take effect at a start, like any request without a response.
         counts = manager.shape(NAME)
         allowed = [counts, [1, 1, 0, 0] if counts == FULL else [1, 1, 1, 0]]
     if not manager.is_down and not is_killed:
@@ -207,7 +207,7 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
 
 
 def use_again(manager: TopicManager) -> None:
-    """Check that another topic can be created with the name, and that it survives a kill."""
+    """Check that another topic can get the name, and that it survives a kill."""
     manager.delete()
     manager.create(NAME, 5)
     assert manager.shape(NAME) == [0] * 5
@@ -261,9 +261,7 @@ def test_a_topic_survives_two_faults_in_a_row(scenario: str, seed: int) -> None:
 
 
 def test_a_deletion_that_a_failing_disk_stops_continues_without_a_restart() -> None:
-    """Regression: a deletion ran out of file descriptors, and the topic's name stayed taken until a
-    restart.
-    """
+    """Regression: a deletion ran out of descriptors, and the name stayed taken until a restart."""
     manager = prepared("delete")
     manager.disk.disk.errors["rename", f"{NAME}-1"] = EMFILE
     manager.delete()
@@ -303,7 +301,7 @@ def fails_to_sync(manager: TopicManager, request: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("is_killed", [True, False])
 def test_a_directory_that_another_topic_left_does_not_prevent_a_start(is_killed: bool) -> None:
-    """A failed growth left a directory. The topic was then deleted, and recreated with more partitions."""
+    """A failed growth left a directory. The topic was deleted, and recreated with more partitions."""
     manager = prepared("delete")
     manager.disk.mkdir(f"{NAME}-2")
     write_partition_metadata(manager.disk, f"{NAME}-2", bytes(15) + b"\1")
@@ -331,7 +329,7 @@ def test_a_start_on_a_full_disk_ends_deletions() -> None:
 
 
 def test_a_new_topic_inherits_no_checkpoint_that_could_not_be_written() -> None:
-    """After a kill, the log start offset of the deleted topic would remove records of the new topic."""
+    """After a kill, the log start of the deleted topic would delete records of the new one."""
     manager = prepared("delete")
     partition = manager.found(NAME).partitions[0]
     partition.delete_records(1, NOW_MS)

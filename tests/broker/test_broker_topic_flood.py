@@ -1,6 +1,4 @@
-"""A request that creates many topics makes all of them durable in one step. The number of topics is
-limited.
-"""
+"""A request that creates many topics makes them durable in one step. The number of topics is bounded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Topics grow and are deleted in steps, with other events between two steps.
+"""Topics that grow and are deleted in steps, with other events between two steps.
 
 The events are a deletion, a creation of the same name, another growth, a stop, a kill and a failing disk.
-Afterwards a topic has all of its new partitions or none. No step touches another topic's directories, and no
+A topic then has all of the new partitions or none. No step touches another topic's directories, and no
 acknowledged record is lost.
 """
 
@@ -160,7 +160,7 @@ class Answer:
 
     @property
     def code(self) -> int | None:
-        """The first error code in the response; None if there is no response yet."""
+        """The first error code; None while there is no response."""
         if not self._answers:
             return None
         rows = next(getattr(self._answers[0], key) for key in ("topics", "results", "responses")
@@ -316,9 +316,7 @@ def test_one_of_two_deletions_at_a_time_finds_no_topic(is_by_id: bool) -> None:
 
 
 def test_a_topic_created_while_files_of_another_are_removed_is_unknown_for_a_moment() -> None:
-    """A Metadata request creates two topics. Files of a deleted topic delay one of them; the other one gets
-    no error.
-    """
+    """A Metadata request creates two topics. Files of a deleted topic delay one; the other gets no error."""
     broker = with_topic()
     broker.disk.errors["rename", "t-2"] = 24
     broker.delete("t")
@@ -343,9 +341,9 @@ class Play:
         self.rng = Random(seed)
         self.broker = Broker(FaultyDisk(MemoryDisk()), count(1))
         self.stored: dict[bytes, dict[int, int]] = {}
-        """The number of acknowledged records by topic id and partition."""
+        """The number of acknowledged records, by topic id, then by partition."""
         self.doomed: set[bytes] = set()
-        """Ids of the topics whose deletion was requested."""
+        """Ids of topics whose deletion was requested."""
         self.shown: dict[bytes, tuple[str, int]] = {}
         """For each topic id that a client has seen, the topic's name and its largest number of partitions."""
 
@@ -409,7 +407,7 @@ class Play:
                     assert topic.partitions[index].log_end_offset >= end_offset
 
     def end(self) -> None:
-        """Check that every topic can be deleted without a trace once the disk works, and re-created after a
+        """Check that on a working disk, each topic can be deleted without a trace and re-created after a
         kill.
         """
         self.broker.disk.fail_in = None

@@ -341,8 +341,8 @@ def test_a_deleted_partition_is_freed_without_the_garbage_collector(
 ) -> None:
     """Regression: deleted partitions stayed in memory, with their indexes and producers.
 
-    GcTuner freezes the objects that survive a long collection, and the collector never frees frozen objects.
-    So a partition must not be part of a reference cycle.
+    GcTuner freezes the objects that survive a long collection, and the collector never frees them. So a
+    partition must not be part of a reference cycle.
     """
 
     def log_count() -> int:

@@ -1,4 +1,4 @@
-"""The transaction coordinator on a real disk finishes interrupted work, and waits for the disk."""
+"""The transaction coordinator on a real disk: it finishes interrupted work, and waits for the disk."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Place:
         return open_node(self.directory, self.settings, Clock())
 
     def crash(self) -> None:
-        """Open the directory again as after a kill: memory is lost, written bytes are kept."""
+        """Open the directory again after a kill: memory is lost, written bytes are kept."""
         self.node.log_manager.release()
         self.node = self._open()
 
@@ -298,7 +298,7 @@ def test_nothing_is_stored_before_it_is_durable_where_it_belongs(tmp_path: Path)
 def test_a_partition_that_joined_a_transaction_takes_nothing_before_that_is_durable(
     tmp_path: Path,
 ) -> None:
-    """The response to AddPartitionsToTxn is still pending, or was NOT_COORDINATOR because the sync failed."""
+    """The response to AddPartitionsToTxn is pending, or is NOT_COORDINATOR because the sync failed."""
     place = Place(tmp_path / "data", log_flush_interval_messages=1, oncelog_transaction_version=0)
     node = place.node
     node.topics.create("t", 1, {}, NOW_MS)

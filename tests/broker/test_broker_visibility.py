@@ -37,7 +37,7 @@ _PartitionOffset = OffsetCommitRequest.OffsetCommitRequestPartition
 
 
 class _Place:
-    """A node on a disk in memory. The test decides when it syncs."""
+    """A node on a disk in memory, whose syncs the test runs."""
 
     def __init__(self, **overrides: object) -> None:
         self.overrides = {"log.flush.interval.messages": 1, **overrides}
@@ -90,9 +90,7 @@ class _Place:
 
 
 class _Worst(Random):
-    """A random generator with which a power loss on the memory disk removes everything that was not
-    synced.
-    """
+    """A random generator with which a power loss removes everything unsynced."""
 
     def random(self) -> float:
         return 0.9
@@ -304,9 +302,7 @@ def test_a_smaller_flush_messages_hides_nothing_that_was_visible() -> None:
     steps=st.lists(st.sampled_from(["append", "append", "open", "commit", "abort", "flush"]), max_size=25),
 )
 def test_a_power_loss_takes_fewer_visible_records_than_flush_messages(every: int, steps: list[str]) -> None:
-    """The high watermark and the last stable offset never go back. At most flush.messages - 1 records below
-    them are not synced.
-    """
+    """High watermark and stable offset never go back, and at most flush.messages - 1 of them are unsynced."""
     place = _Place(**{"log.flush.interval.messages": every})
     partition, high, stable, sequence, is_open = place.partition, 0, 0, 0, False
     decided: dict[int, int] = {}
@@ -364,7 +360,7 @@ def test_a_client_sees_a_record_when_the_broker_has_synced_it(gate: threading.Ev
         writer.create_topic("t")
         poller.send(fetch_request([("t", 0, 0)], max_wait_ms=60_000), 12)
         writer.send(produce_request("t", batch(b"A")), 9)
-        # The fetch of offset 1 is out of range until A is in the log.
+        # A fetch of offset 1 is out of range until A is in the log.
         wait_until(lambda: reader.fetch("t", 1).error_code == 0)
         assert (reader.values("t"), reader.offset("t")) == ([], 0)
         gate.set()

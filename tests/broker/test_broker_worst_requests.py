@@ -34,9 +34,8 @@ from oncelog.wire.primitives import UNBOUNDED
 SIZE = 20_000
 SCALE = 50
 ELEMENT_BYTES = 8_000
-"""Permitted memory for each element of a request, in bytes.
-
-It includes the response and the state that the broker keeps.
+"""Permitted bytes of memory for each element of a request, including the response and the state that the
+broker keeps.
 """
 ONCE_BYTES = 4_000_000
 """Permitted memory that does not depend on the request's size, in bytes. An example is a broker's settings

@@ -1,4 +1,4 @@
-"""Bad input gives one line that says what to do, and no traceback."""
+"""Bad input gives one line that says what to do, and never a traceback."""
 
 from __future__ import annotations
 

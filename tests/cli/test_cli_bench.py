@@ -1,4 +1,4 @@
-"""The files and the output of `oncelog bench` at a tiny size. The figures are not checked."""
+"""The files and the output of `oncelog bench` at a tiny size, not the figures."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def _text(header: RequestHeader) -> bytes:
 
 
 def _drops(header: RequestHeader) -> bytes:
-    """Answer ApiVersions with all APIs, and any other request with an incomplete frame."""
+    """Answer ApiVersions with all APIs. Answer any other request with a frame that never ends."""
     return offers_all(header) or b"\0\0\xff\xff" + bytes(100)
 
 
@@ -196,7 +196,7 @@ def test_a_server_that_is_no_broker_ends_the_command_with_a_reason(
     assert ended.out == ""
 
 
-# --- brokers that stop responding
+# --- brokers that stop answering
 
 
 @pytest.fixture

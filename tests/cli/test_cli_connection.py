@@ -59,7 +59,7 @@ def broker_config() -> Mapping[str, object]:
 
 @pytest.fixture(autouse=True)
 def _nothing_at_the_default_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the default address unreachable, because a broker may be running on this machine."""
+    """Make the default address unreachable, even if a broker is running on this machine."""
     monkeypatch.setattr("oncelog.cli.common.DEFAULT_SERVERS", DEAD)
     monkeypatch.setenv("ONCELOG_OFFSETS_NAMED_NOWHERE", "x")
     monkeypatch.setenv("XDG_CONFIG_HOME", "/nonexistent")
@@ -201,8 +201,8 @@ def test_every_command_uses_the_cluster_of_the_environment(
 
     monkeypatch.setenv("ONCELOG_BOOTSTRAP_SERVERS", "named.example:7")
     monkeypatch.setattr("sys.stdin", io.StringIO("password\n"))
-    # Import all modules before the patch. A module that is first imported below would keep the patched
-    # function after the test.
+    # Import all modules first. A module that is first imported below would keep the replacement after the
+    # test.
     names = (
         "client.connection.cluster",
         "client.admin.aio",
@@ -244,7 +244,7 @@ def test_a_confirmation_names_the_cluster(name: str, ours: str) -> None:
     arguments = [part.format(topic=topic, group=group) for part in DESTRUCTIVE[name]]
     got = oncelog(*name.split(), *arguments, servers=ours)
     if name == "acls remove":
-        # the only command here that fails: the broker has no ACLs to remove
+        # of the commands, only this one fails: the broker has no ACLs to remove
         assert f"on the cluster at {ours}:" in got.err
         return
     assert got.code == 0, got.err

@@ -1,4 +1,4 @@
-"""The demonstration at a small scale, and each of its pure functions."""
+"""The demonstration on a small scale, and each of its pure parts alone."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_lost_late_and_out_of_order_requests_are_told_apart() -> None:
 
 
 class Wire:
-    """The messages of Spark tasks as a proxy records them, one per millisecond."""
+    """The messages of tasks as the proxy sees them, one per millisecond."""
 
     def __init__(self) -> None:
         self.events: list[WireEvent] = []

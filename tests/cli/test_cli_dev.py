@@ -22,7 +22,7 @@ from oncelog.errors import MisuseError
 
 
 def nodes_of(directory: Path) -> list[int]:
-    """Return the process ids of the nodes whose configuration file is in the directory."""
+    """Return the ids of the processes whose command line names a file in the directory."""
     listed = subprocess.run(
         ["ps", "-ww", "-eo", "pid=,args="], capture_output=True, text=True, check=True
     ).stdout

@@ -1,4 +1,4 @@
-"""The command `oncelog explain`: the list of stories, the diagrams and the verdicts."""
+"""The command `oncelog explain`: the list of stories, the drawings and the verdicts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""`oncelog groups` against our broker and Apache Kafka, and Kafka's own command-line tool against our
-broker.
-"""
+"""`oncelog groups` against our broker and Apache Kafka, and Kafka's own tool against ours."""
 
 from __future__ import annotations
 
@@ -114,7 +112,7 @@ def test_lag_counts_to_the_high_watermark_while_a_transaction_is_open(
             (row,) = rows("describe", group, servers=servers)
             told = run_tool(TOOL, "--bootstrap-server", servers, "--describe", "--group", group)
             described = oncelog("topics", "describe", topic, "-o", "json", servers=servers)
-    # Apache Kafka answers EndTxn before it has written the markers.
+    # Apache Kafka answers before the markers are written.
     wait_until(lambda: rows("describe", group, servers=servers)[0]["stable_end_offset"] == 3)
     (closed,) = rows("describe", group, servers=servers)
     assert (row["offset"], row["end_offset"], row["lag"], row["stable_end_offset"]) == (0, 2, 2, 0)
@@ -163,7 +161,7 @@ def test_an_offset_outside_the_log_gets_a_remark(ours: str) -> None:
     [
         (("--to-earliest",), [0, 0]),
         (("--to-latest",), [5, 5]),
-        (("--to-offset", "0"), [0, 0]),  # R1064: 0 was treated like a missing option
+        (("--to-offset", "0"), [0, 0]),  # R1064: 0 was taken for a missing option
         (("--to-offset", "3"), [3, 3]),
         (("--to-offset", "30"), [5, 5]),
         (("--shift-by", "0"), [5, 5]),

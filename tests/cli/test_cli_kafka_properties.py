@@ -1,4 +1,4 @@
-"""`oncelog serve --config` accepts a server.properties file of Apache Kafka."""
+"""`oncelog serve --config` reads a server.properties of Apache Kafka."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oncelog.cli.properties import read_properties
 from oncelog.config import BROKER
 from oncelog.errors import ConfigError
 
-# The settings in config/server.properties of Apache Kafka 4.3, without the comments.
+# The settings of config/server.properties of Apache Kafka 4.3, without its comments.
 STOCK = """
 process.roles=broker,controller
 node.id=1

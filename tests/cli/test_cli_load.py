@@ -68,8 +68,7 @@ def test_a_record_that_is_too_large_is_named(broker: Broker, topic: str, tmp_pat
     assert values(broker.bootstrap_servers, topic) == [b"a", b"b"]
     larger = "-X", "max.request.size=3000000"
     outcome = load(broker, topic, topic, path, "--batch-records", "2", *larger)
-    # The broker's own error: the topic accepts batches of one megabyte
-    assert "MESSAGE_TOO_LARGE" in outcome.err
+    assert "MESSAGE_TOO_LARGE" in outcome.err  # the broker's error: the topic accepts one megabyte
 
 
 @pytest.mark.behaviour("P4")
@@ -207,7 +206,7 @@ def test_marks_of_earlier_versions_are_understood(broker: Broker, topic: str, tm
     servers, tp = broker.bootstrap_servers, checkpoint_partition("old")
     digest = hashlib.sha256(b"a0\nb0\n").hexdigest()
     mark = FileCheckpoint(topic, None, "lines", "0.txt", 6, 10**18, 6, 2, digest, True)
-    assert load(broker, topic, "another", files[0]).code == 0  # creates the checkpoint topic
+    assert load(broker, topic, "another", files[0]).code == 0  # this load creates the checkpoint topic
     with Producer({"bootstrap.servers": servers}) as producer:
         key, value = encode_checkpoint("old", 0, mark)
         producer.send(tp.topic, value, key, partition=tp.partition).result(60)
@@ -282,9 +281,7 @@ def test_a_bad_id_and_no_such_topic(broker: Broker, topic: str, tmp_path: Path) 
 def test_a_partly_read_file_is_not_resumed_with_another_delimiter(
     broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """The line end in quotation marks is inside a record with one delimiter, and ends a record with the
-    other.
-    """
+    """A quoted line end is inside a record with one delimiter, and ends a record with the other."""
     file = tmp_path / "a.csv"
     file.write_text("a;b,c\n" + "".join(f'{n};x,"y\nz";{n}\n' for n in range(30)))
     config = {"bootstrap.servers": broker.bootstrap_servers}

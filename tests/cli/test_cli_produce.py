@@ -117,7 +117,7 @@ def test_json_lines_are_parsed_into_fields() -> None:
         (b'{"value_base64": "x"}', "value_base64"),
         (b'{"headers": 3}', "headers must be"),
         (b'{"headers": [1]}', "a header must be"),
-        # R1068: this line caused a traceback
+        # R1068: this line ended the command with a traceback
         pytest.param(b"[" * 100_000, "recursion", id="nested"),
     ],
 )
@@ -282,9 +282,9 @@ def test_an_interrupt_sends_what_was_read(broker: Broker, topic: str) -> None:
 
 
 def test_a_missing_topic_is_an_error_long_before_max_block_ms(broker: Broker) -> None:
-    """In the library, `send` waits for a missing topic, because it may be created soon.
+    """`send` waits for a missing topic, which may be created soon.
 
-    On the command line, a missing topic is probably a typo.
+    A missing topic on the command line is probably a typo.
     """
     got = produce(broker, "mistyped", "-X", "max.block.ms=86400000", stdin=b"x")
     assert got.code == 1

@@ -1,4 +1,4 @@
-"""`oncelog profile`, and how commands take their cluster and settings from a profile."""
+"""`oncelog profile`, and which cluster and settings commands take from a profile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVERS = "bootstrap.servers"
 
 @pytest.fixture(autouse=True)
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the path of the file of profiles. The file does not exist yet."""
+    """Return the path of the file of profiles, which does not exist yet."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("ONCELOG_BOOTSTRAP_SERVERS", raising=False)
     monkeypatch.delenv("ONCELOG_PROFILE", raising=False)

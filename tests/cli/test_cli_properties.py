@@ -1,4 +1,4 @@
-"""Properties files are read by the rules of `java.util.Properties.load`."""
+"""Files of settings, read with the rules of `java.util.Properties.load`."""
 
 from __future__ import annotations
 

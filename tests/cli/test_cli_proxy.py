@@ -72,7 +72,7 @@ def test_a_port_in_use_is_an_error_of_the_proxy() -> None:
 
 
 def test_an_output_that_cannot_be_written_ends_the_proxy() -> None:
-    """R1069: if a message could not be printed, only its connection ended, as if a rule had cut it.
+    """R1069: if a message could not be printed, its connection ended as if a rule had cut it.
 
     The exit code was 0.
     """

@@ -24,7 +24,7 @@ from oncelog.server.embedded import Broker
 
 
 def typed(line: str) -> io.TextIOWrapper:
-    """Return a standard input that contains this text."""
+    """Return a standard input with this text."""
     return io.TextIOWrapper(io.BytesIO(f"{line}\n".encode()))
 
 

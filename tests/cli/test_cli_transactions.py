@@ -63,7 +63,7 @@ def rows(*arguments: str, servers: str, code: int = 0) -> list[dict[str, Any]]:
 
 
 def hang(servers: str, producer_id: int) -> str:
-    """Create a topic with a record and with a transactional batch that no coordinator knows."""
+    """Create a topic with a record and a transactional batch that no coordinator knows."""
     topic = new_topic(servers)
     append(servers, TopicPartition(topic, 0), batch_of(b"before"))
     lost = batch_of(
@@ -105,7 +105,7 @@ def test_an_open_and_a_committed_transaction_are_described(servers: str) -> None
         assert all(row["hanging"] == f"no: {name!r} is Ongoing" for row in opened)
 
         producer.commit_transaction()
-    # Apache Kafka answers EndTxn before it has written the markers.
+    # Apache Kafka answers before the markers are written.
     wait_until(lambda: values(servers, topic) == [b"a", b"b"])
     assert rows("find-hanging", "--topic", topic, servers=servers) == []
     (told,) = rows("describe", name, servers=servers)

@@ -1,6 +1,4 @@
-"""`--watch` repeats commands that list or describe until Ctrl-C. The tests replace the pauses, so they never
-wait.
-"""
+"""`--watch` repeats commands that list or describe until Ctrl-C. No test waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fixtures: our broker, Apache Kafka, and the name of a new group."""
+"""Fixtures: our broker, Apache Kafka, and the name of an unused group."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from oncelog.testing.proxy import Proxy
 
 _numbers = itertools.count()
 SOON = {"group.consumer.min.heartbeat.interval.ms": 300, "group.consumer.heartbeat.interval.ms": 300}
-"""Settings with which members of the consumer protocol learn of changes as soon as on the Apache Kafka of
-these tests.
+"""With these settings, members of the consumer protocol learn of changes as soon as they do on Apache
+Kafka.
 """
 FEW = {"offsets.topic.num.partitions": 4, "transaction.state.log.num.partitions": 4}
 """Partition counts of the internal topics. They are small, because a broker syncs each of these partitions

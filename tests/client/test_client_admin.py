@@ -1,5 +1,5 @@
-"""Admin requests and responses without I/O, and Admin against a broker that is old or not ready, or sends
-wrong responses.
+"""Admin requests and responses without I/O, and Admin against a broker that is old, not ready, or sends wrong
+responses.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def commits(*codes: int) -> Callable[[Any, Any], OffsetCommitResponse]:
 
 
 def test_offsets_of_a_topic_that_the_coordinator_does_not_know_yet_are_committed() -> None:
-    """On Apache Kafka, the coordinator may learn of a topic only after CreateTopics has returned."""
+    """Apache Kafka's coordinator may learn of a topic after CreateTopics has returned."""
 
     async def story(broker: ScriptedBroker, admin: Admin) -> None:
         unknown = UnknownTopicOrPartition.code

@@ -1,4 +1,4 @@
-"""Admin and Consumer make the same calls to Apache Kafka as to our broker, with real transactions and
+"""Admin and Consumer against Apache Kafka: the same calls as on our broker, with real transactions and
 errors.
 """
 
@@ -65,7 +65,7 @@ def test_topics_settings_and_directories(admin: Admin) -> None:
     resource = ConfigResource("topic", "apache-a")
     assert admin.describe_configs([resource])[resource].entries["retention.ms"].source == "topic"
     admin.alter_configs({resource: {"retention.ms": None, "segment.bytes": 2_000_000}})
-    # The controller passes the change to the broker a moment later.
+    # The broker learns of the change from the controller a moment later.
     wait_until(lambda: admin.describe_configs([resource])[resource].entries["retention.ms"].is_default)
     entries = admin.describe_configs([resource])[resource].entries
     assert entries["segment.bytes"].value == "2000000"
@@ -170,7 +170,7 @@ def test_every_codec_of_ours_passes_through_apache_kafka(
 
 @contextmanager
 def confluent_producer(kafka: ApacheKafka, **settings: Any) -> Iterator[confluent_kafka.Producer]:
-    """Yield an idempotent producer of confluent-kafka. It is flushed at the end of the block."""
+    """An idempotent producer of confluent-kafka, flushed at the end of the block."""
     config = {"bootstrap.servers": kafka.bootstrap_servers, "enable.idempotence": True, **settings}
     producer = confluent_kafka.Producer(config)
     yield producer

@@ -156,7 +156,7 @@ def test_producers_are_known_until_their_topic_is_deleted_and_made_again(
     append(broker.bootstrap_servers, T0, *numbered)
     (producer,) = admin.describe_producers([T0])[T0].producers
     assert (producer.producer_id, producer.producer_epoch, producer.last_sequence) == (77, 0, 2)
-    assert append(broker.bootstrap_servers, T0, numbered[1]) == [2]  # a retry, which is still recognised
+    assert append(broker.bootstrap_servers, T0, numbered[1]) == [2]  # a retry, still recognised
     admin.delete_topics(["t"])
     admin.create_topics([NewTopic("t", 1)])
     assert admin.describe_producers([T0])[T0].producers == ()

@@ -106,7 +106,7 @@ class Player:
         return [known for known, _ in self.batches].index(result)
 
     def state(self) -> object:
-        """Return all records and counts of the appender."""
+        """Return all records and counts."""
         return self.appender.buffered_bytes, [
             (
                 buffer.count,

@@ -1,4 +1,4 @@
-"""Calls that accept several items also accept a single one, and refuse any other type."""
+"""Calls that take several items also accept a single one, and refuse anything else."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ NOT_ITEMS = {"alter_client_quotas"}
 
 
 def _calls_with_several(face: type) -> list[tuple[str, str]]:
-    """Return the name of each public method of a client class with the name of each parameter that takes
-    several items.
-    """
+    """Return each public method of a client class, with each parameter that takes several items."""
     found = []
     for name, function in inspect.getmembers(face, inspect.isfunction):
         if name.startswith("_") or name in NOT_ITEMS:

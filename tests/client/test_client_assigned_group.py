@@ -1,4 +1,4 @@
-"""Consumers with a group.id and manually assigned partitions, on our broker and on Apache Kafka.
+"""Manually assigned partitions with a group.id, on our broker and on Apache Kafka.
 
 The expected behaviour was measured with Java's consumer of Kafka 4.3: it starts at the committed offset and
 commits automatically.
@@ -286,8 +286,8 @@ def test_partitions_no_longer_assigned_are_committed_before_a_subscription(
 def test_a_successor_waits_for_offsets_of_an_open_transaction_at_any_isolation_level(
     servers: str, group: str, topic: str, isolation: str, is_subscribed: bool
 ) -> None:
-    """If the successor did not wait, it would process the records of the transaction again, and the output
-    would contain them twice.
+    """A successor that did not wait would process the records of the transaction again, and the output would
+    have them twice.
     """
     tp = TopicPartition(topic, 0)
     with Producer({"bootstrap.servers": servers, "transactional.id": group}) as producer:

@@ -1,4 +1,4 @@
-"""Clients are still open when the interpreter exits or the process forks. No call may wait forever."""
+"""Clients that are open when the interpreter exits or the process forks: no call waits forever."""
 
 from __future__ import annotations
 

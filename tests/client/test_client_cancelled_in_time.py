@@ -47,8 +47,8 @@ def test_a_send_that_is_cancelled_as_room_comes_takes_no_record() -> None:
 
 
 def test_a_member_that_leaves_sends_no_heartbeat_that_was_brought_forward() -> None:
-    """With such a heartbeat, a member that unsubscribes would join again and own partitions that it does not
-    read.
+    """With such a heartbeat, a member that unsubscribes would join again, and keep partitions that nobody
+    reads.
     """
 
     async def work() -> None:

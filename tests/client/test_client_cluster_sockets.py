@@ -1,6 +1,4 @@
-"""ClusterConnection against a scripted broker on a real socket: each failure of the peer raises its own error
-type.
-"""
+"""ClusterConnection with a scripted broker on a real socket: every failure of a peer has an error type."""
 
 from __future__ import annotations
 
@@ -70,7 +68,7 @@ def ask() -> DescribeClusterRequest:
 
 
 def answer_number(broker: ScriptedBroker) -> None:
-    """Let the broker return DescribeCluster responses whose controller_id counts up."""
+    """Return DescribeCluster responses whose controller_id counts up."""
     count = iter(range(1000))
     broker.handlers["DescribeCluster"] = lambda header, message: DescribeClusterResponse(
         controller_id=next(count)
@@ -434,7 +432,7 @@ def test_invalid_bootstrap_servers_are_refused(servers: list[str] | None) -> Non
 
 
 def metadata_requests(broker: ScriptedBroker) -> list[tuple[list[str], bool]]:
-    """Return the topics and the flag allow_auto_topic_creation of each Metadata request so far."""
+    """Return the topics and allow_auto_topic_creation of each Metadata request so far."""
     return [
         ([topic.name for topic in message.topics], message.allow_auto_topic_creation)
         for message in broker.messages
@@ -639,7 +637,7 @@ def test_a_request_without_a_response_fails_with_its_connection(how: str) -> Non
 
 
 def produce_without_answer() -> ProduceRequest:
-    """Return a Produce request of one megabyte with acks=0, to which no response is sent."""
+    """Return a Produce request of a megabyte with acks=0."""
     partition = ProduceRequest.PartitionProduceData(index=0, records=bytes(1 << 20))
     topic = ProduceRequest.TopicProduceData(name="t", partition_data=[partition])
     return ProduceRequest(acks=0, timeout_ms=1000, topic_data=[topic])

@@ -102,9 +102,9 @@ def test_table(row: list[str]) -> None:
     )
 )
 def test_no_older_position_follows_a_newer_one(steps: list[tuple[str, set[str]]]) -> None:
-    """Each step commits its own number as the offset.
+    """Each step commits its own number as offset.
 
-    In the step `lost`, the broker stores a commit, but its response is lost.
+    In the step `lost`, a commit is stored but its response is lost.
     """
     queue, requested, stored = CommitQueue(), list[Commit](), dict[TopicPartition, int]()
     sent: Commit | None = None

@@ -1,6 +1,4 @@
-"""The order of a consumer's commits: they are sent one after the other, with other calls and faults between
-them.
-"""
+"""The order of a consumer's commits: one after the other, with other calls and faults in between."""
 
 from __future__ import annotations
 
@@ -70,7 +68,7 @@ async def commit_to_be_repeated(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_commit_before_a_revocation_is_not_repeated_behind_one_of_the_application(protocol: str) -> None:
-    """Regression: the application went back with seek() and committed. A retry of the earlier commit then
+    """Regression: the application called seek() to go back, and committed. A retry of the earlier commit
     replaced that offset, and the partition's next owner skipped records.
     """
 
@@ -110,7 +108,7 @@ def test_commits_of_several_tasks_are_stored_in_the_order_of_the_calls(protocol:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_commit_that_is_repeated_is_not_sent_for_partitions_that_were_given_back(protocol: str) -> None:
-    """Regression: the retry was sent in the next generation, and overwrote the commit of the partitions' next
+    """Regression: the repeated commit was sent in the next generation, and overwrote the commit of the next
     owner.
     """
 
@@ -182,7 +180,7 @@ def test_an_explicit_commit_does_not_wait_behind_an_automatic_one(protocol: str,
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("code", [0, CoordinatorLoadInProgress.code])
 def test_a_commit_that_is_cancelled_at_any_await_delays_no_later_one(protocol: str, code: int) -> None:
-    """A cancelled commit is also never repeated after a later one."""
+    """A cancelled commit is not repeated after a later one either."""
 
     async def work() -> None:
         before = asyncio.all_tasks()

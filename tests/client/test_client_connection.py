@@ -1,6 +1,4 @@
-"""A client's connection without its socket: negotiation, the order of responses, and peers that break the
-protocol.
-"""
+"""One connection without its socket: negotiation, the order of responses, and invalid peers."""
 
 from __future__ import annotations
 
@@ -118,7 +116,7 @@ def test_responses_belong_to_the_oldest_request() -> None:
         for i, h in enumerate(headers)
     )
     completed = []
-    for byte in answers:  # Deliver the bytes one by one: the boundaries between reads must not matter.
+    for byte in answers:  # byte by byte: the boundaries between reads must not matter
         completed += core.receive(bytes([byte]), 25)[0]
     assert [(c.token, c.response.controller_id, c.latency_ms) for c in completed] == [
         (tokens[0], 0, 15),

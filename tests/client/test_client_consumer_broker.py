@@ -1,4 +1,4 @@
-"""The blocking and the asyncio consumer against our broker over real sockets."""
+"""Consumers, blocking and asyncio, against our broker over real sockets."""
 
 from __future__ import annotations
 

@@ -244,9 +244,9 @@ def test_batches_in_wrong_order_are_fetched_once() -> None:
 
 @pytest.mark.parametrize("ends_at", [1, 2, 3, 4])
 def test_records_above_the_reported_high_watermark_are_delivered_once(ends_at: int) -> None:
-    """Regression (R810): the consumer delivered records above the reported high watermark twice.
+    """Regression (R810): records above the reported high watermark were delivered twice.
 
-    Apache Kafka reads the high watermark before the data, so a response may contain such records.
+    Apache Kafka reads the high watermark before the data, so a response may have such records.
     """
     consumer, call = started()
     log = [batch(offset, b"%d" % offset) for offset in range(4)]

@@ -37,9 +37,9 @@ def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
 
 
 class ScriptedLog:
-    """Partition t-0, stored as batches.
+    """Partition t-0 as whole batches.
 
-    A fetch returns whole batches, from the one that contains its offset.
+    A fetch returns batches from the one that contains its offset onwards.
     """
 
     def __init__(self, *batches: bytes, aborted: list[tuple[int, int, int]] | None = None) -> None:
@@ -186,7 +186,7 @@ def test_a_range_fetches_one_piece_ahead_and_no_more() -> None:
 
 def test_a_cut_tail_is_read_with_the_next_fetch() -> None:
     log = ScriptedLog(*plain(20))
-    log.max_bytes = 150  # a response has room for two batches and a part of the third
+    log.max_bytes = 150  # the response has two batches and a part of the third
 
     async def story(broker: ScriptedBroker, consumer: Consumer) -> None:
         assert await values_of(consumer, 20) == [b"%d" % number for number in range(20)]

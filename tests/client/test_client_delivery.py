@@ -31,7 +31,7 @@ def next_values(consumer: ConsumerCore, count: int) -> list[bytes | None]:
 
 
 def filled(**options: Any) -> ConsumerCore:
-    """Return a core that has fetched all records: T0 with offsets 0 to 4, T1 with 0 and 1."""
+    """Return a core with all records fetched: T0 with offsets 0 to 4, T1 with 0 and 1."""
     consumer = core(**options)
     consumer.assign([T0, T1])
     consumer.seek(T0, 0)
@@ -177,16 +177,15 @@ LOG = {
     T1: [offset for offset in range(60) if offset % 7],
     T2: [3, 4, 11, 30, 31, 32, 33, 50],
 }
-"""For each partition, the offsets that have a record. Each batch has one record."""
+"""The offsets that have a record; each batch has one record."""
 ENDS = {T0: 40, T1: 60, T2: 51}
 PARTITIONS = st.sampled_from(sorted(LOG))
 
 
 class ReadingMachine(RuleBasedStateMachine):
-    """An application that polls, iterates, leaves loops, is interrupted, pauses, seeks and loses
-    partitions.
+    """An application that polls, iterates, leaves loops, is interrupted, pauses, seeks and loses partitions.
 
-    The model has one number for each partition: the application's position.
+    The model is one number per partition: the application's position.
     """
 
     def __init__(self) -> None:
@@ -200,9 +199,7 @@ class ReadingMachine(RuleBasedStateMachine):
 
     @rule(partitions=st.lists(PARTITIONS, unique=True))
     def assign(self, partitions: list[TopicPartition]) -> None:
-        """Change the assignment as a rebalance does: commit the positions, and start added partitions at
-        their committed offsets.
-        """
+        """Rebalance: commit the positions, and start added partitions at their committed offsets."""
         for tp in self.position:
             position = self.core.position(tp)
             assert position is not None

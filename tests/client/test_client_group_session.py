@@ -301,7 +301,7 @@ def test_the_response_to_a_commit_of_an_earlier_generation_does_not_end_the_memb
 
 @pytest.mark.parametrize("how", ["commit", "close"])
 def test_a_commit_during_a_join_is_stored_in_the_next_generation(how: str) -> None:
-    """The group is already in its next generation, but the member does not know that yet and still reads."""
+    """The group is already in its next generation. The member does not know that yet, and still reads."""
 
     async def work() -> None:
         coordinator, is_heard = Coordinator(), asyncio.Event()
@@ -335,7 +335,7 @@ def test_a_commit_during_a_join_is_stored_in_the_next_generation(how: str) -> No
 
 
 def test_an_assignment_of_a_lost_generation_is_not_adopted() -> None:
-    """The member loses its generation after the revocation, before it adopts the new assignment."""
+    """The generation is lost after the revocation, and before the member adopts the new assignment."""
 
     async def work() -> None:
         coordinator = Coordinator()
@@ -344,7 +344,7 @@ def test_an_assignment_of_a_lost_generation_is_not_adopted() -> None:
         coordinator.rebalance(ALL[:2])
         await member.until(lambda: any(change is R for change, *_ in member.notifications))
         coordinator.heartbeat_code = 25
-        # the response to this heartbeat reports the loss
+        # the response to a heartbeat reports the loss
         await until(lambda: member.session.member.generation_id < 0)
         await member.until(lambda: len(member.notifications) >= 4)
         assert [notification[:2] for notification in member.notifications] == [
@@ -528,9 +528,7 @@ def test_a_static_member_that_is_fenced_while_its_positions_are_looked_up_says_s
 
 @pytest.mark.parametrize("then", ["close", "interval", "subscribe"])
 def test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated(then: str) -> None:
-    """Regression: a retry of the older commit was sent after a newer commit, and the next consumer read
-    records again.
-    """
+    """Regression: the older commit was sent after a newer one, and the next consumer read records again."""
 
     async def work() -> None:
         coordinator, is_refused = Coordinator(), asyncio.Event()
@@ -572,9 +570,7 @@ def test_an_older_commit_of_partitions_that_are_assigned_again_is_not_repeated(t
 
 
 def test_a_late_heartbeat_response_does_not_affect_the_next_membership() -> None:
-    """Regression: the member adopted the epoch in the late response, and then waited forever for an
-    assignment.
-    """
+    """Regression: the member adopted the epoch of the late response, and waited forever for an assignment."""
 
     async def work() -> None:
         coordinator, may_answer = Coordinator(), asyncio.Event()

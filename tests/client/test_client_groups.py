@@ -1,4 +1,4 @@
-"""Our consumer in groups, on our broker and on Apache Kafka: assignment, rebalances, commits and
+"""Our consumer in groups, on our broker and on Apache Kafka: assignment, rebalances, commits,
 transactions.
 """
 
@@ -46,7 +46,7 @@ def test_one_member_reads_all_and_resumes_at_its_commit(servers: str, group: str
 
 
 def test_positions_are_committed_automatically(servers: str, group: str) -> None:
-    """Only the records that poll() has returned are committed."""
+    """Only records that poll has returned are committed."""
     topic = new_topic(servers)
     fill(servers, topic, 0, 10, 1)
     tp = TopicPartition(topic, 0)

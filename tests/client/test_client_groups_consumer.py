@@ -43,10 +43,9 @@ def test_transactions_transform_every_record_once(servers: str, group: str) -> N
 
 
 def test_members_share_partitions_and_take_over_those_of_others(servers: str, group: str) -> None:
-    """A member keeps reading the partitions that it keeps, and revokes the others before another member gets
-    them.
+    """A member keeps reading the partitions it keeps. It revokes the others before another member gets them.
 
-    So no record is lost or read twice.
+    So nothing is lost or read twice.
     """
     topic = new_topic(servers, 4)
     first = Reader(member(servers, group, enable_auto_commit=False), topic)

@@ -28,7 +28,7 @@ def assigned(reader: Reader) -> set[int]:
 
 
 def test_only_what_moves_is_given_back(servers: str, group: str) -> None:
-    """A second and a third member join and leave. No record is lost or read twice."""
+    """A second and a third member join and leave; nothing is lost or read twice."""
     topic = new_topic(servers, 6)
     first = Reader(member(servers, group, **COOPERATIVE), topic)
     wait_for(lambda: first.events == [("assigned", 6)])
@@ -59,7 +59,7 @@ def test_only_what_moves_is_given_back(servers: str, group: str) -> None:
 
 
 def test_kept_partitions_are_read_while_the_group_rebalances(servers: str, group: str) -> None:
-    """A member that does not join delays the rebalance. Meanwhile, the other member keeps reading."""
+    """One member does not join and so delays the rebalance. The other member continues to read."""
     topic = new_topic(servers, 2)
     slow = member(servers, group, max_poll_interval_ms=600_000, **COOPERATIVE)
     with slow:
@@ -94,7 +94,7 @@ def test_sticky_members_get_back_what_they_had(servers: str, group: str) -> None
 
 
 class Foreign:
-    """A cooperative-sticky member of librdkafka in a thread."""
+    """A cooperative member of librdkafka in its own thread."""
 
     def __init__(self, servers: str, group: str, topic: str) -> None:
         self.consumer = confluent_kafka.Consumer(
@@ -133,7 +133,7 @@ class Foreign:
 
 @pytest.mark.parametrize("leader", ["ours", "librdkafka"])
 def test_a_cooperative_group_with_librdkafka(servers: str, group: str, leader: str) -> None:
-    """Either member may be the leader. Each member gives back only the partitions that move."""
+    """Either member may lead, and each gives back only the partitions that move."""
     topic = new_topic(servers, 6)
     if leader == "ours":
         ours = Reader(member(servers, group, **COOPERATIVE), topic)
@@ -234,7 +234,7 @@ def test_another_subscription_gives_back_the_topics_it_leaves(servers: str, grou
 
 @pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
 def test_new_topics_that_match_a_pattern_are_read(servers: str, group: str, strategy: str) -> None:
-    """The member finds new matching topics automatically. The pattern must match a topic's whole name."""
+    """New matching topics are found automatically. The pattern must match the whole name."""
     with Admin({"bootstrap.servers": servers}) as admin:
         admin.create_topics([NewTopic(f"{group}-a", 1), NewTopic(f"{group}-b-not", 1)])
         settings = {"metadata_max_age_ms": 200, "partition_assignment_strategy": strategy}
@@ -278,10 +278,9 @@ def test_an_invalid_pattern_is_refused(ours: str, group: str) -> None:
 def test_a_member_that_subscribes_to_another_pattern_reads_what_that_matches(
     servers: str, group: str, protocol: str, between: str
 ) -> None:
-    """Regression: with the consumer protocol, the member looked up the new pattern only after
-    metadata.max.age.ms.
+    """Regression: with the consumer protocol, the new pattern was looked up only after metadata.max.age.ms.
 
-    Until then it read no records.
+    Until then the member read nothing.
     """
     first, second = new_topic(servers), new_topic(servers)
     with member(servers, group, group_protocol=protocol) as consumer:

@@ -1,4 +1,4 @@
-"""The heartbeats of a member of the consumer protocol, and how the member handles the responses."""
+"""The heartbeats of a member under the consumer protocol, and the handling of their responses."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def in_both_forms(c: dict[Any, ModuleType], call: Any) -> tuple[Any, Any]:
 
 
 def delivered(data: bytes, aborted: bool, settings: dict[str, object], start: int, most: int) -> list[Any]:
-    """Poll until no records are left or an error is raised.
+    """Poll until nothing is left or an error comes.
 
     Return the result of each poll, and the position after it.
     """

@@ -21,7 +21,7 @@ def new_name() -> str:
 
 
 def refresh(cluster: ClusterConnection, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Wait until the metadata have expired and been refreshed five times."""
+    """Wait until the metadata have expired and been refreshed several times."""
     version = cluster.metadata.version
 
     def is_refreshed() -> bool:

@@ -1,4 +1,4 @@
-"""Polls that are interrupted, cancelled or abandoned lose no record and leave no task behind."""
+"""Polls that are interrupted, cancelled or abandoned lose no record, and leave no task behind."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def test_a_first_send_does_not_wait_for_a_send_to_a_missing_topic() -> None:
                 missing = asyncio.create_task(producer.send("missing", b"x"))
                 for topic in topics:
                     count = len(requests(proxy, "Metadata"))
-                    # Start each send during a look-up of the missing topic.
+                    # Start each send while a look-up of the missing topic is running.
                     await until(lambda count=count: len(requests(proxy, "Metadata")) > count)
                     await asyncio.wait_for(producer.send(topic, b"x"), 60)
                 assert not missing.done()
@@ -37,7 +37,7 @@ def test_a_first_send_does_not_wait_for_a_send_to_a_missing_topic() -> None:
 
 
 def test_a_partition_without_a_leader_does_not_keep_others_from_being_written() -> None:
-    """In a cluster of several brokers, the only replica of the first partition may be down."""
+    """In a cluster of several brokers the first partition's only replica may be down."""
 
     async def run() -> None:
         async with scripted_broker() as broker:
@@ -98,7 +98,7 @@ def test_a_first_send_that_is_cancelled_does_not_end_another_one() -> None:
 
 
 def test_a_missing_topic_does_not_keep_others_from_being_read() -> None:
-    """Regression: the consumer looked up all positions together, after a wait for each partition of the
+    """Regression: positions were looked up together, after the wait for each partition of the
     missing topic.
     """
     with Broker(config={"auto.create.topics.enable": False}) as broker:

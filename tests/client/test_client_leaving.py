@@ -1,4 +1,6 @@
-"""Commits and notifications of a consumer that leaves its group by close, unsubscribe or an exception."""
+"""The commits and notifications of a consumer that leaves its group: by close, unsubscribe or an
+exception.
+"""
 
 from __future__ import annotations
 
@@ -208,7 +210,7 @@ def test_an_older_commit_that_is_repeated_is_not_sent_after_the_one_of_a_revocat
     async def work() -> None:
         coordinator = Coordinator()
         coordinator.retry_pause_ms = lambda _: 100.0  # type: ignore[method-assign]
-        codes = [14]  # COORDINATOR_LOAD_IN_PROGRESS: the member repeats the request after the pause
+        codes = [14]  # COORDINATOR_LOAD_IN_PROGRESS: the request is repeated after the pause
 
         async def answer() -> int:
             if codes:
@@ -357,10 +359,10 @@ def heeds_interrupt() -> Iterator[None]:
 def test_an_interrupt_of_a_close_keeps_no_member_in_the_group(
     servers: str, group: str, protocol: str, how: str
 ) -> None:
-    """Regression: a second Ctrl-C came before LeaveGroup was sent, and the group waited for the session to
-    time out.
+    """Regression: a second Ctrl-C came before LeaveGroup was sent, and the group waited for the session
+    timeout.
 
-    The test also fails if the event loop is not closed: its open connections then cause a ResourceWarning,
+    The test also fails if the event loop is never closed: its open connections then cause a ResourceWarning,
     which pytest treats as an error.
     """
     topic = new_topic(servers)

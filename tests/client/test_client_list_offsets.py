@@ -62,7 +62,7 @@ def look_up(cluster: MovingCluster) -> object:
 
 @pytest.mark.behaviour("T10")
 def test_a_partition_that_was_moved_away_is_asked_for_again() -> None:
-    """Regression: the old leader answered UNKNOWN_TOPIC_OR_PARTITION, and a poll raised that error."""
+    """Regression: UNKNOWN_TOPIC_OR_PARTITION from the old leader ended a poll with an error."""
     cluster = MovingCluster(is_deleted=False)
     result = look_up(cluster)
     assert isinstance(result, OffsetAt) and result.offset == 7

@@ -1,4 +1,4 @@
-"""Memberships that continue, end or are fenced, over sockets and with both group protocols."""
+"""Memberships that last, end or are fenced, over sockets, with both group protocols."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_the_second_of_two_members_with_one_instance_id_stays(
 
 
 def test_an_instance_id_in_use_raises_until_it_is_free(ours: str, group: str) -> None:
-    """With group.protocol=consumer, the coordinator refuses a second member with the same group.instance.id,
-    while the first is in the group.
+    """With group.protocol=consumer, the coordinator refuses a second member with the same
+    group.instance.id.
     """
     topic = new_topic(ours, 2)
     first = Reader(member(ours, group, "consumer", **ONE), topic)

@@ -1,4 +1,4 @@
-"""Members subscribe to topics that do not exist yet, that they may not read, or that have invalid names."""
+"""Members that subscribe to topics that do not exist yet, may not be read, or have an invalid name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture(scope="module")
 def careful() -> Iterator[str]:
-    """Yield the address of a broker that does not create topics automatically."""
+    """Provide a broker that does not create topics automatically."""
     quick = {"group.consumer.min.heartbeat.interval.ms": 300, "group.consumer.heartbeat.interval.ms": 300}
     with Broker(config={"auto.create.topics.enable": False, **quick}) as broker:
         yield broker.bootstrap_servers
@@ -47,8 +47,8 @@ def create(servers: str, topic: str) -> None:
 def test_a_topic_that_is_created_after_subscribing_is_read_soon(
     careful: str, group: str, protocol: str, beside: bool
 ) -> None:
-    """The member must not wait until its metadata expire. That takes an hour in this test, and five minutes
-    by default.
+    """The member does not wait until its metadata expire, which takes an hour here and five minutes by
+    default.
     """
     late = f"late-{group}"
     topics = [late, new_topic(careful)] if beside else [late]

@@ -28,8 +28,8 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def test_a_coordinator_that_restarted_elsewhere_gets_the_requests_there() -> None:
-    """Regression: FindCoordinator returned the coordinator's new address, but the client used the old address
-    in its metadata.
+    """Regression: FindCoordinator returned the coordinator's new address, but requests went to the old one in
+    the metadata.
     """
 
     async def run() -> None:
@@ -94,7 +94,7 @@ def test_an_invalid_host_name_does_not_prevent_requests_to_other_servers() -> No
 
 @pytest.mark.parametrize("how", ["drops packets", "is silent", "ends connections"])
 def test_an_unresponsive_address_does_not_prevent_attempts_at_others_of_its_host(how: str) -> None:
-    """A host name may resolve to several machines. The first one is unreachable, does not respond, or has no
+    """A host name may resolve to several machines, of which the first is unreachable, hangs, or has no
     broker.
     """
 

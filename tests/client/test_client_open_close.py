@@ -1,7 +1,6 @@
-"""Clients that are opened, used and closed leave no objects, threads or descriptors behind in their
-process.
+"""Clients that are opened, used and closed leave no objects, threads or descriptors behind in their process.
 
-Each client is used once to warm up, and then ten times. `gc` counts the reachable objects by type.
+Each client is used once to warm up, and then ten times. `gc` counts what is reachable, by type.
 """
 
 from __future__ import annotations
@@ -26,9 +25,7 @@ T0 = TopicPartition("opened", 0)
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Run a broker in another process, so that its sockets and threads are not counted. Return its
-    address.
-    """
+    """Run a broker in its own process, so that its sockets and threads are not counted."""
     with BrokerProcess(tmp_path_factory.mktemp("opened")) as broker:
         with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
             producer.send("opened", b"x").result(60)
@@ -90,7 +87,7 @@ ASYNCIO = (asyncio_transactional_producer, asyncio_plain_producer, asyncio_consu
 
 
 def held() -> Counter[str]:
-    """Count the objects that clients make by type, and the threads and file descriptors of this process."""
+    """Count the objects that clients make, by type, and the threads and descriptors of this process."""
     gc.collect()
     counts: Counter[str] = Counter()
     for thing in gc.get_objects():
@@ -112,7 +109,7 @@ def held() -> Counter[str]:
 def leaked(before: Counter[str]) -> Counter[str]:
     """Return the counts that have grown by at least one per round.
 
-    A smaller growth may come from background work of another test's broker in this process.
+    A smaller growth may belong to a broker of another test, which does background work in this process.
     """
     return Counter({name: count for name, count in (held() - before).items() if count >= ROUNDS})
 
@@ -135,7 +132,7 @@ def test_asyncio_clients_leave_nothing_behind_in_a_loop_that_goes_on(
         before = held()
         for number in range(ROUNDS):
             await use(servers, number)
-        # wait, because transports close a moment after their clients
+        # wait, because transports close with a delay
         await until(lambda: not leaked(before), what=lambda: leaked(before))
 
     asyncio.run(run())
@@ -174,7 +171,7 @@ def test_a_closed_consumer_of_a_group_is_freed_without_the_garbage_collector(ser
 
 
 def garbage_of(use: Callable[[str, int], None], servers: str) -> set[str]:
-    """Return the types of the objects that only the garbage collector frees after a client is closed."""
+    """Return the types of the objects that only the garbage collector frees after a client was closed."""
     use(servers, 0)
     gc.collect()
     gc.disable()

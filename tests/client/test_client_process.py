@@ -1,4 +1,4 @@
-"""The processing loops `oncelog.process` and `oncelog.aio.process` on a real broker."""
+"""The loops `oncelog.process` and `oncelog.aio.process` over a real broker."""
 
 from __future__ import annotations
 
@@ -46,10 +46,9 @@ def broker_config() -> Mapping[str, object]:
 
 
 class Job:
-    """A source topic with numbers, and a transform that copies them and stops its loop after the last
-    number.
+    """A source topic with numbers, and a transform that copies them and stops its loop after the last one.
 
-    `seen` has the values of all calls of the transform, in order.
+    `seen` has the values of all calls, in order.
     """
 
     def __init__(self, servers: str, group: str, count: int, partitions: int = 1) -> None:
@@ -213,7 +212,7 @@ def test_a_cancelled_asyncio_loop_aborts_and_its_successor_processes_every_recor
 
 
 def test_a_second_cancellation_leaves_no_client_open(ours: str, group: str) -> None:
-    """R1175: the second cancellation ended the close, and left tasks and connections that no code could
+    """R1175: the second cancellation ended the close, and left tasks and connections that nobody could
     close.
     """
     job = Job(ours, group, 3)
@@ -289,7 +288,7 @@ def _is_commit(event: WireEvent) -> bool:
 
 
 def start_patiently(processor: Processor) -> None:
-    """Open the producer with the usual time-out, so that only commits can time out."""
+    """Start the producer with the usual time-out, so that only commits time out."""
     io = processor._io
 
     async def open_producer() -> None:

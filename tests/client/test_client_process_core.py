@@ -1,4 +1,4 @@
-"""The consume-transform-produce loop on a broker in memory: every error at every step, and rebalances."""
+"""The consume-transform-produce loop over a broker in memory: every error at every step, and rebalances."""
 
 from __future__ import annotations
 
@@ -403,7 +403,7 @@ def test_without_a_dead_letter_topic_the_error_is_raised_and_nothing_of_the_batc
 @pytest.mark.behaviour("T16")
 @pytest.mark.parametrize("has_topic", [False, True])
 def test_an_output_that_the_broker_refuses_is_found_and_blamed(has_topic: bool) -> None:
-    """The broker's error for a batch names no record, so the loop processes the records again one by one."""
+    """The error of a batch names no record, so the records are processed one by one."""
     io = MemoryIO({ONE: 12}, copy)
     io.refuses = lambda output: (
         MessageTooLarge() if (output.topic, output.value) == ("target", b"0-5") else None
@@ -432,7 +432,7 @@ def test_an_output_that_cannot_be_sent_is_blamed_on_its_record() -> None:
 
 @pytest.mark.parametrize("is_refused_by_broker", [False, True])
 def test_an_output_to_a_topic_that_cannot_exist_is_blamed_on_its_record(is_refused_by_broker: bool) -> None:
-    """R1174: a record with such an output ended the loop after ten errors, and again after each restart."""
+    """R1174: one record with such an output ended the loop after ten errors, and again after each restart."""
     io = MemoryIO({ONE: 6}, copy)
     if is_refused_by_broker:  # an example is an output to an internal topic
         io.refuses = lambda output: (
@@ -547,8 +547,8 @@ def test_a_commit_that_fails_at_a_rebalance_is_aborted_and_the_rest_is_read_agai
 
 
 def test_records_polled_before_the_loop_went_back_are_not_skipped() -> None:
-    """A poll during which partitions are lost may still return records of other partitions, and advances
-    their positions.
+    """A poll during which partitions are lost may still return records of other partitions, and moves their
+    positions.
     """
     io = MemoryIO({ONE: 4, TWO: 4}, copy)
 
@@ -584,7 +584,7 @@ def test_records_behind_a_committed_offset_that_is_gone_are_processed_after_an_a
 def test_records_of_a_topic_that_was_created_again_are_processed_after_an_abort(is_open: bool) -> None:
     """R1171: the loop went back to the last offset that it had committed in the deleted topic.
 
-    With `is_open`, the topic is created again during a transaction that has records of the deleted topic.
+    With `is_open`, the topic is created again while a transaction has records of the deleted one.
     """
     io = MemoryIO({ONE: 6}, copy)
     io.committed, io.positions = {ONE: 2}, {ONE: 2}

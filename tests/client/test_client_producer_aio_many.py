@@ -1,4 +1,4 @@
-"""`send_many` and `send_table` of the asyncio producer behave like those of the blocking producer."""
+"""`send_many` and `send_table` of the asyncio producer, which behave like those of the blocking producer."""
 
 from __future__ import annotations
 

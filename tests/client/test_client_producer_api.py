@@ -214,9 +214,9 @@ def test_records_go_to_new_partitions_after_a_metadata_refresh(ours: str) -> Non
 
 
 def test_a_partition_that_was_added_takes_records_at_once(ours: str) -> None:
-    """Regression: the producer refused the new partition for up to metadata.max.age.ms.
+    """Regression: the partition was refused for up to metadata.max.age.ms.
 
-    Java's producer looks the topic up again.
+    Java's client looks the topic up.
     """
     topic = new_topic(ours)
     batch = pa.table({"value": [b"table"]})

@@ -42,7 +42,7 @@ def servers(ours: str) -> str:
 
 
 def raw_batch(producer: Producer, count: int, base_sequence: int, epoch_ahead: int = 0) -> bytearray:
-    """Return a batch that this test forges under the producer's own id."""
+    """Return a forged batch under the producer's own id."""
     report = producer.idempotence()
     assert report.producer_id is not None and report.producer_epoch is not None
     return build_batch(
@@ -121,7 +121,7 @@ def test_at_most_five_batches_without_an_acknowledgement(servers: str, proxy: Pr
         proxy.release()
         assert [future.result(60).offset for future in futures] == list(range(1, 11))
     assert values(servers, topic) == [b"%d" % number for number in range(11)]
-    assert sequences(proxy) == list(range(11))  # no acknowledged batch is sent again
+    assert sequences(proxy) == list(range(11))  # an acknowledged batch is not sent again
 
 
 @pytest.mark.behaviour("I10", "I11")
@@ -373,9 +373,7 @@ def test_a_topic_that_refuses_large_batches_gets_smaller_ones(servers: str, prox
 def test_records_that_wait_for_a_connection_are_reported_as_not_stored(
     clock: JumpingClock, settings: dict[str, object], request_timeout_ms: int
 ) -> None:
-    """Regression: after an outage of delivery.timeout.ms, records that were never sent were reported as
-    perhaps stored.
-    """
+    """Regression: after an outage of delivery.timeout.ms, unsent records were reported as perhaps stored."""
     with Broker() as broker:
         topic = new_topic(broker.bootstrap_servers, 3)
         producer = producer_of(

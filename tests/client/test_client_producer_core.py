@@ -1,7 +1,7 @@
-"""The producer's core against the broker's own append rule, with loss, delay and reordering.
+"""The producer's core against the broker's own append rule, through seeded loss, delay and reordering.
 
-The test uses no socket and no clock. A seed decides the fate of each request and response, so a failing seed
-can be replayed.
+It uses no socket and no clock. A seed decides the fate of each request and response, so a failing seed
+replays.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def metadata() -> ClusterMetadata:
 
 
 class FakeBroker:
-    """A broker with two partitions. It stores the batches that `decide_append` accepts."""
+    """A broker with two partitions that store what `decide_append` accepts."""
 
     def __init__(self) -> None:
         self.logs: dict[TopicPartition, list[bytes | None]] = {tp: [] for tp in TP}
@@ -114,7 +114,7 @@ class FakeBroker:
 
 
 class SimulatedCluster:
-    """One run of a producer core and a broker. The network between them has faults that a seed decides."""
+    """One run of a core and a broker, over a network whose faults a seed decides."""
 
     def __init__(self, seed: int, **settings: object) -> None:
         self.random = random.Random(seed)
@@ -188,7 +188,7 @@ class SimulatedCluster:
         elif roll < 0.12:  # the response is lost
             self.later(delay, lambda: self.broker.produce(call))
             self.later(200, lambda: self._fail(call, DisconnectedError("cut")))
-        elif roll < 0.16:  # the request arrives after the client has given it up
+        elif roll < 0.16:  # the request arrives after the client gave it up
             copy = ProduceCall(call.node_id, _frozen(call), call.batches, True)
             self.later(300, lambda: self.broker.produce(copy))
             self.later(100, lambda: self._fail(call, TimedOut("late")))
@@ -218,7 +218,7 @@ class SimulatedCluster:
             )
             for batch in call.batches
         ]
-        if stored is not None:  # a batch that the broker refused keeps its own error
+        if stored is not None:  # a refused batch keeps its own error
             for row, real in zip(rows, stored.responses[0].partition_responses, strict=True):
                 if real.error_code:
                     row.error_code = real.error_code
@@ -245,7 +245,7 @@ class SimulatedCluster:
 
 
 def _frozen(call: ProduceCall) -> object:
-    """Return a copy of the request as it was sent, because its batches may get new sequences later."""
+    """Return a copy of the request as it was sent: its batches may get new sequences later."""
     return type(call.message).decode(9, call.message.encode(9))
 
 
@@ -422,9 +422,7 @@ def test_the_fast_path_of_send_leaves_the_same_batches_as_append(partitioner: st
 
 
 def test_a_batch_that_waits_for_a_leader_is_not_due_by_itself() -> None:
-    """If the batch were due, the producer's loop would run without a pause until the partition has a
-    leader.
-    """
+    """If the batch were due, the producer's loop would run without a pause until there is a leader."""
     core = ProducerCore(resolve(PRODUCER.parse({"linger.ms": 5})), ClusterMetadata(), random.Random(0))
     core.set_identity(PRODUCER_ID, 0)
     core.set_partition_count("t", 2, 0.0)

@@ -175,7 +175,7 @@ def test_a_failed_producer_raises_its_error_for_a_table_of_a_new_topic(ours: str
 def test_an_unexpected_exception_for_a_response_fails_the_records_at_once(
     ours: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: the records had no result before delivery.timeout.ms."""
+    """Regression: the records had no result until delivery.timeout.ms."""
 
     def fail(*_: object) -> None:
         raise ValueError("unexpected")
@@ -193,7 +193,7 @@ def test_an_unexpected_exception_for_a_response_fails_the_records_at_once(
 def test_a_producer_id_is_requested_with_pauses(
     ours: str, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """Regression: after a malformed response, the producer sent thousands of requests in a second."""
+    """Regression: a malformed response made the producer send thousands of requests in a second."""
     errors, attempts = [error] * 3, list[int]()
     with producer_of(ours) as producer:
         cluster = producer._driver.cluster

@@ -29,7 +29,7 @@ pytestmark = [
 
 
 class _Interrupt(BaseException):
-    """The exception that the signal handler raises."""
+    """The exception that the handler raises."""
 
 
 class _OwnError(_Interrupt, OncelogError):
@@ -41,10 +41,9 @@ def _raise(error: type[_Interrupt] = _Interrupt) -> None:
 
 
 def interrupted_at(place: int, call: Callable[[], Any], handler: Callable[[], Any] = _raise) -> bool:
-    """Make the call, and run the handler at its place number `place`. Return False if the call has fewer
-    places.
+    """Make the call, and run the handler at place number `place`. Return False if the call has fewer.
 
-    Python ignores an exception in a weak reference's callback, so there the call completes.
+    An exception in a weak reference's callback is ignored by Python; the call then completes.
     """
     count = 0
 
@@ -87,9 +86,7 @@ def each_place(call: Callable[[int], Any], handler: Callable[[], Any] = _raise) 
 def test_an_interrupt_at_any_call_of_send_leaves_a_sound_producer(
     ours: str, linger_ms: int, buffer_memory: int, transactional_id: str | None, error: type[_Interrupt]
 ) -> None:
-    """Regression: the interrupted call kept a lock, lost a batch, or ended the producer with an empty
-    batch.
-    """
+    """Regression: the call left a lock held, forgot a batch, or ended the producer with an empty batch."""
     topic = new_topic(ours)
     reported: list[tuple[int, RecordMetadata | None]] = []
     with producer_of(
@@ -196,7 +193,7 @@ def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interr
 ) -> None:
     """Regression: the handler waited forever for a lock that the interrupted call held.
 
-    Now a call in the handler raises MisuseError.
+    Now the handler's call raises MisuseError.
     """
     topic, place, is_interrupted = new_topic(ours), 1, True
     refused, taken = 0, 0
@@ -215,7 +212,7 @@ def test_a_signal_handler_that_calls_the_producer_never_waits_for_what_it_interr
 
     def send() -> None:
         nonlocal taken
-        with suppress(MisuseError):  # raised by the call in the handler, or because the producer is closed
+        with suppress(MisuseError):  # raised by the handler, or because the producer is closed
             for _ in range(3):
                 producer.send(topic, b"sent", b"key")
                 taken += 1

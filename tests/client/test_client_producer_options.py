@@ -1,4 +1,4 @@
-"""Settings that contradict idempotence raise ConfigError before any connection, or cause a warning."""
+"""Idempotence and the settings that contradict it: ConfigError before any connection, or a warning."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_conflict_with_requested_idempotence_names_both_settings_before_any_co
         with pytest.raises(ConfigError) as caught:
             oncelog.Producer({"bootstrap.servers": address, "enable.idempotence": "true", key: value})
         with pytest.raises(BlockingIOError):
-            listener.accept()  # the constructor raised, so no thread may be left that could connect later
+            listener.accept()  # the constructor raised, so no thread is left that could connect later
     assert "enable.idempotence=true" in str(caught.value)
     assert f"{key}={value}" in str(caught.value)
 

@@ -1,4 +1,4 @@
-"""The schedule of batches gives the same result as a scan of all partitions, but at a fixed cost."""
+"""The schedule of batches: it returns what a scan of all partitions would, at a fixed cost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTITIONS = 4
 
 
 def describe(leaders: list[int]) -> MetadataResponse:
-    """Return metadata of topic t. Each partition's leader is broker 1, broker 2, or -1 for none."""
+    """Return metadata of topic t with each partition's leader: broker 1, broker 2, or -1 for none."""
     partitions = [
         MetadataResponse.MetadataResponsePartition(partition_index=number, leader_id=leader, leader_epoch=-1)
         for number, leader in enumerate(leaders)
@@ -61,8 +61,8 @@ def answer(core: ProducerCore, call: ProduceCall, error_code: int, now_ms: float
 
 
 def check_against_a_walk(core: ProducerCore, now_ms: float) -> None:
-    """Scan all partitions. Check that no batch is left that could be sent, and that the next wake-up is not
-    too late.
+    """Walk over all partitions: check that no batch is left that could be sent, and that the next wake-up is
+    not too late.
     """
     wakeup_ms = core.next_wakeup_ms()
     queues = list(core._partitions.values())

@@ -1,4 +1,4 @@
-"""One blocking producer with many threads and topics. Its state is only used under its lock."""
+"""One blocking producer with many threads and topics: its state is never touched without its lock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def broker_config() -> Mapping[str, object]:
 
 @pytest.fixture
 def impatient_threads() -> Iterator[None]:
-    """Let the interpreter switch between threads as often as possible."""
+    """Let the interpreter switch threads as often as it can."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -60,7 +60,7 @@ def run_in_threads(bodies: list[threading.Thread]) -> None:
 @pytest.mark.behaviour("I1", "I2")
 @pytest.mark.usefixtures("impatient_threads")
 def test_threads_that_meet_new_topics_together_lose_nothing(ours: str) -> None:
-    """All threads send the first record to each topic at the same time. One more thread keeps the producer
+    """All threads send the first record to each topic at the same time; one more thread keeps the producer
     busy.
     """
     names = [f"met-{number}" for number in range(TOPICS)]
@@ -128,7 +128,7 @@ def test_flush_returns_after_the_callbacks(ours: str) -> None:
     flushed = threading.Event()
 
     def slow(_: RecordMetadata | None, error: Exception | None) -> None:
-        flushed.wait(0.3)  # this wait times out, because flush() waits for this callback
+        flushed.wait(0.3)  # times out, because flush() waits for this callback
         errors.append(error)
 
     with producer_of(ours) as producer:
@@ -214,7 +214,7 @@ def test_close_refuses_records_of_other_threads_and_waits_for_those_taken(ours: 
 
 
 def test_futures_are_done_when_an_asyncio_flush_returns(ours: str) -> None:
-    """Regression: a flush that found all records complete returned before the records' futures were set."""
+    """Regression: a flush that found all records complete returned before the futures were set."""
     topic = new_topic(ours, 1)
     seen: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""A producer that reaches no broker while it looks up a topic, in the simulator's virtual time."""
+"""A producer that finds no broker when it looks up a topic, in the simulator's virtual time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_send_waits_for_a_broker_for_max_block_ms_and_not_for_request_timeout_ms
 def test_a_first_send_survives_an_outage_after_its_topic_was_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The producer has found the topic, but then cannot reach the cluster for a while (R331)."""
+    """The producer has found the topic, and then cannot reach the cluster for a while (R331)."""
     world = World(1)
     broker = BrokerHost(world, {})
     sender = Sender(world, "sender", "t", 1, bursts=1)
@@ -61,9 +61,7 @@ def test_a_first_send_survives_an_outage_after_its_topic_was_found(
 
 
 def test_two_calls_that_start_a_connection_leave_nothing_behind_after_close() -> None:
-    """`close` ends the periodic refresh of metadata, even if two calls started the connection at the same
-    time (R332).
-    """
+    """Close ends the periodic metadata refresh, even if two calls started it at the same time (R332)."""
     world = World(1)
     BrokerHost(world, {}).start()
     left: list[str] = []

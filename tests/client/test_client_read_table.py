@@ -1,4 +1,4 @@
-"""`oncelog.read_table` returns a bounded range of topics as one Arrow table."""
+"""`oncelog.read_table`: it returns a bounded range of topics as one Arrow table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOON_MS = 1_700_000_000_000
 
 
 def fill(servers: str, topic: str, count: int = 4, partition: int = 0) -> None:
-    """Write one record per hour, beginning at NOON_MS."""
+    """Write one record per hour, from NOON_MS on."""
     times = [NOON_MS + number * HOUR_MS for number in range(count)]
     with producer_of(servers) as producer:
         values = [b"%d" % number for number in range(count)]

@@ -77,9 +77,7 @@ def test_a_second_thread_that_polls_is_refused(ours: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["classic", "consumer"])
 def test_a_second_thread_is_refused_while_a_callback_of_the_first_runs(ours: str, kind: str) -> None:
-    """Regression: the second thread's poll called the callback a second time, or replaced the poll of the
-    first thread.
-    """
+    """Regression: the second thread's poll called the callback again, or replaced the first thread's poll."""
     topic = f"two-threads-callback-{kind}"
     entered, release, calls = threading.Event(), threading.Event(), list[object]()
 
@@ -112,7 +110,7 @@ def test_a_second_thread_is_refused_while_a_callback_of_the_first_runs(ours: str
 
 
 def test_a_second_task_is_refused_while_a_callback_of_the_first_runs(ours: str) -> None:
-    """Regression: the second task's poll called the callback a second time."""
+    """Regression: the second task's poll called the callback again."""
 
     async def run() -> None:
         entered, release, calls = asyncio.Event(), asyncio.Event(), list[object]()
@@ -236,7 +234,7 @@ def test_a_call_that_an_ending_loop_never_runs_is_refused(monkeypatch: pytest.Mo
 
 
 class _SilentLoop:
-    """An event loop that has ended, but accepts calls that it never runs."""
+    """An event loop that accepts calls although it has ended."""
 
     def call_soon_threadsafe(self, *_: object) -> None:
         pass

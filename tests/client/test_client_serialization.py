@@ -1,4 +1,4 @@
-"""Serializers and deserializers of applications are functions, or objects that also get the topic."""
+"""Serializers and deserializers of applications: functions, and objects that get the topic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from oncelog.types import TimestampType
 
 
 class OfTopic:
-    """A converter that writes the topic's name before the data."""
+    """A converter that writes the topic's name in front of the data."""
 
     def serialize(self, topic: str, data: Any) -> bytes:
         return f"{topic}/{data}".encode()
@@ -126,7 +126,7 @@ def test_a_record_that_cannot_be_deserialized_is_named_and_can_be_skipped(ours: 
         producer.send_many(topic, [b"1", b"{", b"3"]).result(60)
     with reader(ours, topic, value_deserializer=json.loads) as consumer:
         assert [record.value for record in polled(consumer, 1)] == [1]
-        for _ in range(2):  # each poll fails, and the position does not advance
+        for _ in range(2):  # each poll fails, and the position stays
             with pytest.raises(DeserializationError, match=f"the value of {topic}-0 at offset 1") as raised:
                 polled(consumer, 1)
             assert consumer.position(tp) == 1

@@ -1,4 +1,4 @@
-"""Spans of sent and processed records, checked with OpenTelemetry's own SDK."""
+"""Spans of sent and processed records, with OpenTelemetry's own SDK."""
 
 from __future__ import annotations
 

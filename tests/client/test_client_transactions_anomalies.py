@@ -1,4 +1,4 @@
-"""Published anomalies of Kafka's transactions, and how this library's clients behave in each."""
+"""Published anomalies of Kafka's transactions, and how our clients behave in them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def late_commit(servers: str, topic: str, name: str) -> str:
 
 @pytest.mark.behaviour("T13")
 def test_a_late_commit_is_refused(servers: str) -> None:
-    """KAFKA-17754: the late commit has the epoch of its own transaction, which has ended, so it is fenced."""
+    """KAFKA-17754: the late commit has the epoch of its own transaction, which is over."""
     topic = new_topic(servers)
     assert late_commit(servers, topic, f"late-{os.getpid()}") == "NONE"
     assert values(servers, topic) == [b"first"]
@@ -73,8 +73,8 @@ def test_a_late_commit_ends_the_open_transaction_where_epochs_stay(classic: str)
 @pytest.mark.parametrize("goes_back", [True, False])
 @pytest.mark.behaviour("T7")
 def test_an_abort_does_not_move_the_consumers_position_back(servers: str, goes_back: bool) -> None:
-    """KAFKA-17582: an abort discards the offsets that were sent to the group, but the consumer's position
-    does not go back.
+    """KAFKA-17582: an abort discards the offsets sent to the group, but does not move the consumer's
+    position.
     """
     source, target, name = new_topic(servers), new_topic(servers), f"rewind-{os.getpid()}-{goes_back}"
     with producer_of(servers) as producer:
@@ -110,7 +110,7 @@ def test_an_abort_does_not_move_the_consumers_position_back(servers: str, goes_b
 @pytest.mark.behaviour("T3", "T13")
 @pytest.mark.parametrize("lost", ["request", "response"])
 def test_after_a_commit_without_a_response_a_new_instance_completes_it(servers: str, lost: str) -> None:
-    """The new instance completes the transaction if its commit was decided, and aborts it otherwise.
+    """The new instance completes a decided transaction and aborts an undecided one.
 
     The old instance may only repeat its commit.
     """

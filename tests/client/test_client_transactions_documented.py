@@ -1,4 +1,4 @@
-"""The loop of docs/guides/transactions.md runs exactly as printed there, and the page's claims are tested."""
+"""The loop of docs/guides/transactions.md, run as it is printed there, and the claims of that page."""
 
 from __future__ import annotations
 
@@ -48,9 +48,7 @@ def copier(*arguments: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.behaviour("T7")
 def test_the_documented_loop_loses_and_doubles_nothing_over_crashes(servers: str, group: str) -> None:
-    """The first copier is killed within a transaction, the second one raises, and the third one finishes the
-    work.
-    """
+    """The first copier is killed within a transaction, the second raises, and the third finishes."""
     source, target = new_topic(servers), new_topic(servers)
     fill(servers, source, 0, 10, 1)
     place = (servers, source, target, group)
@@ -85,7 +83,9 @@ def test_each_test_and_scenario_that_the_page_names_exists() -> None:
 
 @pytest.mark.behaviour("T16")
 def test_group_metadata_with_automatic_commits_is_refused(ours: str, group: str) -> None:
-    """With automatic commits, a close() after an exception would commit the positions of aborted records."""
+    """With automatic commits, close() after an exception would commit the positions of records that were
+    aborted.
+    """
     message = r"enable\.auto\.commit=false.*group_metadata\(\) for send_offsets_to_transaction\(\)"
     with member(ours, group) as consumer, pytest.raises(MisuseError, match=message):
         consumer.group_metadata()

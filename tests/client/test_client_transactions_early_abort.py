@@ -47,7 +47,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture
 def last_epoch(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Yield a broker on which a new transactional id gets the last epoch of its producer id."""
+    """Yield a broker whose new transactional ids begin with the last epoch of their producer id."""
     limits = Limits(first_producer_epoch=32_766)
     monkeypatch.setattr("oncelog.server.embedded.recover_node", partial(recover_node, limits=limits))
     with Broker(config=PROMPT) as broker:
@@ -109,7 +109,7 @@ def commit_and_begin(producer: Producer, servers: str, topic: str, name: str, ma
 
 
 def tries(proxy: Proxy) -> int:
-    """Count the requests so far that try to add a partition to the transaction."""
+    """Count the requests that try to add a partition to the transaction."""
     return len(requests(proxy)) + len(requests(proxy, "AddPartitionsToTxn"))
 
 
@@ -120,7 +120,7 @@ def is_waiting(proxy: Proxy) -> Callable[[], bool]:
 
 
 def send_refused(producer: Producer, proxy: Proxy, topic: str, what: str) -> None:
-    """Send a request that the coordinator refuses for now or whose response is lost, as `what` says."""
+    """Send a request that the coordinator refuses for now, or whose response is lost."""
     if what == "answers lost":
         proxy.add(Rule(action="cut", api="Produce", direction="response"))
         proxy.add(Rule(action="cut", api="AddPartitionsToTxn", direction="response"))

@@ -1,6 +1,4 @@
-"""A producer stays usable after its requests to add offsets or partitions are refused, or after their
-responses are lost.
-"""
+"""A producer stays usable after requests for offsets or partitions are refused or lose their responses."""
 
 from __future__ import annotations
 

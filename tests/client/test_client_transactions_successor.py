@@ -37,7 +37,7 @@ def state_of(servers: str, name: str) -> str:
 
 
 def start_of_another(servers: str, name: str) -> int:
-    """Send one InitProducerId, as a starting producer does. Return the error code."""
+    """Send InitProducerId once, as a starting producer does. Return the error code."""
     request = InitProducerIdRequest(
         transactional_id=name, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
     )
@@ -68,7 +68,7 @@ def interrupted(servers: str) -> Iterator[tuple[str, str, Producer]]:
 
 
 def test_an_abort_that_a_successor_began_is_a_successors(interrupted: tuple[str, str, Producer]) -> None:
-    """The transaction cannot have timed out yet, so only a successor's InitProducerId can have aborted it."""
+    """The transaction cannot have timed out, so only InitProducerId can have ended it."""
     assert is_replaced(interrupted[2], may_have_timed_out=False)
 
 

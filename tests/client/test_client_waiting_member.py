@@ -25,7 +25,7 @@ def polling(is_so: Callable[[], bool], *consumers: Consumer) -> Callable[[], boo
 
 
 def test_a_member_that_waits_for_its_positions_stays_in_its_group(ours: str, group: str) -> None:
-    """Regression: the waiting member sent no heartbeats, so its group removed it again and again."""
+    """Regression: the waiting member sent no heartbeat, so the group removed it again and again."""
     topic = new_topic(ours, 2)
     fill(ours, topic, 0, 20, 2)
     with (

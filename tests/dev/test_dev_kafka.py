@@ -123,8 +123,8 @@ def test_our_producer_loses_nothing_while_nodes_are_stopped_and_killed(kafka_cla
                 node.start()
             load.check(cluster.bootstrap_servers)
 
-            # While too few replicas are in sync, the broker rejects batches without storing them, and the
-            # producer retries.
+            # With too few replicas in sync, the broker rejects batches without storing them, and the producer
+            # retries.
             admin.alter_configs({ConfigResource("topic", TOPIC): {"min.insync.replicas": 3}})
             cluster.nodes[2].stop()
             load.send(30)

@@ -1,6 +1,4 @@
-"""`oncelog dev spark`: the example runs unchanged on this Spark cluster, and no process or file is left
-behind.
-"""
+"""`oncelog dev spark`: the example runs on its cluster unchanged, and no process or file is left."""
 
 from __future__ import annotations
 
@@ -58,7 +56,7 @@ def test_the_example_runs_on_a_cluster_of_two_workers(directory: Path, tmp_path:
             with launch_forward(tmp_path, master, servers, "orders", "enriched") as program:
                 assert program.wait(400) == 0, (tmp_path / "log").read_text()
             assert read_values(servers, "enriched") == expected(numbers.stop)
-    logs = Path("worker-*", "work", "*", "*", "stderr")  # log files of the executors
+    logs = Path("worker-*", "work", "*", "*", "stderr")  # the logs of the executors
     ran = {path.parts[-5] for path in directory.glob(str(logs))}
     assert ran == {"worker-1", "worker-2"}
 

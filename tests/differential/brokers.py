@@ -1,4 +1,4 @@
-"""Start and stop the two brokers of a run: ours and Apache Kafka's."""
+"""Start and stop the two brokers of a run: ours and Apache Kafka."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT = {
     "group.consumer.min.heartbeat.interval.ms": 300,
     "group.consumer.heartbeat.interval.ms": 300,
 }
-"""Settings that let members request short time-outs, so that these can expire during a sequence."""
+"""Settings that permit members to request short time-outs, which can expire during a sequence."""
 PROMPT = {
     "group.consumer.assignment.interval.ms": 0,
     "group.consumer.assignor.offload.enable": "false",

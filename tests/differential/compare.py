@@ -55,7 +55,7 @@ NOT_COMPARED = {
     "usable_bytes",
     "client_host",
 }
-"""Fields that are not compared: timestamps, texts, and the addresses of nodes."""
+"""Fields that are not compared: timestamps, texts, and addresses of nodes."""
 IDENTIFYING = (
     "name", "topic", "topic_id", "partition_index", "index", "partition", "transactional_id", "group_id",
     "member_id", "group_instance_id", "producer_id", "resource_type", "resource_name", "pattern_type",
@@ -116,7 +116,9 @@ class Symbols:
             fields = [f.name for f in value._struct.fields if f.is_in(version) and f.name not in NOT_COMPARED]
             plain = {name: self.plain(getattr(value, name), version, name) for name in fields}
             if type(value).__name__ == "PartitionProduceResponse" and value.error_code:
-                plain.pop("log_start_offset", None)  # see docs/differences.md on this field in rejected rows
+                plain.pop(
+                    "log_start_offset", None
+                )  # docs/differences.md explains this field in rejected rows
             if type(value).__name__ == "PartitionData":
                 plain["aborted_transactions"] = _aborted_in(plain)
             if plain.get("timestamp") == MARKERS_TIME:
@@ -195,7 +197,7 @@ def _is_fetched(row: dict[str, Any]) -> bool:
 
 
 def _merge_rows(rows: list[Any]) -> list[Any]:
-    """Merge the rows of each topic into one.
+    """Merge the rows of one topic.
 
     In a Fetch response, Kafka sends a separate topic row for each failed partition.
     """
@@ -210,7 +212,7 @@ def _merge_rows(rows: list[Any]) -> list[Any]:
 
 
 def _place_in_list(element: Any) -> tuple[list[str], str]:
-    """Return a sort key with which the lists of both brokers get the same order."""
+    """Return a sort key that sorts the lists of both brokers alike."""
     names = [str(element[key]) for key in IDENTIFYING if key in element] if isinstance(element, dict) else []
     return names, json.dumps(element, sort_keys=True, default=str)
 
@@ -252,7 +254,7 @@ class Explained(NamedTuple):
 def compare(
     sequence: Sequence, rules: tuple[Rule, ...], ours: list[Any], theirs: list[Any]
 ) -> tuple[Difference | None, list[Explained]]:
-    """Return the first difference that no rule explains, and all explained differences before it."""
+    """Return the first difference that no rule explains, and the explained ones before it."""
     explained: list[Explained] = []
     for number, step in enumerate((*sequence.steps, *sequence.observations)):
         ends = False
@@ -268,7 +270,7 @@ def compare(
 
 
 def differing(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield each path at which two values in comparable form differ, with both values."""
+    """Yield every path at which two plain values differ, with both values."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         for key in sorted({*ours, *theirs}):
             yield from differing(ours.get(key), theirs.get(key), f"{path}.{key}" if path else key)

@@ -1,4 +1,4 @@
-"""Replace the references in the bodies of requests by the values that one broker assigned in one run."""
+"""Replace references in the bodies of requests by the values that one broker assigned in one run."""
 
 from __future__ import annotations
 

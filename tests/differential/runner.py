@@ -32,9 +32,9 @@ from oncelog.wire.messages import API_BY_NAME, NO_ID
 ANSWER_S = 20.0
 """Maximum wait for one response, in seconds."""
 PATIENCE_S = 8.0
-"""Maximum time for which a request is repeated after transient errors, in seconds."""
+"""Maximum time in seconds for which a request is repeated after transient errors."""
 READY_S = 120.0
-"""Maximum wait until a started broker responds, in seconds."""
+"""Maximum wait for a started broker to answer, in seconds."""
 CONFIRMATIONS = 3
 """Maximum number of times that a sequence with a difference is run again.
 
@@ -67,7 +67,7 @@ PARK_S, LATE_S = 0.012, 8.0
 response that the other broker has already sent.
 """
 JAVA_BUCKETS = 16
-"""Number of buckets of a java.util.HashMap with at most 12 keys."""
+"""Number of buckets of a java.util.HashMap that has at most 12 keys."""
 _numbers = itertools.count()
 _values = itertools.count(1_000_000)
 
@@ -83,10 +83,7 @@ class BrokerUnderTest(Protocol):
 
 
 class Connection:
-    """One connection of a run.
-
-    The broker handles its requests in order. The run reads some of the responses later.
-    """
+    """One connection of a run. The broker handles its requests in order. Some responses are read later."""
 
     def __init__(self, address: str, user: str = "") -> None:
         self._raw = RawClient(address)
@@ -387,7 +384,7 @@ def _unpark(runs: SequenceOf[Run]) -> None:
 
 
 class Outcome(NamedTuple):
-    """The result of one sequence: the responses of both brokers, and the first difference between them."""
+    """The result of one sequence: the responses of both brokers, and the first difference."""
 
     sequence: Sequence
     ours: list[Any]
@@ -397,7 +394,7 @@ class Outcome(NamedTuple):
 
 
 class Pair:
-    """Our broker and Apache Kafka. `rules` apply to all subjects, in addition to each subject's own rules."""
+    """Our broker and Apache Kafka. `rules` apply to every subject, in addition to the subject's own rules."""
 
     def __init__(self, ours: BrokerUnderTest, theirs: BrokerUnderTest, rules: tuple[Rule, ...] = ()) -> None:
         self._brokers, self._rules = (ours, theirs), rules
@@ -466,8 +463,8 @@ class Pair:
         playing = [run_together(both, sequence) for both, (sequence, _) in zip(runs, chunk, strict=True)]
         # All sequences of a chunk have the same restarts. So if one sequence reaches a restart, all do.
         while kinds := {*pool.map(lambda sequence: next(sequence, ""), playing)} - {""}:
-            # Restart in this thread and not in the pool. Kafka's process ends with the thread that started
-            # it, and threads of the pool end early.
+            # Restart in this thread, not in the pool. Kafka's process ends with the thread that started it,
+            # and the pool's threads end earlier.
             for broker, known in zip(self._brokers, ids, strict=True):
                 _restart(broker, topics, known, is_kill=kinds == {"kill"})
         list(pool.map(lambda broker: delete_topics(broker, list(topics)), self._brokers))
@@ -496,7 +493,7 @@ def _chunks(
 def _restart(
     broker: BrokerUnderTest, topics: dict[str, Any], ids: dict[str, bytes], *, is_kill: bool
 ) -> None:
-    """Restart a broker, and wait until it serves these topics and both kinds of coordinator."""
+    """Restart a broker. Return when it serves these topics and both kinds of coordinator."""
     broker.restart(kill=is_kill)
     find_coordinators(broker)
     _find_controller(broker)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 Body = dict[str, Any]
 RESTARTS = ("restart", "kill")
-"""Kinds of steps that restart both brokers: "restart" after a clean stop, "kill" after SIGKILL."""
+"""Kinds of steps that restart both brokers: after a clean stop ("restart"), and after SIGKILL ("kill")."""
 SENTINEL = "sentinel"
 """The name of an additional topic for sequences that change settings, ACLs or users.
 
@@ -96,10 +96,10 @@ def answers(api: str, *, ours: str, theirs: str) -> Callable[[Step, Any, Any, st
 
 
 class Subject(NamedTuple):
-    """A generator of sequences.
+    """A generator of sequences. `weight` is the subject's share of a mixed run. A subject with weight 0 runs
+    only if it is named.
 
-    `weight` is its share of a mixed run. With weight 0, it runs only if the user names it. A `secured`
-    subject needs brokers with an authorizer and a listener on which clients authenticate.
+    A `secured` subject needs brokers with an authorizer and a listener on which clients authenticate.
     """
 
     name: str

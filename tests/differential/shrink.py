@@ -55,5 +55,5 @@ def shrink(outcome: Outcome, run_sequence: Callable[[Sequence], Outcome]) -> tup
 
 
 def steps_of(sequence: Sequence) -> list[Step]:
-    """Return the steps and then the observations: the order in which they run."""
+    """Return steps and observations in the order in which they run."""
     return [*sequence.steps, *sequence.observations]

@@ -13,7 +13,7 @@ MAX_CHARACTERS = 1500
 
 
 def transcript(outcome: Outcome, kept: list[int] | None = None) -> str:
-    """Return the text of the steps up to the first difference, and of the difference."""
+    """Return the steps up to the first difference, and the difference."""
     sequence, difference = outcome.sequence, outcome.difference
     title = f"subject {sequence.subject}, seed {sequence.seed}"
     if kept is not None:

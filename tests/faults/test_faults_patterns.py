@@ -31,8 +31,7 @@ def faults() -> list[Rule]:
 def play(seed: int) -> StoryRun:
     """Send one batch without faults, and then a load with faults.
 
-    The first batch makes the producer known. Without it, the broker would accept any sequence as the
-    producer's first.
+    The first batch makes the producer known. A broker accepts any first sequence of an unknown producer.
     """
     with (
         StoryEnvironment() as environment,

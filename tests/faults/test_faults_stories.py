@@ -13,7 +13,7 @@ from oncelog.testing.proxy import Direction, Fate
 
 
 def failed_checks(runs: list[StoryRun]) -> list[str]:
-    """Return the story's statements that turned out false."""
+    """Return the statements of the story that turned out false."""
     return [check.text for run in runs for check in run.checks if not check.is_true]
 
 
@@ -116,7 +116,7 @@ def test_a_given_cluster_is_not_killed() -> None:
 
 @pytest.mark.behaviour("T5")
 def test_a_transaction_has_its_steps_in_order() -> None:
-    """The steps must have this order both in the messages and in the logs."""
+    """The steps are in this order both in the messages and in the logs."""
     now, before, _ = play("transaction")
     requests = [e.api for e in now.events if e.direction is Direction.REQUEST]
     expected = ["FindCoordinator", "InitProducerId", "Produce", "TxnOffsetCommit", "EndTxn"]
@@ -153,8 +153,8 @@ def _states(run: StoryRun) -> list[str]:
 
 
 def _once(steps: list[str]) -> list[str]:
-    """Remove each step that equals the previous one.
+    """Remove each step that is equal to the previous one.
 
-    A run may add partitions in one request or one by one, and may repeat a request while a coordinator loads.
+    A run may add partitions together or one by one, and may repeat a request while a coordinator loads.
     """
     return [step for step, _ in groupby(steps)]

@@ -1,4 +1,4 @@
-"""Replay the inputs from which `make fuzz` starts, and the inputs that it kept. None may break a parser."""
+"""Replay the inputs that `make fuzz` starts from, and those that it has kept: none may break a parser."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Write tests/golden/batches: record batches that real clients send, one file for each client and codec.
+"""Write tests/golden/batches: the record batches that real clients send, one file per client and codec.
 
-`python tests/golden/capture.py` runs a small stand-in broker. It answers a producer's requests, and keeps the
-records of each Produce request. Run it for each new version of a client.
+`python tests/golden/capture.py` runs a small stand-in broker that answers a producer and keeps the records of
+each Produce request. Run it for a new version of a client.
 """
 
 from __future__ import annotations

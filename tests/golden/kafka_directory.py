@@ -71,9 +71,7 @@ def fill(kafka: ApacheKafka) -> None:
 
 
 def new_producer_id(client: RawClient) -> int:
-    """Return a new producer id. Apache Kafka takes a moment to allocate a block of ids, so retry until it has
-    one.
-    """
+    """Return a new producer id. Retry, because Apache Kafka takes a moment to allocate a block of ids."""
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000)
     response = client.ask(request, 4)
     while response.error_code:

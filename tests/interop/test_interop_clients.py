@@ -1,6 +1,4 @@
-"""Clients of other projects write to our broker idempotently. All clients, also ours, read the same
-records.
-"""
+"""Third-party clients write to our broker idempotently. All clients, ours included, read the same records."""
 
 from __future__ import annotations
 
@@ -90,7 +88,7 @@ def test_sequences_on_disk_are_unbroken(oncelog_broker: Any, writer: str) -> Non
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_keys_go_to_the_same_partitions(oncelog_broker: Any, writer: str) -> None:
-    """By default, all four clients choose the partition by murmur2 of the key, as the Java client does."""
+    """All four clients partition by murmur2 of the key, as the Java client does by default."""
     from kafka.partitioner.default import murmur2
 
     bootstrap = oncelog_broker.bootstrap_servers

@@ -1,6 +1,4 @@
-"""Clients on a cluster of Apache Kafka that loses its majority, its leaders and many nodes (behaviour
-I26).
-"""
+"""Clients on a cluster that loses its majority, its leaders and many nodes (behaviour I26)."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def cluster(kafka_class_path: str) -> Iterator[ApacheKafka]:
 
 
 class Load:
-    """Numbered records that are produced to the partitions of a new topic in turn."""
+    """Numbered records, produced in turn to the partitions of a new topic."""
 
     def __init__(self, cluster: ApacheKafka, topic: str, producer: Producer, admin: Admin) -> None:
         self.servers, self.topic, self.producer = cluster.bootstrap_servers, topic, producer
@@ -61,9 +59,7 @@ class Load:
 
 
 def audit(servers: str, topic: str) -> list[Finding]:
-    """Return the findings of an audit of the batch headers. Reading the values, too, verifies the
-    checksums.
-    """
+    """Return the findings of an audit of the batch headers. Reading the values verifies the checksums."""
     findings: list[Finding] = []
     for headers in stored_batches(servers, topic, PARTITIONS):
         judge = PartitionAudit()
@@ -102,7 +98,7 @@ def test_without_a_majority_no_record_is_acknowledged(cluster: ApacheKafka) -> N
         with pytest.raises(TimedOut):
             producer.flush(5)
         wait_until(lambda: producer.metrics()["record-retry-total"] > 0)
-        # The last node has stored these records, but has not acknowledged them.
+        # The last node has stored these records, but not acknowledged them.
         wait_until(lambda: records_in_files(cluster.nodes[2], "majority") > 90)
         assert not any(future.done() for future in load.futures[90:])
         for node in cluster.nodes[:2]:
@@ -139,8 +135,8 @@ def test_consumer_and_admin_follow_leaders(cluster: ApacheKafka) -> None:
             end(node)
             load.send(90)
             wait_until(has_read_all, 200)
-            # The metadata of these clients may still name the old leader, and the third node may learn of the
-            # new one late. So wait.
+            # Wait, because the metadata of these clients may still name the old leader, and the third node
+            # may learn of the new one late.
             wait_until(lambda before=leader: first_leader() not in (before, None))  # type: ignore[misc]
             assert sum(consumer.end_offsets(places).values()) == len(load.futures)
             node.start()
@@ -151,7 +147,7 @@ def test_consumer_and_admin_follow_leaders(cluster: ApacheKafka) -> None:
 
 @contextmanager
 def frozen(nodes: Sequence[KafkaNode]) -> Iterator[None]:
-    """Stop the processes of these nodes, and let them continue at the end of the `with` block."""
+    """Stop the processes of these nodes, and let them continue at the end of the `with` statement."""
     for node in nodes:
         os.kill(node.pid, signal.SIGSTOP)
     try:

@@ -63,8 +63,8 @@ class Cluster:
         (future,) = self.admin.create_topics([NewTopic(name, partitions, 1, config=config)]).values()
         future.result(TIMEOUT_S)
         latest = {oncelog.TopicPartition(name, partition): "latest" for partition in range(partitions)}
-        # Wait with our client, which repeats its requests. librdkafka would remember for a long time that the
-        # topic was unknown.
+        # Wait with our client, which repeats its requests. librdkafka remembers for a long time that a topic
+        # was unknown.
         with oncelog.Admin({"bootstrap.servers": self.bootstrap}) as admin:
             wait_until(
                 lambda: all(o.error is None for o in admin.list_offsets(latest, raise_errors=False).values())
@@ -88,7 +88,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 def result_of(futures: dict[Any, Any]) -> Any:
-    """Return the result of a call for one item, or the name of its error."""
+    """Return the only result of a call, or the name of its error."""
     (future,) = futures.values()
     return outcome(future.result)
 
@@ -248,7 +248,7 @@ def test_consumer_groups_are_listed_described_and_deleted(cluster: Cluster) -> N
 
 
 def alter_offsets(cluster: Cluster, group: str, *offsets: TopicPartition) -> list[str | None]:
-    """Set offsets of a group. For each offset, return the name of its error, or None."""
+    """Set offsets of a group. For each, return the name of its error, or None."""
     asked = ConsumerGroupTopicPartitions(group, list(offsets))
     for _ in range(600):
         changed = result_of(cluster.admin.alter_consumer_group_offsets([asked]))

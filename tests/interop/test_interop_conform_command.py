@@ -1,6 +1,4 @@
-"""`oncelog conform` on Apache Kafka: on one node, and on a cluster whose nodes share topics and
-coordinators.
-"""
+"""`oncelog conform` on Apache Kafka: one node, and a cluster whose nodes share topics and coordinators."""
 
 from __future__ import annotations
 

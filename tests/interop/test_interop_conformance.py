@@ -1,4 +1,4 @@
-"""Run every scenario of oncelog.conform and of tests/scenarios on our broker and on Apache Kafka.
+"""Every scenario of oncelog.conform and of tests/scenarios, on our broker and on Apache Kafka.
 
 If the brokers differ on purpose, docs/differences.md gives the reason.
 """
@@ -67,7 +67,7 @@ def shared_oncelog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Oncelog
     directory = tmp_path_factory.mktemp("conformance") / "data"
     with BrokerProcess(directory, settings=QUICK_SCANS) as broker:
         yield Oncelog(broker)
-        broker.kill()  # kill instead of stop, because a clean stop would write the state of a thousand topics
+        broker.kill()  # no clean stop: it would write the state of a thousand topics
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,4 @@
-"""Groups of the consumer protocol on our broker, with librdkafka and the Java client, also after the broker
-is killed.
-"""
+"""Groups of the consumer protocol on our broker, with librdkafka and the Java client, also after a kill."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def member(servers: str, **settings: Any) -> confluent_kafka.Consumer:
 
 
 def poll_until(members: list[confluent_kafka.Consumer], is_done: Callable[[], bool]) -> list[int]:
-    """Poll all members in turn until the condition is true, and return the values that they read."""
+    """Poll all members in turn, and return the values that they got."""
     got: list[int] = []
     for _ in attempts(lambda: [each.assignment() for each in members], SECONDS):
         if is_done():

@@ -1,4 +1,4 @@
-"""Our broker with franz-go: producing, consuming by partition, admin calls, and faults."""
+"""franz-go with our broker: producing, consuming by partition, admin calls, and faults."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def franz_go() -> Command:
         pytest.skip("franz-go needs Go, which is not installed")
     program = CACHE / f"franz-go-{state_of(*SOURCES.iterdir())}" / "check"
     if not program.exists():
-        # From version 1.21 on, Go itself downloads the toolchain version that franz-go requires.
+        # From version 1.21 on, Go downloads the toolchain version that franz-go requires.
         command = ["go", "build", "-buildvcs=false", "-o", str(program), "."]
         prepare(command, "franz-go", SOURCES, GOTOOLCHAIN="auto")
     return lambda *arguments: [str(program), *arguments]

@@ -1,6 +1,4 @@
-"""Consumer groups of other clients on our broker: shared partitions, rebalances, commits, and a killed
-broker.
-"""
+"""Consumer groups of other clients on our broker: sharing, rebalances, commits, and a killed broker."""
 
 from __future__ import annotations
 

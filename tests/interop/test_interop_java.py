@@ -1,4 +1,4 @@
-"""The Java client (kafka-clients) on our broker: producer, consumer, admin, and faults."""
+"""The Java client (kafka-clients) with our broker: producer, consumer, admin, and faults."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_transactions(transactions: Command, transaction_version: int) -> None:
 
 
 def test_transactions_on_apache_kafka(transactions: Command, apache_kafka: ApacheKafka) -> None:
-    """The test's expectations for our broker must also hold for Apache Kafka."""
+    """The expectations for our broker also hold for Apache Kafka."""
     assert run(transactions(apache_kafka.bootstrap_servers, "everything")) == TRANSACTIONS
 
 

@@ -27,7 +27,7 @@ def test_a_killed_load_continues_without_loss_or_duplicate(apache_kafka: ApacheK
     assert (done.code, done.err) == (0, "")
     again = oncelog(*command, servers=servers)
     assert (again.code, "is complete" in again.err) == (0, True)
-    # Apache Kafka may answer a commit before it has written the markers. InitProducerId waits for them.
+    # Apache Kafka may answer a commit before its markers are written. InitProducerId waits for them.
     assert content(servers, topic) == expected(ROWS)
     write_csv(file, 1, ROWS)
     refused = oncelog(*command, servers=servers)

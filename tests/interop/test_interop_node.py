@@ -1,7 +1,7 @@
-"""KafkaJS on our broker: its idempotent producer and its admin client, also under faults.
+"""KafkaJS against our broker: its idempotent producer and its admin client, also through faults.
 
-Other clients read the records that it sent. The other client for Node, @confluentinc/kafka-javascript, is
-based on librdkafka, which is tested through confluent-kafka.
+Other clients read what it sent. The other client for Node, @confluentinc/kafka-javascript, is librdkafka,
+which is tested through confluent-kafka.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Quotas: librdkafka and Java's client slow down, Kafka's tool sets quotas, and our clients obey quotas of
-Apache Kafka.
-"""
+"""Quotas: librdkafka and Java slow down, Kafka's tool sets quotas, and our clients obey Apache Kafka's."""
 
 from __future__ import annotations
 
@@ -120,7 +118,7 @@ def test_our_admin_obeys_apache_kafkas_controller_quota(apache_kafka: ApacheKafk
         admin.alter_client_quotas({of_client: {"controller_mutation_rate": 2.0}})
         wait_until(lambda: of_client in admin.describe_client_quotas())
         try:
-            for number in range(3):  # the quota permits 22 partitions in a burst, and then 2 a second
+            for number in range(3):  # the quota allows 22 partitions at once, then 2 a second
                 admin.create_topics([NewTopic(f"quota-{number}", 13)])
         finally:
             admin.alter_client_quotas({of_client: {"controller_mutation_rate": None}})

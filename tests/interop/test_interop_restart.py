@@ -1,4 +1,4 @@
-"""A broker is killed while a client produces, and is started again. Each record must be stored once."""
+"""A broker is killed while a client produces, and is started again: each record is stored once."""
 
 from __future__ import annotations
 

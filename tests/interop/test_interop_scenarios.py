@@ -1,6 +1,4 @@
-"""The engine that runs scenarios: a wrong expectation fails, and the error names the place of the
-difference.
-"""
+"""The scenario engine: a wrong expectation fails with the place of the difference."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def embedded() -> Iterator[Embedded]:
 
 
 def run(embedded: Embedded, folder: Path, steps: str, header: str = "") -> None:
-    """Write the steps into a scenario file, and run that scenario."""
+    """Write the steps as a scenario file and run the scenario."""
     (folder / "file.md").write_text(f"# File\n\n## Title\n\n{header}\n\n```scenario\ntopic T\n{steps}\n```\n")
     (scenario,) = read_scenarios(folder)
     for version in scenario.cases():

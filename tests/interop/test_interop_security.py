@@ -239,7 +239,7 @@ def test_our_clients_authenticate_on_apache_kafka_with_a_token(
 ) -> None:
     """Apache Kafka ends each session after two seconds.
 
-    The client must read the token file again for each new session.
+    The client reads the token file before each session.
     """
     token = tmp_path / "token"
     config = {

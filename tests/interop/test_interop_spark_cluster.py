@@ -1,6 +1,4 @@
-"""The example runs on a Spark cluster and three Apache Kafka brokers, which are killed in turn (behaviour
-P3).
-"""
+"""The example on a Spark cluster and three Apache Kafka brokers that are killed in turn (behaviour P3)."""
 
 from __future__ import annotations
 
@@ -53,7 +51,7 @@ class Feed:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop sending, and wait until all sent orders are stored."""
+        """Stop, and wait until all sent orders are stored."""
         self._ends.set()
         self._thread.join()
 
@@ -97,7 +95,7 @@ class Run:
         return sum(path.name.isdecimal() for path in commits.glob("*"))
 
     def until(self, is_done: Callable[[], bool]) -> None:
-        """Wait until the condition is true. Meanwhile, start the example again whenever it has ended."""
+        """Wait until the condition is true. Start the example again whenever it has ended."""
         for _ in attempts(lambda: self.log[-6000:], PATIENCE_S):
             if is_done():
                 return
@@ -116,7 +114,7 @@ class Run:
     def kill_in_turn(self, chance: random.Random) -> None:
         """Kill one broker after another, and a worker in every third round.
 
-        A killed broker is running again before the next one is killed.
+        Each one is running again before the next kill.
         """
         with Admin({"bootstrap.servers": self.kafka.bootstrap_servers}) as admin:
             for number in range(ROUNDS):

@@ -33,9 +33,7 @@ pytestmark = pytest.mark.timeout(400)  # the first run downloads 73 MB
 
 @pytest.fixture(scope="module")
 def streams(kafka_class_path: str, tmp_path_factory: pytest.TempPathFactory) -> Command:
-    """Download the jars that Streams needs in addition to Kafka's own, and compile the application. This is
-    done once.
-    """
+    """Download the jars that Streams needs in addition to Kafka's own, and compile the application, once."""
     home = CACHE / f"kafka-streams-{VERSION}"
     if not (home / "complete").exists():
         home.mkdir(parents=True, exist_ok=True)
@@ -49,7 +47,7 @@ def streams(kafka_class_path: str, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 class Numbers:
-    """Sends the numbers 0, 1, 2 ... to the topic, five hundred a second, until it is stopped."""
+    """Send 0, 1, 2 ... to the topic until stopped, five hundred a second."""
 
     def __init__(self, servers: str) -> None:
         self.count = 0
@@ -95,9 +93,9 @@ def passed(servers: str) -> list[int]:
 
 @pytest.mark.behaviour("T6", "T7")
 def test_counts_and_copies_are_exact_over_kills(streams: Command, tmp_path: Path) -> None:
-    """Kill and restart one instance, add a second one, kill the first one for good, and kill the broker.
+    """Kill and restart one instance, add a second, kill the first for good, and kill the broker.
 
-    The remaining instance takes over all tasks, and restores their state from the changelog topics.
+    The remaining instance takes over the tasks and restores their state from its changelog.
     """
     chance = random.Random(5)
     logs = {name: tmp_path / f"{name}.log" for name in ("first", "second")}

@@ -130,10 +130,9 @@ def test_versions_and_the_cluster_id_are_read(server: list[str]) -> None:
 
 
 def test_a_java_producer_splits_a_batch_that_is_too_large(broker: Broker, tmp_path: Path) -> None:
-    """Java's producer limits a batch by its estimated compressed size, so its batches contain more and more
-    records.
+    """Java's producer limits a batch by its estimated compressed size, so batches get more and more records.
 
-    The broker has to decompress these batches, and refuses each batch of more than 400,000 bytes.
+    The broker must decompress these batches, and refuses any of more than 400,000 bytes.
     """
     count = 60_000
     payload = tmp_path / "payload"

@@ -29,7 +29,7 @@ def topic(broker: Broker) -> str:
 
 
 def read(broker: Broker, topic: str, isolation: str) -> list[bytes]:
-    """Return all values that librdkafka reads from a topic, ordered by partition."""
+    """Return all values that librdkafka reads, ordered by partition."""
     consumer = confluent_kafka.Consumer(
         {
             "bootstrap.servers": broker.bootstrap_servers,

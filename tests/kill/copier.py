@@ -56,7 +56,7 @@ class Gathered:
 
 
 def copy(told: Any, consumer: Consumer, producer: Producer, records: list[Record]) -> None:
-    """Copy the records in one transaction. One transaction in six fails on purpose before its last record."""
+    """Copy records in one transaction. One transaction in six fails halfway on purpose."""
     fails_at = random.randrange(6 * len(records))
     with producer.transaction():
         for number, record in enumerate(records):
@@ -87,8 +87,8 @@ def go_back(consumer: Consumer) -> None:
 
 
 def work(told: Any, consumer: Consumer, producer: Producer) -> None:
-    """Copy until the whole topic is copied. A fatal error of the producer ends the process, and the test
-    starts a new one.
+    """Copy until everything is copied. A fatal error of the producer ends the process, and the test starts
+    another.
     """
     gathered = Gathered()
     producer.init_transactions()

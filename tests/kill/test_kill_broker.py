@@ -1,4 +1,4 @@
-"""`oncelog serve` as a process: kill -9, SIGTERM, a second broker on the same directory, and restarts."""
+"""`oncelog serve` as a process: kill -9, SIGTERM, a second broker on the directory, and restarts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Served:
         self.end(signal.SIGKILL)
 
     def end(self, number: signal.Signals) -> int:
-        """Send the signal, wait for the process to end, and return its exit code."""
+        """Send the signal, wait, and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         code = self.process.wait(READY_SECONDS)

@@ -28,7 +28,7 @@ from oncelog.testing.broker_process import BrokerProcess
 from oncelog.testing.process import end_process
 
 SIZE, COPIERS, BOUNCES = 750, 2, 2
-SETTINGS = {"group.min.session.timeout.ms": 500}  # the group soon removes a member that was killed
+SETTINGS = {"group.min.session.timeout.ms": 500}  # the group removes a killed member soon
 
 
 class Copier:
@@ -64,7 +64,7 @@ class Copier:
 
 
 class Watcher(threading.Thread):
-    """A read_committed reader that polls during all kills. `seen` has the records that it read."""
+    """A read_committed reader that runs during all kills. `seen` has its records."""
 
     def __init__(self, servers: str, topic: str, partitions: int, count: int) -> None:
         super().__init__(daemon=True)
@@ -80,13 +80,13 @@ class Watcher(threading.Thread):
                 try:
                     records = self._consumer.poll(0.1)
                 except OncelogError:
-                    continue  # the broker is down for the moment
+                    continue  # the broker is down
                 self.seen += [(record.partition, int(record.value or b"")) for record in records]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell of the grid: which processes are killed or stopped, and how records are copied."""
+    """One cell of the grid: what is killed or stopped, and how records are copied."""
 
     how: signal.Signals
     target: str
@@ -120,7 +120,7 @@ class Cell:
 
 
 def copy_and_bounce(broker: BrokerProcess, folder: Path, cell: Cell, count: int, pause_s: float) -> None:
-    """Copy `count` records, and kill or stop processes twice meanwhile."""
+    """Copy `count` records, and kill or stop processes twice during the copy."""
     servers, patience_s, chance = broker.bootstrap_servers, 60 + count / 1000, random.Random(str(cell))
     source, target = new_topic(servers, cell.partitions), new_topic(servers, cell.partitions)
     fill(servers, source, cell.partitions, count)

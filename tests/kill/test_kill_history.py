@@ -1,4 +1,4 @@
-"""Histories of concurrent transactional clients under faults contain none of the known anomalies."""
+"""Histories of concurrent transactional clients under faults contain no known anomaly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEED = 4
 
 
 def judge(load: Load, history: list[Operation]) -> None:
-    """Check that the history has no anomaly, and enough operations to prove that."""
+    """Check that the history has no anomaly, and enough operations to be meaningful."""
     found = check(history, dependencies=["wr"] if load.shared else ["wr", "ww"])
     assert not found, "\n".join(map(str, found[:20]))
     # One copied record is enough. An idle machine copies hundreds, but the test must not fail on a slow one.
@@ -104,7 +104,7 @@ def test_late_end_txn_requests_are_an_anomaly_only_without_epoch_bumps(version: 
             load.create_topics(broker.bootstrap_servers)
             load.work(pause, 2)
             found += check(load.finish(broker.bootstrap_servers), dependencies=["wr"])
-        # Some seeds find only other kinds of anomalies, so try several seeds.
+        # Some seeds find only anomalies of other kinds, so try several.
         if any(isinstance(each, AbortedRead) for each in found):
             break
     assert any(isinstance(each, AbortedRead) for each in found) == (version == 1)

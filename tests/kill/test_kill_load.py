@@ -1,6 +1,4 @@
-"""A load's process or its broker is killed by SIGKILL. At the end, the topic has each record once and in
-order.
-"""
+"""A loader or broker killed by SIGKILL: at the end, the topic has each record once, in order."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A process that appends to a real directory is killed by SIGKILL. The tests check what the next process
-finds.
-"""
+"""Kills by SIGKILL of a process that appends to a real directory, and what the next process finds."""
 
 from __future__ import annotations
 
@@ -52,9 +50,8 @@ while True:
 
 
 def _run_and_kill(directory: Path, acknowledgements: int) -> list[list[int]]:
-    """Start a child process that appends, read that number of acknowledgements, and kill it.
-
-    Return all lines that it printed.
+    """Start a child that appends, read that many acknowledgements, and kill it. Return all lines that it
+    printed.
     """
     helpers = str(Path(__file__).parents[1])
     arguments = [str(directory), helpers, str(SEGMENT_BYTES), str(PRODUCERS)]
@@ -93,9 +90,7 @@ def test_nothing_acknowledged_is_lost_or_doubled_by_kill_9(tmp_path: Path) -> No
 
 
 def _check_log(partition: Partition, acknowledged: list[list[int]]) -> None:
-    """Check the offsets of acknowledged batches, their sequences (each once, in order) and their
-    checksums.
-    """
+    """Check offsets of acknowledged batches, the sequences (each once, in order) and the checksums."""
     stored, ends, offset = {}, {}, 0
     while offset < partition.log_end_offset:
         found = partition.read(offset, 1 << 20)

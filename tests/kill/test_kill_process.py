@@ -1,8 +1,7 @@
-"""The loop `oncelog.process` runs in a process that is killed by SIGKILL at every step of its
-transactions.
+"""The loop `oncelog.process` in a process that is killed by SIGKILL at every step of its transactions.
 
-test_kill_steps.py does the same with a loop that an application wrote itself. The output must equal the
-output of a run without faults.
+test_kill_steps.py does the same with a loop that an application wrote itself. The output must equal that of a
+run without faults.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ SOON = {
     "group_consumer_heartbeat_interval_ms": 200,
     "group_consumer_min_heartbeat_interval_ms": 200,
 }
-"""Settings with which the group soon removes a killed member of the consumer protocol, so that its instance
-id is free again.
+"""With these settings, the group soon removes a killed member of the consumer protocol, so its instance id is
+free again.
 """
 _SOAK = pytest.mark.soak
 
@@ -41,7 +40,7 @@ _SOAK = pytest.mark.soak
 def test_a_loop_killed_at_every_step_processes_every_record_once(
     tmp_path: Path, protocol: str, side: str, victims: str
 ) -> None:
-    """Kill processes while the proxy holds one of their messages. The message is never delivered."""
+    """Kill processes while the proxy holds a message. The held message never arrives."""
     with CopyUnderKills(tmp_path, ("loop", protocol), **SOON) as run:
         for api in STEPS:
             run.reach(api, side)
@@ -54,7 +53,7 @@ def test_a_loop_killed_at_every_step_processes_every_record_once(
 @pytest.mark.behaviour("T16")
 @pytest.mark.parametrize(("protocol", "side"), [("classic", "response"), ("consumer", "request")])
 def test_a_loop_outlives_the_kills_of_its_broker(tmp_path: Path, protocol: str, side: str) -> None:
-    """The loop repeats the interrupted requests, and its process keeps running."""
+    """The loop repeats the interrupted requests, and its process does not end."""
     with CopyUnderKills(tmp_path, ("loop", protocol), **SOON) as run:
         run.feed()
         run.wait_copied()

@@ -1,9 +1,8 @@
-"""A consume-transform-produce program is killed by SIGKILL at every step of its transactions (behaviour
-T5).
+"""A consume-transform-produce program, killed by SIGKILL at every step of its transactions (behaviour T5).
 
 The victims are the broker, the copier (consumer and producer in one) and a reader of the output. A step is a
-request that reaches the broker or a response that leaves it. The output must equal the output of a run
-without faults.
+request that reaches the broker or a response that leaves it. The output must equal that of a run without
+faults.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ pytestmark = pytest.mark.timeout(400)  # the tests start dozens of processes, pe
 def test_a_copier_killed_at_every_step_copies_every_record_once(
     tmp_path: Path, version: int, side: str, victims: str
 ) -> None:
-    """Kill processes while the proxy holds one of their messages. The message is never delivered."""
+    """Kill processes while the proxy holds a message. The held message never arrives."""
     with CopyUnderKills(tmp_path, oncelog_transaction_version=version) as run:
         for api in STEPS[version]:
             run.reach(api, side)

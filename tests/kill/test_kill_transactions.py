@@ -1,5 +1,5 @@
-"""The broker or the producer is killed by SIGKILL during transactions. Each transaction is visible completely
-or not at all.
+"""Transactions while the broker or the producer is killed by SIGKILL: each is visible as a whole or not at
+all.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ while True:
 def whole(servers: str, topic: str) -> list[int]:
     """Return the numbers of the visible transactions in order.
 
-    Check that each of them is in every partition exactly once.
+    Check that each is in every partition exactly once.
     """
     seen = Counter((record.partition, int(record.value or b"")) for record in read(servers, topic))
     assert set(seen.values()) <= {1}, "a record twice"
@@ -85,9 +85,7 @@ def test_transactions_stay_whole_over_repeated_kills_of_the_broker(tmp_path: Pat
 
 @pytest.mark.behaviour("T3", "T6")
 def test_transactions_stay_whole_over_repeated_kills_of_the_producer(tmp_path: Path) -> None:
-    """Check that the producer's successor aborts the open transaction, and that all acknowledged commits are
-    visible.
-    """
+    """Check that the successor aborts the open transaction, and that all acknowledged commits are visible."""
     with BrokerProcess(tmp_path / "data") as broker:
         topic = new_topic(broker.bootstrap_servers, PARTITIONS)
         told: list[int] = []
@@ -95,7 +93,7 @@ def test_transactions_stay_whole_over_repeated_kills_of_the_producer(tmp_path: P
         for _ in range(5):
             first = (
                 told[-1] + 2 if told else 0
-            )  # the transaction after the last acknowledged one may be committed without an acknowledgement
+            )  # the transaction after the last acknowledged one may be committed, too
             child = subprocess.Popen(
                 [sys.executable, "-c", _CHILD, broker.bootstrap_servers, topic, str(first)],
                 stdout=subprocess.PIPE,

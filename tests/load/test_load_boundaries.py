@@ -27,9 +27,9 @@ MARK = b"\xef\xbb\xbf"
 def records_in_pieces(
     data: bytes, name: str, options: Options, head_bytes: int, max_records: int, max_bytes: int
 ) -> list[tuple[bytes | None, bytes]]:
-    """Read the data in chunks. Each chunk gets a new reader that starts where the last chunk ended.
+    """Read the data in chunks, each with a new reader that starts where the last chunk ended.
 
-    Return the keys and values of all records.
+    Return keys and values.
     """
     layout = Layout(name, None)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as directory, patch.object(files, "_HEAD_BYTES", head_bytes):

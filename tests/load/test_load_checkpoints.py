@@ -54,11 +54,9 @@ def test_compaction_leaves_the_last_checkpoint_of_every_file(tmp_path: Path) -> 
 def test_a_task_reads_the_checkpoints_only_if_its_file_was_tried_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a new file, a task does not read the checkpoints, because it would have to read those of all
-    files.
+    """For a new file, a task skips the checkpoints, because it would have to read those of all files.
 
-    A repeated task must read them: the checkpoint that the driver passes may be older than the task's first
-    attempt.
+    A repeated task must read them: the driver's checkpoint may be older than the first attempt.
     """
     pytest.importorskip("pyspark", reason="pip install 'oncelog[spark]'")
     files = [write_csv(tmp_path / f"{n}.csv", n * ROWS, ROWS) for n in range(3)]

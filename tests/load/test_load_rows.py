@@ -251,7 +251,7 @@ def test_values_without_a_text_are_refused(column: Any, what: str) -> None:
 
 @pytest.mark.parametrize("kind", [pa.null(), pa.int32()], ids=str)
 def test_maps_with_types_of_only_nulls_inside(kind: Any) -> None:
-    """R1073: converting the last of these slices made Arrow abort the process."""
+    """R1073: converting the last of these slices aborted the process within Arrow."""
     rows = [[("x", [None, None])], None, [], [("y", [None]), ("z", None)], [("x", [])]]
     texts = ['[["x",[null,null]]]', None, "[]", '[["y",[null]],["z",null]]', '[["x",[]]]']
     column = pa.array(rows, pa.map_(pa.string(), pa.list_(kind)))

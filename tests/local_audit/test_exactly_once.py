@@ -1,4 +1,4 @@
-"""`assert_exactly_once`: the topics that it accepts, and its error messages for all others."""
+"""`assert_exactly_once`: the topics that it accepts, and its messages for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`oncelog audit --local`. The tests in tests/spark compare its findings with those of the audit on Spark."""
+"""`oncelog audit --local`. tests/spark compares the findings with those of the audit on Spark."""
 
 from __future__ import annotations
 

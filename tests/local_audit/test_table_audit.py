@@ -57,7 +57,7 @@ def topic(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def transactions(broker: oncelog.Broker) -> Iterator[str]:
-    """Write a topic with committed, aborted and open transactions, and yield its name."""
+    """Yield a topic with committed, aborted and open transactions."""
     create_topic(broker.bootstrap_servers, "caaco")
     producers = write_transactions(broker.bootstrap_servers, "caaco", "caaco")
     yield "caaco"
@@ -90,7 +90,7 @@ def write_delta(path: Path, *files: Sequence[Row]) -> str:
 
 
 def write_iceberg(path: Path, *files: Sequence[Row]) -> str:
-    """Write an Iceberg table with a catalog of its own, and return the path of its newest metadata file."""
+    """Write an Iceberg table with its own catalog, and return the newest metadata file."""
     pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
     from pyiceberg.catalog import load_catalog
 
@@ -411,7 +411,7 @@ def test_a_topic_of_several_partitions_and_several_topics_is_compared_by_columns
 def test_a_topic_that_is_named_twice_is_compared_once(
     broker: oncelog.Broker, transactions: str, tmp_path: Path, write: Writer
 ) -> None:
-    """R1192: rows were counted once for each time that their topic was named."""
+    """R1192: the rows were counted once for each time that the topic was named."""
     table = write(tmp_path / "t", rows_of(transactions, COMMITTED))
     result = audit_table(broker.bootstrap_servers, [transactions, transactions], table)
     assert (result.findings, result.totals.rows) == ((), len(COMMITTED))
@@ -534,7 +534,7 @@ def test_names_that_do_not_name_one_thing_are_refused(
     try:
         Path(name).touch()
     except OSError:
-        return  # this file system accepts only names in UTF-8
+        return  # this file system accepts only UTF-8 names
     with pytest.raises(ConfigError, match="is not UTF-8"):
         audit_table(broker.bootstrap_servers, transactions, f"parquet:{tmp_path}")
 
@@ -694,8 +694,8 @@ def test_one_of_several_sqlite_tables_or_a_view_is_named(
 def test_a_sqlite_table_may_have_any_name_and_collation(
     broker: oncelog.Broker, topic: str, tmp_path: Path, name: str
 ) -> None:
-    """R1193: with the collation NOCASE, rows of two topics were merged. Two of these names clashed with names
-    in the audit's query.
+    """R1193: with the collation NOCASE, rows of two topics were merged, and two of these names clashed with
+    the audit's query.
     """
     topics = [topic.lower(), topic.upper()]
     rows = []
@@ -764,9 +764,7 @@ def test_a_comparison_by_key_names_lost_doubled_and_unexpected_keys(
 def test_a_comparison_by_key_accuses_no_row_that_a_writer_adds_meanwhile(
     broker: oncelog.Broker, topic: str, tmp_path: Path, at_opening: Callable[[Callable[[], None]], None]
 ) -> None:
-    """R1194: a record that is added between the audit's two look-ups may have a row, but need not have
-    one.
-    """
+    """R1194: a record that is added between the two look-ups may have a row, but needs none."""
     create_topic(broker.bootstrap_servers, topic)
     fill(broker.bootstrap_servers, topic, 0, 3)  # keys k0 to k2
     keys = ["k0", "k1", "k2", "k3", "k1", "k1"]

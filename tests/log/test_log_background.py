@@ -1,4 +1,4 @@
-"""Background work of the log: large snapshots during appends, crashes in snapshots, periodic rounds, and
+"""Background work of the log: large snapshots during appends, crashes within snapshots, periodic rounds,
 deletions.
 """
 
@@ -24,7 +24,7 @@ from oncelog.rules.idempotence.producer_state import ProducerTable, unpack_entry
 from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 from oncelog.types import TopicPartition
 
-# These limits are so low that a few dozen producer ids count as a large table.
+# With these limits, a few dozen producer ids make a large table.
 PARTS = Limits(max_producers_at_work=4, producer_shard_entries=4)
 SMALL = config(segment_bytes=2000, index_interval_bytes=100, limits=PARTS)
 
@@ -44,7 +44,7 @@ class Driven:
         self.added += 1
 
     def step(self) -> bool:
-        """Run one step, and return True if tasks are left."""
+        """Run a step, and return True if tasks are left."""
         call = self.background.step()
         if call is not None:
             with suppress(OSError):  # the task raises this error in its next step
@@ -234,8 +234,7 @@ def test_a_failed_snapshot_stops_nothing() -> None:
     disk.errors = {}
     assert partition.delete_records(40, NOW_MS) == 40
     partition.abandon()
-    # After an unclean stop, a start cannot use the snapshot at the log end, because it is above the recovery
-    # point.
+    # An unclean start cannot use the snapshot at the log end, which is above the recovery point.
     _remembers(open_partition(disk.after_kill(), SMALL, log_start_offset=40), stored)
 
 

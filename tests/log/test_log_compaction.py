@@ -1,4 +1,4 @@
-"""Compaction of a partition: which records stay, also after restarts and after a crash at every step."""
+"""Compaction of a partition: the records that stay, through restarts and a crash at every step."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def committed(partition: Partition) -> list[tuple[int, bytes | None, bytes | Non
 
 
 def newest(partition: Partition) -> dict[bytes | None, bytes]:
-    """Return the newest value of each key. Keys whose newest record is a tombstone are left out."""
+    """Return the value of each key, without keys whose newest record is a tombstone."""
     values = {key: value for _, key, value in committed(partition)}
     return {key: value for key, value in values.items() if value is not None}
 
@@ -92,8 +92,8 @@ def fill(partition: Partition, rounds: int = 10, keys: int = 3) -> None:
 
 
 def test_a_header_name_that_is_not_utf8_is_kept_as_it_is() -> None:
-    """Apache Kafka also stores such a name on a topic that is not compacted. Later, cleanup.policy may change
-    to compact.
+    """Kafka stores such a name on a topic that is not compacted, and cleanup.policy may change to compact
+    later.
     """
     disk = MemoryDisk()
     plain = open_partition(disk, config(**{**SETTINGS, "cleanup_policy": "delete"}))
@@ -163,7 +163,7 @@ def test_a_compacted_log_survives_a_restart(clean: bool) -> None:
 
 
 def test_producers_are_rebuilt_from_what_stayed() -> None:
-    """No snapshot is needed: compaction always keeps the header of an active producer's last batch."""
+    """No snapshot is needed: the header of an active producer's last batch is always kept."""
     disk = MemoryDisk()
     partition = opened(disk)
     write(partition, b"k", b"of seven", sequence=0, pid=7, epoch=3)
@@ -234,8 +234,8 @@ def test_aborted_records_are_removed_and_their_marker_later() -> None:
     values = [value for _, _, value in committed(partition)]
     assert b"first" in values and b"bad" not in values
     kinds = [header.is_control for _, header, _ in batches(partition) if header.producer_id == 2]
-    # Producer 2 has not expired, so compaction keeps the header of its last data batch and the marker that
-    # ends its transaction.
+    # Producer 2 has not expired, so the header of its last data batch is kept, and that batch needs its
+    # marker.
     assert kinds == [False, True]
     assert [a.producer_id for a in partition.aborted_transactions(0, 10**6)] == [1, 2]
 
@@ -256,8 +256,8 @@ def test_markers_of_expired_producers_are_removed_completely() -> None:
 
 @pytest.mark.parametrize("retention_ms", [INT64_MAX, INT64_MAX - NOW_MS + 1, INT64_MAX - NOW_MS])
 def test_tombstones_kept_without_limit_survive_rounds_and_restarts(retention_ms: int) -> None:
-    """Regression: the delete horizon of the tombstones did not fit into the format, so every round of
-    compaction failed.
+    """Regression: the delete horizon of the tombstones did not fit the format, so every round of compaction
+    failed.
     """
     disk, kept = MemoryDisk(), config(**SETTINGS, delete_retention_ms=retention_ms)
     partition = open_partition(disk, kept)
@@ -641,8 +641,8 @@ def test_a_damaged_commit_gets_no_index_entry() -> None:
 
 
 def test_a_damaged_swap_file_still_replaces_all_old_segments() -> None:
-    """Regression: the start mistook a damaged length for the end of the new log, and kept some of the
-    replaced segments.
+    """Regression: the start mistook a damaged length for the end of the log, and kept some replaced
+    segments.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, config(segment_bytes=200))

@@ -23,9 +23,7 @@ CONFIG = config(segment_bytes=400, index_interval_bytes=100)
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_no_power_loss_takes_the_first_segment_alone(is_killed: bool) -> None:
-    """Regression: a power loss kept only the name of the second segment, so the log began inside a
-    transaction.
-    """
+    """Regression: a power loss kept only the second segment's name, so the log began inside a transaction."""
     for seed in range(60):
         disk = MemoryDisk()
         partition = _open_with_chores_pending(disk)
@@ -43,9 +41,7 @@ def test_no_power_loss_takes_the_first_segment_alone(is_killed: bool) -> None:
 
 
 def test_no_power_loss_takes_the_first_segment_that_retention_leaves() -> None:
-    """Regression: after a deletion of the first segment, a power loss kept only the name of the third
-    segment.
-    """
+    """Regression: after the first segment was deleted, a power loss kept only the third segment's name."""
     for crash_after in range(12):
         for seed in range(30):
             disk = MemoryDisk()
@@ -115,9 +111,7 @@ def _steps() -> int:
 
 
 class _Counting(MemoryDisk):
-    """A disk that notes its step number after each change. A write of many bytes is one change with many
-    steps.
-    """
+    """A disk that notes the number of steps after each change. A write of many bytes is one change."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +190,7 @@ def assert_survived(steps: Iterable[int]) -> None:
         stored = _stored(partition)
         count = len(story.acknowledged)
         assert stored[:count] == story.acknowledged, f"step {step}"
-        # Only the batch that was in flight at the crash may be stored in addition, and only completely.
+        # Except for these, only the batch in flight at the crash may be stored, and only as a whole.
         assert [d[12:] for _, d in stored[count:]] in ([], [_as_stored(story.at_crash)]), f"step {step}"
         _retries_are_known(partition, stored)
         assert partition.last_stable_offset == _expected_stable(stored, partition)
@@ -223,7 +217,7 @@ def test_power_loss_keeps_what_was_flushed() -> None:
         stored = _stored(partition)
         sure = [item for item in story.acknowledged if item[0] < story.flushed_offset]
         assert stored[: len(sure)] == sure, f"step {step}"
-        # Each file name becomes durable separately. So before a flush, the first segment's name may be lost
+        # Each file name becomes durable by itself. So without a flush, the first segment's name may be lost
         # and the second one's kept.
         assert partition.log_start_offset == 0 or story.flushed_offset == 0, f"step {step}"
         begun = [data for offset, data in story.acknowledged if offset >= partition.log_start_offset]

@@ -46,7 +46,7 @@ def topic_id(number: int) -> bytes:
 
 
 class SteppedLog:
-    """A data directory. Its background tasks and blocking calls run only when the test runs them."""
+    """A data directory whose background tasks and blocking calls run only when the test runs them."""
 
     def __init__(self, disk: Disk, limits: Limits = DEFAULT_LIMITS) -> None:
         self.disk, self.limits = disk, limits
@@ -129,7 +129,9 @@ def committed(partition: Partition) -> list[tuple[int, bytes | None, bytes | Non
 
 @contextmanager
 def before_path_call(number: int, act: Callable[[], None]) -> Iterator[None]:
-    """Run `act` just before call number `number` of those methods of PartitionDisk that take a path."""
+    """Run a function just before call number `number` of those methods of the partition's disk that take a
+    path.
+    """
     left = [number]
 
     def hooked(name: str) -> Callable[..., Any]:
@@ -154,9 +156,9 @@ def before_path_call(number: int, act: Callable[[], None]) -> Iterator[None]:
 
 
 class DeferredMachine(RuleBasedStateMachine):
-    """A partition with deferred work, whose topic is deleted and recreated.
+    """A partition with deferred work, whose topic is deleted and re-created.
 
-    `rows` are the records that read_committed readers must see.
+    `rows` are the records that its read_committed readers must see.
     """
 
     def __init__(self) -> None:
@@ -285,7 +287,7 @@ TestDeferredMachine.settings = settings(max_examples=100, stateful_step_count=40
 
 
 class RealDeferredMachine(DeferredMachine):
-    """A DeferredMachine on the real disk, which opens a file only when it is first used."""
+    """A DeferredMachine on the real disk, which opens files when they are first used."""
 
     def new_disk(self) -> Disk:
         self.temporary = tempfile.TemporaryDirectory()
@@ -311,7 +313,7 @@ def fill(partition: Partition, count: int = 30) -> None:
 
 
 def written_again(stepped: SteppedLog) -> list[bytes]:
-    """Recreate the topic, and write to it. Return the values that readers of the new topic must see."""
+    """Re-create the topic and write to it. Return the values that its readers must see."""
     stepped.recreate()
     for number in range(5):
         data = batch(number, pid=9, key=b"n%d" % number, value=b"new", is_transactional=True)
@@ -347,7 +349,7 @@ def test_a_partition_made_again_during_a_checkpoint_has_no_recovery_point_on_dis
     fill(stepped.partition, 60)
     stepped.partition.flush()
     stepped.manager.write_checkpoints()
-    stepped.until_job("sync_directory")  # the next blocking call will sync the checkpoint of recovery points
+    stepped.until_job("sync_directory")  # the next blocking call syncs the checkpoint of recovery points
     deletion = stepped.manager.delete_in_steps([TP, OTHER])
     if in_steps:
         next(deletion)

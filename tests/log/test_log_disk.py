@@ -1,4 +1,4 @@
-"""Conformance tests that both disks must pass, and tests of partitions on a full or broken disk."""
+"""A conformance suite for both disks, and partitions on a full or broken disk."""
 
 from __future__ import annotations
 
@@ -132,9 +132,7 @@ def test_real_files_close_while_another_thread_syncs(tmp_path: Path) -> None:
 
 
 def test_closing_a_file_does_not_wait_for_its_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The event loop closes the files of deleted topics. Meanwhile, a thread may be syncing gigabytes of
-    these files.
-    """
+    """The event loop closes files of deleted topics, while a thread may be syncing gigabytes of them."""
     has_begun, may_end, was_valid = threading.Event(), threading.Event(), []
 
     def slow_sync(fd: int) -> None:
@@ -153,7 +151,7 @@ def test_closing_a_file_does_not_wait_for_its_sync(tmp_path: Path, monkeypatch: 
     file.close()  # returns before the sync has ended
     with pytest.raises(OSError):
         file.pread(1, 0)
-    # The descriptor must stay open during the sync, so that another file cannot get its number.
+    # The descriptor must stay open for the sync, so that no other file gets its number.
     others = [os.open(tmp_path / "file", os.O_RDONLY) for _ in range(3)]
     may_end.set()
     syncing.join(60)
@@ -299,7 +297,7 @@ def test_a_failed_sync_takes_the_partition_offline() -> None:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("operation", ["create", "write"])
 def test_an_index_that_cannot_be_written_takes_nothing_offline(operation: str) -> None:
-    """No sync has failed, so the partition stays online. The next flush makes the log and the index
+    """No sync failed, so the partition stays online, and the next flush makes the log and the index
     durable.
     """
     disk = MemoryDisk()

@@ -111,7 +111,7 @@ def test_closed_segments_open_without_reading_their_indexes() -> None:
 def test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline() -> None:
     """Found by the simulator (seed 2243).
 
-    The write to the index failed before any sync, so no data is lost, and the next flush succeeds.
+    The write failed before any sync, so nothing is lost, and the next flush succeeds.
     """
     disk = MemoryDisk()
     partition = open_partition(disk)

@@ -30,7 +30,7 @@ def test_a_flush_during_an_abort_makes_no_marker_durable_without_its_index_entry
     original = ProducerTable.put
 
     def put_entry(self: ProducerTable, producer_id: int, entry: ProducerEntry) -> None:
-        partition.flush()  # the marker is written, but has no index entry yet
+        partition.flush()  # the marker is written and has no index entry yet
         original(self, producer_id, entry)
 
     monkeypatch.setattr(ProducerTable, "put", put_entry)
@@ -45,7 +45,7 @@ def test_a_flush_during_an_abort_makes_no_marker_durable_without_its_index_entry
 
 
 def test_a_flush_misses_no_segment_while_others_are_replaced() -> None:
-    """Compaction replaces several segments by one, while a flush collects the segments to sync."""
+    """Compaction replaces several segments by one while a flush looks up the segments to sync."""
     partition = open_partition(log_config=config(segment_bytes=200))
     for sequence in range(12):
         put(partition, batch(sequence, pid=1))

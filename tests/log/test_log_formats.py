@@ -39,7 +39,7 @@ PACKED = {1: pack_entry(ENTRY), 2: pack_entry(BARE)}
 def _written(table: ProducerTable) -> tuple[bytes, bytes]:
     """Write a snapshot.
 
-    Return the bytes of the file in Kafka's format, and of the file with the full state.
+    Return the bytes of its file in Kafka's format, and of the file with the full state.
     """
     disk = MemoryDisk()
     disk.mkdir("d")
@@ -151,12 +151,12 @@ def test_indexes_have_kafkas_bytes() -> None:
     _aged_partition(disk)
     size = len(batch(0, 2))
     read = lambda suffix: disk.read(f"{TP}/{0:020d}{suffix}")  # noqa: E731
-    # A batch gets an index entry if more than 100 bytes were appended since the last entry. Here, that is
-    # every second batch.
+    # A batch gets an entry if more than 100 bytes were appended since the last entry. That is every second
+    # batch.
     offsets = list(struct.iter_unpack(">II", read(".index")))
     assert offsets == [(5, 2 * size), (9, 4 * size), (12, 6 * size)]
     times = list(struct.iter_unpack(">qI", read(".timeindex")))
-    # Each time entry has the largest timestamp so far, and the last offset of the batch with that timestamp.
+    # Each entry has the largest timestamp so far, and the last offset of its batch.
     assert times == [(NOW_MS + 10, 3), (NOW_MS + 31, 7)]
     assert read(".txnindex") == struct.pack(">hqqqq", 0, 9, 12, 13, 14)
     assert len(read(".log")) == 6 * size + len(batch(0)) + 78

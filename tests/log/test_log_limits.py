@@ -1,6 +1,6 @@
 """Run the state machine of support.log.state_machine: one partition with very small limits.
 
-docs/internals/limits.md lists the faults that were reintroduced to prove that this test fails.
+docs/internals/limits.md lists the faults that were reintroduced to see this test fail.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The data directory: its lock, ids and checkpoints, deletions, clean and unclean stops."""
+"""The data directory: lock, ids, checkpoints, deletion, clean and unclean stops."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def test_the_cluster_id_and_the_directory_id_are_kept() -> None:
 
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one(is_killed: bool) -> None:
-    """The checkpoints of a deleted topic must not decide the first offset of a new topic with the same
-    name.
-    """
+    """The checkpoints of a deleted topic must not decide the first offset of a new topic of the same name."""
     disk = MemoryDisk()
     _open(disk).close(NOW_MS)
     kept = TopicPartition("__cluster_metadata", 0)
@@ -148,7 +146,7 @@ def test_a_deleted_partition_that_is_a_symbolic_link_stops_no_start(tmp_path: Pa
 
 
 def test_a_link_to_a_volume_that_is_not_mounted_refuses_the_start_and_stays(tmp_path: Path) -> None:
-    """Regression: the first start removed the link, and the next one created an empty log."""
+    """Regression: the start removed the link, and the next start created an empty log."""
     data, elsewhere = tmp_path / "data", tmp_path / "elsewhere"
     manager = _open(RealDisk(data))
     put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
@@ -171,8 +169,8 @@ def test_a_link_to_a_volume_that_is_not_mounted_refuses_the_start_and_stays(tmp_
 def test_a_directory_that_cannot_be_looked_at_for_a_moment_keeps_its_records(
     tmp_path: Path, error: int
 ) -> None:
-    """Regression: the start mistook the directory for a missing one. It failed to create the directory, and
-    then removed it.
+    """Regression: the start mistook the directory for a missing one, failed to create it, and then removed
+    it.
     """
     manager = _open(RealDisk(tmp_path))
     put(manager.open_partition(TP, config(), TOPIC_ID, NOW_MS), batch())
@@ -219,7 +217,7 @@ def test_the_format_of_a_new_directory_is_marked() -> None:
 
 
 def test_a_directory_without_the_mark_is_upgraded() -> None:
-    """A meta.properties without Oncelog's key was written by Apache Kafka or an old version.
+    """A meta.properties without Oncelog's key is from Apache Kafka or an old version.
 
     Its other lines are kept.
     """
@@ -350,8 +348,8 @@ def test_another_topic_of_the_same_name_is_noticed() -> None:
 
 
 def test_a_stop_and_a_start_wait_for_few_deletions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: 17,000 deletions took minutes at a stop, so systemd killed the broker. They took minutes
-    again at the next start.
+    """Regression: 17,000 deletions took minutes at a stop, so that systemd killed the broker, and minutes
+    again at the start.
     """
     monkeypatch.setattr("oncelog.log.manager.MAX_PROMPT_DELETIONS", 3)
     disk = MemoryDisk()
@@ -490,7 +488,7 @@ def test_an_index_that_an_older_version_compacted_is_looked_at_once() -> None:
 
 
 def test_a_full_disk_refuses_no_start_that_restores_lost_index_entries() -> None:
-    """Readers use the restored entries in memory. The next start restores them again."""
+    """Readers use the entries in memory, and the next start restores them again."""
     disk, settings = MemoryDisk(), config(cleanup_policy="compact", segment_bytes=300)
     manager = _open(disk)
     partition = manager.open_partition(TP, settings, TOPIC_ID, NOW_MS)
@@ -602,9 +600,7 @@ _FIRST_LOG = f"{0:020d}.log"
 def test_a_swap_that_fails_for_a_moment_is_finished_by_the_next_round(
     call: tuple[str, str], then: str
 ) -> None:
-    """Regression: after a passing failure, such as too many open files, the partition stayed offline until a
-    restart.
-    """
+    """Regression: after a failure such as too many open files, the partition was offline until a restart."""
     disk = MemoryDisk()
     settings = {"segment_bytes": 300, "index_interval_bytes": 50, "min_cleanable_dirty_ratio": "0.1"}
     compacted = config(cleanup_policy="compact", **settings)
@@ -666,7 +662,7 @@ def test_a_segment_of_a_failed_swap_does_not_come_back_beside_newer_ones(then: s
     for number in range(12):
         put(partition, batch(number, key=b"k%d" % number))
     partition.flush()
-    # The disk fails for a moment: one swap cannot begin, and its new segment cannot be removed either.
+    # The disk fails for a moment: one swap cannot begin, and its new segment cannot be removed.
     begin_swap = SegmentSwapper.begin
 
     def fail(self: SegmentSwapper, segments: list[Segment]) -> None:

@@ -1,4 +1,4 @@
-"""Opening, closing and deleting thousands of partitions must need few syncs and open files."""
+"""The cost of opening, closing and deleting thousands of partitions, in syncs and open files."""
 
 from __future__ import annotations
 
@@ -113,10 +113,9 @@ def test_idle_partitions_take_no_descriptors(tmp_path: Path) -> None:
 @pytest.mark.behaviour("I17")
 @pytest.mark.parametrize("left", [b"", b"version: 0\ntopic_", bytes(43)])
 def test_a_torn_topic_id_is_written_again(left: bytes) -> None:
-    """The file with a new partition's topic id is not synced, because the list of topics contains the id,
-    too.
+    """A new partition's topic id is not synced, because the list of topics has the id.
 
-    So a power loss may leave an incomplete file.
+    So a power loss may tear the file.
     """
     disk = MemoryDisk()
     partition = open_partition(disk)
@@ -217,9 +216,7 @@ class Looked(OrderedDict[int, int]):
 
 @pytest.mark.parametrize("is_reversed", [False, True])
 def test_ending_one_of_many_open_transactions_examines_few_others(is_reversed: bool) -> None:
-    """Regression: each abort examined all open transactions, so aborting 80,000 of them took half a
-    minute.
-    """
+    """Regression: each abort examined all open transactions, so 80,000 of them took half a minute."""
     Looked.count = 0
     partition = open_partition()
     partition._producers.open_transactions = Looked()
@@ -260,8 +257,7 @@ def test_indexes_of_closed_segments_are_not_kept_in_memory() -> None:
     assert loaded() == closed
     partition.log.release_handles()
     assert loaded() == []
-    # Rebuilt indexes stay in memory, because there are no complete files from which they could be loaded
-    # again.
+    # Indexes that were rebuilt stay in memory, because they have no complete files to be loaded from again.
     disk.remove(closed[0]._stem + ".index")
     disk.remove(closed[1]._stem + ".timeindex")
     assert read_all(partition, 200) == stored

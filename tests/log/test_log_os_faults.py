@@ -1,4 +1,4 @@
-"""The log on the real disk, while system calls fail and kills, stops and power losses happen."""
+"""The log on the real disk while system calls fail, between kills, stops and power losses."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ FEATURES: dict[str, Callable[[LogMachine, Random], bool]] = {
     "transactions": end_transactions,
     "takeover": take_over,
 }
-"""The features by name. Each function uses its feature once, and returns True if that had an effect."""
+"""The features by name. Each function uses its feature, and returns True if it had an effect."""
 PAIRS = list(combinations(FEATURES, 2))
 
 

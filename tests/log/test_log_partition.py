@@ -90,7 +90,7 @@ def test_an_old_epoch_changes_nothing() -> None:
             put(partition, batch(sequence, epoch=0))
     assert partition.describe_producers() == state
     assert partition.log_end_offset == 2
-    # The batches of the old epoch are forgotten, so the new epoch may use the same sequences.
+    # The old epoch's batches are forgotten, so the new epoch may use their sequences.
     assert put(partition, batch(1, epoch=1)).base_offset == 2
 
 
@@ -114,7 +114,7 @@ def test_an_unknown_producer_may_start_anywhere() -> None:
 
 @pytest.mark.behaviour("I16")
 def test_another_producer_id_or_partition_is_no_duplicate() -> None:
-    """Batches of different producer ids, or in different partitions, may have the same sequence."""
+    """A batch of another producer id, or in another partition, may have the same sequence."""
     one, other = open_partition(), open_partition()
     put(one, batch(0, pid=1))
     assert not put(one, batch(0, pid=2)).is_duplicate
@@ -434,7 +434,7 @@ def test_a_usual_batch_is_stored_as_append_stores_it(
 def changed_batch(
     change: str, sequence: int | None, count: int, pid: int | None, epoch: int, size: int, timestamp_ms: int
 ) -> memoryview:
-    """Return a batch to which `change` was applied. Some changes make the batch invalid."""
+    """Return a batch with this change. Some changes make the batch invalid."""
     timestamp_ms = max(timestamp_ms, -1)
     is_transactional = change == "transactional" and pid is not None
     data = batch(

@@ -1,4 +1,4 @@
-"""Recovery: torn tails, lost indexes, bad snapshots, retries after a restart, and the expiry of producers."""
+"""Recovery: torn tails, lost indexes, bad snapshots, retries over a restart, expiry."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_recovery_reads_from_the_recovery_point_on() -> None:
     point = partition.recovery_point
     assert point == 12
     put(partition, batch(12, pid=1))
-    # Recovery does not look for damage below the recovery point, because those bytes were synced.
+    # Recovery does not look for damage below the recovery point, because that part was synced.
     _corrupt(disk, _names(disk, ".log")[0])
     partition = open_partition(disk.after_kill(), SMALL, recovery_point=point)
     assert (partition.log_end_offset, partition.recovery_warnings) == (13, [])
@@ -221,9 +221,8 @@ def test_bytes_after_a_synced_segment_remove_no_later_one(clean: bool, tail: byt
 
 
 def _closed_without_snapshots(how: LogConfig) -> tuple[dict[str, bytes], list[tuple[str, int, int]]]:
-    """Close a partition, and remove its snapshots.
-
-    Return the contents of its files, and the file, position and size of each batch.
+    """Return the files of a closed partition without snapshots, and the file, position and size of each
+    batch.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, how)
@@ -250,7 +249,7 @@ def _closed_without_snapshots(how: LogConfig) -> tuple[dict[str, bytes], list[tu
 def test_a_flipped_bit_below_the_recovery_point_does_not_prevent_startup(
     segment_bytes: int, clean: bool
 ) -> None:
-    """Found by the simulator: replay trusted bytes that no checksum protects, and then the broker did not
+    """Found by the simulator: replay trusted bytes that no checksum had verified, and the broker did not
     start.
     """
     how = config(segment_bytes=segment_bytes, index_interval_bytes=100)
@@ -379,7 +378,7 @@ def test_a_crash_while_an_index_of_aborted_transactions_is_made_again_loses_no_e
     how = {"recovery_point": end_offset, "indexed_from": partition.indexed_from}
     names, step = _names(disk, ".txnindex"), 0
     assert len(names) == 2
-    for name in names:  # first the index of the closed segment, then that of the active one
+    for name in names:  # the index of the closed segment, then of the active one
         damaged = disk.after_kill()
         if is_lost:
             damaged.remove(f"{TP}/{name}")
@@ -528,9 +527,8 @@ def test_a_log_start_beyond_the_log_becomes_the_start_of_an_empty_log() -> None:
 def test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers(times: int) -> None:
     """Regression: read_committed readers waited forever, and a producer's next batch was refused.
 
-    DeleteRecords went past the synced end, and then a power loss took the end of the log. Recovery used only
-    an older snapshot of the producers' state. In it, a transaction whose commit was synced was still open,
-    and no marker ended it.
+    DeleteRecords went past the synced end, and a power loss took the end of the log. Only an older snapshot
+    had the producers' state. So a transaction whose commit was synced was open again, and nothing ended it.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
@@ -575,7 +573,7 @@ def test_a_long_segment_is_snapshotted_between_rolls() -> None:
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 def test_indexes_preallocated_by_kafka_are_read(clean: bool) -> None:
-    """A killed Java broker leaves zeros at the end of the active segment's index files."""
+    """A killed Java broker leaves zeros at the end of the active segment's indexes."""
     disk = MemoryDisk()
     partition = _filled(disk)
     put(partition, batch(0, pid=5, is_transactional=True))
@@ -614,9 +612,7 @@ def test_a_transaction_index_made_again_outlives_a_kill_right_after_the_start() 
 
 @pytest.mark.parametrize("position", [16, 23, 25], ids=["format", "last offset below", "last offset"])
 def test_batches_behind_damage_can_be_read(position: int) -> None:
-    """Found by the simulator: a reader that continued at the offset after a damaged batch got that batch
-    again.
-    """
+    """Found by the simulator: a reader that continued after the damaged batch got the damaged batch again."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     size = len(batch(0, pid=1))
@@ -634,7 +630,7 @@ def test_batches_behind_damage_can_be_read(position: int) -> None:
 
 
 def test_a_log_that_ends_below_its_synced_end_is_reported() -> None:
-    """A file of the log is missing, or was copied too early. A kill or a power loss does not cause this."""
+    """A file is missing, or was copied too early. Neither a kill nor a power loss causes this."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     for number in range(3):
@@ -650,7 +646,7 @@ def test_a_log_that_ends_below_its_synced_end_is_reported() -> None:
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "kill"])
 @pytest.mark.parametrize("is_empty", [True, False], ids=["files", "directory"])
 def test_a_lost_directory_gives_no_offset_again(clean: bool, is_empty: bool) -> None:
-    """If offsets were assigned again, a group with a committed offset above the new log end would skip new
+    """If offsets were assigned again, a group with a committed offset above the log end would skip new
     records.
     """
     disk = MemoryDisk()
@@ -698,9 +694,7 @@ def test_a_damaged_header_gives_no_state_of_producers(others: dict[str, object])
 
 
 def _compacted(disk: MemoryDisk) -> Partition:
-    """Return a log of three keys in small segments. Compaction has kept the newest records, so the offsets
-    have gaps.
-    """
+    """Return a log of three keys in small segments. Compaction kept the newest records and left gaps."""
     partition = open_partition(disk, SMALL_TABLE)
     for number in range(24):
         put(partition, batch(key=b"%d" % (number % 3), value=bytes(90)))
@@ -716,9 +710,7 @@ def _compacted(disk: MemoryDisk) -> Partition:
     ("now_compacted", "cleaned_to"), [(True, 0), (False, 24)], ids=["policy", "checkpoint of the cleaner"]
 )
 def test_a_compacted_log_is_kept_whatever_the_recovery_point_is(now_compacted: bool, cleaned_to: int) -> None:
-    """Apache Kafka also compacts above the recovery point of its checkpoint, and that checkpoint may be
-    lost.
-    """
+    """Apache Kafka compacts above the recovery point in its checkpoint, and the checkpoint may be lost."""
     disk = MemoryDisk()
     stored = read_all(_compacted(disk))
     again = open_partition(
@@ -732,8 +724,7 @@ def test_a_compacted_log_is_kept_whatever_the_recovery_point_is(now_compacted: b
 def test_a_gap_behind_a_segment_with_gaps_is_no_loss() -> None:
     disk = MemoryDisk()
     partition = open_partition(disk, config(cleanup_policy="compact", segment_bytes=700))
-    # With these keys, compaction removes the second and the fourth record
-    for key in (0, 1, 2, 3, 1, 3, 5, 6, 7):
+    for key in (0, 1, 2, 3, 1, 3, 5, 6, 7):  # compaction removes the second and the fourth record
         put(partition, batch(key=b"%d" % key, value=bytes(90)))
     partition.flush()
     dirty = partition.cleaner.dirty_range(NOW_MS)
@@ -778,7 +769,7 @@ def test_segments_that_recovery_removed_stay_removed_after_a_power_loss() -> Non
     partition = open_partition(disk, SMALL, background=background)
     assert partition.segment_count == 1
     kept = partition.log_end_offset
-    # A roll to a new segment syncs the directory. So check before the first roll, too.
+    # A roll syncs the directory, so check before the first roll, too.
     while partition.segment_count < 3:
         put(partition, batch(value=b"new"))
         for seed in range(30):
@@ -873,7 +864,7 @@ def _delete_all(partition: Partition) -> None:
 def test_a_write_that_could_not_be_undone_does_not_end_the_log(
     roll: Callable[[Partition], None], is_clean: bool
 ) -> None:
-    """Regression: the next segment began after a partial batch, so the next start truncated the log there."""
+    """Regression: the next segment began after a partial batch, so a start cut off all that followed it."""
     disk = MemoryDisk()
     partition = _filled(disk, 4)
     file = Path(partition.file_at(partition.log_end_offset)).name
@@ -914,7 +905,7 @@ def test_a_stop_undoes_a_failed_write() -> None:
 
 
 def test_a_snapshot_behind_a_gap_does_not_restore_a_lost_marker() -> None:
-    """Regression: a snapshot contained a commit that a power loss had removed from a compacted log.
+    """Regression: a snapshot knew of a commit that a power loss had taken out of a compacted log.
 
     The power loss took the segment with the commit and left later ones. So the transaction was open again,
     and its coordinator aborted it. The next start believed the snapshot, and read_committed readers got

@@ -1,4 +1,4 @@
-"""Replay by columns gives the same state as replay batch by batch, and a scan of headers reads few bytes."""
+"""Replay by columns equals replay batch by batch, and a scan of headers reads few bytes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _producers() -> PartitionProducers:
 
 
 def _random_headers(rng: Random) -> bytes:
-    """Return the headers of random batches with changing epochs: of several producers, without a producer id,
-    and of markers.
+    """Return random batches with changing epochs: of several producers, without producer id, and of
+    coordinators.
     """
     headers, offset = [], rng.randrange(1000)
     for _ in range(rng.randrange(1, 60)):

@@ -211,8 +211,7 @@ def _second_segment_without_snapshot() -> tuple[MemoryDisk, LogConfig, Partition
     partition = open_partition(disk, small)
     for number in range(3):
         put(partition, batch(number))
-    # Makes the snapshot at the begin of the second segment fail
-    disk.errors[("write", ".tmp")] = errno.ENOSPC
+    disk.errors[("write", ".tmp")] = errno.ENOSPC  # the snapshot at the begin of the second segment fails
     put(partition, batch())
     disk.errors.clear()
     put(partition, batch())
@@ -245,7 +244,7 @@ def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segment
     The power loss removes the snapshot of the next roll.
     """
     disk, small, partition = _second_segment_without_snapshot()
-    partition.delete_records(3, NOW_MS)  # takes a snapshot within the second segment
+    partition.delete_records(3, NOW_MS)  # this takes a snapshot within the second segment
     assert partition.segment_count == 1
     put(partition, batch())
     put(partition, batch())
@@ -264,7 +263,7 @@ def test_a_power_loss_after_a_later_snapshot_leaves_producers_of_deleted_segment
 
 @pytest.mark.parametrize("target", [9, 14], ids=["some", "all"])
 def test_a_power_loss_during_the_deletion_of_segments_leaves_no_gap(target: int) -> None:
-    """A power loss may keep the removal of a newer segment and undo that of an older one."""
+    """A power loss may keep the removal of a newer segment and lose that of an older one."""
 
     def filled(disk: MemoryDisk) -> Partition:
         partition = open_partition(disk, config(segment_bytes=3 * SIZE))
@@ -306,7 +305,7 @@ def test_a_full_disk_gets_room_by_deleting_what_older_snapshots_cover() -> None:
     partition = open_partition(disk, config(segment_bytes=3 * SIZE))
     for number in range(7):
         put(partition, batch(number))
-    disk.errors[("write", ".tmp")] = errno.ENOSPC  # so the last segment begins without a snapshot
+    disk.errors[("write", ".tmp")] = errno.ENOSPC  # the last segment begins without a snapshot
     for number in range(7, 10):
         put(partition, batch(number))
     partition.flush()
@@ -430,9 +429,7 @@ def test_a_segment_that_compaction_emptied_does_not_keep_later_ones(policy: str)
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "kill"])
 @pytest.mark.parametrize("suffix", ["index", "timeindex", "txnindex", "log"])
 def test_a_segment_that_could_not_be_made_does_not_end_the_log(suffix: str, is_clean: bool) -> None:
-    """Regression: after a restart, an empty log file hid the records that were appended to the previous
-    segment.
-    """
+    """Regression: after a restart, the empty log file hid records of the previous segment."""
     disk, small = MemoryDisk(), config(segment_bytes=4 * SIZE)
     partition = open_partition(disk, small)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The loops of `oncelog.log.scan` over many batches, in Python and in C, are compared with a scan batch by
+"""The loops of `oncelog.log.scan` over many batches, in Python and in C, compared with a scan batch by
 batch.
 """
 
@@ -144,9 +144,7 @@ def test_batches_are_indexed_alike_one_by_one_and_in_blocks(
 
 
 def outcome_of(data: bytes, **how: Any) -> dict[str, Any]:
-    """Recover a partition whose log has these bytes. Append a batch, and return the partition's state and
-    files.
-    """
+    """Recover a partition whose log has these bytes. Return its state and its files after an append."""
     disk = MemoryDisk()
     disk.mkdir(str(TP))
     file = disk.open(f"{TP}/{0:020d}.log", create=True)

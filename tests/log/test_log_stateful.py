@@ -21,7 +21,7 @@ from oncelog.testing.memory_disk import MemoryDisk
 from oncelog.wire.batch import iter_batches
 
 SMALL = config(segment_bytes=500, index_interval_bytes=80)
-# These limits are so low that three producer ids make a table of several parts.
+# With these limits, three producer ids make a table of several parts.
 PARTED = config(
     segment_bytes=500,
     index_interval_bytes=80,
@@ -39,7 +39,7 @@ class Stored(NamedTuple):
 
 
 class PartitionMachine(RuleBasedStateMachine):
-    """A random history of one partition. `stored` has every acknowledged data batch in order."""
+    """A random history of one partition. `stored` has every acknowledged data batch, in order."""
 
     log_config = SMALL
 
@@ -188,9 +188,7 @@ TestPartitionMachine = pytest.mark.behaviour("I6", "I7", "I8", "I14", "I17")(Tes
 
 
 class DrivenMachine(PartitionMachine):
-    """A PartitionMachine whose snapshots and deletions run one step at a time. A restart ends unfinished
-    ones.
-    """
+    """A PartitionMachine whose snapshots and deletions run step by step. A restart ends unfinished ones."""
 
     log_config = PARTED
 

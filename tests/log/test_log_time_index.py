@@ -1,4 +1,4 @@
-"""The largest timestamp of each segment, look-ups by time, and retention, with a crash at every step."""
+"""The largest timestamp of each segment, look-ups by time and retention, with a crash at every step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = config(
 
 
 def stored(partition: Partition) -> list[tuple[int, int]]:
-    """Return (offset, timestamp) of every record. Each batch has one record."""
+    """Return (offset, timestamp) of every record; each batch has one."""
     data = read_all(partition)
     return [(header.base_offset, header.max_timestamp_ms) for _, header in iter_batches(data)]
 
@@ -47,7 +47,7 @@ def check(partition: Partition) -> None:
 def work(partition: Partition, draw: Random, count: int) -> None:
     """Append about one batch per hour, some with late timestamps.
 
-    Sync at random times, even just before a roll.
+    Sync at drawn times, even just before a roll.
     """
     for number in range(count):
         hours = number - draw.choice((0, 0, 0, 5))
@@ -123,9 +123,9 @@ _KEPT_20_HOURS = config(segment_bytes=3000, index_interval_bytes=1000, retention
 
 
 def _with_a_young_record(disk: MemoryDisk) -> Partition:
-    """Return a closed partition with three segments.
+    """Return a closed partition of three segments.
 
-    In the first segment, only the record at offset 39 is young enough to keep.
+    In the first segment, only the record at offset 39 is young.
     """
     partition = open_partition(disk, _KEPT_20_HOURS)
     while partition.segment_count < 3:
@@ -137,9 +137,7 @@ def _with_a_young_record(disk: MemoryDisk) -> Partition:
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_retention_checks_the_times_of_segments_that_a_kill_left_to_0_4_1(lost: int) -> None:
-    """Recovery in version 0.4.1 did not append the last time entry, and later starts trusted the incomplete
-    index.
-    """
+    """The recovery of 0.4.1 did not append the last time entry, and later starts trusted the index."""
     disk, old = MemoryDisk(), _KEPT_20_HOURS
     partition = _with_a_young_record(disk)
     path = f"{partition.directory}/{0:020d}.timeindex"
@@ -216,9 +214,7 @@ def test_a_position_is_read_from_the_file_as_from_memory(
 
 
 def test_a_look_up_by_time_does_not_skip_damage() -> None:
-    """The record for that time may be in the damaged bytes. A look-up that returned a later record would hide
-    it.
-    """
+    """The matching record may be in the damaged bytes. To return a later record would hide it."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(timestamp_ms=START_MS))
@@ -233,7 +229,7 @@ def test_a_look_up_by_time_does_not_skip_damage() -> None:
 
 
 def test_a_look_up_by_time_ignores_damage_below_the_log_start() -> None:
-    """With DeleteRecords, an operator can move the log start offset past the damage."""
+    """With DeleteRecords, an operator can move the log start past the damage."""
     disk = MemoryDisk()
     partition = open_partition(disk)
     put(partition, batch(timestamp_ms=START_MS))

@@ -1,4 +1,4 @@
-"""Backups: a running broker's directory is copied as docs/operations.md describes."""
+"""Backups: a copy of a running broker's directory, made as docs/operations.md describes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def update(source: Path, target: Path) -> None:
         there = source / path.relative_to(target)
         if not there.exists():
             path.rmdir() if path.is_dir() else path.unlink()
-    # Copy in reverse order: partitions before checkpoints and other small files. The order must not matter.
+    # Copy in reverse order, so partitions before checkpoints and small files. The order must not matter.
     for path in sorted(source.rglob("*"), reverse=True):
         copy = target / path.relative_to(source)
         try:

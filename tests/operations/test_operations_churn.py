@@ -49,7 +49,7 @@ CONFIG = {
     "group.consumer.session.timeout.ms": 10_000,
 }
 LONG_ROUNDS = 1_500
-"""Number of rounds of the long run, which takes about ten minutes."""
+"""Rounds of the long run, which takes about ten minutes."""
 PATIENCE_S = 240
 SLACK = Counter(
     {
@@ -60,7 +60,7 @@ SLACK = Counter(
         **dict.fromkeys(
             ("Segment", "SegmentList._segments", "SegmentList._bases", "TransactionIndex", "RealFile"), 12
         ),
-        # Names of deleted topics are kept until there are a thousand of them.
+        # Names of deleted topics are removed only when there are a thousand.
         "TopicPatterns._in_order": 1000,
         "TopicPatterns._listed": 1000,
         # These tables keep a deleted partition until the next periodic checkpoint.
@@ -147,7 +147,7 @@ class Churn:
         )
 
     def _strangers(self) -> None:
-        """Open connections that send nothing, random bytes or a part of a request, and close them."""
+        """Open and close connections that send nothing, random bytes, or a part of a request."""
         host, _, port = self.address.rpartition(":")
         for said in (b"", self.chance.randbytes(8), b"\0\0\0\x40\0\x12\0\0"):
             with socket.create_connection((host, int(port)), timeout=60) as stranger:
@@ -155,14 +155,14 @@ class Churn:
 
 
 class Census:
-    """Counts the objects of a broker that may accumulate. It runs in the broker's own thread."""
+    """Counts the objects of a broker that may accumulate, in the broker's own thread."""
 
     def __init__(self, broker: Broker) -> None:
         assert broker._running is not None and broker._thread is not None
         self._running, self._thread, self._directory = broker._running, broker._thread, Path(broker.data_dir)
 
     def pass_time(self, ms: int) -> None:
-        """Advance the broker's clock, and run the work that is due."""
+        """Set the broker's clock forward and run the work that is due."""
 
         async def go_on() -> None:
             set_wall_clock(self._running.clock, ms)

@@ -1,4 +1,4 @@
-"""Disks that are full, read-only or owned by another user, while a broker runs and when it starts."""
+"""Disks that are full, read-only or owned by another user, under load and at the start."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_full_disk_under_load(tmp_path: Path, ending: str) -> None:
 
 
 def serve(data_dir: Path, *prefix: str) -> subprocess.CompletedProcess[str]:
-    """Run `oncelog serve`, which must end by itself, and return its result."""
+    """Run `oncelog serve`, which must end by itself."""
     command = [*prefix, sys.executable, "-m", "oncelog.cli.main", "serve", "--data-dir", str(data_dir)]
     command += ["--listen", "127.0.0.1:0"]
     return subprocess.run(command, capture_output=True, text=True, timeout=240)
@@ -122,9 +122,9 @@ def test_files_without_permissions_stop_the_start_with_the_remedy(tmp_path: Path
 @pytest.mark.soak
 @pytest.mark.behaviour("I7", "I17")
 def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
-    """ext4, mounted with errors=remount-ro, becomes read-only at an error.
+    """With errors=remount-ro, ext4 becomes read-only at an error.
 
-    Consumers continue. Producers continue after a repair and a restart.
+    Consumers continue. Producers continue after repair and restart.
     """
     image = tmp_path / "image"
     with image.open("wb") as file:
@@ -135,8 +135,8 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
     how = ("-o", "loop,errors=remount-ro", str(image))
     with ExitStack() as stack:
         disk = stack.enter_context(mounted(tmp_path / "disk", *how))
-        # Sync each record, because the error may destroy unsynced data in the file system's journal, as a
-        # power loss does.
+        # Sync each record: the error may destroy unsynced data in the file system's journal, as a power loss
+        # does.
         settings = SMALL | {"log.flush.interval.messages": 1}
         broker = BrokerProcess(disk / "data", log_file=tmp_path / "broker.log", settings=settings)
         broker.start()
@@ -146,8 +146,7 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
         load = stack.enter_context(Load(broker.bootstrap_servers, padding=300))
         load.wait_for_progress()
         with frozen(broker):
-            # Wait until no sync is running. ext4 may report success for a sync that was running when the
-            # error occurred.
+            # Wait until no sync is running: ext4 may report success to a sync during which the error occurs.
             pause(1)
             trigger_error(disk)
         wait_for(lambda: refusal_of(client) == errors.KafkaStorageError.code)

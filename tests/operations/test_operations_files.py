@@ -16,9 +16,9 @@ COUNT = 60
 
 @pytest.mark.behaviour("I7", "I17")
 def test_without_descriptors_appends_are_refused_and_later_taken(tmp_path: Path) -> None:
-    """Partitions whose files are open keep working.
+    """Partitions with open files keep working.
 
-    After some connections are closed, all partitions work again without a restart.
+    Once connections are closed, all partitions work again without a restart.
     """
     limited = LimitedBroker(tmp_path / "data", 64, {"log.flush.interval.messages": 1})
     with limited as broker, RawClient(broker.bootstrap_servers) as client, ExitStack() as others:

@@ -1,6 +1,4 @@
-"""Oncelog takes over a data directory of Apache Kafka, and Apache Kafka can use the directory again
-afterwards.
-"""
+"""Oncelog takes over a directory of Apache Kafka, and Apache Kafka can use it again afterwards."""
 
 from __future__ import annotations
 

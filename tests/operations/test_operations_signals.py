@@ -1,4 +1,4 @@
-"""SIGTERM under load, also sent repeatedly, and SIGKILL a hundred times in a row."""
+"""SIGTERM under load, also repeated; SIGKILL a hundred times in a row."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def end(broker: BrokerProcess, *signals: signal.Signals) -> int:
 @pytest.mark.behaviour("I17")
 @pytest.mark.usefixtures("heeds_hangup")
 def test_a_stop_under_load(tmp_path: Path) -> None:
-    """Even if the signal is repeated, the broker stops cleanly, clients reconnect, and the next start needs
-    no recovery.
+    """Even if the signals are repeated, the broker ends cleanly, clients reconnect, and the next start
+    recovers nothing.
     """
     settings = {"log.flush.interval.messages": 1}
     with (

@@ -48,7 +48,7 @@ CONFIG = {"node.id": 1, "log.retention.check.interval.ms": 50, "log.cleaner.back
 KEPT = {"forever": 8, "table": 5, "again": 5}
 """Number of records in each topic whose settings keep them.
 
-All records, except three in `forever`, are over a month old.
+All except three of `forever` are over a month old.
 """
 SECURED = {
     **CONFIG,
@@ -83,8 +83,8 @@ def refusal(data: Path, **more: object) -> str:
     with pytest.raises(StorageError) as refused:
         Broker(data, config={**CONFIG, **more}).start()
     after = sorted(path.name for path in data.iterdir())
-    # The refused start removes only directories that are marked as deleted. It keeps all other files, even
-    # the clean-shutdown marker.
+    # The refused start removes only directories marked as deleted. All other files stay, even the
+    # clean-shutdown marker.
     assert {*after} - {".lock"} == {name for name in before if not name.endswith("-delete")} - {".lock"}
     return str(refused.value)
 
@@ -134,7 +134,7 @@ def test_transactions_and_offsets_of_kafkas_go_on(plain: Path) -> None:
         assert admin.group_offsets("of-done")[TopicPartition("bank", 0)].offset == 7
         assert not admin.group_offsets("of-undone")
         assert committed(broker.bootstrap_servers) == [b"done-0", b"done-1"]
-        # A new instance of the transactional id aborts the open transaction.
+        # The next instance of the transactional id aborts the open transaction.
         with producer_of(broker.bootstrap_servers, transactional_id="open") as producer:
             producer.init_transactions()
             with producer.transaction():
@@ -176,7 +176,7 @@ def test_a_transaction_that_kafka_had_decided_is_finished(plain: Path) -> None:
 
 
 def cut_at_marker(data: Path, *directories: str) -> None:
-    """Truncate each log at its first transaction marker."""
+    """Cut each log at its first transaction marker."""
     for directory in directories:
         log = data / directory / f"{0:020}.log"
         content = memoryview(log.read_bytes())
@@ -304,8 +304,8 @@ def test_directories_that_a_failed_creation_left_do_not_stop_the_start(tmp_path:
 
 @pytest.mark.behaviour("I27")
 def test_a_directory_that_an_older_version_took_over_gets_kafkas_settings(plain: Path) -> None:
-    """Regression: version 0.4.1 took every directory for a topic without settings, even that of Kafka's
-    metadata log.
+    """Regression: version 0.4.1 treated every directory as a topic without settings, even Kafka's metadata
+    log.
     """
     with Broker(plain, config=CONFIG):
         pass
@@ -355,11 +355,10 @@ def test_settings_are_taken_again_when_kafka_has_run_since(plain: Path) -> None:
 
 @pytest.mark.behaviour("I27")
 def test_segments_written_by_kafka_since_lack_no_index(plain: Path) -> None:
-    """Kafka creates a segment's `.txnindex` with the segment's first aborted transaction. Oncelog creates it
-    with the segment.
-    """
+    """Kafka creates a `.txnindex` at the first aborted transaction of a segment, Oncelog with each
+    segment."""
     with Broker(plain, config=CONFIG) as broker, admin_of(broker) as admin:
-        # deleting all records begins a new segment
+        # a deletion of all records begins a new segment
         admin.delete_records({TopicPartition("forever", 0): -1})
         with producer_of(broker.bootstrap_servers) as producer:
             producer.send("forever", b"later", partition=0).result()
@@ -413,7 +412,7 @@ def test_a_metadata_snapshot_of_kafka_replaces_the_records_before_it(plain: Path
 @pytest.mark.behaviour("I27")
 @pytest.mark.parametrize("has_metadata", [True, False], ids=["kraft", "zookeeper"])
 def test_records_of_an_old_message_format_stop_the_start(plain: Path, has_metadata: bool) -> None:
-    """Apache Kafka can still read such records. Our recovery would truncate them as invalid batches."""
+    """Apache Kafka still reads such records. Recovery would truncate them as invalid batches."""
     body = struct.pack(">bbqii", 1, 0, 1_500_000_000_000, -1, 3) + b"old"
     message = struct.pack(">I", zlib.crc32(body)) + body
     log = max((plain / "forever-0").glob("*.log"))
@@ -427,7 +426,7 @@ def test_records_of_an_old_message_format_stop_the_start(plain: Path, has_metada
         plain, **{"oncelog.takeover.accept": accepted}
     )
     assert log.read_bytes() == content
-    log.write_bytes(bytes(100))  # zeros, as a power loss may leave them at the end
+    log.write_bytes(bytes(100))  # zeros, as a power loss may leave them
     with Broker(plain, config={**CONFIG, "oncelog.takeover.accept": accepted}):
         pass
 
@@ -448,7 +447,7 @@ class Crash(BaseException):
 def test_a_crash_between_any_two_writes_of_a_takeover_is_finished_by_the_next_start(
     secured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The directory has quotas of two more entities, so the takeover has to write several changes."""
+    """The test sets quotas of two more entities, so that the takeover writes several changes."""
     append_metadata(secured, *(quota_record(name) for name in ("x", "y")))
     done = 0
     while True:
@@ -522,8 +521,8 @@ def test_a_partition_whose_log_directory_kafka_had_lost_stops_the_start(plain: P
     metadata = read_metadata(RealDisk(plain))
     (bank,) = (topic for topic in metadata.topics.values() if topic.name == "bank")
     shutil.rmtree(plain / "bank-1")
-    # In Kafka's DirectoryId, 0 is MIGRATING and 2 is LOST. Only 1, UNASSIGNED, means that the replica has no
-    # directory yet.
+    # 0 is MIGRATING and 2 is LOST in Kafka's DirectoryId. Only 1, UNASSIGNED, means that no directory exists
+    # yet.
     for number in (0, 2):
         change = PartitionChangeRecord(
             partition_id=1, topic_id=bank.topic_id, directories=[number.to_bytes(16, "big")]

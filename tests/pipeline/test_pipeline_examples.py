@@ -1,6 +1,4 @@
-"""The example pipelines run under the supervisor and are killed midway: no record is lost or written
-twice.
-"""
+"""The example pipelines under the supervisor, killed midway: nothing is lost or written twice."""
 
 from __future__ import annotations
 
@@ -35,7 +33,7 @@ def run_through_kills(it: Supervised) -> None:
 
 
 def stop_midway(it: Supervised) -> int:
-    """Stop the query by SIGTERM. Return the id of the last batch that it completed."""
+    """Stop the query by SIGTERM. Return the id of the batch that it finished last."""
     assert it.stop() == 0, it.log[-4000:]
     ended = int(it.status["batch"]["batch_id"])
     assert it.status["state"] == "stopped" and ended in it.entries("commits")

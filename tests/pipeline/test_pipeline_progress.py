@@ -68,7 +68,7 @@ def test_lag_is_the_sum_over_sources_that_report_both_offsets(sources: list[Any]
     ],
 )
 def test_a_source_with_offsets_of_another_form_has_no_lag(end: Any, latest: Any) -> None:
-    """R1066: such offsets raised an error in Spark's listener, so none of the query's micro-batches was
+    """R1066: such offsets raised an error in Spark's listener, so no micro-batch of the query was
     reported.
     """
     assert "lag" not in batch_summary(progress(5, source(end, latest)), None)
@@ -100,7 +100,7 @@ def test_metrics_that_nobody_reads_delay_nothing(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv(FILE_VARIABLE, str(pipe))
     publish(METRICS)  # The write must return although no process reads the pipe.
     reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
-    for _ in range(1000):  # more metrics than fit into the pipe
+    for _ in range(1000):  # more metrics than the pipe holds
         publish(METRICS)
     read = os.read(reader, 1 << 20).decode().splitlines()
     os.close(reader)

@@ -1,4 +1,4 @@
-"""The supervisor with real processes and signals. It supervises a stand-in for Spark."""
+"""The supervisor with real processes and signals; a stand-in for Spark is supervised."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ sys.exit(Supervisor(pipeline, Limits(10, 20, 3, 60_000), [interpreter, child, pl
 
 
 class Supervised:
-    """A supervisor in another process, with its log and its status file."""
+    """A supervisor in its own process, with its log and status."""
 
     def __init__(self, directory: Path, *runs: list[Any], interpreter: str = sys.executable) -> None:
         self.directory = directory

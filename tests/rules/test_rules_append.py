@@ -1,6 +1,4 @@
-"""The append rule: a table of its decisions, and a comparison with a naive model that remembers every
-batch.
-"""
+"""The append rule: a table of decisions, and a comparison with a naive model that remembers every batch."""
 
 from __future__ import annotations
 
@@ -138,7 +136,7 @@ def test_names_are_unique() -> None:
 
 
 class Everything:
-    """The naive model: it keeps every batch of one producer id that was ever stored."""
+    """The naive model: every batch of one producer id that was ever stored."""
 
     def __init__(self) -> None:
         self.stored: list[tuple[ProducedBatch, int]] = []

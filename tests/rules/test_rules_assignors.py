@@ -1,4 +1,4 @@
-"""The range and roundrobin assignors give the same results as Java's."""
+"""Tests of the range and roundrobin assignors against the results of Java's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def member(name: str, topics: str, instance: str | None = None) -> Subscriber:
 
 
 def shares(assignor: str, members: list[Subscriber], counts: dict[str, int]) -> dict[str, str]:
-    """Return the partitions of each member as text, such as "t0 t1 u0"."""
+    """Return each member's partitions as text, such as "t0 t1 u0"."""
     found = ASSIGNORS[assignor](members, counts)
     return {name: " ".join(f"{at.topic}{at.partition}" for at in share) for name, share in found.items()}
 
@@ -26,7 +26,7 @@ CASES = [
     ("range", [A, B, C], {"t": 2}, {"a": "t0", "b": "t1", "c": ""}),
     ("range", [A, B], {}, {"a": "", "b": ""}),
     (
-        "range",  # each topic is split on its own, so member a gets one more of each topic
+        "range",  # each topic is split separately, so member a gets more of each
         [member("a", "t u"), member("b", "t u")],
         {"t": 3, "u": 3},
         {"a": "t0 t1 u0 u1", "b": "t2 u2"},
@@ -41,7 +41,7 @@ CASES = [
         {"a": "t0 t2 u1", "b": "t1 u0 u2"},
     ),
     (
-        "roundrobin",  # an example from Java's documentation: only subscribers of a topic get its partitions
+        "roundrobin",  # an example from Java's documentation: only subscribers get a partition
         [member("a", "t"), member("b", "t u"), member("c", "t u v")],
         {"t": 1, "u": 2, "v": 3},
         {"a": "t0", "b": "u0", "c": "u1 v0 v1 v2"},

@@ -1,6 +1,4 @@
-"""The audit: a table of findings, and logs with planted faults. It must find all planted faults and nothing
-else.
-"""
+"""The audit: a table of findings, and logs with planted faults, of which it must find all and no others."""
 
 from __future__ import annotations
 
@@ -223,7 +221,7 @@ def stored_by_the_append_rule(sends: list[tuple[int, str, int]], start: int) -> 
 
 
 def audited(log: list[StoredBatch]) -> list[Finding]:
-    # With a log start offset above 0, a producer may begin with any sequence.
+    # The log start is above 0, so a producer may begin with any sequence.
     audit = PartitionAudit(log_start_offset=1)
     for batch in log:
         audit.see(batch)

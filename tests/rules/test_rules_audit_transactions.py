@@ -1,4 +1,4 @@
-"""Random legal histories of transactions have no findings. With one planted fault, they have exactly one
+"""Random legal histories of transactions have no findings; with one planted fault, they have exactly one
 finding.
 """
 
@@ -24,7 +24,7 @@ ONE_MORE = [(2, "data", 2), (2, "commit", 1), (2, "data", 1)]
 can be planted.
 """
 LOG_START = 1
-"""A log start offset above 0, so that a producer may begin with any sequence."""
+"""A log start above 0, so that a producer may begin with any sequence."""
 STEPS = st.lists(
     st.tuples(st.integers(1, 4), st.sampled_from(ACTIONS), st.integers(1, 5)), min_size=5, max_size=60
 )
@@ -34,8 +34,8 @@ STEPS = st.lists(
 class Writer:
     """A producer id and its coordinator.
 
-    A Writer of the kind "old" has one epoch for all its transactions, "new" raises the epoch at the end of
-    each (transaction.version 2), and "plain" has no transactions.
+    A Writer of the kind "old" has one epoch for all transactions. "new" raises the epoch at every end
+    (transaction.version 2), and "plain" has no transactions.
     """
 
     producer_id: int
@@ -103,9 +103,7 @@ def placed(log: list[StoredBatch]) -> list[StoredBatch]:
 
 
 def judged_for_readers(log: list[StoredBatch]) -> list[StoredBatch]:
-    """Return the batches with their visibility for read_committed readers, derived from a correct index of
-    aborted transactions.
-    """
+    """Return the batches with their visibility for read_committed readers, from a correct index."""
     opened: dict[int | None, int] = {}
     aborted = []
     for batch in log:
@@ -161,9 +159,7 @@ def is_raised(log: list[StoredBatch], one: Ended) -> bool:
 
 
 def is_followed_by_data(log: list[StoredBatch], one: Ended) -> bool:
-    """Return True if the marker has a higher epoch than the data, and the next batch of the producer is
-    data.
-    """
+    """Return True if the marker has a higher epoch than the data and the producer's next batch is data."""
     who = log[one.marker].producer_id
     following = next((batch for batch in log[one.marker + 1 :] if batch.producer_id == who), None)
     return is_raised(log, one) and following is not None and not following.is_control

@@ -106,7 +106,7 @@ def test_the_first_matching_rule_maps_a_name(rules: str, name: str) -> None:
     ],
 )
 def test_a_backslash_in_a_replacement_makes_the_next_character_literal(replacement: str, name: str) -> None:
-    """Java has the same rule. A group that took no part in the match is replaced by nothing."""
+    """As in Java. A group that took no part in the match is empty."""
     assert principal_mapper(f"RULE:^CN=(.*?),OU=(.*?)(,O=.*)?$/{replacement}/")("CN=Alice,OU=ops") == name
 
 

@@ -1,4 +1,4 @@
-"""Authorization by tables/authorization.txt, and compared with a naive scan of all ACLs."""
+"""Tests of authorization by tables/authorization.txt, and against a naive scan of all ACLs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One classic group: the responses to its members, and what happens as time passes."""
+"""Tests of one classic group: the responses to its members, and the passing of time."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def request(
     requires_known_member_id: bool = False,
     supports_skip_assignment: bool = True,
 ) -> JoinRequest:
-    """Return a JoinGroup request with one protocol for each letter of `protocols`. A protocol's metadata is
-    its letter twice.
-    """
+    """Return a JoinGroup request with a protocol for each letter, whose metadata is the letter twice."""
     offered = tuple((name, (name * 2).encode()) for name in protocols)
     return JoinRequest(
         member_id, instance, "client", "host", session_ms, rebalance_ms, "consumer", offered,
@@ -154,7 +152,7 @@ def test_a_member_that_waits_for_its_share_keeps_its_session() -> None:
     waiting = sync(group, "follower")
     group.heartbeat("leader", None, 2, 9_000)
     group.tick(SESSION_MS)
-    # The follower waits for its SyncGroup response, so its session cannot time out and sets no deadline.
+    # The follower waits for its SyncGroup response, so its session sets no deadline.
     assert group.next_deadline_ms() == 19_000
     group.heartbeat("leader", None, 2, 15_000)
     sync(group, "leader", {"follower": b"all"}, 15_000)
@@ -416,7 +414,7 @@ def test_a_rebalance_without_time_waits_a_second_for_static_members() -> None:
     group.leave([("m", None)], 0)
     group.tick(0)
     assert (group.state, group.next_deadline_ms()) == (GroupState.PREPARING_REBALANCE, 1_000)
-    # the group still waits for its static member, which may return
+    # the group still waits for its static member
     assert not join(group, "late", request(rebalance_ms=2_000), 500)
     group.tick(1_000)
     assert (group.state, group.generation_id, group.members.leader_id) == (
@@ -463,9 +461,7 @@ def test_an_old_client_under_an_instance_that_led_is_told_the_old_leader() -> No
 
 
 def stable_static(*instances: str) -> ClassicGroup:
-    """Return a stable group of static members at generation 1: member a0 of instance a, b0 of instance b, and
-    so on.
-    """
+    """Return a stable group at generation 1 of static members: a0 of instance a, b0 of b."""
     group = ClassicGroup("g", 0, initial_delay_ms=1)
     for name in instances:
         join(group, f"{name}0", request(instance=name))
@@ -485,7 +481,7 @@ def test_each_static_member_gets_its_new_id_once_that_one_is_stored() -> None:
     for name in ("a", "b"):
         answers.append(join(group, f"{name}1", request(instance=name), 2))
         marks.append(group.version)
-    group.tick(50_000)  # a session does not end while its client waits for a response
+    group.tick(50_000)  # a session does not end while the client waits for a response
     group.complete_save(None, marks[0], 3)
     assert answers == [[], []]
     group.complete_save(None, marks[1], 3)
@@ -675,7 +671,7 @@ EMPTY, PREPARING, COMPLETING, STABLE = (
 @pytest.mark.parametrize(
     ("state", "member_id", "instance", "generation_id", "outside", "within"),
     [
-        # The last two columns: the error of a commit outside a transaction, and of one in a transaction.
+        # The last two columns: the error of a commit outside a transaction, and of one within a transaction.
         (EMPTY, "", None, -1, None, None),
         (EMPTY, "m", "i", -1, None, None),
         (EMPTY, "", None, 0, UnknownMemberId, UnknownMemberId),

@@ -1,4 +1,4 @@
-"""Limits of a classic group: common protocols, the number of members, and the size of their metadata."""
+"""Tests of a classic group's limits: common protocols, the number of members and their metadata."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def join(group: ClassicGroup, name: str, protocols: str = "a", member_id: str = 
 
 
 def common_protocols(members: Collection[Member]) -> set[str]:
-    """Return the protocols that all members support. This naive form examines each member."""
+    """Return the protocols that all members support, by examining each of them."""
     return set.intersection(*({name for name, _ in member.protocols} for member in members))
 
 
@@ -101,7 +101,7 @@ def test_empty_protocols_take_memory_too() -> None:
 def test_places_are_for_members_that_have_joined_the_rebalance() -> None:
     group = ClassicGroup("g", 0, max_size=2)
     assert join(group, "first")[0].error_code == 0
-    # Both joins wait until the first member joins again.
+    # both wait until the first member joins again
     assert not join(group, "second") and not join(group, "third")
     for (late,) in (join(group, "", member_id="first"), join(group, "fourth")):
         assert late.error_code == GroupMaxSizeReached.code
@@ -123,7 +123,7 @@ def test_a_group_whose_members_are_all_there_is_full() -> None:
 def test_a_late_save_of_an_empty_group_does_not_end_a_rebalance() -> None:
     """Found by the simulator (seed 200): a member joined while the group was being stored as empty.
 
-    Once the record was stored, the group counted as stable, and its only member never got partitions.
+    The group then counted as stable, and its only member never got partitions.
     """
     group = ClassicGroup("g", 0)
     join(group, "first")
@@ -157,9 +157,7 @@ def test_an_id_given_to_a_dynamic_member_takes_no_instance() -> None:
 
 
 def test_a_member_that_sends_no_sync_in_time_is_removed_even_from_a_stable_group() -> None:
-    """If the member stayed, its partitions would be read by no one, for as long as it sends heartbeats
-    (F76).
-    """
+    """If the member stayed, nobody would read its partitions for as long as it sends heartbeats (F76)."""
     group = ClassicGroup("g", 0)
     join(group, "leader")
     second = join(group, "second")

@@ -1,4 +1,4 @@
-"""The operations that a client's session allows, and its reactions to errors of the coordinator."""
+"""Tests of the operations that a session allows, and of its reactions to coordinator errors."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ def test_whether_a_producer_has_a_successor(
 
 @pytest.mark.parametrize("may_have_timed_out", [True, False])
 def test_a_new_producer_id_is_a_successors_and_an_unknown_one_is_nobodys(may_have_timed_out: bool) -> None:
-    """Epoch 32767 is the last one of a producer id. So a successor may have another producer id."""
+    """Epoch 32767 is the last one of a producer id, so a successor may have another producer id."""
     other = CoordinatorEntry(ProducerIdAndEpoch(OURS.producer_id + 1, 0), "Empty")
     assert has_successor(other, OURS, may_have_timed_out=may_have_timed_out)
     assert has_successor(None, OURS, may_have_timed_out=may_have_timed_out) is False

@@ -159,7 +159,7 @@ def test_aborts_that_ended_before_the_walk() -> None:
 
 def test_aborts_are_taken_in_the_order_of_their_offsets() -> None:
     walk = cleaning(aborted=((7, 10, 14, 10), (7, 2, 6, 2)))
-    # This record belongs to the transaction of producer 7 that begins at offset 2.
+    # This record is in the transaction of producer 7 that begins at offset 2.
     assert walk.retention(data(2, 7)).drops_all
     assert walk.retention(marker(6, 7)).noted == (7, 2, 6, 2)
     assert not walk.retention(data(8, 7)).drops_all

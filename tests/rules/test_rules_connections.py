@@ -1,4 +1,4 @@
-"""rules/limits/connections.py: deadlines as in tables/connections.txt, limits, and memory budgets."""
+"""Tests of rules/limits/connections.py: deadlines by tables/connections.txt, limits and memory budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol, also with random heartbeats: no partition ever has two readers."""
+"""Tests of consumer protocol groups, also by random heartbeats: no partition ever has two readers."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_unsubscribed_topics_are_removed_before_a_new_assignment() -> None:
 
     both = beat(0, "tu", NO_PARTITIONS, 0).assigned
     assert both is not None and len(both) == 7
-    left = beat(2, "t", both, 0)  # within one millisecond, the budget allows only one new target
+    left = beat(2, "t", both, 0)  # the budget allows only one new target in a millisecond
     assert (left.epoch, left.assigned) == (2, places("0123"))
     assert group.state is ConsumerGroupState.ASSIGNING
     given_up = beat(2, None, places("0123"), 0)
@@ -220,7 +220,7 @@ def test_unsubscribed_topics_are_removed_before_a_new_assignment() -> None:
 
 
 def group_of(*members: ConsumerMember) -> ConsumerGroup:
-    """Return a group at epoch 5 with these members. No member has a target assignment."""
+    """Return a group at epoch 5 with these members, none of which has a target."""
     group = ConsumerGroup("g", session_timeout_ms=1000)
     group.epoch = group.assignment_epoch = 5
     group.members = {member.member_id: member for member in members}
@@ -243,7 +243,7 @@ UNKNOWN, STALE, FENCED = "UNKNOWN_MEMBER_ID", "STALE_MEMBER_EPOCH", "FENCED_INST
 @pytest.mark.parametrize(
     ("has_members", "member_id", "instance", "epoch", "version", "outside", "within"),
     [
-        # The last two columns: the error of a commit outside a transaction, and of one in a transaction.
+        # The last two columns: the error of a commit outside a transaction, and of one within a transaction.
         (False, "", None, -1, 8, None, None),
         (False, "m", "i", -1, 8, None, None),
         (False, "", None, 0, 9, UNKNOWN, UNKNOWN),
@@ -362,7 +362,7 @@ def test_a_full_group_takes_its_own_members_only() -> None:
 
 
 def test_a_heartbeat_does_not_look_at_the_topics_of_other_members() -> None:
-    """Regression: if 100 members each named 20,000 topics, every heartbeat took 150 ms."""
+    """Regression: 100 members that name 20,000 topics each made every heartbeat take 150 ms."""
     group, asked = ConsumerGroup("g", session_timeout_ms=1000), list[frozenset[str]]()
 
     def noted(names: frozenset[str], regexes: frozenset[str]) -> Mapping[str, TopicInfo]:
@@ -406,7 +406,7 @@ class Unread(dict[str, Any]):
 def test_a_heartbeat_of_a_stable_group_does_not_look_at_other_members() -> None:
     """Regression: with 10,000 members, each heartbeat took 0.66 ms.
 
-    If each member sends a heartbeat every 5 s, that takes more than one processor core.
+    With one heartbeat of each member in 5 s, that takes more than one processor core.
     """
     group, topics = ConsumerGroup("g", session_timeout_ms=1000), catalogue(frozenset("t"), frozenset())
     joined = Heartbeat("a", 0, "i", None, 500, frozenset("t"), owned=NO_PARTITIONS)

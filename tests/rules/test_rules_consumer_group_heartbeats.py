@@ -1,4 +1,4 @@
-"""Single heartbeats of a group of the consumer protocol, and the group after a restart."""
+"""Tests of single heartbeats of a consumer protocol group, and of the group after a restart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Broker:
     def __init__(self, **settings: Any) -> None:
         self.counts = {"t": 4, "u": 3}
         self.pending: frozenset[str] = frozenset()
-        """Regular expressions that have not been matched against the topics yet."""
+        """Regular expressions that are not matched yet."""
         self.asked = 0
         self.group = ConsumerGroup("g", session_timeout_ms=1000, **settings)
         self.now_ms = 0
@@ -378,8 +378,7 @@ UNREVOKED = ConsumerMember(
         (UNREVOKED, None, 300),
         (UNREVOKED, Heartbeat("m", 4, owned=places("01")), 300),
         (UNREVOKED, Heartbeat("m", 4, owned=places("0")), 1100),  # the member gave up the partition in time
-        # The static member may return until its session times out
-        (UNREVOKED, Heartbeat("m", -2, "i"), 1000),
+        (UNREVOKED, Heartbeat("m", -2, "i"), 1000),  # the static member may return until its session ends
     ],
 )
 def test_a_member_goes_when_its_session_or_its_time_to_give_up_is_over(

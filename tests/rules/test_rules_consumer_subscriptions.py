@@ -1,4 +1,4 @@
-"""A group's subscriptions, compared with a naive list that has one subscription per member."""
+"""Tests of a group's subscriptions against a naive list with one subscription per member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines by key: each one is returned once, and changed ones leave no entries behind."""
+"""Tests of deadlines by key: each is taken once, and changed ones leave no entries behind."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def test_a_deadline_that_is_changed_often_takes_no_more_room() -> None:
 def test_a_clean_up_keeps_the_order_of_what_is_left() -> None:
     deadlines = Deadlines()
     for index in range(10):
-        deadlines.set(f"stays-{index}", 10_000 - index)  # the first key gets the latest deadline
+        deadlines.set(f"stays-{index}", 10_000 - index)  # the first key gets the last deadline
     assert deadlines.heap_size == 10
     for due_ms in range(84 - 10 - 1):
         deadlines.set("stays-9", due_ms)
     assert deadlines.heap_size == 83
     deadlines.set("stays-9", 84)
-    assert deadlines.heap_size == 84  # the maximum size: twice the number of keys, plus 64
+    assert deadlines.heap_size == 84  # the maximum: twice the number of keys, plus 64
     deadlines.set("stays-9", 85)
     assert deadlines.heap_size == 10
     assert deadlines.take(10_000) == ["stays-9", *(f"stays-{index}" for index in range(8, -1, -1))]

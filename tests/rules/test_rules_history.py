@@ -1,6 +1,4 @@
-"""The history checker: the smallest history with each anomaly, near-misses without one, and histories of a
-correct log.
-"""
+"""The history checker: the smallest history of each anomaly, near-misses, and histories of a correct log."""
 
 from __future__ import annotations
 
@@ -67,9 +65,8 @@ def test_components_of_a_long_path_need_no_recursion() -> None:
 
 
 class Model:
-    """A correct log, used by processes that take steps in any order.
-
-    Transactions write, read and end. Time is a counter.
+    """A correct log whose processes take steps in any order. Transactions write, read and end; time is a
+    counter.
     """
 
     def __init__(self, chance: random.Random, *, one_at_a_time: bool) -> None:
@@ -108,7 +105,7 @@ class Model:
             while taken < most and (at := self.positions[process, name]) < len(log):
                 value, writer = log[at]
                 if writer in self.open:
-                    break  # a read_committed reader stops at the last stable offset
+                    break  # a read_committed reader ends at the last stable offset
                 self.positions[process, name] += 1
                 if value is not None and (writer is None or self.fate[writer]):
                     items.append(Item(name, 0, at, value))
@@ -135,8 +132,8 @@ class Model:
         txn = f"{process}{self.number[process]}"
         if txn not in self.open:
             self.open[txn] = set()
-            # A transaction begins with a read. If transactions run one at a time, it reads up to the newest
-            # record.
+            # A transaction begins with a read. If transactions run one at a time, it reads all records up to
+            # the newest.
             self.poll(process, txn, 1_000 if self.one_at_a_time else 2)
         elif self.chance.random() < 0.6:
             self.send(process, txn)
@@ -230,7 +227,7 @@ def abort(history: list[Operation], index: int, place: int) -> list[Operation]:
 
 
 def read_early(history: list[Operation], index: int, place: int) -> list[Operation]:
-    """Move a poll to a time before the first send of the history."""
+    """Move a poll to a time before the first send."""
     return changed(
         [replace(history[index], begin=-2, end=-1), *history[:index]], 0, list(history[index].items)
     )
@@ -254,9 +251,9 @@ def test_a_corrupted_history_is_found(chance: random.Random, steps: int, corrupt
 
 
 def _is_due(history: list[Operation], lost: Item) -> bool:
-    """Return True if the checker must report the lost record.
+    """Return True if the checker must report a lost record.
 
-    It must if the history has the commit of the record, and a later offset was read.
+    It must if the commit is recorded and a later offset was read.
     """
     send = next(
         each for each in history for item in each.items if each.kind is Kind.SEND and item.value == lost.value

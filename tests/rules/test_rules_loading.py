@@ -51,14 +51,14 @@ PART_OF_B = checkpoint("b", position=40, done=False)
         ([checkpoint("a")], [A, B], Resume(1, None)),
         ([checkpoint("a"), PART_OF_B], [A, B, C], Resume(1, PART_OF_B)),
         ([checkpoint("a"), checkpoint("b")], [A, B], Complete()),
-        # The file's time changed but not its size, so the digests must be compared.
+        # The file changed but kept its size, so the digests must be compared.
         ([checkpoint("a", time=9), checkpoint("b")], [A, B], Complete((0,))),
         ([checkpoint("a", time=9), PART_OF_B], [A, B], Resume(1, PART_OF_B, (0,))),
         ([checkpoint("a", time=9)], [A, B], Resume(1, None, (0,))),
         # The files to recheck do not include an unfinished file, because a resume always checks the part that
         # was already read.
         ([PART_OF_B._replace(modified_ns=9)], [B], Resume(0, PART_OF_B._replace(modified_ns=9))),
-        # The checkpoint stores no topic id, so it is valid for a topic with any id.
+        # The checkpoint has no topic id, so it is valid for any id.
         ([checkpoint("a")._replace(topic_id=None)], [A], Complete()),
         # The file has another name than in its checkpoint, so it may be another file, and the digests must be
         # compared.
@@ -159,8 +159,8 @@ BEGUN = checkpoint("c", position=0, done=False)
         ([checkpoint("a"), checkpoint("b")], [A, B], Assignment((), ())),
         ([checkpoint("a", time=9), checkpoint("b")], [A, B], Assignment((), (), (0,))),
         ([checkpoint("a", time=9), PART_OF_B], [A, B, C], Assignment((2,), (1, 2), (0,))),
-        # A partly read file is rechecked, too. Another file may be in its place, and the file that was read
-        # may be among the new ones.
+        # A partly read file is rechecked, too: another file may be in its place, and the read file may be
+        # among the new ones.
         ([PART_OF_B], [A, B], Assignment((1,), (0, 1), (0,))),
         ([PART_OF_B], [B._replace(modified_ns=9), C], Assignment((1,), (0, 1), (0,))),
         ([checkpoint("b")], [A, B], Assignment((1,), (1,), (0,))),
@@ -176,8 +176,8 @@ def test_files_in_parallel_are_assigned_all_at_once(
 
 @pytest.mark.behaviour("P4")
 def test_files_in_parallel_that_are_missing_or_changed_are_refused() -> None:
-    """The first run stores a checkpoint for every file. So later runs notice if a file is missing or was
-    replaced.
+    """The first run stores a checkpoint for every file, so later runs notice if a file is left out or
+    exchanged.
     """
     for sources, reason in [
         ([A], "began with 2 files, but 1 were given; c is missing"),

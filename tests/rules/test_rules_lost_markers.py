@@ -1,4 +1,4 @@
-"""The rule that ends a transaction whose marker a power loss has taken."""
+"""The decision that ends a transaction whose marker a power loss took."""
 
 from __future__ import annotations
 

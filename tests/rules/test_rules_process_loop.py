@@ -1,6 +1,4 @@
-"""Decisions of the consume-transform-produce loop: the table of reactions to errors, failed records, and
-rebalances.
-"""
+"""Decisions of the consume-transform-produce loop: the table of errors, failed records, and rebalances."""
 
 from __future__ import annotations
 
@@ -60,7 +58,7 @@ def test_the_table_has_every_step_and_reaction() -> None:
 def test_an_unclear_commit_is_never_followed_by_an_abort() -> None:
     """For every error of a commit, the reaction is to repeat the commit or to stop.
 
-    The next start then completes the transaction if its outcome was decided.
+    After a stop, the next start completes the transaction if its outcome was decided.
     """
     for error in every_error():
         reaction = reaction_to(Step.COMMIT, error, State.COMMITTING)

@@ -1,4 +1,4 @@
-"""The table of producers: a comparison with a dict, the packed form of entries, and its memory."""
+"""The producer table: a comparison with a dict, the packed form, and its memory."""
 
 from __future__ import annotations
 
@@ -180,9 +180,7 @@ def _entry(pid: int, batches: int = 5, append_ms: int = 1_700_000_000_000) -> Pr
 @pytest.mark.behaviour("I19")
 @pytest.mark.parametrize(("batches", "limit_bytes"), [(1, 200), (5, 260)])
 def test_memory_per_idle_producer(batches: int, limit_bytes: int) -> None:
-    """The limits: a million producer ids take at most 260 MB with five batches each, and at most 200 MB with
-    one.
-    """
+    """A million producer ids take at most 260 MB with five batches each, and 200 MB with one."""
     count = 60_000
     gc.collect()
     tracemalloc.start()
@@ -244,9 +242,9 @@ def _joined(parts: Iterable[dict[int, bytes]]) -> dict[int, bytes]:
 
 
 class TableMachine(RuleBasedStateMachine):
-    """Appends batches of many producers through the append rule and the table.
+    """Append batches of many producers through the append rule and the table.
 
-    Compares the results with a list of all stored batches.
+    Compare with a list of all stored batches.
     """
 
     def __init__(self) -> None:

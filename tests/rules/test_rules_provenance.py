@@ -1,6 +1,4 @@
-"""The rule that drops repetitions by their provenance: a table of decisions, headers, and a model of
-attempts.
-"""
+"""The rule that drops repetitions by provenance: a table of decisions, headers, and a model of attempts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quotas as in tables/quotas.txt and tables/quota_waits.txt, and rates with random requests."""
+"""Tests of quotas by tables/quotas.txt and tables/quota_waits.txt, and of rates by random requests."""
 
 from __future__ import annotations
 

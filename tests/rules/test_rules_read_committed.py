@@ -40,7 +40,7 @@ def commit(offset: int, pid: int) -> Batch:
 
 
 def verdicts(batches: list[Batch], aborted: list[tuple[int, int]], isolation: Isolation = COMMITTED) -> str:
-    """Return one letter for each batch: d(eliver), m(arker) or a(borted)."""
+    """Return a letter per batch: d(eliver), m(arker) or a(borted)."""
     judge = VisibilityFilter(isolation, aborted)
     return "".join(judge.decide(b, is_abort_marker=b.is_abort).value[0] for b in batches)
 
@@ -87,9 +87,7 @@ EVENTS = st.lists(
 
 
 def history(events: list[tuple[int, str]]) -> tuple[list[Batch], list[tuple[int, int, int]], set[int]]:
-    """Return the batches, the aborted transactions as (pid, first offset, marker's offset), and the offsets
-    that a naive reader hides.
-    """
+    """Return batches, aborted transactions as (pid, first, marker), and the offsets a naive reader hides."""
     batches: list[Batch] = []
     aborted: list[tuple[int, int, int]] = []
     hidden: set[int] = set()

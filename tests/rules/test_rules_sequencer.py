@@ -1,4 +1,4 @@
-"""The sequencer decides which batches are sent, which get new sequences, and which fail."""
+"""The sequencer: which batches are sent, which get new sequences, and which fail."""
 
 from __future__ import annotations
 

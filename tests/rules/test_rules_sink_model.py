@@ -1,7 +1,7 @@
-"""A model of the sink: runs of one batch, whose tasks, zombies and drivers take steps in any order.
+"""A model of the sink: runs of one batch whose tasks, zombies and drivers take steps in any order.
 
 The model's cluster has transactional ids, epochs and offsets. `oncelog.spark.sink.decisions` decides each
-step. At the end, stored rows are compared with the source.
+step. At the end, stored rows are counted against the source.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def sum_of(rows: Rows) -> RowSum:
 
 @dataclass
 class Transaction:
-    """The state of a transactional id. `rows` is None if no transaction is open."""
+    """The state of a transactional id. `rows` is None without an open transaction."""
 
     epoch: int = 0
     rows: Rows | None = None
@@ -55,7 +55,7 @@ class Transaction:
 
 @dataclass
 class Cluster:
-    """The offsets and transactions of the cluster. Every method is one atomic step."""
+    """The cluster's offsets and transactions. Every method is one atomic step."""
 
     plan: PlanNote | None = None
     finished: BatchCommit | None = None
@@ -101,7 +101,7 @@ class Report:
 
 @dataclass(eq=False)
 class Run:
-    """One attempt of a driver to write the batch. `placement` lists the rows of each task."""
+    """One attempt of a driver to write the batch. `placement` has the rows of each task."""
 
     name: str
     placement: list[Rows]
@@ -212,7 +212,7 @@ def placed(chance: Random) -> list[Rows]:
 
 
 class Live:
-    """Processes that take steps. They have different speeds, so that some overtake others."""
+    """Processes that take steps. Some are slower, so that others overtake them."""
 
     def __init__(self, chance: Random) -> None:
         self._chance = chance
@@ -227,7 +227,7 @@ class Live:
                 del self._weights[process]
 
     def step(self) -> bool:
-        """Let one random process take a step. Return False if no process is left."""
+        """Let one process take a step. Return False when no process is left."""
         if not self._weights:
             return False
         (process,) = self._chance.choices(list(self._weights), list(self._weights.values()))
@@ -241,7 +241,7 @@ class Live:
 
 
 def play(chance: Random, *, moves_rows: bool = True) -> Cluster:
-    """Run the batch up to six times, sometimes several times at once.
+    """Run the batch up to six times, with some runs at the same time.
 
     Tasks are retried, and old attempts continue as zombies.
     """
@@ -289,7 +289,7 @@ def test_no_row_is_doubled_whatever_runs_and_wherever_rows_move(seed: int) -> No
     placement = writer.placement if writer else placed(chance)
     assert run_alone(cluster, "last", placement).is_done
     assert cluster.committed == Counter(SOURCE)
-    # A finished batch is recognised, even if its rows are now in other tasks.
+    # A finished batch is recognized even if its rows have moved to other tasks.
     assert run_alone(cluster, "again", placed(chance)).is_done
     assert cluster.committed == Counter(SOURCE)
 
@@ -307,7 +307,7 @@ def test_a_plan_that_gives_the_same_rows_is_never_stuck(seed: int) -> None:
 @pytest.mark.behaviour("P6")
 @pytest.mark.parametrize("head_start", range(12))
 def test_a_task_that_pauses_anywhere_commits_nothing_of_another_plan(head_start: int) -> None:
-    """A zombie continues between two steps of a later run that has already prepared its task.
+    """A zombie continues between two steps of a later run that has prepared its task.
 
     Random runs rarely reach this state.
     """

@@ -225,7 +225,7 @@ def test_one_attempt_of_a_task_claims(found: WriteLease | None, allowed: bool) -
 
 
 def test_markers_kept_in_groups_are_read_back() -> None:
-    # Version 0.5.0 wrote these texts. They must stay readable, because groups keep markers for years.
+    # Version 0.5.0 wrote these texts. They must stay readable, because groups keep them for years.
     for kept, text in (
         (TaskMarker(3, RowSum(2, 2**64 - 1)), '{"oncelog": 1, "rows": 2, "hash": "ffffffffffffffff"}'),
         (

@@ -1,5 +1,5 @@
-"""The sticky assignors: a table, and properties that are checked against naive implementations of the
-rules.
+"""Tests of the sticky assignors: by a table, and by properties that compare them with naive implementations
+of the rules.
 """
 
 from __future__ import annotations
@@ -134,9 +134,7 @@ TOPICS = "tuvw"
 
 @st.composite
 def groups(draw: st.DrawFn, *, is_uniform: bool = False) -> tuple[list[Subscriber], Counts]:
-    """Draw members with all kinds of claims: also claims that are duplicate, stale, or of deleted topics and
-    partitions.
-    """
+    """Draw members with all kinds of claims: duplicate, stale, and of deleted topics and partitions."""
     counts = {topic: draw(st.integers(0, 6)) for topic in TOPICS}
     size = draw(st.integers(1, 5))
     every = [TopicPartition(topic, index) for topic in TOPICS for index in range(8)]
@@ -174,7 +172,7 @@ def test_no_single_hand_over_would_even_out_the_loads(group: tuple[list[Subscrib
 
 
 def best_squares(members: list[Subscriber], counts: Counts) -> int:
-    """Return the smallest possible sum of squared loads. This naive form tries all assignments."""
+    """Return the smallest possible sum of squared loads, by trying all assignments."""
     loads = {(0,) * len(members)}
     for topic, count in counts.items():
         readers = [index for index, each in enumerate(members) if topic in each.topics]
@@ -231,10 +229,10 @@ def test_nothing_moves_when_nothing_changes(group: tuple[list[Subscriber], Count
 
 @given(groups())
 def test_cooperation_ends_after_few_rebalances(group: tuple[list[Subscriber], Counts]) -> None:
-    """No member gets a partition that another one still reads, and at the end all partitions are assigned.
+    """No member gets a partition that another one still reads, and in the end all are assigned.
 
     Two rebalances are enough if all members subscribe to the same topics. Otherwise a partition may move
-    without need and come back.
+    unnecessarily and come back.
     """
     members, counts = group
     rounds: list[GroupAssignment] = []
@@ -260,7 +258,7 @@ def test_cooperation_ends_after_few_rebalances(group: tuple[list[Subscriber], Co
 def test_a_second_member_takes_over_many_partitions_in_little_work(
     topic_count: int, is_returning: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker computes this assignment in one heartbeat, and cannot serve other clients meanwhile.
+    """A broker computes this assignment within one heartbeat, and serves no other client meanwhile.
 
     A member that returns after its session has ended claims its old partitions, as in Java's StickyAssignor.
     """
@@ -289,9 +287,7 @@ def test_a_second_member_takes_over_many_partitions_in_little_work(
 
 @pytest.mark.parametrize("are_alike", [True, False])
 def test_many_members_join_a_few_in_little_work(are_alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: each move of a partition examined all members, so 1,000 joins took 1.7 s with 10,000
-    partitions.
-    """
+    """Regression: each move examined all members, so 1,000 joins took 1.7 s with 10,000 partitions."""
     looked = 0
 
     class Loads(list[int]):
@@ -357,7 +353,7 @@ def test_topics_of_few_partitions_are_handed_over_in_little_work(
 
 
 def test_members_of_one_subscription_are_looked_at_together() -> None:
-    """Regression: with 500 members that subscribe to the same 5,000 topics, each assignment took 0.7 s."""
+    """Regression: with 500 members that subscribe to 5,000 topics, each assignment took 0.7 s."""
     looked = 0
 
     class Topics(frozenset[str]):

@@ -1,6 +1,4 @@
-"""The supervisor's decisions: a table with every case, the pauses between starts, and the meaning of
-errors.
-"""
+"""The supervisor's decisions: a table of every case, the pauses, and the meaning of errors."""
 
 from __future__ import annotations
 

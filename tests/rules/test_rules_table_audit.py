@@ -1,6 +1,4 @@
-"""The rules of a table's audit: a table of verdicts, and runs of offsets that are compared with a naive
-model.
-"""
+"""The rules of a table's audit: a table of verdicts, and runs of offsets compared with a naive model."""
 
 from __future__ import annotations
 

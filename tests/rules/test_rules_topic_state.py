@@ -1,4 +1,4 @@
-"""The states of a topic's name: the table of transitions, and a path from every state to ABSENT."""
+"""The states of a topic name: the table of transitions, and a path from every state to ABSENT."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The transaction coordinator's decisions: one test for each cell of their tables."""
+"""Tests of the transaction coordinator's decisions, one for each cell of their tables."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ CLASSIC = {
     S.PREPARE_ABORT: (ConcurrentTransactions, ConcurrentTransactions),
     S.EMPTY: (InvalidTxnState, InvalidTxnState),
 }
-"""For each state of the coordinator: the result of a COMMIT, and that of an ABORT."""
+"""For each state of the coordinator: the results of a COMMIT and of an ABORT."""
 
 WITH_EPOCH = {
     S.ONGOING: (ProducerFenced, S.PREPARE_COMMIT, ProducerFenced, S.PREPARE_ABORT),
@@ -241,10 +241,10 @@ WITH_EPOCH = {
     ),
     S.EMPTY: (ProducerFenced, InvalidTxnState, ProducerFenced, S.PREPARE_ABORT),
 }
-"""For each state of the coordinator, the results of a repeated COMMIT, a COMMIT, a repeated ABORT and an
+"""For each state of the coordinator: the results of a repeated COMMIT, a COMMIT, a repeated ABORT and an
 ABORT.
 
-A repeated request has the epoch before the current one.
+A repeated request has the previous epoch.
 """
 
 
@@ -402,7 +402,7 @@ def test_fencing_never_passes_the_highest_epoch(version: int) -> None:
 @pytest.mark.behaviour("T8")
 @pytest.mark.parametrize("epoch", [32_766, 32_767])
 def test_a_producer_at_the_last_epoch_that_times_out_goes_on_with_a_new_producer_id(epoch: int) -> None:
-    """Older versions left the entry at epoch 32767, and then no higher epoch could fence the producer."""
+    """Older versions left the entry at epoch 32767, where no higher epoch could fence the producer."""
     known = entry(S.ONGOING, epoch=epoch, client_version=2)
     assert fence(known, server_version=2, new_producer_id=None, now_ms=NOW_MS) == NeedsProducerId()
     aborted = fenced(known, 2, new=9)

@@ -1,4 +1,4 @@
-"""Several listeners: each has its own protocol, settings and address, and all belong to one node."""
+"""Several listeners: each has its protocol, settings and address, and all lead to one node."""
 
 from __future__ import annotations
 
@@ -103,9 +103,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def broker(
     tmp_path_factory: pytest.TempPathFactory, certificates: Certificates, others: Certificates
 ) -> Iterator[Broker]:
-    """Run a broker with three listeners. One of them has certificates of another authority than the
-    others.
-    """
+    """Run a broker with three listeners, one of which has certificates of another authority."""
     data_dir = tmp_path_factory.mktemp("data")
     add_users(data_dir, "alice")
     config = {
@@ -125,7 +123,7 @@ def broker(
 
 
 def configs(broker: Broker, certificates: Certificates, others: Certificates) -> dict[str, dict[str, str]]:
-    """Return a client's settings for each listener."""
+    """Return the settings for a client of each listener."""
     at = broker.listeners
     return {
         "PLAINTEXT": {"bootstrap.servers": at["PLAINTEXT"]},

@@ -1,6 +1,4 @@
-"""SASL between the broker's listener and clients over real sockets, and single SASL messages to the
-broker.
-"""
+"""SASL of the listener and of the clients over real sockets, and single SASL messages to the broker."""
 
 from __future__ import annotations
 
@@ -130,7 +128,7 @@ def test_requests_before_authentication_are_refused(plain: Broker) -> None:
         assert client.ask(ApiVersionsRequest(), 0).error_code == 0
         client.send(MetadataRequest(topics=[]), 9)
         assert client.is_closed()
-    with RawClient(address) as client:  # SaslAuthenticate without a handshake before it
+    with RawClient(address) as client:  # SaslAuthenticate without a handshake
         client.send(SaslAuthenticateRequest(auth_bytes=b"\0alice\0x"), 0)
         assert client.is_closed()
     with RawClient(address) as client:  # another request between handshake and authentication
@@ -230,7 +228,7 @@ def test_sessions_expire(tmp_path: Path) -> None:
     with secured_broker(tmp_path, users=("alice", "bob"), **config) as broker:
         with RawClient(broker.bootstrap_servers) as client:
             assert _log_in(client) == 600_000
-            assert _log_in(client) == 600_000  # the client authenticates again before its session ends
+            assert _log_in(client) == 600_000  # the client re-authenticates before its session ends
             assert client.ask(MetadataRequest(topics=[]), 9).error_code == 0
             pass_time(broker, 600_001)
             client.send(MetadataRequest(topics=[]), 9)
@@ -341,7 +339,7 @@ def test_salts_of_unknown_users_survive_a_restart_and_look_like_real_ones() -> N
     assert len(made_up) == 26
     again = Users(disk, new_secret=b"second")
     assert salt_of(again, "nobody") == made_up != salt_of(again, "nobody else")
-    # `oncelog users` changes the file in this way while the broker is not running.
+    # This is how `oncelog users` changes the file of a broker that is not running.
     Users(disk).alter("bob", [], [(int(Mechanism.SCRAM_SHA_256), b"s" * 26, b"p" * 32, 4096)])
     assert salt_of(Users(disk, new_secret=b"third"), "nobody") == made_up
 

@@ -39,7 +39,7 @@ DENIED, NOTHING = "denied", "nothing"
 
 
 def acls() -> Iterator[Acl]:
-    """Yield the ACLs in GRANTS, and those of a user who may do everything that no ACL denies."""
+    """Yield the ACLs of GRANTS, and those of a user who may do everything that is not denied."""
     for user, (kind, name, operation) in GRANTS.items():
         is_prefix = kind in (ResourceType.TOPIC, ResourceType.TRANSACTIONAL_ID)
         pattern = PatternType.PREFIXED if is_prefix else PatternType.LITERAL

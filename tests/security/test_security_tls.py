@@ -1,4 +1,4 @@
-"""TLS between the broker's listener and clients, over real sockets."""
+"""TLS of the listener and of the clients, over real sockets."""
 
 from __future__ import annotations
 
@@ -157,9 +157,8 @@ def test_a_truststore_that_cannot_be_looked_at_leaves_the_old_one(
 def test_a_client_whose_certificate_is_refused_learns_why(
     tmp_path: Path, certificates: Certificates, version: ssl.TLSVersion, shown: str, alert: str
 ) -> None:
-    """Regression: the broker closed the socket before it sent the alert, so the client saw only a closed
-    connection.
-    """
+    """Regression: the socket was closed before the alert was sent, so the client saw only a closed
+    connection."""
     context = ssl.create_default_context(cafile=certificates.authority)
     context.minimum_version = context.maximum_version = version
     if shown == "other":
@@ -356,9 +355,7 @@ def test_plaintext_at_a_tls_listener_names_the_protocol(broker: Broker) -> None:
 
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_a_refused_re_authentication_leaves_the_outcome_unknown(is_ready: bool) -> None:
-    """Requests in flight may have been carried out. Only a failed first authentication means that no request
-    was sent.
-    """
+    """Requests in flight may have been carried out: only a failed first log-in means that none was sent."""
     errors: list[OncelogError] = []
 
     class Events:
@@ -396,9 +393,7 @@ def test_a_refused_re_authentication_leaves_the_outcome_unknown(is_ready: bool) 
 
 @pytest.mark.parametrize("is_ready", [False, True])
 def test_a_damaged_tls_record_leaves_the_outcome_unknown(is_ready: bool) -> None:
-    """Requests in flight may have been carried out. Only a failed TLS handshake means that no request was
-    sent.
-    """
+    """Requests in flight may have been carried out: only a failed handshake means that none was sent."""
     errors: list[OncelogError] = []
 
     class Events:

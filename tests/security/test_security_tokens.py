@@ -1,4 +1,4 @@
-"""OAUTHBEARER with signed tokens, and principals from client certificates. ACLs apply to both."""
+"""OAUTHBEARER with signed tokens, and principals of client certificates; both with ACLs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interrupted clients: a scheduler and signals interrupt blocking clients, and cancellations interrupt
+"""Interrupted clients: the scheduler and signals interrupt blocking clients, and cancellations interrupt
 asyncio clients.
 """
 
@@ -43,7 +43,7 @@ NOTED = {
     name: [int(seed)]
     for name, seed in re.findall(r"^\| ([^|]+) \| [^|]* \| (\d+) \| ", MUTANTS_PAGE.read_text(), re.M)
 }
-"""For each mutant, the seed in docs/internals/mutants.md that caught it.
+"""For each mutant, the seed that caught it last.
 
 A search runs this seed first, because searches take most of the time.
 """
@@ -99,9 +99,7 @@ def violations_of(run_seed: RunSeed, seeds: Iterable[int]) -> dict[str, list[str
 
 
 def play_race(seed: int) -> tuple[int, list[int]]:
-    """Let two threads add to one number without a lock. Return the number, and the order of the threads'
-    steps.
-    """
+    """Let two threads add to a number without a lock. Return the number, and the order of their steps."""
     world = World(seed)
     scheduler = Scheduler(world.loop, world.rng("scheduler"), 0.0)
     total, order = 0, list[int]()
@@ -178,7 +176,7 @@ def test_a_seed_gives_the_same_run_again(run_seed: RunSeed, seeds: Collection[in
 
 
 def test_a_seed_of_threads_gives_the_same_bytes_in_every_process() -> None:
-    """R975: `concurrent.futures.wait` locked the futures in the order of their memory addresses. These differ
+    """R975: `concurrent.futures.wait` locked futures in the order of their memory addresses, which differ
     between processes.
     """
     arguments = ["-m", "oncelog.cli.main", "simulate", "--clients", "blocking", "--seeds", "7..7", "--digest"]
@@ -196,7 +194,7 @@ def test_a_seed_of_threads_gives_the_same_bytes_in_every_process() -> None:
 def test_blocking_clients_in_threads_lose_and_hang_nothing(seeds: Collection[int]) -> None:
     """Threads are suspended at any line, and signals interrupt the application (L1 to L7, L11, L23).
 
-    In half of the seeds, the broker and the network fail, too.
+    In half of the seeds the broker and the network fail too.
     """
     assert violations_of(run_blocking_clients, seeds) == {}
 

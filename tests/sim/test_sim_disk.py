@@ -1,5 +1,5 @@
-"""The simulated disk and its background jobs: which data a power loss leaves, and which events run between
-two disk operations.
+"""The simulated disk and its background jobs: the data that a power loss leaves, and the events that run
+between two disk operations.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Acknowledged changes of topics, settings, users and producer ids survive a power loss, whatever
-flush.messages is.
+"""Acknowledged changes of topics, settings, users and producer ids survive a power loss, with any
+flush.messages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS = 6
 
 
 class Operator(Application):
-    """An operator that makes one change after the other.
+    """An operator that makes changes one after the other.
 
     `step_count` is the number of acknowledged changes.
     """
@@ -70,9 +70,9 @@ class Operator(Application):
 def test_acknowledged_topics_settings_users_acls_and_producer_ids_outlive_a_power_loss(
     flush_messages: int, seed: int
 ) -> None:
-    """After each step, the broker loses its power.
+    """After each step the broker loses its power.
 
-    The next start must find all changes that were acknowledged.
+    Its next start must find all changes that were acknowledged before.
     """
     world = World(seed)
     settings = {

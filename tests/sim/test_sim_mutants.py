@@ -1,4 +1,6 @@
-"""docs/internals/mutants.md lists every mutant, and each finding has a mutant or a reason why it has none."""
+"""Check that docs/internals/mutants.md lists every mutant, and that each finding has a mutant or a reason for
+none.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,8 @@ def test_a_mutant_that_no_seed_catches_has_a_guard_that_exists() -> None:
 def test_every_patch_replaces_something_and_takes_its_arguments() -> None:
     """A patch of a missing name raises AttributeError.
 
-    A patch with too few parameters raises TypeError, so any seed would seem to catch it. Two patches once had
-    a missing name, and three had too few parameters.
+    A patch with too few parameters raises TypeError, which any seed "catches". Earlier, two patches had a
+    missing name, and three had too few parameters.
     """
     bad = []
     for mutant in MUTANTS:

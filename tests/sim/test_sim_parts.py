@@ -1,6 +1,4 @@
-"""Parts of the simulator: the event loop, the network, processes, and the search for the faults that a
-failing run needs.
-"""
+"""Parts of the simulator: event loop, network, processes, and the removal of faults from failing runs."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ class Echo(asyncio.Protocol):
 
 
 class Noting(asyncio.Protocol):
-    """A protocol that keeps the received bytes, and the error with which its connection ended."""
+    """A protocol that keeps the bytes that it receives, and the error with which its connection ended."""
 
     def __init__(self) -> None:
         self.got = b""

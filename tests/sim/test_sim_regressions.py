@@ -1,4 +1,4 @@
-"""Bugs that the simulator found, each with the shortest simulation that shows it."""
+"""Bugs that the simulator found, each as the shortest simulation that shows it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_a_lost_connection_does_not_downgrade_the_transaction_protocol() -> None
 
 
 def test_a_stop_waits_for_the_flushes_under_way() -> None:
-    """Regression: the flushes continued after the stop had closed the files.
+    """Regression: the flushes continued after the files were closed.
 
-    So they failed, and so did the requests that waited for them.
+    The flushes failed, and so did the requests that waited for them.
     """
     world = World(3)
     broker = BrokerHost(world, {"num.partitions": 2, "log.flush.interval.messages": 1})
@@ -130,8 +130,8 @@ def test_a_marker_that_waited_for_another_partition_is_durable_before_the_transa
 
 
 def test_a_second_stop_during_the_first_changes_nothing() -> None:
-    """Regression in the simulator: it stopped a broker twice, and the second stop used files that the first
-    had closed.
+    """Regression in the simulator: a broker was stopped twice, and the second stop used files that were
+    already closed.
     """
     world = World(1)
     broker = BrokerHost(world, {})

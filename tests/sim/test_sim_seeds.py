@@ -1,4 +1,4 @@
-"""Seeds of the simulator violate no invariant, and runs with the same seed give the same bytes."""
+"""Seeds of the simulator violate no rule, and the same seed gives the same bytes."""
 
 from __future__ import annotations
 
@@ -29,17 +29,15 @@ NOTED = {
     "producers are not recovered": range(8),
     "no sequence check": (5, *range(8)),
 }
-"""For each mutant, the seeds that are run until one catches it. The quickest of them is first."""
+"""For each mutant, the seeds to run until one catches it. The cheapest seed is first."""
 
 
 SEEDS = (10, 19, 29, 43, 47, 51, 64, 75, 83, 92, 93, 96)
-"""Seeds below 100. Their timelines together have more kinds of events, faults and workloads than those of the
-first 25 seeds.
-"""
+"""Seeds below 100 whose timelines have more kinds of events, faults and workloads than the first 25 seeds."""
 
 
 def more_seeds(first: int) -> Any:
-    """Return a parameter of the full tier that runs the same test with more seeds, from `first` on."""
+    """Return a parameter of the full tier: the same test with more seeds."""
     seeds = [seed for seed in range(first, first + CHUNK) if seed not in SEEDS]
     return pytest.param(seeds, id=f"{first}", marks=pytest.mark.full("more seeds"))
 

@@ -1,6 +1,4 @@
-"""The simulator writes directories as Apache Kafka does. They are compared with bytes that Apache Kafka
-wrote.
-"""
+"""The simulator's writer of Apache Kafka's directories, compared with bytes that Apache Kafka wrote."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "kafka-4.3.0-plain.tar.gz"
 
 
 def golden(directory: str) -> dict[str, bytes]:
-    """Return the files of a partition that Apache Kafka wrote (tests/golden)."""
+    """Return the files of a partition that Apache Kafka wrote."""
     with tarfile.open(GOLDEN) as tar:
         members = [each for each in tar.getmembers() if each.name.startswith(f"data/{directory}/")]
         return {Path(each.name).name: tar.extractfile(each).read() for each in members if each.isfile()}  # type: ignore[union-attr]
@@ -114,7 +112,9 @@ def test_an_interrupted_compaction_stops_at_any_step_and_loses_no_newest_record(
 
 
 def test_snapshots_and_indexes_are_those_of_apache_kafka() -> None:
-    """The golden topic `bank` has a committed, an aborted and an open transaction."""
+    """The test uses topic `bank` of the golden directory, which has a committed, an aborted and an open
+    transaction.
+    """
     files = golden("bank-0")
     log = KafkaLog("bank", 0, 1 << 20, 4_096)
     source = memoryview(files[f"{0:020}.log"])
@@ -135,8 +135,8 @@ def test_snapshots_and_indexes_are_those_of_apache_kafka() -> None:
 
 
 def test_transactions_and_offsets_are_those_of_apache_kafka() -> None:
-    """The records of transactional id `done`: initialized, ongoing with one partition and then with two,
-    decided, complete.
+    """The records of transactional id `done`: initialized, ongoing with one and then two partitions, decided,
+    complete.
     """
     stored = [
         each.value or b""

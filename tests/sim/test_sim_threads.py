@@ -1,4 +1,4 @@
-"""Blocking code in virtual time: the clients' blocking APIs, and what a kill does to them."""
+"""Blocking code in virtual time: the clients' blocking APIs, and the effect of a kill on them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Workloads with seeds of their own: hostile clients, pipelining producers, the sink, `write_atomic`, and the
-loader.
+"""Workloads that are drawn separately: hostile clients, pipelining producers, the sink, `write_atomic`, and
+the loader.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ QUICK = {
     "takeover": (7, 11),
     "timed": (1, 10),
 }
-"""For each workload, the quick ones among the first twelve seeds: their timelines have the most kinds of
-events.
-"""
+"""For each workload, those of the first twelve seeds whose timelines have the most kinds of events."""
 MORE = {name: [seed for seed in range(12) if seed not in seeds] for name, seeds in QUICK.items()}
 
 

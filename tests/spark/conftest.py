@@ -59,8 +59,8 @@ def spark(fork_server: ForkServer | None) -> Iterator[Any]:
             .config("spark.sql.shuffle.partitions", "2")
             .config("spark.sql.session.timeZone", "UTC")
             .config("spark.sql.warehouse.dir", f"{work_dir}/warehouse")
-            # Interpret plans: in these tests a plan has a few hundred rows at most, and compiling the plan
-            # would take longer.
+            # Interpret plans: in these tests a plan has a few hundred rows, and to compile it would take
+            # longer.
             .config("spark.sql.codegen.wholeStage", "false")
             .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         )
@@ -70,7 +70,7 @@ def spark(fork_server: ForkServer | None) -> Iterator[Any]:
             session = builder.getOrCreate()
         yield session
         session.stop()
-        # End the JVM, and wait for it. Otherwise it would outlive this process, and be killed before it has
+        # End the JVM and wait for it. Otherwise it would outlive this process, and be killed before it has
         # removed its files.
         gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
         gateway.shutdown()

@@ -1,4 +1,4 @@
-"""The Python worker processes in which Spark runs Oncelog."""
+"""Tests of the Python processes in which Spark runs Oncelog."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_stream_in_transactions(
 
     def take(frame: Any, batch_id: int) -> None:
         for _ in range(2):
-            atomic._returned.clear()  # as if the driver had been killed after the commit and started again
+            atomic._returned.clear()  # as if the driver had died after the commit
             outcomes.append(write_atomic(frame, batch_id, options_of(bootstrap, topic)))
 
     query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
@@ -109,11 +109,12 @@ def test_two_writes_of_one_micro_batch_need_two_names(
         query = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
         query.trigger(availableNow=True).start().awaitTermination()
         for log in (Path(checkpoint) / "commits").glob("*0*"):
-            log.unlink()  # without this entry, the next run repeats the batch
+            log.unlink()  # without the entry, the next run repeats the batch
     assert values(spark, bootstrap, topic) == list(range(6))
     assert len(names) == 3
 
-    # Outside a query, write_atomic compares rows: a call may be repeated with the same rows only.
+    # Outside a query, write_atomic compares rows: a call may be repeated with the same rows, and not with
+    # others.
     again = {"name": f"{topic}-batch", "batch_id": 0, "options": options}
     assert [write_atomic(numbers(spark, 6, 9), **again).already_committed for _ in range(2)] == [False, True]
     for other in (numbers(spark, 6, 10), numbers(spark, 7, 10)):
@@ -254,7 +255,7 @@ def test_a_partition_with_two_writers_is_an_error() -> None:
 def test_a_topic_created_again_while_its_tasks_write_gets_no_rows(
     moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R1240: the new topic had only the rows of the later tasks, but the batch counted as committed."""
+    """R1240: the new topic had the rows of the later tasks only, and the batch counted as committed."""
     rows = pa.RecordBatch.from_pydict({"value": [f"v{n}" for n in range(9)], "partition": [0, 1, 2] * 3})
     with (
         oncelog.Broker(config={"auto.create.topics.enable": False}) as broker,

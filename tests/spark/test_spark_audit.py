@@ -1,4 +1,4 @@
-"""The audit on Spark: a clean topic has no findings, and every planted fault is found with its offset."""
+"""The audit on Spark: a clean topic is proven clean, and every planted fault is found with its offset."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_clean_topic_is_proven_clean_however_it_is_split(
     assert result.findings == () and result.verdict == "clean"
     totals = result.totals
     assert (totals.records, totals.batches, totals.producers) == (2 * (2 * 31 + 4), 2 * 18, 4)
-    # Tasks of seven offsets begin and end inside batches. No batch may be lost or counted twice.
+    # Ranges of seven offsets cut batches in two: none may be lost or counted twice.
     assert audit_both(spark, bootstrap, [topic], offsets_per_task=7) == result
 
 
@@ -102,7 +102,7 @@ def test_a_log_without_its_first_segments_is_audited_from_its_log_start(
     create_topic(bootstrap, topic)
     store(bootstrap, topic, numbered(7))
     with Admin({"bootstrap.servers": bootstrap}) as admin:
-        # the log start offset will be inside the batch of offsets 9 to 13
+        # the log start is inside the batch of offsets 9 to 13
         admin.delete_records({TopicPartition(topic, 0): 11})
     result = audit_both(spark, bootstrap, topic)
     assert result.verdict == "clean"
@@ -119,7 +119,7 @@ def test_without_producer_ids_nothing_is_proven(
     assert audit_both(spark, shared_broker.bootstrap_servers, topic, key_check=True).verdict == "clean"
 
 
-# Faults that are planted in the segment files while the broker is stopped
+# Faults planted in the segment files of a stopped broker.
 
 
 def repeat(batches: list[bytearray]) -> list[bytearray]:
@@ -150,7 +150,7 @@ def damage(batches: list[bytearray]) -> list[bytearray]:
 
 
 def in_transaction(*ends: bytearray) -> Callable[[list[bytearray]], list[bytearray]]:
-    """Return a change that replaces all batches by a transaction of three records and the batches `ends`."""
+    """Return a change that replaces all batches by a transaction of three records, followed by `ends`."""
     batch = build_batch(
         records(0, 3), producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True
     )
@@ -172,14 +172,13 @@ PLANTED: dict[str, tuple[Callable[[list[bytearray]], list[bytearray]], tuple[Any
     "shown": (in_transaction(marker(True)), ("visible_though_aborted", 0, 2, None, None, 3)),
     "hidden": (in_transaction(marker(False)), ("hidden_though_committed", 0, 2, None, None, 3)),
 }
-"""For each fault, the change that plants it, and the expected finding.
-
-The finding is (kind, first and last offset, first and last sequence, offset of the other batch).
+"""For each fault: the change that plants it, and the finding (kind, first and last offset, first and last
+sequence, offset of the other batch).
 """
 
 
 def rewrite(directory: Path, change: Callable[[list[bytearray]], list[bytearray]]) -> None:
-    """Change the batches of a partition's only segment, and assign consecutive offsets to them again."""
+    """Change the batches of a partition's only segment, and give them consecutive offsets again."""
     (segment,) = directory.glob("*.log")
     data = segment.read_bytes()
     batches = [bytearray(data[at : at + h.size_bytes]) for at, h in iter_batches(data)]
@@ -208,7 +207,7 @@ def faulty_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[oncelog.
     for name, (change, _) in PLANTED.items():
         rewrite(data_dir / f"{name}-0", change)
     with oncelog.Broker(data_dir):
-        pass  # this start creates indexes that fit the changed files
+        pass  # this start creates indexes that fit the files
     for name, is_commit in (("shown", False), ("hidden", True)):
         flipped = marker(is_commit)
         rewrite(data_dir / f"{name}-0", lambda batches, now=flipped: [*batches[:-1], now])  # type: ignore[misc]
@@ -238,8 +237,7 @@ def test_bytes_that_are_no_batch_are_found_at_their_first_offset(
 ) -> None:
     create_topic(shared_broker.bootstrap_servers, topic)
     store(shared_broker.bootstrap_servers, topic, numbered(7))
-    # Damage the file while the broker runs, because a broker that starts would truncate the log at the
-    # damage.
+    # Damage the file while the broker runs. A starting broker would cut the log at the damage.
     (segment,) = (shared_broker.data_dir / f"{topic}-0").glob("*.log")
     data = bytearray(segment.read_bytes())
     bad = [at for at, _ in iter_batches(data)][6]

@@ -1,6 +1,4 @@
-"""The audit of segment files: planted faults are found with their offsets, and sound logs have no
-findings.
-"""
+"""The audit of segment files: planted faults are found with offsets, and sound logs have no findings."""
 
 from __future__ import annotations
 
@@ -89,7 +87,7 @@ def holder(sequence: int) -> bytearray:
 
 
 def counts(batch: bytearray, records_count: int) -> bytearray:
-    """Return the batch with this record count in its header. The records stay the same."""
+    """Return the batch with this record count in its header."""
     batch[57:61] = records_count.to_bytes(4, "big")
     return seal(batch)
 
@@ -113,7 +111,7 @@ def seal(batch: bytearray) -> bytearray:
 
 
 def claims_more(batch: bytearray) -> bytearray:
-    """Return the batch with one flipped bit in its length, which then reaches beyond the end of the file."""
+    """Return the batch with one flipped bit, after which its length points behind the end of the file."""
     batch[9] ^= 1
     return batch
 
@@ -192,18 +190,15 @@ PLANTED: dict[str, tuple[Batches, tuple[Any, ...]]] = {
     "shown": ([data(7, 0, 0, 3), data(7, 0, 3, 2), end(7, 0, "ABORT")], ("visible_though_aborted", 0, 4, 5)),
     "hidden": ([data(7, 0, 0, 3), end(7, 0, "COMMIT")], ("hidden_though_committed", 0, 2, 3)),
 }
-"""For each planted fault, the batches of the only segment, and the expected finding.
-
-The finding is (kind, first and last offset, offset of the other batch).
+"""For each planted fault: the batches of the only segment, and the finding (kind, first and last offset,
+offset of the other batch).
 """
 
 
 def write_partition(
     directory: Path, segments: Sequence[Sequence[bytearray]], first_offset: int = 0, *, has_index: bool = True
 ) -> None:
-    """Write segments as a broker does: with consecutive offsets, and with aborted transactions in
-    `.txnindex`.
-    """
+    """Write segments as a broker does: consecutive offsets, and aborted transactions in `.txnindex`."""
     directory.mkdir(parents=True)
     offset, opened = first_offset, {}
     for batches in segments:
@@ -228,9 +223,7 @@ def write_partition(
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a data directory with a topic for each sound log and each planted fault. Its checkpoint says
-    that all is flushed.
-    """
+    """Create a data directory with a topic per sound log and per planted fault, flushed to its end."""
     root = tmp_path_factory.mktemp("files")
     for name, (first_offset, segments) in SOUND.items():
         write_partition(root / f"{name}-0", segments, first_offset)
@@ -331,9 +324,9 @@ def test_a_damaged_index_of_aborted_transactions_does_not_end_the_audit(audited:
 
 @pytest.mark.parametrize("name", ["claims", "no-magic"])
 def test_batches_behind_a_damage_in_the_last_segment_are_audited(audited: AuditResult, name: str) -> None:
-    """With one flipped bit in its length, a batch may seem to end beyond the end of the file.
+    """With one flipped bit in its length, a batch may seem to end behind the file.
 
-    Such a batch is not a torn tail.
+    That is not a torn tail.
     """
     assert found_in(audited, name) == [("unreadable", 3, 4, None), ("sequence_gap", 5, 5, None)]
     assert audited.partitions[TopicPartition(name, 0)].batches == 3
@@ -356,7 +349,7 @@ def test_a_tail_that_was_synced_is_damaged_and_not_torn(audited: AuditResult) ->
 
 
 def test_a_compacted_batch_has_fewer_records_than_offsets_and_never_more(audited: AuditResult) -> None:
-    """The audit knows compacted topics from the broker's list of topics, even before the cleaner's first
+    """The audit finds compacted topics in the broker's list of topics, even before the cleaner's first
     round.
     """
     assert found_in(audited, "overfull") == [("record_count", 0, 2, None)]
@@ -426,8 +419,8 @@ def test_a_path_may_be_one_partition_or_a_uri(spark: Any, data_dir: Path, tmp_pa
 
 
 def test_only_keys_of_committed_records_are_checked(spark: Any, tmp_path: Path) -> None:
-    """Keys k0 to k4 are committed. k0 and k1 also occur in a transaction that a later segment aborts, and k5
-    in an open one.
+    """Keys k0 to k4 are committed. k0 and k1 are also in a transaction that a later segment aborts. k5 is in
+    an open one.
     """
     segments = [
         [plain(7, 0, 0, 3), data(8, 0, 0, 2), damaged(plain(9, 0, 0, 1))],
@@ -493,7 +486,7 @@ def test_paths_without_segments_are_refused(spark: Any, data_dir: Path, tmp_path
 @pytest.mark.parametrize("name", [CLEANED_OFFSETS, LOG_STARTS, RECOVERY_POINTS])
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"0\n1\n", b"0\n1\nfound 0 x\n"])
 def test_an_unreadable_checkpoint_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
-    """If an unreadable checkpoint counted as empty, the audit would report gaps in a compacted topic."""
+    """If the checkpoint counted as empty, the audit would report gaps in a compacted topic."""
     write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3), plain(7, 0, 8, 1)]])
     (tmp_path / name).write_bytes(content)
     with pytest.raises(
@@ -519,9 +512,7 @@ def test_directories_named_like_segments_are_not_read(tmp_path: Path) -> None:
 
 
 def test_names_that_no_broker_creates_are_passed_over(tmp_path: Path) -> None:
-    """R1070: a file or directory with such a name ended the audit of the whole data directory with a
-    traceback.
-    """
+    """R1070: a file with such a name ended the audit of the whole directory with a traceback."""
     write_partition(tmp_path / "found-0", [[plain(7, 0, 0, 3)]])
     log = (tmp_path / "found-0" / f"{0:020}.log").read_bytes()
     (tmp_path / "found-0" / f"{10**20 - 1}.log").write_bytes(b"")
@@ -556,9 +547,7 @@ def test_an_interrupted_compaction_is_refused(tmp_path: Path, suffix: str) -> No
 
 
 def test_records_below_the_log_start_are_not_judged(spark: Any, tmp_path: Path) -> None:
-    """DeleteRecords leaves records in the segment that contains the log start offset, but no reader gets
-    them.
-    """
+    """DeleteRecords leaves records in the segment that contains the log start. No reader gets them."""
     removed = [damaged(plain(7, 0, 0, 2)), plain(7, 0, 2, 2), plain(9, 0, 0, 3)]
     write_partition(tmp_path / "found-0", [[*removed, plain(8, 0, 0, 4), plain(8, 0, 4, 1)]])
     write_partition(tmp_path / "wanted-0", [[plain(7, 0, 2, 3)]], first_offset=5)
@@ -567,7 +556,7 @@ def test_records_below_the_log_start_are_not_judged(spark: Any, tmp_path: Path) 
     result = audit_files(spark, found, key_check=True)
     assert (result.verdict, result.findings) == ("clean", ())
     assert (result.totals.records, result.totals.removed_records) == (5, 7)
-    assert result.keys == KeyTotals(3, 3, 0)  # only the keys k2, k3 and k4 are above the log start offset
+    assert result.keys == KeyTotals(3, 3, 0)  # the keys k2, k3 and k4 are above the log start
     assert audit_files(spark, found, against=wanted).verdict == "clean"
     assert audit_files(spark, wanted, against=found).verdict == "clean"
 

@@ -1,6 +1,6 @@
-"""Each bit of each header field is flipped, and the checksum is corrected.
+"""Each bit of each header field is flipped and the checksum corrected.
 
-The audit finds the flip, or a table says why it cannot.
+The audit finds the flip, or a table says why not.
 """
 
 from __future__ import annotations

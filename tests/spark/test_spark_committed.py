@@ -1,6 +1,4 @@
-"""The source with read_committed on our broker and on Apache Kafka, with aborts, markers and gaps in the
-offsets.
-"""
+"""The read_committed source on our broker and on Apache Kafka, with aborts, markers and offset gaps."""
 
 from __future__ import annotations
 
@@ -44,8 +42,7 @@ def test_an_open_transaction_is_the_end_until_it_ends(
     options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 11}
     first = Collected()
     query = first.run(read_stream(spark, bootstrap, **options), checkpoint)
-    # Micro-batches that contain only aborted records and markers have no rows
-    assert first.offsets() == COMMITTED
+    assert first.offsets() == COMMITTED  # micro-batches with only aborted records and markers have no rows
     source = json.loads(query.recentProgress[-1].json)["sources"][0]
     assert source["endOffset"][topic] == source["latestOffset"][topic] == {"0": 55}
 
@@ -60,7 +57,7 @@ def test_offset_gaps_left_by_compaction_are_no_loss(
     spark: Any, bootstrap: str, topic: str, checkpoint: str
 ) -> None:
     before = create_compacted(bootstrap, topic, "ccaccaccac")
-    # Micro-batches and tasks are smaller than the gaps in the offsets. One read starts inside a gap.
+    # Micro-batches and tasks are smaller than the offset gaps, and one starts inside a gap.
     options = {"subscribe": topic, "maxRecordsPerPartition": 4}
     whole = read(spark, bootstrap, **options).collect()
     inside = read(spark, bootstrap, **options, startingOffsets=f'{{"{topic}": {{"0": 3}}}}').count()

@@ -1,6 +1,4 @@
-"""Our source and Spark's own Kafka connector return the same rows and columns, and our source continues its
-checkpoints.
-"""
+"""Comparison with Spark's own Kafka connector: the same rows and columns, and its checkpoint continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Spark examples run as documented, and the guide to the audit names every kind of finding."""
+"""The Spark examples run as documented, and the audit's page names every kind of finding."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_examples_run(
     found = load("spark_batch").delays(spark, bootstrap, topic).collect()
     assert [tuple(row) for row in found] == [("UA", 3, 4.0)]
 
-    for _ in range(2):  # the second run finds no new rows
+    for _ in range(2):  # the second run has no new rows
         load("spark_stream").keep_as_parquet(spark, bootstrap, topic, str(tmp_path)).awaitTermination()
     kept = spark.read.parquet(str(tmp_path / "records"))
     assert sorted(row.key for row in kept.collect()) == ["f1", "f3", "f8"]

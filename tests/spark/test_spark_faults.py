@@ -27,7 +27,7 @@ DOUBLING = {
     "speculation",
     "query stopped",
 }
-"""Faults after which Spark's own sink writes rows again that it has already stored."""
+"""Faults after which Spark's own sink writes rows again that it had already stored."""
 
 SECOND = {"lane": "another attempt took over", "batch": "had begun to write"}
 """If two attempts write at the same time, the error text of the second one, for each mode of our sink."""
@@ -115,7 +115,7 @@ def test_the_faults_include_two_attempts_that_wrote_and_lost_responses(
 def test_the_table_of_lost_and_doubled_rows_is_printed(
     outcome_of: Runner, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The table is for docs/spark.md. The figures of Spark's own sink differ from run to run."""
+    """The table is for docs/spark.md. Figures of Spark's own sink differ from run to run."""
     outcomes = [outcome_of(query) for query in MATRIX]
     with capsys.disabled():
         print("", "Rows lost/doubled, of 120 in each micro-batch:", table(outcomes), sep="\n")

@@ -1,5 +1,5 @@
-"""With commitOffsetsToGroup, Kafka's tools show the lag of a query. A failure of these commits never ends or
-changes the query.
+"""commitOffsetsToGroup: tools show the lag of a query, and no failure of these commits ends or changes the
+query.
 """
 
 from __future__ import annotations

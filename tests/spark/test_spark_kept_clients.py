@@ -1,6 +1,4 @@
-"""Tasks reuse the clients of earlier tasks: with several workers, changed settings, and connections that were
-closed.
-"""
+"""Tasks that use the clients of earlier tasks: several workers, other settings, and connections that died."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ pytest.importorskip("pyspark")
 
 @pytest.fixture
 def workers() -> Iterator[list[KeptClients]]:
-    """Yield the kept clients of two Python workers, and close them at the end."""
+    """Yield the clients of two Python workers."""
     kept = [KeptClients(), KeptClients()]
     yield kept
     for clients in kept:
@@ -156,7 +154,7 @@ def test_a_micro_batch_uses_the_partitions_that_its_topic_has_now(
 
 
 def test_a_topic_created_again_while_a_task_writes_gets_no_rows(workers: list[KeptClients]) -> None:
-    """R1242: the new topic had the rows of one partition, but the marker counted the rows of both."""
+    """R1242: the new topic had the rows of one partition, and the marker counted those of both."""
     kept = workers[0]
     with (
         oncelog.Broker(config={"auto.create.topics.enable": False}) as broker,

@@ -41,7 +41,7 @@ FILES, ROWS, KILLS = 4, 600, 4
 PATIENCE_S = 500.0
 SUBMIT = "--driver-memory 512m --conf spark.executor.memory=512m pyspark-shell"
 QUICK = ("-X", "transaction.timeout.ms=5000")
-"""Settings with which the transaction that a killed loader leaves open times out soon."""
+"""Settings with which the open transaction of a killed loader soon times out."""
 
 
 @pytest.fixture
@@ -58,16 +58,14 @@ def load(servers: str, topic: str, load_id: str, *arguments: str | Path) -> Outc
 
 
 def row(outcome: Outcome) -> tuple[int, int]:
-    """Return the number of records that this run has loaded, and the number that earlier runs have loaded."""
+    """Return the number of records that this run loaded, and the number that earlier runs loaded."""
     assert outcome.code == 0, outcome.err
     (found,) = json.loads(outcome.out)
     return found["records"], found["records_before"]
 
 
 def write_all(directory: Path) -> list[Path]:
-    """Write a file in each format and compression, and an empty file. In CSV files, each row spans two
-    lines.
-    """
+    """Write a file in each format and compression, and an empty file. Each CSV row spans two lines."""
     rows = [{"k": f"k{n}", "n": n, "s": f'"{n}"' * (n % 5)} for n in range(300)]
     table = pa.table({name: [row[name] for row in rows] for name in ("k", "n", "s")})
     lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
@@ -82,9 +80,7 @@ def write_all(directory: Path) -> list[Path]:
 
 
 def load_both_ways(servers: str, topic: str, directory: Path) -> str:
-    """Load the files into `topic` with Spark, and into another topic without Spark. Return the other
-    topic.
-    """
+    """Load the files into `topic` on Spark, and into another topic without Spark. Return the other topic."""
     plain, files = new_topic(servers, PARTITIONS), write_all(directory)
     options = ("--key", "k", "--batch-records", "100", "-o", "json")
     assert row(load(servers, plain, f"{topic}-plain", *files, *options)) == (1500, 0)
@@ -99,8 +95,7 @@ def test_spark_stores_the_same_records_as_the_plain_loader(
     servers = shared_broker.bootstrap_servers
     plain = load_both_ways(servers, topic, tmp_path)
     assert sorted_content(servers, topic) == sorted_content(servers, plain)
-    # The load must keep no state in consumer groups, because a cluster would expire their offsets after a
-    # week.
+    # The load must keep no state in a group, because a cluster would expire the group's offsets after a week.
     with Admin({"bootstrap.servers": servers}) as admin:
         assert not [group for group in admin.list_groups() if topic in group.group_id]
 
@@ -148,7 +143,7 @@ def test_repeated_loads_store_every_row_once(
 def test_a_file_in_the_place_of_another_stops_the_load_before_anything_is_stored(
     spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """A new file with the old name must not be mistaken for the file that was read."""
+    """A new file at the old path must not be mistaken for the file that was read."""
     servers = shared_broker.bootstrap_servers
     for name, prefix in (("2.txt", "feb"), ("1.txt", "jan")):
         (tmp_path / name).write_text("".join(f"{prefix}-{n:03}\n" for n in range(ROWS)))
@@ -222,7 +217,7 @@ def sorted_expected(count: int) -> dict[int, list[Any]]:
 
 
 class Loading:
-    """An `oncelog load --spark` in another process, with its JVM."""
+    """`oncelog load --spark` in its own process, with its JVM."""
 
     def __init__(self, servers: str, master: str, *arguments: str) -> None:
         environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": SUBMIT}
@@ -235,13 +230,13 @@ class Loading:
         )
 
     def wait_for(self, is_due: Callable[[], bool]) -> None:
-        """Wait until the condition is true, or until the process has ended."""
+        """Wait until the condition is true or the process has ended."""
         for _ in attempts(lambda: "it is not due", PATIENCE_S, step_s=0.25):
             if self.process.poll() is not None or is_due():
                 return
 
     def kill(self) -> bool:
-        """Kill the process group of the driver: the driver, its JVM, and the JVM's local tasks.
+        """Kill the driver's process group: the driver, its JVM and the JVM's local tasks.
 
         Return False if the driver had already ended.
         """
@@ -302,7 +297,7 @@ def cluster() -> Iterator[SparkCluster]:
 def test_a_load_on_a_cluster_survives_repeated_kills(
     kind: str, shared_broker: Broker, cluster: SparkCluster, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Kill only the driver, so that its executors continue for a while, or kill workers together with their
+    """Kill the driver alone, so that its executors continue for a while, or kill workers with their
     executors.
     """
     broker: Broker | ApacheKafka = shared_broker

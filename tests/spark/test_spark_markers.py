@@ -1,6 +1,4 @@
-"""Transactions on Apache Kafka: markers and aborted records leave gaps in the offsets, which must not count
-as a loss.
-"""
+"""Transactions on Apache Kafka: markers and aborted records leave gaps in offsets, never a loss."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ def write_transactions(bootstrap: str, topic: str, outcomes: str) -> None:
 
     for number, outcome in enumerate(outcomes):
         settings = {"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{number}"}
-        # Open transactions must not time out during the test on a slow machine.
+        # Open transactions must not time out on a slow machine.
         producer = Producer(settings | {"transaction.timeout.ms": 600_000})
         producer.init_transactions(120)
         producer.begin_transaction()
@@ -45,7 +43,7 @@ def test_offsets_of_markers_and_aborted_records_are_no_loss(
     bootstrap = apache_kafka.bootstrap_servers
     create_topic(bootstrap, topic)
     write_transactions(bootstrap, topic, "cacaao")
-    committed = [*range(10), *range(22, 32)]  # each transaction has ten records and a marker
+    committed = [*range(10), *range(22, 32)]  # each transaction is ten records and a marker
 
     rows = read(spark, bootstrap, subscribe=topic, maxRecordsPerPartition=7).collect()
     assert sorted(row.offset for row in rows) == committed

@@ -95,7 +95,7 @@ def test_the_next_micro_batch_follows_the_table(
     assert {loss.tp for loss in losses} == wanted.keys()
     assert all(wanted[loss.tp] in loss.explanation for loss in losses)
     assert (end is before) == (not ranges and not losses)
-    # Skipped offsets are reported only once, even if the next batch has no limit.
+    # Skipped offsets are reported only once, also if the next batch has no limit.
     assert next_position(end, there, limit=None)[1] == []
     if limit is None and target is None:
         assert count_waiting(before, there) == sum(r.size for r in ranges)
@@ -129,8 +129,8 @@ _LAST_OF_PYTHON = 253_402_300_799_999_999
     st.sampled_from([">=", ">", "="]),
 )
 def test_a_timestamp_condition_of_spark_leaves_out_no_matching_record(micros: int, operator: str) -> None:
-    """The condition is decoded as in Spark's planning process, even for years that Python's datetimes do not
-    have.
+    """The condition is decoded as in Spark's planning process, even for years outside the range of Python's
+    datetimes.
     """
     stored = VariantVal(bytes([VariantUtils.TIMESTAMP << 2]) + struct.pack("<q", micros), b"\x01\0\0")
     with times_beyond_python():

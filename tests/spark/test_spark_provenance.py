@@ -1,6 +1,4 @@
-"""Provenance on Spark: headers that plain SQL writes, and an audit with the same findings as the audit
-without Spark.
-"""
+"""Provenance on Spark: headers by plain SQL, and the audit with the findings of the one without Spark."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The Python program of Spark's workers in these tests. It connects to Spark before it imports any other
-module.
-"""
+"""The Python program of Spark's workers in these tests, which connects before it imports anything."""
 
 from __future__ import annotations
 

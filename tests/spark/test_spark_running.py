@@ -1,6 +1,4 @@
-"""Running queries of the source: partitions and topics are added or recreated, and a query waits for more
-records.
-"""
+"""Running queries of the source: partitions and topics added or recreated, and the wait for more records."""
 
 from __future__ import annotations
 
@@ -90,8 +88,8 @@ def test_a_micro_batch_waits_for_more_records_up_to_its_maximum_delay(
         until(lambda: len(collected.rows) >= 25)
     assert [len(batch) for batch in collected.batches] in ([5, 20], [5, 25])
 
-    # The sizes of batches are not checked here: the first one depends on whether the previous run recorded
-    # its last batch as done.
+    # Do not check the sizes of batches: the first one depends on whether the previous run recorded its last
+    # batch as done.
     hasty = read_stream(spark, bootstrap, **options, maxTriggerDelay="200ms")
     with running(hasty, checkpoint) as (collected, until):
         until(lambda: 34 in collected.offsets())
@@ -131,8 +129,8 @@ def test_a_topic_recreated_between_planning_and_reading_is_an_error(
 def test_rows_of_two_topics_are_never_one_range(
     shared_broker: oncelog.Broker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: with failOnDataLoss=false, a range of offsets continued in the recreated topic. So two
-    micro-batches read its rows.
+    """Regression: with failOnDataLoss=false, a range continued in the re-created topic, so two micro-batches
+    read its rows.
     """
     monkeypatch.setattr(source_reader, "SMALL_BATCH_BYTES", 1)
     bootstrap = shared_broker.bootstrap_servers
@@ -231,8 +229,8 @@ def test_planning_a_micro_batch_reads_no_record(shared_broker: oncelog.Broker, t
 def test_a_starting_timestamp_may_lie_behind_an_open_transaction(
     shared_broker: oncelog.Broker, topic: str, which: str
 ) -> None:
-    """R811: the source began at the first offset of the open transaction. Later it returned records that are
-    older than the timestamp.
+    """R811: the source began at the first offset of the open transaction, and later returned records older
+    than the timestamp.
     """
     create_topic(shared_broker.bootstrap_servers, topic)
     (still_open,) = write_transactions(shared_broker.bootstrap_servers, topic, "oc")
@@ -307,7 +305,7 @@ def test_conditions_of_a_query_reduce_the_offsets_that_are_read(
         "timestamp >= timestamp_millis(1700000000000 + 30)": 4,
         "timestamp < timestamp_millis(1700000000000 + 5) AND partition = 0": 5,
         f"topic = '{topic}' AND key = 'k7'": 10,
-        "topic = 'another'": 1,  # Spark runs a task even if there are no offsets to read
+        "topic = 'another'": 1,  # Spark runs a task even without offsets to read
     }
     plain = {text: sorted(map(tuple, frame.where(text).collect())) for text in conditions}
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

@@ -1,6 +1,4 @@
-"""Spark, the audit and the loader work over TLS, with SCRAM or certificates, and with only the documented
-ACLs.
-"""
+"""Spark, the audit and the loader over TLS, with SCRAM or certificates and only the documented ACLs."""
 
 from __future__ import annotations
 
@@ -53,9 +51,9 @@ WRONG = "a wr0ng password"
 
 @dataclass(frozen=True)
 class Locked:
-    """A secured cluster: its listeners, their protocols, and its certificate authority.
+    """A secured cluster: its listeners, protocols and certificate authority.
 
-    On the listener `plain`, the anonymous user may do everything.
+    On the listener `plain`, ANONYMOUS may do everything.
     """
 
     plain: str
@@ -134,7 +132,7 @@ def load(locked: Locked, tmp_path: Path, load_id: str, rows: int = 40) -> int:
 def stream(
     spark: Any, locked: Locked, checkpoint: Path, reader: dict[str, str], writer: dict[str, str]
 ) -> Any:
-    """Stream all records of topic `flights` into topic `enriched`."""
+    """Stream all of `flights` into `enriched`."""
     frame = spark.readStream.format("oncelog").options(**options(reader), subscribe="flights")
     frame = frame.option("startingOffsets", "earliest").load().selectExpr("value AS key", "value")
     query = frame.writeStream.format("oncelog").options(**options(writer), topic="enriched")
@@ -256,7 +254,7 @@ def _write_lane(locked: Locked, number: int) -> None:
 
 
 def _look_at_open_transaction(locked: Locked, number: int) -> None:
-    """Send the additional requests that the audit sends for an open transaction, besides Fetch."""
+    """Send the requests that the audit sends for an open transaction, in addition to Fetch."""
     config = locked.config("auditor")
     with oncelog.Consumer({**config, "auto.offset.reset": "earliest"}) as consumer:
         consumer.assign([oncelog.TopicPartition("enriched", 0)])
@@ -284,7 +282,7 @@ def _load(locked: Locked, number: int) -> None:
             admin.delete_topics([CHECKPOINT_TOPIC])
         try:
             load(locked, Path(directory), f"load-{number}", rows=1)
-            # the second load reads the checkpoints of the first
+            # the second load reads the existing checkpoints
             load(locked, Path(directory), f"load-{number}", rows=1)
         finally:
             marks = NewTopic(CHECKPOINT_TOPIC, PARTITIONS, configs={"cleanup.policy": "compact"})

@@ -1,6 +1,4 @@
-"""Shuffle files are lost during a write on a real cluster. Rows that Spark computes again must not be stored
-twice.
-"""
+"""Shuffle files are lost during a write on a real cluster. Rows that Spark computes again are not doubled."""
 
 from __future__ import annotations
 

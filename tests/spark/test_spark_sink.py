@@ -1,4 +1,4 @@
-"""`df.write` and `df.writeStream.format("oncelog")` with real Spark store each row once."""
+"""`df.write` and `df.writeStream.format("oncelog")` with real Spark: each row once."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def expected(*ranges: range) -> list[tuple[bytes, bytes]]:
 
 
 def noted(bootstrap: str, checkpoint: str, topic: str) -> BatchCommit:
-    """Return the BatchCommit that the sink has stored for the last batch that it finished."""
+    """Return the BatchCommit that the sink stored for the last batch that it finished."""
     query_id = json.loads(Path(checkpoint, "metadata").read_text())["id"]
     sink = Sink(
         query_id, parse_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": topic}, "stream")
@@ -74,8 +74,8 @@ def noted(bootstrap: str, checkpoint: str, topic: str) -> BatchCommit:
 def test_rows_that_a_failed_step_cut_off_are_not_committed(
     spark: Any, shared_broker: oncelog.Broker, topic: str
 ) -> None:
-    """R1160: a Python step failed in the middle of a task's rows, and the sink committed the rows that came
-    before the failure.
+    """R1160: a Python step failed in the middle of a task's rows, and the sink committed the rows before the
+    failure.
     """
     bootstrap = shared_broker.bootstrap_servers
     create_topic(bootstrap, topic, 2)
@@ -187,7 +187,7 @@ def test_a_restored_checkpoint_reads_again_and_stores_rows_once(
 def dies_in_lane_1(
     bootstrap: str, name: str
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for mapInArrow that makes task 1 fail once task 0 has committed its rows."""
+    """Return a function for mapInArrow. In it, task 1 fails once task 0 has committed its rows."""
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -209,7 +209,7 @@ def dies_in_lane_1(
 def test_a_half_written_micro_batch_is_completed_or_refused_under_another_plan(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str, first: str
 ) -> None:
-    """P2: rows were stored twice, and after that neither plan was accepted."""
+    """P2: rows were stored twice, and then neither plan was accepted."""
     bootstrap, topic = shared_broker.bootstrap_servers, topic.translate(str.maketrans("()", "--"))
     create_topic(bootstrap, f"{topic}.in")
     create_topic(bootstrap, topic)
@@ -238,7 +238,7 @@ def test_a_half_written_micro_batch_is_completed_or_refused_under_another_plan(
 def test_modes_that_spark_refuses_are_documented(
     spark: Any, shared_broker: oncelog.Broker, topic: str, checkpoint: str
 ) -> None:
-    """G4, G10, P5: Spark's Python API refuses these modes before it calls the sink, so the guide explains
+    """G4, G10, P5: Spark's Python API refuses these modes without a call to the sink, so the guide explains
     them.
     """
     bootstrap = shared_broker.bootstrap_servers
@@ -284,7 +284,7 @@ def test_repeated_writes_are_stored_once_on_apache_kafka(
     source = {"subscribe": f"{topic}.in", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 60}
     frame = read_stream(spark, bootstrap, **source).select("key", "value")
     write_stream(frame, bootstrap, checkpoint, topic=topic)
-    take_back(checkpoint, "commits")  # without this entry, Spark repeats the last micro-batch
+    take_back(checkpoint, "commits")  # without the entry, Spark repeats the last micro-batch
     write_stream(frame, bootstrap, checkpoint, topic=topic)
     options = {"kafka.bootstrap.servers": bootstrap, "topic": topic}
     for _ in range(2):

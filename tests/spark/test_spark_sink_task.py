@@ -1,4 +1,4 @@
-"""A task of the sink on a real broker, without Spark: zombies, repetitions, and errors at every step."""
+"""A sink task on a real broker, without Spark: zombies, repetitions and errors at every step."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from oncelog.wire.messages import InitProducerIdRequest
 from oncelog.wire.row_hash import hash_rows
 
 _kept = KeptClients()
-"""The clients that all tasks in this file use.
+"""The clients of all tasks in this file.
 
-Each test continues with the clients that earlier tests have left.
+Each test continues with the clients that earlier tests left behind.
 """
 write_task = partial(sink_task.write_task, kept=_kept)
 finish = partial(sink_task.finish, kept=_kept)
@@ -57,7 +57,7 @@ def batch(*values: str | None, **columns: list[Any]) -> pa.RecordBatch:
 
 
 def committed(bootstrap: str, topic: str) -> list[str]:
-    """Return the values that a read_committed reader gets from the topic, sorted."""
+    """Return the values that a read_committed reader gets, sorted."""
     found: list[str] = []
     with oncelog.Consumer({"bootstrap.servers": bootstrap}) as consumer:
         partitions = [TopicPartition(topic, n) for n in range(len(consumer.partitions_for(topic)))]
@@ -107,7 +107,7 @@ def test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note(
 
 def test_tasks_that_fence_each_other_pause_for_random_times(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    # Replace sleep only in `batch_plan`. The broker of other tests runs in this process and needs
+    # Replace sleep in `batch_plan` only. The broker of the other tests runs in this process and needs
     # asyncio.sleep.
     monkeypatch.setattr(batch_plan, "asyncio", SimpleNamespace(sleep=pauses.append))
     monkeypatch.setattr(batch_plan, "_note_plan", Mock(side_effect=ProducerFenced("fenced")))
@@ -122,7 +122,7 @@ def test_tasks_that_fence_each_other_pause_for_random_times(monkeypatch: pytest.
 def test_a_repeated_batch_is_compared_and_not_written(bootstrap: str, topic: str) -> None:
     sink = sink_of(bootstrap, topic)
     first = write_task(sink, 0, 0, [batch("a", "b"), batch(), batch("c")])
-    # the same rows, in another order and in other Arrow batches
+    # the rows have another order and other Arrow batches
     again = write_task(sink, 0, 0, [batch("c", "a"), batch("b")])
     assert (first.sum, again.sum, first.already_committed, again.already_committed) == (
         first.sum,
@@ -163,7 +163,7 @@ def test_a_task_that_cannot_see_the_end_of_its_rows_leaves_the_commit_to_the_dri
 
 
 def interrupted(*parts: pa.RecordBatch, by: Callable[[], object]) -> Iterator[pa.RecordBatch]:
-    """Yield the batches, and call `by` just before the last one."""
+    """Yield the batches, and call `by` before the last one."""
     yield from parts[:-1]
     by()
     yield parts[-1]
@@ -220,7 +220,7 @@ def test_a_finished_batch_is_known_without_the_markers_of_its_tasks(bootstrap: s
         for group in (sink.task_id(0), sink.task_id(1), sink.plan_id):
             admin.delete_group(group)
         again = again_of(sink)
-        # the rows are now in another task, and there are fewer tasks than before
+        # the rows are in another task, and there are fewer tasks
         reports = [write_task(again, 0, 0, [batch("v1", "v0")])]
         finish(again, 0, reports)
         assert reports[0].already_committed
@@ -297,13 +297,13 @@ def test_markers_are_awaited_where_their_transaction_is_complete() -> None:
 
 
 def again_of(sink: Sink) -> Sink:
-    """Return the sink that another run of the same query or write would create."""
+    """Return the sink as another run of its query or write creates it."""
     return replace(sink, run_id=new_run_id())
 
 
 @pytest.mark.behaviour("P6")
 def test_rows_that_moved_to_another_task_are_not_doubled(bootstrap: str, topic: str) -> None:
-    """C10, P2: one task had committed its rows when the first run died."""
+    """C10, P2: one task was committed when the first run died."""
     sink = sink_of(bootstrap, topic)
     write_task(sink, 0, 0, [batch("a", "b")])
     second = again_of(sink)
@@ -382,7 +382,7 @@ def test_a_zombie_of_an_earlier_run_writes_nothing_more(bootstrap: str, topic: s
     write_task(sink, 0, 0, [batch("a")])
     second = again_of(sink)
     reports = [write_task(second, 0, n, [batch(value)]) for n, value in enumerate("ab")]
-    for task in (1, 2):  # the later run has prepared task 1 and has no task 2
+    for task in (1, 2):  # the later run has prepared task 1, and has no task 2
         with pytest.raises(SinkError, match="another run of this query or write has taken over batch 0"):
             write_task(sink, 0, task, [batch("late")])
     finish(second, 0, reports)
@@ -394,7 +394,7 @@ def test_a_zombie_of_an_earlier_run_writes_nothing_more(bootstrap: str, topic: s
 def test_a_commit_record_left_open_by_a_dead_writer_is_resolved(
     bootstrap: str, topic: str, task: int
 ) -> None:
-    """R812: each new attempt waited until the dead writer's transaction timed out after five minutes."""
+    """R812: every attempt waited for the dead writer's transaction until its timeout of five minutes."""
     sink = sink_of(bootstrap, topic, **FAST)
     note = PlanNote(0, sink.run_id).encode()
     dead = Producer({"bootstrap.servers": bootstrap, "transactional.id": sink.plan_id})
@@ -503,7 +503,7 @@ def test_a_batch_finished_by_version_0_4_1_is_not_written_again(bootstrap: str, 
 def test_no_two_names_share_a_marker(
     shared_broker: oncelog.Broker, topic: str, first: str, second: str
 ) -> None:
-    """G5: the markers of name `b` with three tasks and those of name `b-1` had equal names."""
+    """G5: the markers of `b` with three tasks and of `b-1` had the same names."""
     bootstrap, name = shared_broker.bootstrap_servers, topic.translate(str.maketrans("/%", "__"))
     create_topic(bootstrap, name)
     wanted = []
@@ -526,7 +526,7 @@ def test_a_write_without_a_name_leaves_no_group_per_task(bootstrap: str, topic: 
     for is_finished in (True, False):
         sink = Sink(f"a-uuid-{is_finished}-{topic}", settings, is_named=False)
         reports = [write_task(sink, 0, n, [batch(f"v{n}")]) for n in range(3)]
-        assert write_task(sink, 0, 0, [batch("v0")]).already_committed  # another attempt of the same task
+        assert write_task(sink, 0, 0, [batch("v0")]).already_committed  # this is another attempt of the task
         finish(sink, 0, reports) if is_finished else abandon(sink, reports)
         with Admin(settings.admin) as admin:
             groups = [group.group_id for group in admin.list_groups()]
@@ -661,7 +661,7 @@ def test_a_missing_topic_and_too_long_a_timeout_are_errors() -> None:
 
 @pytest.fixture(scope="module")
 def quick_broker() -> Iterator[oncelog.Broker]:
-    """Run a broker that looks for timed-out transactions often."""
+    """Run a broker that often checks for transactions past their timeout."""
     quick = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 50}
     with oncelog.Broker(config=quick) as broker:
         yield broker

@@ -1,4 +1,4 @@
-"""Queries with stateful operators use the sink at the same time, fail and are repeated. Each row is added
+"""Stateful operators through the sink: queries that run at the same time, fail and are repeated add each row
 once.
 """
 
@@ -34,7 +34,7 @@ FAILING_BATCH = 1
 ROCKS_DB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 CLOSING = json.dumps({"id": -1, "ts": START_S + 36_000})
-"""A record that moves the watermark past all other records."""
+"""A record that moves the watermark beyond all other records."""
 HAS_PROTOBUF = (
     importlib.util.find_spec("google.protobuf") is not None if importlib.util.find_spec("google") else False
 )
@@ -49,7 +49,7 @@ def payment(number: int, ts: int) -> str:
 
 
 def produce(bootstrap: str, topic: str, values: Iterable[str]) -> None:
-    """Store the values alternately in two partitions, and a closing record at the end of each partition."""
+    """Store the values in two partitions alternately, and a closing record at the end of each."""
     create_topic(bootstrap, topic, partitions=2)
     with oncelog.Producer({"bootstrap.servers": bootstrap}) as producer:
         for number, value in enumerate([*values, CLOSING, CLOSING]):
@@ -67,7 +67,7 @@ def events(spark: Any, bootstrap: str, topic: str) -> Any:
     return rows.withWatermark("ts", "10 seconds")
 
 
-# The queries. Each function returns a frame with the columns key and value.
+# The queries. Each function returns a frame with the columns key and value
 
 
 def deduplicated(spark: Any, bootstrap: str) -> Any:
@@ -134,7 +134,7 @@ QUERIES: Mapping[str, Callable[[Any, str], Any]] = {
 def fails_once(bootstrap: str, flag: Path) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a function for mapInArrow.
 
-    It makes task 1 of one micro-batch fail once task 0 has committed its rows.
+    In it, task 1 of one micro-batch fails once task 0 has committed its rows.
     """
 
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -155,10 +155,9 @@ def fails_once(bootstrap: str, flag: Path) -> Callable[[Iterable[pa.RecordBatch]
 
 @dataclass
 class Runs:
-    """The outcome of three runs of all queries. In each run, the queries run at the same time in one
-    session.
+    """The outcome of three runs of all queries, which run at the same time in one session.
 
-    `rows` are the rows in the topics after the third run.
+    `rows` are those that are in the topics after the third run.
     """
 
     failures: dict[str, str]
@@ -187,7 +186,7 @@ def runs(spark: Any, shared_broker: oncelog.Broker, tmp_path_factory: pytest.Tem
         return writer.trigger(availableNow=True).start()
 
     def run_all() -> dict[str, str]:
-        """Run all queries at the same time. Return the errors of those that failed."""
+        """Run all queries at the same time, and return the errors of those that failed."""
         errors = {}
         for name, query in {name: start(name) for name in QUERIES}.items():
             try:

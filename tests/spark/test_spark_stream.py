@@ -57,7 +57,7 @@ def test_a_batch_that_failed_is_read_again_the_same(
     before = FailsOnce()
     with pytest.raises(Exception, match="the sink is down"):
         before.run(read_stream(spark, bootstrap, **options), checkpoint)
-    fill(bootstrap, topic, 40, 5)  # these new records must not enlarge the batch that is repeated
+    fill(bootstrap, topic, 40, 5)  # the new records must not enlarge the repeated batch
     after = Collected()
     after.run(read_stream(spark, bootstrap, **options), checkpoint)
     assert before.offsets() == list(range(15))
@@ -76,7 +76,7 @@ def test_from_latest_a_failed_batch_is_repeated_though_latest_has_moved_on(
 
     def fail(frame: Any, _batch_id: int) -> None:
         failed.extend(row.offset for row in frame.collect())
-        if failed:  # the first batch is empty if no records arrived during its planning
+        if failed:  # the first batch is empty unless records arrived during planning
             has_failed.set()
             raise RuntimeError("the sink is down")
 
@@ -189,7 +189,7 @@ def test_a_running_query_survives_a_broker_restart(spark: Any, checkpoint: str, 
 
 
 def _until(query: Any, is_done: Callable[[], bool]) -> None:
-    """Wait until the condition is true. If the query fails meanwhile, raise its error."""
+    """Wait until the condition is true. If the query fails, raise its error."""
     for _ in attempts(lambda: "the stream did not get there", 200):
         if is_done():
             return

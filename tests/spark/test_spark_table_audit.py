@@ -1,4 +1,4 @@
-"""The audit of a table on Spark has the same findings as the audit without Spark."""
+"""The audit of a table on Spark has the findings of the audit without Spark."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ MARK = "-- end of the output of command {}"
 
 
 def _output_of(script: str, directory: Path, environment: dict[str, str]) -> str:
-    """Run a shell script, and return its output. If it fails, end its processes."""
+    """Run a shell script, and return what it printed. End its processes if it fails."""
     shell = subprocess.Popen(
         ["bash", "-e", "-c", script], env=environment, cwd=directory, start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -3,5 +3,7 @@
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-"""With this folder on PYTHONPATH, a child process can import `support` or run `python -m support...`."""
+"""The folder tests/. With it on PYTHONPATH, a child process can import `support` or run `python -m
+support...`.
+"""
 ROOT = TESTS.parent

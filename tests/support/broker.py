@@ -1,4 +1,4 @@
-"""A raw client for broker tests. It sends bytes over a real socket, with one call per request."""
+"""A raw client for tests of the broker. Each method sends one request as bytes over a real socket."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ class RawClient:
         return decode_response(response_cls, version, frame)
 
     def ask(self, message: Message, version: int) -> Any:
-        """Send a request and return its response."""
+        """Send a request, wait for its response, and return it."""
         sent = self.send(message, version)
         correlation_id, response = self.receive(API_BY_KEY[message.api.key].response, version)
         assert correlation_id == sent
         return response
 
     def is_closed(self) -> bool:
-        """Wait for the next frame. Return True if the broker closes the connection instead."""
+        """Wait for a frame. Return True if the broker closes the connection instead of sending one."""
         return self.read_frame() is None
 
     # --- requests that most tests need
@@ -157,7 +157,7 @@ class RawClient:
 
 
 def split_batches(data: Any) -> list[bytes]:
-    """Return the complete batches in the records of a Fetch response."""
+    """Split the records of a Fetch response into batches. Return the complete ones."""
     batches, position, raw = [], 0, bytes(data or b"")
     while position + 12 <= len(raw):
         size = 12 + struct.unpack_from(">i", raw, position + 8)[0]
@@ -226,9 +226,10 @@ def fetch_request(
 
 
 def assert_unanswered(client: RawClient) -> None:
-    """Assert that the client's request has no response although the broker has read it.
+    """Check that the client's request has no response yet, although the broker has read it.
 
-    The broker answers another connection's second request in a later round of its event loop.
+    The check sends two requests on another connection. The broker answers the second one in a later round of
+    its event loop.
     """
     with RawClient("{}:{}".format(*client.socket.getpeername())) as other:
         for _ in range(2):

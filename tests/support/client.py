@@ -26,11 +26,13 @@ response, or CUT.
 """
 
 CUT = object()
-"""A handler returns this to close the connection instead of sending a response."""
+"""The result of a handler that closes the connection instead of sending a response."""
 
 
 def api_versions(limits: dict[int, tuple[int, int]] | None = None) -> ApiVersionsResponse:
-    """Return an ApiVersions response with all versions that we offer, narrowed by `limits`."""
+    """Return an ApiVersions response with all APIs and versions that we know. `limits` replaces the versions
+    of some APIs.
+    """
     rows = {key: (api.min_version, api.max_version) for key, api in API_BY_KEY.items()} | (limits or {})
     return ApiVersionsResponse(
         api_keys=[
@@ -49,9 +51,9 @@ def metadata(
     leader_epoch: int = 0,
     host: str = "127.0.0.1",
 ) -> MetadataResponse:
-    """Return a Metadata response of one broker.
+    """Return a Metadata response from a cluster of one broker.
 
-    `topics` has the number of partitions by topic name, `errors` has error codes by topic name.
+    `topics` maps each topic's name to its number of partitions, and `errors` to its error code.
     """
     rows = [
         MetadataResponse.MetadataResponseTopic(
@@ -83,9 +85,9 @@ def metadata(
 
 
 class ScriptedBroker:
-    """A broker that answers each request with the function in `handlers` under the API's name.
+    """A broker that answers each request with the function that `handlers` has for its API's name.
 
-    ApiVersions and Metadata have defaults.
+    ApiVersions and Metadata have default handlers.
     """
 
     def __init__(self) -> None:
@@ -145,7 +147,7 @@ class ScriptedBroker:
         self._writers.clear()
 
     def abort_all(self) -> None:
-        """Abort every open connection. Unread data is lost."""
+        """Abort every open connection, so that data that is not read yet is lost."""
         for writer in self._writers:
             writer.transport.abort()
         self._writers.clear()
@@ -165,7 +167,7 @@ async def scripted_broker(port: int = 0) -> AsyncIterator[ScriptedBroker]:
 
 
 async def free_port() -> int:
-    """Return a port on which nothing listens."""
+    """Return the number of a free port."""
     server = await asyncio.start_server(lambda r, w: None, "127.0.0.1", 0)
     port: int = server.sockets[0].getsockname()[1]
     server.close()
@@ -176,11 +178,11 @@ async def free_port() -> int:
 def append(
     servers: str, tp: TopicPartition, *batches: bytes | bytearray, transactional_id: str | None = None
 ) -> list[int]:
-    """Produce whole batches without a producer, each in a request, and return their base offsets.
+    """Send whole batches without a producer, one in each Produce request. Return their base offsets.
 
-    A batch is sent again while its partition has no leader: Apache Kafka's metadata may list a topic before
-    its leaders are elected. With a transactional id, the version is that of clients without transaction
-    version 2.
+    A batch is sent again while its partition has no leader: Apache Kafka may list a topic before its leaders
+    are elected. With a transactional id, the request has the version of clients without transaction version
+    2.
     """
 
     async def run() -> list[int]:
@@ -211,7 +213,9 @@ def append(
 
 
 def batch_with_header_name(name: bytes, value: bytes = b"v", key: bytes | None = b"k") -> bytearray:
-    """Return a batch of one record with value b"1" and a header of this name, which need not be UTF-8."""
+    """Return a batch of one record that has one header. `name` is the header's name, which need not be
+    UTF-8.
+    """
     placeholder = "x" * len(name)
     batch = build_batch([NewRecord(1_700_000_000_000, key, value, ((placeholder, b"1"),))])
     start = batch.index(placeholder.encode())
@@ -221,7 +225,7 @@ def batch_with_header_name(name: bytes, value: bytes = b"v", key: bytes | None =
 
 
 def batch_of(*values: bytes | None, timestamp_ms: int = 1_700_000_000_000, **options: Any) -> bytearray:
-    """Return a batch of values without keys and with increasing timestamps."""
+    """Return a batch of these values. Its records have no keys, and their timestamps increase."""
     return build_batch(
         [NewRecord(timestamp_ms + i, None, value) for i, value in enumerate(values)], **options
     )

@@ -1,9 +1,9 @@
-"""Makes it cheaper to collect the tests, which each process of xdist does.
+"""Makes the collection of tests cheaper. Each process of xdist collects all of them.
 
-In a fresh clone pytest rewrites the asserts of every test module, and writes the result beside the bytecode.
-That takes more processor time than the rest of the collection, and each process would do it for all modules.
-With this plugin each process first rewrites its share of the modules. The collected tests stay until the end,
-so the garbage collector leaves it alone.
+In a fresh clone, pytest rewrites the asserts of every test module, and writes the result beside the bytecode.
+That takes more processor time than the other work of a collection, and each process would do it for all
+modules. With this plugin, each process first rewrites its share of the modules. The collected tests are kept
+until the end, so it would be useless to search them for garbage.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from pathlib import Path
 
 import pytest
 
-# There are no public names for these. If pytest renames one, each run fails at once.
+# These names are not public. If a version of pytest renames one, every run fails immediately.
 from _pytest.assertion import rewrite as assertions
 
 
 class Collection:
-    """Shares the rewriting of asserts among the processes, and collects no garbage during the collection."""
+    """Divides the rewriting of asserts among the processes, and stops the garbage collector during the
+    collection.
+    """
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -37,13 +39,15 @@ class Collection:
 
 
 def modules_in(arguments: Iterable[str]) -> list[Path]:
-    """Return the test modules in the directories that pytest collects."""
+    """Return the test modules in those arguments of pytest that are directories."""
     directories = [path for path in map(Path, arguments) if path.is_dir()]
     return sorted({module.absolute() for path in directories for module in path.rglob("test_*.py")})
 
 
 def rewrite(config: pytest.Config, modules: Sequence[Path]) -> None:
-    """Write the bytecode with rewritten asserts of modules that have none, or an older one."""
+    """Rewrite the asserts of the modules whose bytecode with rewritten asserts is missing or out of date, and
+    write it.
+    """
     state = config.stash[assertions.assertstate_key]
     for path in modules:
         bytecode = assertions.get_cache_dir(path) / (path.name.removesuffix(".py") + assertions.PYC_TAIL)

@@ -41,10 +41,10 @@ def processor_seconds() -> float:
 
 
 def _descendants() -> list[psutil.Process]:
-    """Return the processes below this one.
+    """Return all processes that descend from this one.
 
-    psutil reads every process of the machine for that, which takes 3 ms or more after each test. Linux has
-    lists of the children of each thread.
+    psutil reads every process of the machine for that, which takes 3 ms or more after each test. On Linux,
+    the children of each thread are listed in /proc.
     """
     if not Path("/proc/self/task").is_dir():
         return psutil.Process().children(recursive=True)
@@ -80,7 +80,8 @@ class Measure:
         if call.when != "teardown":
             return
         processor, wall = processor_seconds(), time.monotonic()
-        # The time of a child that ended without a wait is lost, so a test's sum may be negative.
+        # If a child ended and was not waited for, its time is missing from the second sum. So the difference
+        # may be negative.
         cost = {"processor": max(0.0, processor - self._processor), "wall": wall - self._wall}
         self._processor, self._wall = processor, wall
         outcome.get_result().user_properties.append(("cost", cost))

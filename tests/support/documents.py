@@ -1,13 +1,12 @@
-"""Run the code of a document from top to bottom, and compare its output with the output that the document
-shows.
+"""Run the code of a document from top to bottom, and compare its output with the output in the document.
 
-A `python` block runs in one interpreter with all others of its document. A `text` block right behind it is
-what it must print. A `console` block holds commands, each behind `$ `, and their output. A block with
-`def test_` is run by pytest. Blocks of other languages (`sh`, `properties`) are shown, and not run.
+All `python` blocks of a document run in one interpreter. A `text` block directly after a code block is its
+expected output. A `console` block has commands, each after `$ `, with their output. A block with `def test_`
+is run by pytest. Blocks of other languages (`sh`, `properties`) are not run.
 
-In the document the broker is at 127.0.0.1:9092 and files are in /tmp; in the test both are the test's own.
-The comparison ignores the widths of columns. `...` stands for any text, also over several lines. Producer ids
-and times differ from run to run, so any id and any time match.
+In the document, the broker is at 127.0.0.1:9092 and files are in /tmp. In the test, both are replaced by the
+test's own. The comparison ignores the widths of columns. `...` stands for any text, also of several lines.
+Producer ids and times differ from run to run, so any id and any time match.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ for line in sys.stdin:
 
 
 class Block(NamedTuple):
-    """A fenced block of a document, with the `text` block right behind it."""
+    """A fenced block of a document, and its expected output if a `text` block follows it directly."""
 
     language: str
     code: str
@@ -56,7 +55,9 @@ class Command(NamedTuple):
 
 
 def blocks_of(text: str) -> list[Block]:
-    """Return the blocks of a document in their order; a `text` block belongs to the code block before it."""
+    """Return the blocks of a document in order. A `text` block that follows a code block directly belongs to
+    it.
+    """
     matches = list(BLOCK.finditer(text))
     blocks = []
     for index, match in enumerate(matches):
@@ -80,14 +81,14 @@ def commands_of(code: str) -> list[Command]:
 
 
 def plain(text: str) -> str:
-    """Return text with single blanks, and without producer ids and times."""
+    """Return the text with single blanks, and with producer ids and times replaced."""
     text = re.sub(r"\b\d{13,}\b", "ID", text)
     text = re.sub(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*Z?", "TIME", text)
     return "\n".join(" ".join(line.split()) for line in text.splitlines() if line.strip())
 
 
 def assert_prints(expected: str, printed: str, where: str) -> None:
-    """Fail unless `printed` is what the document shows."""
+    """Fail if the command printed something else than the document shows."""
     pattern = ".*".join(re.escape(part) for part in plain(expected).split("..."))
     assert re.fullmatch(pattern, plain(printed), re.DOTALL), (
         f"{where}: shown:\n{expected}\nprinted:\n{printed}"
@@ -158,7 +159,7 @@ class DocumentRun:
     def _run_console(self, block: Block, where: str) -> None:
         for command in commands_of(block.code):
             if not command.text.startswith(("oncelog ", "printf ", "cat ")) or command.text.endswith("&"):
-                continue  # skip blocks that install or start something; another test runs them
+                continue  # leave out commands that install or start programs; another test runs these
             ours = OURS.sub(f"{sys.executable} -m oncelog.cli.main ", self._here(command.text))
             done = subprocess.run(
                 ours, shell=True, env=self._environment, cwd=self._directory,

@@ -39,10 +39,11 @@ def read_frame(sock: socket.socket) -> bytes | None:
 
 
 class ScriptedBroker:
-    """A broker that records the base sequences of Produce requests and answers with increasing offsets.
+    """A broker that answers Produce requests with increasing offsets, and records the base sequences of their
+    batches.
 
-    `peers` has the (node id, host, port) of each broker in Metadata and similar responses. If it is empty,
-    they name only this broker.
+    `peers` has the (node id, host, port) of each broker that Metadata and similar responses name. If it is
+    empty, they name only this broker.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class ScriptedBroker:
 
     def __exit__(self, *_: object) -> None:
         for sock in (self.listener, *self.connections):
-            # Only a shutdown ends a blocked accept or recv in another thread.
+            # Closing a socket does not end an accept or recv that blocks in another thread. A shutdown does.
             try:
                 sock.shutdown(socket.SHUT_RDWR)
             except OSError:
@@ -160,7 +161,9 @@ class TinyClient:
         return self.correlation_id
 
     def receive(self) -> Any:
-        """Return the next response, after checking its order; None if the connection was closed."""
+        """Return the next response, or None if the connection was closed. Check that it belongs to the oldest
+        open request.
+        """
         message, version, expected = self.sent.pop(0)
         try:
             frame = read_frame(self.sock)

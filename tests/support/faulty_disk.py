@@ -13,7 +13,7 @@ from oncelog.testing.memory_disk import MemoryDisk, SimulatedCrash
 
 
 class Fault(Enum):
-    """The fault that a call meets. With `LATE_EIO` the call takes effect, but its sync fails."""
+    """The fault of one call. With `LATE_EIO`, a call takes effect but is not synced, and then reports EIO."""
 
     KILL_BEFORE = "killed before"
     KILL_AFTER = "killed after"
@@ -33,11 +33,11 @@ _SYNCS = {"sync", "sync_directory"}
 
 
 class FaultyDisk:
-    """A disk that passes calls on to a MemoryDisk. Call number `fail_in`, counted from 0 since `arm`, meets
-    `fault`.
+    """A disk that passes calls on to a MemoryDisk, until one of them meets a fault.
 
-    With `is_lasting`, all later calls meet the fault too. `calls` counts the calls that can fail. After a
-    kill, the disk rejects every call.
+    Since `arm`, calls are counted from 0, and call number `fail_in` meets `fault`. With `is_lasting`, all
+    later calls meet it, too. `calls` counts the calls that can fail. After a kill, the disk rejects every
+    call.
     """
 
     def __init__(self, disk: MemoryDisk) -> None:

@@ -34,7 +34,7 @@ class Armed:
             raise KeyboardInterrupt
 
     def fire_soon(self) -> None:
-        """Raise KeyboardInterrupt within 1 ms, and every 0.1 s after that.
+        """Send signals that raise KeyboardInterrupt: the first within 1 ms, and then one every 0.1 s.
 
         Python ignores an exception that is raised in a weak reference's callback, so one signal may not be
         enough.
@@ -44,7 +44,9 @@ class Armed:
 
 
 def read(consumer: Consumer, how: str, armed: Armed, given: list[tuple[int, int]]) -> None:
-    """Read until an interrupt. Each record is stored in a single step, so no interrupt can lose one."""
+    """Read until an interrupt. Each record is stored in one step, so no interrupt can lose a record between
+    two steps.
+    """
     if how == "iterate":
         try:
             armed.fire_soon()

@@ -29,7 +29,7 @@ run_load(load, config, lambda report: print(report.records, flush=True))
 """
 
 Content = dict[int, list[tuple[bytes | None, bytes | None]]]
-"""The (key, value) pairs of each partition's records, in order."""
+"""For each partition, the (key, value) pairs of its records in order."""
 
 
 def write_csv(path: Path, first: int, count: int) -> Path:
@@ -39,7 +39,9 @@ def write_csv(path: Path, first: int, count: int) -> Path:
 
 
 def expected(count: int) -> Content:
-    """Return the content of a topic of PARTITIONS partitions after rows 0 to `count` were loaded."""
+    """Return the content that a topic of PARTITIONS partitions must have after the first `count` rows were
+    loaded.
+    """
     content: Content = {}
     for n in range(count):
         key = f"key-{n % 17}".encode()
@@ -79,6 +81,6 @@ class Loader:
         self.end()
 
     def end(self) -> tuple[int, str]:
-        """Wait for the end. Return exit code and standard error."""
+        """Wait until the process has ended. Return its exit code and standard error."""
         _, errors = self.process.communicate(timeout=200)
         return self.process.returncode, errors

@@ -61,8 +61,9 @@ class Load:
         self._stopped.set()
 
     def stop(self) -> None:
-        """Stop both producers, and wait for the outcome of everything sent. Raise the error of a failed
-        producer.
+        """Stop both producers, and wait for the outcome of all records that were sent.
+
+        Fail if a producer raised an error or does not end.
         """
         self._stopped.set()
         for thread in self._threads:
@@ -119,14 +120,15 @@ class Load:
                 pause(self._pause_s)
 
     def check(self, servers: str | None = None, acked: Acknowledged | None = None) -> None:
-        """Check that all that was acknowledged is stored once and whole, and that the audit finds nothing.
+        """Check that everything acknowledged is stored exactly once, transactions completely, and that the
+        audit has no finding.
 
-        `acked` is an earlier result of `acknowledged()`. None stands for its present result.
+        `acked` is an earlier result of `acknowledged()`. None means its current result.
         """
         servers = servers or self.servers
         stored, committed = acked or self.acknowledged()
-        # Read all end offsets at one moment: producers may still be writing, and a transaction would be read
-        # in part.
+        # Read all end offsets at one time. Producers may still be writing, and otherwise a transaction would
+        # be read in part.
         with Consumer({"bootstrap.servers": servers}) as consumer:
             topics = itertools.product((self.plain, self.pairs), range(PARTITIONS))
             tps = [TopicPartition(*each) for each in topics]
@@ -146,7 +148,8 @@ class Load:
         seen = Counter((each.partition, number_of(each.value)) for each in read_now(self.pairs))
         assert set(seen.values()) <= {1}, "a record of a transaction twice"
         numbers = {number for _, number in seen}
-        if not self._stopped.is_set():  # the newest transaction may still miss some markers
+        # While producers write, the newest transaction may not have all of its markers
+        if not self._stopped.is_set():
             numbers = {number for number in numbers if number <= max(committed, default=-1)}
             seen = Counter({each: count for each, count in seen.items() if each[1] in numbers})
         assert len(seen) == PARTITIONS * len(numbers), "a transaction in some partitions only"
@@ -159,7 +162,7 @@ def number_of(value: bytes | None) -> int:
 
 
 def audit(servers: str, *topics: str) -> list[str]:
-    """Return the audit's findings for the batches below the last stable offset, without Spark."""
+    """Return the findings of the audit without Spark, for the batches below the last stable offset."""
     findings, outcomes = [], defaultdict[tuple[int, int], set[bool]](set)
     with Consumer({"bootstrap.servers": servers}) as consumer:
         tps = [
@@ -180,13 +183,13 @@ def audit(servers: str, *topics: str) -> list[str]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait with a limit that a busy machine does not reach."""
+    """Wait until the condition is true. A busy machine does not reach the limit."""
     wait_until(condition, PATIENCE_S)
 
 
 @contextmanager
 def frozen(broker: BrokerProcess) -> Iterator[None]:
-    """Suspend and resume a process, as `systemctl freeze`, `docker pause` and `kill -STOP` do."""
+    """Suspend a process during the block, as `systemctl freeze`, `docker pause` and `kill -STOP` do."""
     os.kill(broker.pid, signal.SIGSTOP)
     os.waitid(os.P_PID, broker.pid, os.WSTOPPED | os.WNOWAIT)
     try:

@@ -1,7 +1,8 @@
-"""The real disk over operating system calls that can fail, and the files that a power loss leaves.
+"""The real disk on operating system calls that can fail, and the files that a power loss leaves.
 
-The simulator's disk fails in whole calls of `Disk`. Here each system call within such a call can fail. A
-write may store a part of its data before it fails, and the call that removes this part may fail too.
+In the simulator, a call of the protocol `Disk` fails as a whole. Here, each system call inside such a call
+can fail. A write may store a part of its data before it fails, and the call that removes this part may fail,
+too.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ CALLS_THAT_FAIL = {
 
 
 class FaultyOs:
-    """A replacement of the module `os` in `oncelog.server.disk` that records what each sync makes durable.
+    """Replaces the module `os` in `oncelog.server.disk`. It records what each sync would make durable.
 
-    It does no real syncs: `power_loss` restores the files from the records.
+    It does not really sync: `power_loss` restores the files from the records.
     """
 
     def __init__(self) -> None:
         self.call_count = 0
         self.failed: list[tuple[str, str]] = []
-        """Name and path of each system call that failed. A failed check prints them."""
+        """The name and path of each system call that failed. The message of a failed check contains them."""
         self._first = self._stop = 0
         self._error = errno.EIO
         self._names: set[str] = set()
@@ -45,8 +46,8 @@ class FaultyOs:
         self._contents: dict[int, bytes] = {}
         self._names_in: dict[int, dict[str, int]] = {}
         self._removed: dict[int, int] = {}
-        """Open descriptors of removed files. They keep inode numbers from reuse, since a power loss may
-        restore names.
+        """Open descriptors of removed files, so that their inode numbers are not used again. A power loss may
+        restore the files' names.
         """
 
     def __getattr__(self, name: str) -> Any:
@@ -65,9 +66,9 @@ class FaultyOs:
                 self._forget_removed()
 
     def arm(self, error: int, names: set[str], first: int, count: int, taken: float) -> None:
-        """Let `count` system calls fail, beginning with number `first` of the next ones.
+        """Let `count` system calls fail, beginning with call number `first` from now on.
 
-        A failing write stores a part of its data.
+        A write that fails stores a part of its data.
         """
         self._error, self._names, self._taken = error, names, taken
         self._first = self.call_count + first
@@ -221,7 +222,9 @@ def _path_of(fd: int) -> str:
 
 
 def _content(fd: int) -> bytes:
-    """Read a file through /proc, since a descriptor may be write-only and its file may have no name."""
+    """Read a file through /proc, because its descriptor may be write-only, and the file may have no name any
+    more.
+    """
     return Path(f"/proc/self/fd/{fd}").read_bytes()
 
 

@@ -13,7 +13,7 @@ from oncelog.rules.transactions.client_session import State
 from oncelog.types import OffsetAndMetadata, ProducerRecord, Record, TimestampType, TopicPartition
 
 MAX_CALLS = 5_000
-"""More calls than any test needs: a loop that makes no progress fails the test."""
+"""A limit of calls that no correct loop reaches. A loop that makes no progress fails the test."""
 
 
 class Fault:
@@ -27,11 +27,11 @@ class Fault:
 
 
 class MemoryIO:
-    """Implements `LoopIO`. `visible` has the committed output records, `committed` the group's committed
-    offsets.
+    """Implements `LoopIO` in memory. `visible` has the committed output records, and `committed` the group's
+    committed offsets.
 
-    `faults` has, for each method, the Fault (or None) of each call. `events` has coroutine functions, one for
-    each poll, that act as a rebalance.
+    `faults` has a queue for each method: the Fault of each call, or None. `events` has a coroutine function
+    for each poll, which acts as a rebalance, or None.
     """
 
     def __init__(self, sources: Mapping[TopicPartition, int], transform: Callable[[Record], Any]) -> None:

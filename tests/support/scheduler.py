@@ -1,4 +1,4 @@
-"""The scheduler that decides which tests one process of xdist runs together."""
+"""The scheduler that decides which process of xdist runs which tests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ ROOT = Path(__file__).parents[2]
 
 
 class OneOfEach(LoadFileScheduling):
-    """A scheduler that gives each file to one process.
+    """A scheduler that gives all tests of a file to one process.
 
     All files with a Spark session go to a single process, and so do all that request the shared Apache Kafka.
-    A second session or server costs more than it gives, and on few cores two at a time starve each other.
+    A second session or server costs more time than it saves. On few cores, two of them also slow each other
+    down.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -24,7 +25,9 @@ class OneOfEach(LoadFileScheduling):
 
 
 def group_of(nodeid: str, *, is_quick: bool) -> str:
-    """Return the name of the group that one process runs as a whole: mostly the test's file."""
+    """Return the name of the group of tests that one process runs together. That is mostly the test's
+    file.
+    """
     file = nodeid.partition("::")[0]
     if file.startswith("tests/spark/") and _has_session(file):
         return "spark"

@@ -13,12 +13,14 @@ from oncelog.wire.frames import RequestHeader, decode_request_header, encode_res
 from oncelog.wire.messages import ApiVersionsResponse
 
 Answer = Callable[[RequestHeader], bytes]
-"""A function that returns the bytes to write after a request. Empty bytes send no response."""
+"""Returns the bytes to send in response to a request. With empty bytes, no response is sent."""
 API_VERSIONS_KEY = 18
 
 
 def offers_all(header: RequestHeader) -> bytes:
-    """Answer ApiVersions as our broker does. Send no response to other requests."""
+    """Answer ApiVersions with all APIs and versions that our client knows. Send no response to other
+    requests.
+    """
     if header.api_key != API_VERSIONS_KEY:
         return b""
     rows = [
@@ -38,7 +40,7 @@ def scripted_server(answer: Answer) -> Iterator[str]:
         connections: list[socket.socket] = []
 
         def accept() -> None:
-            with contextlib.suppress(OSError):  # the listener was closed
+            with contextlib.suppress(OSError):  # the listener was closed, because the block has ended
                 while True:
                     connection = listener.accept()[0]
                     connections.append(connection)

@@ -1,4 +1,4 @@
-"""Addresses of the brokers that parametrized fixtures name."""
+"""The addresses of brokers, by the names that parametrized fixtures use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw limits so small that a few records reach limits that a broker reaches only with millions."""
+"""Limits that are so small that a few records reach them. With a broker's limits, it would take millions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from hypothesis import strategies as st
 
 from oncelog.limits import Limits
 
-# Number of records in the largest batch that these tests write. A segment must be able to hold that many.
+# Number of records in the largest batch that these tests write. A segment must have room for that many
+# offsets.
 MAX_BATCH_RECORDS = 4
 
 
 def small_limits() -> st.SearchStrategy[Limits]:
-    """Return limits at which each operation takes several steps, runs, rounds or files."""
+    """Return a strategy for limits with which each operation takes several steps, runs, rounds or files."""
     few = st.integers(1, 3)
     return st.builds(
         Limits,

@@ -41,7 +41,9 @@ FULL_FIXTURES = {
 """Fixtures that only tests of the full tier may request, directly or through another fixture."""
 
 FULL_PARAMETERS = {"apache": "Apache Kafka"}
-"""Words of parameter ids that stand for such a fixture, for tests that request it with getfixturevalue."""
+"""Words in parameter ids that stand for a fixture of the full tier. A test with such a parameter gets the
+fixture by getfixturevalue.
+"""
 
 MIN_EXAMPLES = 10
 FULL_PROGRAMS = {"java", "javac", "mvn", "go", "node", "npm", "chromium", "spin", "gcc"}
@@ -53,11 +55,11 @@ FULL_DIRECTORIES = {
     "kill": "kills processes",
     "pipeline": "supervises processes with a Spark session each",
 }
-"""Directories under tests/ whose subject needs more than one process."""
+"""Directories under tests/ whose tests need more than one process, each with the reason."""
 
 
 def needs(item: pytest.Item) -> str | None:
-    """Return the need of a test that excludes it from the quick tier, or None."""
+    """Return the reason why a test cannot be in the quick tier, or None."""
     directory = item.path.parent.name
     if directory in FULL_DIRECTORIES:
         return FULL_DIRECTORIES[directory]
@@ -97,7 +99,7 @@ def is_property(item: pytest.Item) -> bool:
 
 
 def reduce_examples(items: list[pytest.Item]) -> None:
-    """Leave each property a quarter of its examples, but at least MIN_EXAMPLES."""
+    """Reduce the number of examples of each Hypothesis test to a quarter, but not below MIN_EXAMPLES."""
     functions, machines = set(), set()
     for item in items:
         if isinstance(item, pytest.Function) and is_property(item):
@@ -132,7 +134,7 @@ COLLECTED = pytest.StashKey[list[pytest.Item]]()
 
 
 class Tiers:
-    """Sets the tiers, and fails a quick test that starts or requests something that its tier excludes."""
+    """Sets the tiers. Fails a quick test that requests a fixture or starts a program of the full tier."""
 
     def __init__(self) -> None:
         self._running: pytest.Item | None = None
@@ -150,7 +152,8 @@ class Tiers:
     def pytest_sessionfinish(self) -> None:
         subprocess.Popen.__init__ = self._start_process  # type: ignore[method-assign]
 
-    @pytest.hookimpl(tryfirst=True)  # run before -m leaves tests out, and before fixtures are grouped
+    # First, before -m drops tests, and before pytest groups tests by their fixtures
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         set_tiers(items)
         config.stash[COLLECTED] = list(items)

@@ -15,6 +15,6 @@ def load_tool(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"tool_{name}", TOOLS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # a dataclass looks its module up there
+    sys.modules[spec.name] = module  # a dataclass looks its own module up in sys.modules
     spec.loader.exec_module(module)
     return module

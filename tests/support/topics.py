@@ -73,7 +73,9 @@ def values(servers: str, topic: str) -> list[bytes | None]:
 
 
 def requests(proxy: Proxy, api: str = "Produce") -> list[WireEvent]:
-    """Return the requests of one API as clients sent them."""
+    """Return the requests of one API that clients sent to the proxy, without the copies and releases that it
+    made itself.
+    """
     return [
         event
         for event in proxy.events
@@ -82,5 +84,5 @@ def requests(proxy: Proxy, api: str = "Produce") -> list[WireEvent]:
 
 
 def sequences(proxy: Proxy) -> list[int | None]:
-    """Return the base sequences of all batches sent, in order."""
+    """Return the base sequences of all batches that clients sent to the proxy, in order."""
     return [batch.base_sequence for event in requests(proxy) for batch in event.batches]

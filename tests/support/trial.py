@@ -16,10 +16,10 @@ from oncelog.trial.spark_checkpoint import read_checkpoint
 
 
 class StandInDriver:
-    """Copies SOURCE to TARGET in micro-batches, as a subclass decides.
+    """Copies SOURCE to TARGET in micro-batches. Subclasses decide how.
 
-    If `remembers` is True, a micro-batch that was written before is not written again. If `ends_with` is an
-    error, the driver raises it instead of copying.
+    If `remembers` is True, it does not write a micro-batch again that it has already written. If `ends_with`
+    is an error, the driver raises it instead of copying.
     """
 
     remembers = True

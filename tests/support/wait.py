@@ -39,7 +39,7 @@ def wait_until(
 async def until(
     is_so: Callable[[], object], seconds: float = LIMIT_S, what: Callable[[], object] | None = None
 ) -> None:
-    """Poll as `wait_until` does, and let the event loop do other work meanwhile."""
+    """Poll as `wait_until` does, but let the event loop run other tasks between two polls."""
     for _ in attempts(what, seconds):
         if is_so():
             return
@@ -49,9 +49,9 @@ async def until(
 def attempts(
     what: Callable[[], object] | None = None, seconds: float = LIMIT_S, step_s: float = 0.0
 ) -> Iterator[int]:
-    """Yield the number of each attempt, and pause after it. The caller ends the loop when it succeeds.
+    """Yield the number of each attempt, and pause after it. The caller leaves the loop after a success.
 
-    Fail the test at the limit, with the result of `what`.
+    At the limit, fail the test with the result of `what`.
     """
     deadline, count = time.monotonic() + seconds, 0
     while True:
@@ -62,7 +62,9 @@ def attempts(
 
 
 def pause(seconds: float) -> None:
-    """Let real time pass before a fault or between two requests. Nothing may depend on how long it was."""
+    """Let real time pass before a fault or between two requests. A test's result may not depend on the
+    length.
+    """
     time.sleep(seconds)
 
 
@@ -75,7 +77,7 @@ async def rest(seconds: float) -> None:
 
 
 def clock_ms() -> float:
-    """Return the monotonic time, for test doubles of the product's parts."""
+    """Return the monotonic time in milliseconds, for test doubles of parts of the product."""
     return time.monotonic() * 1000
 
 
@@ -96,7 +98,7 @@ def set_wall_clock(clock: Clock, by_ms: int) -> None:
     """Set the wall clock of a broker in this process forward or back."""
     wall_ns = clock._wall_ns
     clock._wall_ns = lambda: wall_ns() + by_ms * 1_000_000
-    clock.now_ms()  # the broker's clock follows at its next tick, which this runs
+    clock.now_ms()  # the broker's clock reads the wall clock in its next tick, so run that tick now
 
 
 def pass_time(broker: Broker, ms: int) -> None:
@@ -113,7 +115,7 @@ def pass_time(broker: Broker, ms: int) -> None:
         running.server._sweep()
 
     async def go_on() -> None:
-        sweep()  # this records the activity of connections before the time changes
+        sweep()  # record the activity of connections at the old time
         monotonic_ns = running.clock._monotonic_ns
         running.clock._monotonic_ns = lambda: monotonic_ns() + ms * 1_000_000
         set_wall_clock(running.clock, ms)
@@ -124,11 +126,11 @@ def pass_time(broker: Broker, ms: int) -> None:
 
 
 class JumpingClock:
-    """A clock that can jump forward, for the clients and brokers that this process makes after it is
-    installed.
+    """A clock that can jump forward. Clients and brokers that this process makes after its installation use
+    it.
 
-    Timers of these clients and brokers jump with the clock. Call `jump` only when no other operation would
-    time out by that.
+    Their timers jump with the clock. Call `jump` only if no other pending operation would time out because of
+    the jump.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +144,7 @@ class JumpingClock:
         monkeypatch.setattr("oncelog.runtime.loop_thread.new_event_loop", self._new_event_loop)
 
     def _new_event_loop(self) -> asyncio.AbstractEventLoop:
-        loop = asyncio.SelectorEventLoop()  # the time of a uvloop loop cannot be set
+        loop = asyncio.SelectorEventLoop()  # a uvloop loop has its own time, which cannot be replaced
         loop.time = lambda: (time.monotonic_ns() + self._ahead_ns) / 1e9  # type: ignore[method-assign]
         self._loops.add(loop)
         return loop
@@ -150,11 +152,13 @@ class JumpingClock:
     def jump(self, seconds: float) -> None:
         self._ahead_ns += round(seconds * 1e9)
         for loop in list(self._loops):
-            with suppress(RuntimeError):  # the loop is already closed
+            with suppress(RuntimeError):  # the loop is closed, so it has no timers to wake
                 loop.call_soon_threadsafe(lambda: None)
 
     def outcome_of(self, call: Callable[[], T], step_s: float) -> T:
-        """Return the result of a call that waits for a time-out in its thread, or raise its exception."""
+        """Run a call that waits for a time-out in another thread. Return its result, or raise its
+        exception.
+        """
         with ThreadPoolExecutor(1) as thread:
             future = thread.submit(call)
             self.jump_until(future.done, step_s)
@@ -169,7 +173,7 @@ class JumpingClock:
 
 
 class HeldTimers:
-    """Captures the timers that a module sets on its event loop, until the test runs them with `fire`."""
+    """Captures the timers that a module sets on its event loop. They run only when the test calls `fire`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
         self.delays_s: list[float] = []

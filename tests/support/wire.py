@@ -76,8 +76,8 @@ def _random_primitive(rng: random.Random, field: Field, plain: bool) -> Any:
 
 
 def random_part(rng: random.Random, struct: Struct, cls: type[Any], version: int, plain: bool = False) -> Any:
-    """Return a message, or a part of one, with random values in the version's fields and defaults in the
-    others.
+    """Return a message or a part of one. The fields of the version have random values, all others their
+    defaults.
     """
     part = cls()
     for field in struct.fields:
@@ -88,13 +88,13 @@ def random_part(rng: random.Random, struct: Struct, cls: type[Any], version: int
         setattr(part, field.name, random_value(rng, field, cls, version, plain))
         if field.tag is not None and field.struct is not None and not field.is_array:
             value = getattr(part, field.name)
-            if value == type(value)():  # kafka-python treats a default struct as absent
+            if value == type(value)():  # for kafka-python, a struct with only defaults is absent
                 setattr(part, field.name, None)
     return part
 
 
 def to_kafka_python(part: Any, their_cls: Any, version: int) -> Any:
-    """Return the same values in kafka-python's class."""
+    """Return the message as an object of kafka-python's class, with the same values."""
     values = {}
     for field in part._struct.fields:
         value = getattr(part, field.name)
@@ -116,7 +116,7 @@ def _to_theirs(field: Field, value: Any, their_cls: Any, version: int) -> Any:
 
 
 def from_kafka_python(theirs: Any, cls: type[Any], version: int) -> Any:
-    """Return kafka-python's values in our class."""
+    """Convert an object of kafka-python's class to our class."""
     part = cls()
     for field in cls._struct.fields:
         if field.is_in(version):

@@ -24,7 +24,7 @@ def load_example(name: str) -> ModuleType:
 
 
 class DeltaCase:
-    """A Delta Lake table. `open` returns the present state of the table that `append` writes to."""
+    """A Delta Lake table. `open` returns the table's current state, to which `append` writes."""
 
     def __init__(self, directory: Path) -> None:
         deltalake = pytest.importorskip("deltalake", reason="needs the package deltalake")
@@ -44,7 +44,7 @@ class DeltaCase:
 
 
 class IcebergCase:
-    """An Iceberg table in a catalog of SQLite."""
+    """An Iceberg table. SQLite stores its catalog."""
 
     def __init__(self, directory: Path) -> None:
         pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
@@ -98,7 +98,7 @@ def test_rows_that_come_again_are_added_once(new_case: Callable[[Path], Case], t
     version = case.version()
     case.example.append(case.open(), first)
     assert case.version() == version, "a repeated micro-batch makes no commit"
-    # Another checkpoint cuts the partitions into other micro-batches.
+    # After a start with another checkpoint, the micro-batches begin at other offsets.
     case.example.append(case.open(), pa.concat_tables([records(0, range(7, 20)), records(2, range(5, 6))]))
     case.example.append(case.open(), records(1, range(6)))
     expected = [(0, n) for n in range(20)] + [(1, n) for n in range(6)] + [(2, 5)]

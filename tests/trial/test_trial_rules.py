@@ -173,8 +173,8 @@ def test_everything_is_consumed_when_committed_batches_cover_all_partitions() ->
 
 
 def test_a_commit_entry_that_is_lost_without_rows_is_no_fault(tmp_path: Path) -> None:
-    """A stateful query plans a micro-batch without rows after each micro-batch with rows, and its commit
-    entry may be lost.
+    """A stateful query plans a micro-batch without rows after each one with rows. Losing the commit entry of
+    such a micro-batch does not repeat any rows.
     """
     (cell,) = choose_cells(["commit-lost"], TargetKind.TOPIC)
     for log in ("offsets", "commits"):

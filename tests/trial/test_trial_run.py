@@ -166,6 +166,6 @@ def test_the_settings_have_their_placeholders_replaced(
     chosen = replace(trial, settings={"IN": "{source}", "OUT": "to {target}", "BRACES": "{x}"})
     outcome_of("calm", chosen, monkeypatch, __init__=keep)
     assert seen["IN"] == seen["SOURCE"] and seen["OUT"] == f"to {seen['TARGET']}" and seen["BRACES"] == "{x}"
-    assert seen["BOOTSTRAP_SERVERS"] != broker.bootstrap_servers  # the driver's address is the proxy's
+    assert seen["BOOTSTRAP_SERVERS"] != broker.bootstrap_servers  # the driver gets the address of the proxy
     with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
         assert {seen["IN"], seen["TARGET"]} <= {topic.name for topic in admin.list_topics()}

@@ -67,7 +67,9 @@ def test_files_are_read_as_readers_see_them(
 
 @pytest.mark.parametrize("kind", [TargetKind.PARQUET, TargetKind.DELTA])
 def test_only_columns_that_may_contain_the_id_are_read(kind: TargetKind, tmp_path: Path) -> None:
-    """The other column has a date after the year 9999, which Python cannot represent."""
+    """The column `until` has a date after the year 9999, which Python cannot represent. It must not be
+    read.
+    """
     rows = pa.table({"id": ["0", "1"], "until": pa.array([2**62] * 2, pa.timestamp("us"))})
     if kind is TargetKind.DELTA:
         pytest.importorskip("deltalake").write_deltalake(tmp_path, rows)
@@ -90,7 +92,7 @@ def test_an_empty_directory_has_no_rows(tmp_path: Path) -> None:
 def test_a_folder_that_vanishes_while_writes_are_counted_is_passed_over(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark's commit protocol removes `_temporary` while the trial polls."""
+    """While the trial counts files, Spark's commit protocol may remove the folder `_temporary`."""
     scandir = os.scandir
 
     def vanished(path: str) -> Any:
@@ -168,7 +170,7 @@ def test_rows_of_sqlite_are_not_lost_because_their_id_has_another_place(
 
 
 def test_without_a_log_of_spark_every_file_is_committed(directory: Path) -> None:
-    """Only Spark's file sink writes such a log. A query with `foreachBatch` has none."""
+    """Only Spark's file sink writes the log `_spark_metadata`. A query with `foreachBatch` has none."""
     shutil.rmtree(directory / "_spark_metadata")
     target = target_of(TargetKind.PARQUET_COMMITTED, "unused", directory, "unused", "id")
     assert sorted(row["id"] for row in target.read()) == ["0", "1", "1"]
@@ -192,19 +194,19 @@ def batches(count: int) -> Iterator[pa.RecordBatch]:
 
 
 class Control:
-    """A control directory, and tasks of a stage that pass rows on."""
+    """A control directory, and tasks of a stage whose rows pass through the fault point."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory, self.strikes = directory, Strikes(directory)
         self.task = (0, 0)
         monkeypatch.setattr(fault_point, "_task", lambda: self.task)
-        # The trial counts the files while a task waits.
+        # While a task waits at the fault point, the trial counts the files. So count them here.
         monkeypatch.setattr(fault_point, "_wait_while", lambda condition: self.strikes.look(1))
 
     def passed(
         self, count: int, *, stage: int = 0, attempt: int = 0, strike: Strike = Strike.RAISE
     ) -> list[int]:
-        """Return the ids that a task passes on before it fails (-1) or ends."""
+        """Return the ids of the rows that a task passes on. If the task then fails, -1 follows them."""
         ids, self.task = [], (stage, attempt)
         rows = pass_rows(batches(count), control=str(self.directory), strike=strike.value, driver="d")
         try:
@@ -237,7 +239,8 @@ def test_a_task_with_few_rows_fails_behind_them(control: Control) -> None:
 def test_a_job_that_only_looks_at_a_micro_batch_does_not_use_up_the_fault(control: Control) -> None:
     control.strikes.arm()
     assert control.passed(4, stage=1) == [0, 1, -1]
-    # Only the other task fails the job: Spark does not repeat a task that `isEmpty()` no longer needs.
+    # This fault does not count: Spark does not repeat a failed task that `isEmpty()` no longer needs, so the
+    # job does not fail.
     assert not control.strikes.has_counted
     assert control.passed(4, stage=2) == [0, 1, -1]
     assert control.passed(4, stage=2, attempt=1) == [0, 1, 2, 3]

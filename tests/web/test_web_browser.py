@@ -51,7 +51,7 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def address(broker: Broker) -> Iterator[str]:
-    """Provide the pages' address, without the slash at its end."""
+    """Run `oncelog web` for the fixture `broker`, and yield its address without the slash at the end."""
     with serve(broker.bootstrap_servers, "127.0.0.1:0", "-X", "request.timeout.ms=2000") as address:
         yield address
 
@@ -69,7 +69,7 @@ def serve(servers: str, listen: str, *arguments: str) -> Iterator[str]:
 
 
 def refresh(page: Page) -> None:
-    """Let the page refresh once, and wait for the response and the changes."""
+    """Let the page refresh once. Wait for the response, and until the page shows it."""
     with page.expect_response(lambda answer: answer.request.resource_type == "fetch"):
         page.clock.run_for(2_100)
 
@@ -80,9 +80,9 @@ def create(broker: Broker, *names: str) -> None:
 
 
 def in_thread(call: Callable[..., object], *arguments: object, **named: object) -> None:
-    """Call a function in another thread.
+    """Call a function in another thread, and wait for it.
 
-    This one has Playwright's loop, in which asyncio.run cannot be called.
+    In this thread, Playwright's event loop is running, so asyncio.run cannot be called.
     """
     with ThreadPoolExecutor(1) as pool:
         pool.submit(call, *arguments, **named).result()
@@ -142,9 +142,9 @@ def test_the_consent_to_abort_stays_with_its_transaction(broker: Broker, address
 
 
 def test_pages_of_another_server_replace_the_whole_page(broker: Broker, browser: Browser, page: Page) -> None:
-    """Two clusters may have a transaction with the same name and numbers.
+    """Two clusters may have transactions with the same name and numbers.
 
-    A confirmation must count for only one of them.
+    If the user confirms an action for one of them, that must not count for the other.
     """
 
     with Broker(config={"transaction.partition.verification.enable": False}) as other:

@@ -203,20 +203,20 @@ def test_the_overview_shows_rates_and_what_is_held_back(pages: TestClient, serve
         shown = text(pages, "/")
         producer.abort_transaction()
     assert re.search(r"Open transactions [1-9]\d* the oldest for", shown)
-    # The shared Apache Kafka may have more partitions than the page samples.
+    # The shared Apache Kafka may have more partitions than the page samples, and then the page says so.
     assert f"{topic}-0 0 1 1" in shown or "This cluster is large" in shown
 
 
 def test_a_damaged_batch_is_named_and_what_is_before_it_is_shown(ours: str) -> None:
     """The batch has bytes that are not records, as a damaged disk may return.
 
-    Only our broker: Apache Kafka accepts no such batch.
+    The test uses only our broker, because Apache Kafka does not accept such a batch.
     """
     topic = new_topic(ours)
     tp = TopicPartition(topic, 0)
     append(ours, tp, batch_of(b"whole"))
     damaged = bytearray(batch_of(b"broken"))
-    damaged[HEADER_BYTES] = 0x7F  # the first record claims more bytes than the batch has
+    damaged[HEADER_BYTES] = 0x7F  # the size of the first record is now larger than the batch
     write_crc(damaged, 0, len(damaged))
     append(ours, tp, bytes(damaged))
     with (

@@ -62,7 +62,9 @@ def test_json_without_repeated_names_is_indented_as_by_json_dumps() -> None:
 
 
 def test_deeply_nested_json_is_not_indented() -> None:
-    """json.dumps would make 1.6 MB of these 1,800 bytes, for each of 500 messages."""
+    """With indentation, json.dumps would make 1.6 MB of these 1,800 bytes, and a page may show 500 such
+    messages.
+    """
     shown = data_text(b"[" * 900 + b"]" * 900)
     assert (shown["kind"], len(shown["text"])) == ("text", 1_800)
 

@@ -10,8 +10,9 @@ from oncelog.web.charts import batch_blocks, offsets_bar, sparkline, transaction
 from oncelog.web.fates import Fate, StoredBatch, fates, remembered
 from oncelog.web.timeline import PastTransaction, past_transactions
 
-# Each word is a batch: its offset and its kind. t1 is a transactional batch of producer 1; c1 and a1 are its
-# COMMIT and ABORT markers. p is plain. "+" and "-" are the verdicts of a fetch below the last stable offset.
+# Each word is a batch: its offset and its kind. "t1" is a transactional batch of producer 1. "c1" and "a1"
+# are its COMMIT and ABORT markers. "p" is a plain batch. "+" and "-" mean that a read_committed fetch
+# delivers or hides the batch.
 TABLE = """
 0p                              plain
 0t1+ 1c1                        committed plain

@@ -1,5 +1,5 @@
-"""Limits on the data that one page reads, keeps and shows, with hostile or large data; and the stop of the
-pages.
+"""Limits of the data that one page reads, keeps and shows, tested with hostile and with large data. Also the
+stop of the pages.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def test_a_note_with_other_values_than_numbers_does_not_end_the_page(
 def test_a_name_with_dots_and_slashes_has_a_page_of_its_own(
     client: TestClient, ours: str, admin: Admin, name: str
 ) -> None:
-    """`urljoin` removes the segments "." and "..", as browsers do."""
+    """Like browsers, `urljoin` removes the segments "." and ".." from a path. So links must encode them."""
     at = TopicPartition(new_topic(ours), 0)
     admin.alter_group_offsets(name, {at: OffsetAndMetadata(0)})
     link = page_path("groups", name)
@@ -230,9 +230,9 @@ def test_a_large_form_is_refused_unread(client: TestClient, monkeypatch: pytest.
 
 
 def test_a_topic_of_many_partitions_can_be_reset(client: TestClient, ours: str) -> None:
-    """The form has more than Starlette's limit of 1,000 fields.
+    """The form has more fields than Starlette's limit of 1,000.
 
-    The plan is out of date, so the reset changes nothing.
+    The server reads the form, but refuses the reset because its plan is out of date.
     """
     topic = new_topic(ours)
     form = {"token": token_of(client, "/stories/lost-ack"), "group": new_group(), "topic": topic}
@@ -287,7 +287,7 @@ def test_ctrl_c_ends_pages_that_wait_for_a_silent_broker() -> None:
                 host, _, port = child.stdout.readline().split("/")[2].rpartition(":")
                 with socket.create_connection((host, int(port))) as browser:
                     browser.sendall(b"GET /groups HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-                    silent.accept()[0].recv(1)  # by now the page waits for the response
+                    silent.accept()[0].recv(1)  # the page now waits for the response of the silent broker
                     child.send_signal(signal.SIGINT)
                     assert child.wait(200) == 0
             finally:

@@ -1,4 +1,6 @@
-"""The pages over our broker and over Apache Kafka, their one action, and its protection."""
+"""The pages with our broker and with Apache Kafka, and their only action, aborting a transaction, with its
+protection.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def test_an_open_transaction_is_seen_everywhere(pages: TestClient, servers: str)
 def _stable_end(servers: str, topic: str) -> int:
     """Return the last stable offset.
 
-    It serves instead of `values`, which would wait for the end of the transaction.
+    A test with an open transaction cannot use `values`, which would wait for the end of the transaction.
     """
     tp = TopicPartition(topic, 0)
     with Consumer({"bootstrap.servers": servers}) as consumer:

@@ -1,6 +1,7 @@
-"""Every page of the console in Chromium under live traffic: accessible, within the window, and photographed.
+"""Every page of the console in Chromium under live traffic: accessible, not wider than the window, and
+photographed.
 
-`ONCELOG_PHOTOS=docs/images/console pytest tests/web/test_web_photos.py` writes the photographs of the guide.
+`ONCELOG_PHOTOS=docs/images/console pytest tests/web/test_web_photos.py` writes the photographs for the guide.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def axe() -> str:
-    """The source of axe-core, from npm."""
+    """The JavaScript source of axe-core, a checker of accessibility, from npm."""
     if not shutil.which("npm"):
         pytest.skip("axe-core comes from npm, which is not installed")
     home = CACHE / f"axe-{state_of(*AXE.iterdir())}"
@@ -154,9 +155,9 @@ class Traffic:
 
 @pytest.fixture(scope="module")
 def address(browser: Browser) -> Iterator[str]:
-    """Run the console over a broker with traffic, and yield its address.
+    """Run the console in a process, for a broker with traffic. Yield its address.
 
-    Use a process, because the browser's loop forbids asyncio here.
+    In this process, the event loop of the browser prevents a second one.
     """
     held: list[Traffic] = []
     with Broker(config={"transaction.partition.verification.enable": False}) as broker:
@@ -183,14 +184,17 @@ def test_no_page_has_a_serious_fault_of_accessibility(
     page = _page(browser, scheme, 1280)
     for name, path in PAGES.items():
         page.goto(address + path)
-        page.evaluate(axe)  # evaluate as the browser's debugger, which the pages' security policy allows
+        # The pages' security policy forbids scripts in the page, but permits those of the browser's debugger
+        page.evaluate(axe)
         assert page.evaluate(SERIOUS) == [], name
     page.context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_fate_of_every_record_is_readable(scheme: str, browser: Browser, axe: str, address: str) -> None:
-    """`open` had too little contrast on white. The test above met it only if a page showed an open record."""
+    """Regression: `open` had too little contrast on white. The test of all pages noticed that only if a page
+    happened to show an open record.
+    """
     page = _page(browser, scheme, 1280)
     for fate, path in FATES.items():
         page.goto(address + path)
@@ -229,7 +233,7 @@ def _lose_an_acknowledgement(page: Page) -> None:
 
 
 def test_every_page_is_photographed(browser: Browser, address: str, tmp_path: Path) -> None:
-    """The photographs are those that the guide describes, one for each page."""
+    """The guide describes one photograph for each page. All of them must be made."""
     target = Path(os.environ.get("ONCELOG_PHOTOS", tmp_path))
     target.mkdir(parents=True, exist_ok=True)
     page = _page(browser, "light", 1280)
@@ -252,7 +256,7 @@ def test_every_page_is_photographed(browser: Browser, address: str, tmp_path: Pa
             _lose_an_acknowledgement(page)
         if name in words:
             page.get_by_text(words[name]).first.wait_for()
-        # The drawing of the faults is below the window.
+        # The diagram of the faults is below the first 900 pixels.
         height = 1300 if name == "faults" else 900
         clip: FloatRect = {"x": 0, "y": 0, "width": 1280, "height": height}
         page.screenshot(path=target / f"{name}.png", full_page=True, clip=clip)

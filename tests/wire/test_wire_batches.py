@@ -120,14 +120,16 @@ def test_every_client_and_codec_is_captured() -> None:
 
 
 def test_a_negative_timestamp_delta_is_not_read_from_the_table() -> None:
-    """A negative index would read the table of short varints from its end, without an error."""
+    """If a negative delta were used as an index, it would read the table of short varints from its end,
+    without an error.
+    """
     for delta in (-1, -2, -8191, -8192, -8193, 8191, 8192):
         batch = build_batch([NewRecord(NOW_MS, None, b""), NewRecord(NOW_MS + delta, None, b"")])
         assert decode_records(batch)[1].timestamp_ms == NOW_MS + delta
 
 
 def test_long_sizes_keep_null_and_empty_apart() -> None:
-    """Sizes beyond the table use a slow path, which must distinguish null from empty, too."""
+    """Sizes that are not in the table take a slower path. That path must also distinguish null from empty."""
     records = [NewRecord(0, None, b"v" * 10_000), NewRecord(0, b"", b"v" * 10_000), NewRecord(0, None, None)]
     records += [NewRecord(0, b"k" * 10_000, None), NewRecord(0, b"k" * 10_000, b"")]
     assert rows(build_batch(records)) == [tuple(record) for record in records]
@@ -260,7 +262,7 @@ def test_a_wrong_record_count_is_refused(count: int) -> None:
         b"\x0c\x00\x00\x00\x01\x01\x7e",  # 63 headers in no bytes.
         b"\x0c\x00\x00\x00\x7e\x01\x00",  # A key beyond the record.
         b"\x0d\x00\x00\x00\x01\x01\x00",  # A negative length.
-        b"\x10\x00\x00\x00\x01\x01\x02\x01\x01",  # A header has null as its name.
+        b"\x10\x00\x00\x00\x01\x01\x02\x01\x01",  # A header whose name is null.
         b"\x12\x00\x00\x00\x01\x01\x02\x02\xff\x01",  # A header name is not UTF-8.
         b"\x26\x00" + b"\xff" * 11 + b"\x01" + b"\x00" * 6,  # A delta has more than 10 bytes.
     ],
@@ -385,7 +387,7 @@ def test_a_compacted_topic_accepts_only_records_with_their_own_offsets(offset_de
 
 
 def test_records_with_other_offset_deltas_keep_them_when_they_are_rewritten() -> None:
-    """A topic may become compacted after it has accepted such records."""
+    """A topic may have accepted such records before its cleanup.policy was changed to compact."""
     deltas = [-9_000, -1, 2, 2**40]
     batch = seal([_record(offset_delta=delta) for delta in deltas], 4, NOW_MS, NOW_MS)
     kept = rewrite_batch(read_header(batch), decode_records(batch)[:3], None)
@@ -396,7 +398,7 @@ def test_records_with_other_offset_deltas_keep_them_when_they_are_rewritten() ->
 def test_a_batch_whose_timestamps_overflow_can_be_rewritten(base_ms: int, delta_ms: int) -> None:
     """Regression: such a batch stopped the compaction of its partition.
 
-    Java's 64-bit arithmetic accepts it, so it may be stored.
+    Java's 64-bit arithmetic wraps around, so Apache Kafka accepts it, and a log may contain it.
     """
     batch = seal([_record(), _record(encode_varint(delta_ms), offset_delta=1)], 2, base_ms, base_ms)
     horizon_ms = 2**63 - 1

@@ -112,12 +112,13 @@ def test_truncated_data_is_an_error(codec: Compression) -> None:
             data = decompress(codec, packed[: len(packed) - cut])
         except CorruptMessage:
             continue
-        # A Xerial stream has no end mark, so a cut between two blocks leaves a valid stream.
+        # A Xerial stream has no end mark. So cut between two blocks, it is still valid.
         assert codec is Compression.SNAPPY and DATA.startswith(data) and len(data) < len(DATA)
 
 
 def test_the_size_in_a_snappy_block_is_not_trusted() -> None:
-    claim = b"\xff\xff\xff\x7f"  # ten bytes that claim to decompress to 2^28 - 1 bytes
+    # With the next six bytes, a block that claims to decompress to 2^28 - 1 bytes
+    claim = b"\xff\xff\xff\x7f"
     with pytest.raises(CorruptMessage, match="bytes after decompression"):
         decompress(Compression.SNAPPY, claim + b"123456", 1 << 30)
     with pytest.raises(CorruptMessage, match="no length"):
@@ -160,9 +161,7 @@ def test_zstd_contexts_are_not_shared_by_threads() -> None:
 
 
 def test_zstd_contexts_are_reused() -> None:
-    """To make a new context for each small batch takes two to three times as long as the compression
-    itself.
-    """
+    """A new context for each small batch would take two to three times as long as the compression."""
     decompress(Compression.ZSTD, compress(Compression.ZSTD, DATA, 5))
     made = (list(compression._zstd_compressors[5]), list(compression._zstd_decompressors))
     decompress(Compression.ZSTD, compress(Compression.ZSTD, DATA, 5))

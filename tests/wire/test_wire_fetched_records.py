@@ -62,8 +62,8 @@ def listed(data: Any) -> list[Listed]:
 
 
 def rows_at_once(data: Any, start_offset: int, max_records: int, *, verify: bool = True) -> tuple[Any, ...]:
-    """Return the rows that `append_whole_batches` appends, the index and offset after them, and the size of
-    their values.
+    """Call `append_whole_batches`. Return the rows that it appends, the next index and offset, and the size
+    of the values.
     """
     rows: list[Record] = []
     index, offset, size = append_whole_batches(
@@ -181,7 +181,7 @@ def test_damaged_batches_give_the_same_rows_and_the_same_errors(
         patch.setattr(fetched_records, "_c", c)
         try:
             at_once, index, next_offset, _ = rows_at_once(damaged, 6, 10**6, verify=verify)
-        except OncelogError:  # an error that `listed` raises
+        except OncelogError:  # `listed` raises this error, before either form reads records
             return
         patch.setattr(fetched_records, "_c", None)
         expected, offset = [], 6
@@ -242,10 +242,10 @@ def test_timestamps_at_the_limits_of_columns_are_the_same_in_c(c: ModuleType) ->
 
 @pytest.mark.parametrize("size", [2, 3, 40])
 def test_damaged_headers_give_the_same_error_in_c(c: ModuleType, size: int) -> None:
-    """R1241: without C, the headers of a record were read on in the next record."""
+    """R1241: without C, a damaged size made the headers of one record continue in the next record."""
     data = build_batch([NewRecord(NOW_MS, None, b"x", (("n", b"v"),)) for _ in range(2)])
     place = bytes(data).index(b"\x02n\x02v") + 2
-    data[place] = 2 * size  # the size of the first record's header value, whose record has one byte left
+    data[place] = 2 * size  # the size of the first record's header value; the record has only one byte left
     write_crc(data, 0, len(data))
     arguments: dict[str, Any] = {"topic": "t", "partition": 0, "include_headers": True}
     fast, slow = both_forms(c, lambda: batches_to_arrow(bytes(data), **arguments))

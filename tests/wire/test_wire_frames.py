@@ -1,4 +1,4 @@
-"""Frames and headers, and the division of a stream into frames, however its bytes arrive."""
+"""Frames and headers, and how a stream is divided into frames, whatever the chunks in which it arrives."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_reader_that_keeps_the_size_has_room_for_a_frame_as_large_as_an_earlie
     for keeps_size in (False, True):
         reader = FrameReader(10**6, keeps_size=keeps_size)
         held = []
-        # On a new connection, the buffer grows with the bytes that have arrived, whatever size the frame
+        # The buffer of a new connection grows with the bytes that arrive, and not with the size that a frame
         # claims.
         for size in (100_000, 100_000, 50_000, 900_000):
             reader.feed(struct.pack(">i", size) + b"x")

@@ -1,6 +1,6 @@
-"""Damaged frames, batches and compressed data: each gives a typed error within bounded memory.
+"""Damaged frames, batches and compressed data raise a typed error, and take a bounded amount of memory.
 
-Seeds are fixed; the number of a failing seed reproduces it.
+The seeds are fixed. A failure names its seed, with which it can be repeated.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def test_broken_frames_raise_typed_errors(api: Api) -> None:
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
 def test_every_truncation_is_an_error(api: Api) -> None:
-    """No message is a prefix of itself, so every truncation is an error."""
+    """No complete message is the beginning of a longer one, so every truncated message must raise an
+    error.
+    """
     rng = random.Random(api.key)
     for version in (api.first_version, api.last_version):
         request = random_part(rng, api.request._struct, api.request, version)
@@ -98,7 +100,7 @@ def test_every_truncation_is_an_error(api: Api) -> None:
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
 def test_garbage_allocates_little_memory(api: Api) -> None:
-    """Wherever a message claims 2^31-1 elements, decoding allocates no more memory than for the bytes that
+    """If a message claims 2^31-1 elements somewhere, decoding must allocate memory only for the bytes that
     arrived.
     """
     rng = random.Random(api.key)

@@ -1,4 +1,4 @@
-"""Reading and writing messages does not import what only columns and codecs need."""
+"""A program that only reads and writes messages does not import the libraries for columns and codecs."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def parts_of(part: Any) -> Any:
                 yield from parts_of(item)
 
 
-NOT_IN_KAFKA_PYTHON = {68, 69}  # these are messages of the consumer protocol
+NOT_IN_KAFKA_PYTHON = {68, 69}  # ConsumerGroupHeartbeat and ConsumerGroupDescribe
 
 
 @pytest.mark.skipif(sys.flags.optimize > 0, reason="kafka-python itself cannot decode under python -O")
@@ -114,9 +114,9 @@ def test_every_api_of_this_broker_has_messages() -> None:
 
 
 def test_every_api_but_produce_offers_exactly_what_it_serves() -> None:
-    """Produce is advertised from version 0, because librdkafka before 2.11.1 otherwise does not compress.
+    """Produce is advertised from version 0 on. Otherwise, librdkafka before 2.11.1 would not compress.
 
-    Our codec starts at version 3.
+    Our codec handles it from version 3 on.
     """
     api = ProduceRequest.api
     assert (api.min_version, api.max_version) == (0, 13)

@@ -1,6 +1,4 @@
-"""ACLs that are created, described and deleted by filters, and the responses to a user with few
-permissions.
-"""
+"""ACLs that are created, described and deleted by filters, and responses to users with few permissions."""
 
 from __future__ import annotations
 
@@ -30,11 +28,11 @@ OPERATIONS = range(3, 13)
 DENY, ALLOW = 2, 3
 TOPICS = {"T0": {"partitions": 1}, "T1": {"partitions": 2}, SENTINEL: {"partitions": 1}}
 CLIENT = "u"
-"""Name of a user whose only permissions come from ACLs. The user's connection has the same name."""
+"""Name of a user whose only permissions come from ACLs, and of this user's connection."""
 
 
 class Acls:
-    """Draws the steps of an administrator, who may do everything, and of one user with few permissions."""
+    """Draw the steps of an administrator, who may do everything, and of one user."""
 
     def __init__(self, random: Random) -> None:
         self._random = random

@@ -45,7 +45,7 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
 class Admin:
-    """Draws the steps of an administrator of three topics."""
+    """Draw the steps of an administrator of three topics."""
 
     def __init__(self, random: Random) -> None:
         self._random = random

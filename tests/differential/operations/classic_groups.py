@@ -1,4 +1,4 @@
-"""Classic groups: members with random protocols join, synchronise, send heartbeats, leave and commit."""
+"""Classic groups: members with drawn protocols that join, synchronise, heartbeat, leave and commit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TYPE_FILTERS = [*[[]] * 3, ["classic"], ["consumer"], ["Classic", "Consumer"], [
 
 
 class Members:
-    """Draws the steps of the members of one group, and of a client that observes the group."""
+    """Draw the steps of the members of one group and of an outside observer."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -116,8 +116,8 @@ class Members:
             "reason": random.choice([None, "", "why", "x" * 300]),
         }
         binds = {f"{member}.member": "member_id", f"{member}.generation": "generation_id"}
-        # Versions below 5 have no group.instance.id. Kafka fails if one member joins both with and without an
-        # instance id.
+        # Versions below 5 have no group.instance.id. Kafka fails if a member joins once with and once without
+        # an instance id.
         version = random.randint(0 if self._instances[member] is None else 5, 9)
         self.steps.append(Step("JoinGroup", version, body, member, binds=binds, parks=True))
         if is_new and version >= 4 and body["group_instance_id"] is None and self._often(0.9):
@@ -127,8 +127,7 @@ class Members:
     def sync(self, member: str) -> None:
         """Draw SyncGroup with assignments for most members, or rarely with an invalid list.
 
-        Any member may send assignments, but brokers must ignore the assignments of members that are not the
-        leader.
+        Any member may send assignments, but brokers must ignore those of members that are not the leader.
         """
         random = self._random
         assignments = [
@@ -200,7 +199,7 @@ class Members:
         self.anchor()
 
     def rebalance(self) -> None:
-        """Draw a rebalance in which almost all members join and synchronise, in any order."""
+        """Let almost all members join and synchronise, in any order."""
         everybody = list(self._names)
         for act in (self.join, self.sync) if self._often(0.7) else (self.join, self.join, self.sync):
             self._random.shuffle(everybody)

@@ -1,4 +1,4 @@
-"""Groups of the consumer protocol: members join, follow their assignments, and leave."""
+"""Groups of the consumer protocol: members that join, follow their assignments, and leave."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ BAD_ASSIGNORS = ("sticky", "", "Uniform")
 
 
 class Members:
-    """Draws the steps of the members of one group. A member reports the partitions of its last assignment as
-    owned.
-    """
+    """Draw the steps of the members of one group. A member reports the partitions of its last assignment."""
 
     def __init__(self, random: Random, names: str) -> None:
         self._random, self._names = random, names
@@ -188,7 +186,7 @@ class Members:
         )
 
     def classic(self, member: str) -> None:
-        """Draw a request of the classic protocol, sent by a member of the consumer protocol."""
+        """Send a request of the classic protocol for a member of the consumer protocol."""
         random, epoch = self._random, ref(f"{member}.epoch", 7)
         identity = {"group_id": GROUP, "member_id": self._member_id(member)}
         api, body = random.choice(
@@ -224,7 +222,7 @@ class Members:
 def draw_few(random: Random) -> Sequence:
     """Draw the steps of one or two members.
 
-    With so few members, all sticky assignors assign the same partitions.
+    With so few, every sticky assignor assigns the same partitions.
     """
     return _draw(random, random.choice(["A", "AB", "AB", "AB"]))
 
@@ -232,7 +230,7 @@ def draw_few(random: Random) -> Sequence:
 def draw_three(random: Random) -> Sequence:
     """Draw the steps of three members.
 
-    If one member releases a partition, the assignors of the two brokers may give it to different members.
+    If one releases a partition, each broker's assignor may give it to a different member.
     """
     return _draw(random, "ABC")
 
@@ -263,7 +261,7 @@ def _is_other_share_of_same_size(step: Step, ours: Any, theirs: Any, path: str) 
 
 
 def _partition_count(share: Any) -> int:
-    """Return the number of partitions in an assignment, or in a part of an assignment."""
+    """Return the number of partitions in an assignment or in a part of one."""
     if isinstance(share, dict):
         return sum(_partition_count(part) for part in share.values())
     if isinstance(share, list):

@@ -1,8 +1,7 @@
-"""Numbered batches outside transactions: repetitions, gaps, epochs, sequences that wrap around, damaged
-batches.
+"""Numbered batches outside transactions: repetitions, gaps, epochs, sequences that wrap, damaged batches.
 
-The drawn batches are kept, so that one of them can be repeated unchanged: one of the last five or an older
-one. Sequences begin at 0 or near 2^31. The topics have different settings, such as compaction.
+The drawn batches are kept, so that an earlier one can be repeated unchanged: one of the last five, or an
+older one. Sequences begin at 0 or near 2^31. The topics have different settings, such as compaction.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class Drawing:
         return ref(f"{label}.epoch", 0, plus) | {"floor": 0}
 
     def broken(self, options: Body) -> Body:
-        """Draw a batch with a header that both brokers refuse, or a request with several batches."""
+        """Draw a batch with a header that both brokers refuse, or several batches in one request."""
         wrong = self.random.choice(
             (
                 {"crc": "bad"},
@@ -127,7 +126,7 @@ class Drawing:
 
 
 def draw(random: Random) -> Sequence:
-    """Draw the batches of one or two producers. Sometimes a producer gets a new producer id."""
+    """Draw the batches of up to two producers, which sometimes get a new producer id."""
     d = Drawing(random)
     for label in d.producers:
         d.init(label)

@@ -1,6 +1,4 @@
-"""Observations that several subjects make at the end of a sequence. They show the state that clients and
-operators can see.
-"""
+"""Observations that several subjects make at the end of a sequence: what clients and operators can see."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ WHOLE = 1 << 20
 
 
 def fetch_body(positions: list[tuple[str, int, Any]], *, isolation: int = 0, **fields: Any) -> dict[str, Any]:
-    """Return the body of a Fetch from the given (topic, partition, offset) that does not wait for data."""
+    """Return a Fetch from (topic, partition, offset) that does not wait."""
     topics = [
         {
             "topic": topic(text),
@@ -26,7 +24,7 @@ def fetch_body(positions: list[tuple[str, int, Any]], *, isolation: int = 0, **f
 
 
 def list_offsets_body(topics: Mapping[str, Any], timestamp: int, isolation: int = 0) -> dict[str, Any]:
-    """Return the body of a ListOffsets request for all partitions."""
+    """Return a ListOffsets request of all partitions."""
     rows = [
         {
             "name": topic(text),

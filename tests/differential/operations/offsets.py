@@ -1,4 +1,4 @@
-"""Committed offsets: commits with and without members and in transactions, look-ups, deletions and lists."""
+"""Committed offsets: commits with and without members and in transactions; look-ups, deletions and lists."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Offsets:
         return self._random.choices([self._group(), name("none"), ""], [12, 1, 1])[0]
 
     def _groups(self) -> list[Any]:
-        """Return up to three group names without duplicates. Some may be unknown or empty."""
+        """Return up to three group names without duplicates. A group may be missing or have an empty name."""
         return self._random.sample([*GROUPS, name("none"), ""], self._random.choice([1, 1, 2, 3, 0]))
 
     def _rows(self, make: Any) -> list[Body]:
@@ -131,7 +131,7 @@ class Offsets:
         self._add("OffsetCommit", (2, 10), body)
 
     def fetch(self) -> None:
-        """Draw OffsetFetch for one group, or from version 8 on for several."""
+        """Draw OffsetFetch of one group, or from version 8 on of several."""
         random = self._random
         groups = []
         for group in self._groups():

@@ -37,9 +37,7 @@ class Quotas:
         return name(self._random.choice(texts))
 
     def _entity(self) -> list[Body]:
-        """Return an entity with a name that only this sequence uses, or an entity that both brokers
-        refuse.
-        """
+        """Return an entity with a name of this sequence, or an entity that both brokers refuse."""
         random = self._random
         user = {"entity_type": USER, "entity_name": self._name()}
         client = {"entity_type": CLIENT, "entity_name": self._name()}
@@ -79,7 +77,7 @@ class Quotas:
         self.steps.append(Step("AlterClientQuotas", self._random.randint(0, 1), body))
 
     def describe(self) -> None:
-        """Draw DescribeClientQuotas with a filter. The comparison leaves out entries of other sequences."""
+        """Draw DescribeClientQuotas with a filter. Entries of other sequences are not compared."""
         random = self._random
         parts: list[Body] = []
         for kind in random.choice(

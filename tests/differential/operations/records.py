@@ -1,8 +1,7 @@
-"""Reads: Fetch with its limits, sessions and isolation levels, ListOffsets, DeleteRecords and leader
-epochs.
+"""Reads: Fetch with its limits, sessions and isolation levels; ListOffsets, DeleteRecords and leader epochs.
 
-Before and between the reads, one producer writes plain batches and another one transactions. So the log has
-aborted ranges, and an open transaction at which read_committed readers stop.
+Before and between the reads, one producer writes plain batches and another writes transactions. So the log
+has aborted ranges, and an open transaction at which read_committed readers stop.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ TOPICS: dict[str, dict[str, Any]] = {
 PLACES = [("T", 0), ("T", 0), ("T", 1), ("U", 0)]
 BINDS = {"A.pid": "producer_id", "A.epoch": "producer_epoch"}
 OLD_MS, NEW_MS = 1_000_000, 2_000_000
-"""Timestamps of records. They are old constants, so that look-ups by time do not depend on the time of the
-run.
-"""
+"""Timestamps of records. They are old, so that look-ups by time do not depend on the time of the run."""
 
 
 class Drawing:
@@ -198,7 +195,7 @@ class Drawing:
 
 
 def draw(random: Random) -> Sequence:
-    """Draw writes first, and then reads with writes, ends of transactions and deletions between them."""
+    """Draw writes first, then reads, with writes, ends of transactions and deletions between them."""
     d = Drawing(random)
     d.add("InitProducerId", 5, {"transactional_id": name("x"), "transaction_timeout_ms": 60_000}, binds=BINDS)
     for _ in range(random.randint(3, 6)):

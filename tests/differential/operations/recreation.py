@@ -1,6 +1,6 @@
-"""Topics are deleted, and mostly created again, while transactions and groups use them.
+"""Topics that are deleted, and mostly created again, while transactions and groups use them.
 
-The steps are those of `transactions`, with deletions and creations between them. After a creation, requests
+The steps are those of `transactions`, with deletions and creations between them. After the creation, requests
 by topic id use the id of the new topic, and sometimes still the old id.
 """
 
@@ -47,7 +47,7 @@ def _creation(text: str) -> Step:
 
 
 def _by_new_id(value: Any) -> Any:
-    """Return the body with each topic's newest id instead of its first one."""
+    """Return the body with the topic's newest id in place of its first id."""
     if isinstance(value, list):
         return [_by_new_id(element) for element in value]
     if not isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Sequences of other subjects, in which both brokers restart after a clean stop or after SIGKILL.
+"""Sequences of other subjects in which both brokers are restarted after a clean stop or after SIGKILL.
 
-The other subject's observations are compared right after the restart and at the end.
+The observations of the other subject are compared right after the restart and at the end.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def _is_epoch(step: Step, ours: Any, theirs: Any, path: str) -> bool:
 
 
 def _is_older_than_one(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True if our broker recognises a repeated batch and returns its offsets, but Kafka has forgotten
-    that batch.
+    """Return True if our broker recognises a repeated batch and returns its offsets, and Kafka has forgotten
+    the batch.
     """
     pair = {"error_code": ("NONE", "OUT_OF_ORDER_SEQUENCE_NUMBER")}.get(path.rpartition(".")[2])
     is_told = isinstance(ours, int) and theirs in (-1, None)
@@ -59,9 +59,7 @@ def _is_older_than_one(step: Step, ours: Any, theirs: Any, path: str) -> bool:
 
 
 def _is_unused(step: Step, ours: Any, theirs: Any, path: str) -> bool:
-    """Return True if only Kafka still knows the group. The group's first rebalance was not complete at the
-    restart.
-    """
+    """Return True if only Kafka still knows the group, which was in its first rebalance at the restart."""
     pairs = (("GROUP_ID_NOT_FOUND", "NONE"), ("Dead", "Empty"))
     return step.api == "DescribeGroups" and (ours, theirs) in pairs
 

@@ -39,7 +39,7 @@ def draw_consumer(random: Random) -> Sequence:
 
 
 def _shortened(random: Random, sequence: Sequence) -> Sequence:
-    """Return the sequence with short time-outs instead of most of its long ones."""
+    """Return the sequence with short time-outs in place of most long ones."""
 
     def shorten(step: Step) -> Step:
         short: dict[str, Any] = {

@@ -1,9 +1,9 @@
-"""Transactions: producers, their epochs, partitions, offsets and ends, and the actions of operators on
-them.
+"""Transactions: producers, their epochs, partitions, offsets and ends, and the actions of operators on them.
 
-Two or three instances share one or two transactional ids. Each instance uses the request versions of one kind
-of client: classic (Produce 11, EndTxn 4), or with an epoch per transaction (Produce 12, EndTxn 5). Most steps
-are the next ones of a correct client. Some have a stale epoch or a gap in the sequence, or come too early.
+Two or three instances share one or two transactional ids, each with the request versions of one kind of
+client. It is either classic (Produce 11, EndTxn 4) or has an epoch per transaction (Produce 12, EndTxn 5).
+Most steps are the next ones of a correct client. Some have a stale epoch or a gap in the sequence, or come
+too early.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EPOCH = {"Produce": (12, 13), "EndTxn": (5, 5), "TxnOffsetCommit": (5, 5)}
 
 
 class Producer:
-    """The state of a producer instance, as it would be if all its requests succeeded."""
+    """The state of a producer instance, on the assumption that all its requests succeed."""
 
     def __init__(self, label: str, transactional_id: str, versions: dict[str, tuple[int, int]]) -> None:
         self.label, self.transactional_id, self.versions = label, transactional_id, versions
@@ -76,7 +76,7 @@ class Drawing:
         self.steps.append(Step(api, version, body, **more))
 
     def is_odd(self, percent: float = 6) -> bool:
-        """Return True with this probability in percent. If it is True, the caller draws an invalid step."""
+        """Return True with this probability in percent. The caller then draws an invalid step."""
         return self.random.random() * 100 < percent
 
     def version(self, producer: Producer, api: str, limits: tuple[int, int] | None = None) -> int:

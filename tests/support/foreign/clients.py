@@ -26,7 +26,7 @@ INTEROP = TESTS / "interop"
 COUNT = 2_000
 
 Command = Callable[..., list[str]]
-"""A function that takes (bootstrap servers, mode, *arguments) and returns the command line of a client."""
+"""Takes (bootstrap servers, mode, *arguments), and returns the command line of a client program."""
 
 
 def run(command: list[str], cwd: Path | None = None) -> list[str]:
@@ -37,7 +37,9 @@ def run(command: list[str], cwd: Path | None = None) -> list[str]:
 
 
 def prepare(command: list[str], what: str, cwd: Path, **environment: str) -> None:
-    """Download or build a program. If that is impossible, skip the test with the reason."""
+    """Run a command that downloads or builds a program. If that is impossible, skip the test with the
+    reason.
+    """
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=300, cwd=cwd, env={**os.environ, **environment}
@@ -49,12 +51,12 @@ def prepare(command: list[str], what: str, cwd: Path, **environment: str) -> Non
 
 
 def state_of(*files: Path) -> str:
-    """Return a hash of these files, under which the programs built from them are cached."""
+    """Return a hash of these files. Programs that are built from them are cached under it."""
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()[:16]
 
 
 def compiled_java(program: str, class_path: str, *options: str) -> Command:
-    """Compile tests/interop/java/PROGRAM.java, once for each state of its source."""
+    """Compile tests/interop/java/PROGRAM.java, if its source has changed since the last compilation."""
     if not shutil.which("javac"):
         pytest.skip("programs of the Java client are compiled, which needs a JDK, not only Java")
     source = INTEROP / "java" / f"{program}.java"
@@ -81,7 +83,9 @@ def load_past_a_lost_acknowledgement(command: Command, cwd: Path | None = None) 
 
 
 def load_past_a_kill(command: Command, tmp_path: Path, cwd: Path | None = None) -> None:
-    """Kill the broker by SIGKILL and start it again while the client produces."""
+    """Kill the broker by SIGKILL while the client produces, and start it again. Check that every record is
+    stored once.
+    """
     with BrokerProcess(tmp_path / "data") as broker:
         with RawClient(broker.bootstrap_servers) as client:
             client.create_topic("killed")

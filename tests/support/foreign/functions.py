@@ -112,8 +112,9 @@ def read_confluent(bootstrap: str, topic: str, partitions: int) -> list[ReadRow]
                     ended.add(m.partition())
                 elif m.topic() is not None:
                     raise RuntimeError(str(m.error()))
-                # An error without a topic comes from the look-up of the group's coordinator. librdkafka
-                # requires a group.id and looks for the coordinator, although this reader is in no group.
+                # Ignore errors without a topic: they are from the look-up of the group's coordinator.
+                # librdkafka requires a group.id and looks its coordinator up, although this reader is in no
+                # group.
     finally:
         consumer.close()
     return rows
@@ -318,7 +319,7 @@ def stored_batches(bootstrap: str, topic: str, partitions: int) -> list[list[Any
 
 
 def by_partition(rows: Sequence[Row | ReadRow]) -> dict[int | None, list[Row]]:
-    """Return the rows without offsets, grouped by partition and in their order."""
+    """Return the rows of each partition, in order and without their offsets."""
     groups: dict[int | None, list[Row]] = {}
     for row in rows:
         plain = row.without_offset() if isinstance(row, ReadRow) else row

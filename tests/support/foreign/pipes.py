@@ -24,7 +24,7 @@ PARTITIONS = 2
 JOINING = ("InitProducerId", "JoinGroup", "SyncGroup", "OffsetFetch")
 CLASSIC_STEPS = ("AddPartitionsToTxn", "Produce", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
 STEPS = ("Produce", "TxnOffsetCommit", "EndTxn")
-"""APIs of a transaction. With transaction.version 2, clients do not send AddPartitionsToTxn."""
+"""The APIs of a transaction with transaction.version 2, in which clients do not send AddPartitionsToTxn."""
 
 
 def fill(servers: str, count: int) -> None:
@@ -75,7 +75,7 @@ def pipe_past_killed_brokers(command: Command, tmp_path: Path, count: int) -> No
 
 
 def pipe_past_lost_answers(command: Command, count: int) -> None:
-    """Cut the connection twice, each time after the broker has ended a transaction."""
+    """Cut the connection at two responses to EndTxn, after the broker has ended the transaction."""
     lost = [Rule(action="cut", api="EndTxn", direction="response", nth=nth) for nth in (2, 6)]
     with Broker() as broker:
         fill(broker.bootstrap_servers, count)
@@ -87,7 +87,9 @@ def pipe_past_lost_answers(command: Command, count: int) -> None:
 
 
 def pipe_killed_at_every_step(command: Command, steps: Sequence[str], version: int, count: int) -> None:
-    """Kill the program before and after the broker handles each step. The next program continues."""
+    """For each step, kill the program before the broker handles it, and then after that. Each time, a new
+    program continues.
+    """
     with Broker(config={"oncelog.transaction.version": version}) as broker:
         fill(broker.bootstrap_servers, count)
         for api, direction in product([*JOINING, *steps], ("request", "response")):
@@ -110,7 +112,9 @@ def pipe_killed_at_every_step(command: Command, steps: Sequence[str], version: i
 def broker_killed_at_every_step(
     command: Command, steps: Sequence[str], data_dir: Path, version: int, count: int
 ) -> None:
-    """Kill the broker before and after it handles each step. The program continues."""
+    """For each step, kill the broker before it handles the step, and then after that. The program
+    continues.
+    """
     with BrokerProcess(data_dir, settings={"oncelog.transaction.version": version}) as broker:
         fill(broker.bootstrap_servers, count)
 

@@ -1,4 +1,4 @@
-"""Valid inputs of `support.fuzz.targets`, with which the search for breaking inputs begins."""
+"""Valid inputs of `support.fuzz.targets`. The search for inputs that break a target begins with them."""
 
 from __future__ import annotations
 

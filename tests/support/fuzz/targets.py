@@ -1,7 +1,7 @@
-"""Fuzz targets: one function for each place where bytes from outside are read.
+"""Fuzz targets: one function for each place that reads bytes from outside.
 
-Each target returns for any input. An exception that no caller in the product expects is a finding.
-`tools/fuzz.py` searches for such inputs, guided by coverage. `tests/fuzz` runs the inputs in
+For each input, a target must return. If it raises an exception that no caller in the product expects, that is
+a finding. `tools/fuzz.py` searches for such inputs, guided by coverage. `tests/fuzz` runs the inputs in
 `tests/fuzz/corpus` and those of `seeds`.
 """
 
@@ -117,7 +117,7 @@ def _encoded(answer: Any, version: int) -> None:
 
 
 def open_node(disk: Disk) -> BrokerState:
-    """Start a broker in memory. Raises StorageError."""
+    """Start a broker in memory. Raises StorageError if the disk is damaged."""
     manager = LogManager.open(disk, node_id=1, new_uuid=lambda: _UUIDS, now_ms=NOW_MS)
     return BrokerState(manager, _SETTINGS, new_uuid=_new_uuid, now_ms=NOW_MS)
 
@@ -130,7 +130,9 @@ def _new_uuid() -> bytes:
 
 
 def stream(data: bytes) -> None:
-    """Check that frames cut out of a stream do not depend on how the bytes arrive."""
+    """Check that a stream is divided into the same frames, whatever the chunks are in which its bytes
+    arrive.
+    """
     try:
         whole = [bytes(frame) for frame in FrameReader(1 << 16).feed(data)]
     except PeerError:
@@ -186,8 +188,8 @@ def records(data: bytes) -> None:
 
 
 def sound_batch(data: bytes) -> bytes:
-    """Return the bytes as a batch with a correct length and checksum, so that the target reads the rest of
-    it.
+    """Return the bytes as a batch with a correct length and checksum. Without these, the target would reject
+    it too early.
     """
     raw = bytearray(data)
     if len(raw) >= HEADER_BYTES:
@@ -217,7 +219,7 @@ def appended(data: bytes) -> None:
 
 
 def decompressed(data: bytes) -> None:
-    """Check that compressed records give the original, or an error, and never more bytes than allowed."""
+    """Check that decompression returns at most MAX_BATCH_BYTES bytes, or raises a typed error."""
     codec = list(Compression)[data[0] % 5] if data else Compression.NONE
     try:
         out = decompress(codec, data[1:], MAX_BATCH_BYTES)
@@ -268,7 +270,7 @@ def _is_readable(partition: Partition) -> bool:
 
 
 def dumped(data: bytes) -> None:
-    """Check that `oncelog dump` of a damaged file gives rows, and raises no error except StorageError."""
+    """Check that `oncelog dump` of a damaged file prints rows, or raises StorageError and no other error."""
     disk = MemoryDisk()
     name = FILES[data[0] % len(FILES)] if data else FILES[0]
     disk.replace(name, data[1:])

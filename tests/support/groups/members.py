@@ -60,7 +60,9 @@ class Reader:
         try:
             self.consumer.commit()
         except (IllegalGeneration, RebalanceInProgress, UnknownMemberId):
-            if not self._stop.is_set():  # a stopped member may close during a rebalance and lose partitions
+            # After `stop`, the member may be in a rebalance and lose partitions, so these errors do not
+            # matter
+            if not self._stop.is_set():
                 raise
 
     def _run(self) -> None:
@@ -76,8 +78,8 @@ class Reader:
 
 
 def transform_thirty(servers: str, consumer: Consumer) -> None:
-    """Read, write and commit in transactions, some aborted, and check that every record is
-    transformed once.
+    """Copy thirty records in transactions, some of them aborted. Check that every record is transformed
+    once.
     """
     source, target = new_topic(servers, 2), new_topic(servers)
     fill(servers, source, 0, 30, 2)
@@ -107,7 +109,9 @@ def transform_thirty(servers: str, consumer: Consumer) -> None:
 
 
 def idle_member_is_left_behind(servers: str, member_with: Callable[..., Consumer]) -> None:
-    """Check that a member that does not poll is removed, and that its old identity cannot commit."""
+    """Check that a member that does not poll is removed from its group, and cannot commit with its old
+    identity.
+    """
     topic = new_topic(servers, 2)
     fill(servers, topic, 0, 4, 2)
     lost: list[int] = []

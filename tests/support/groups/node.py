@@ -54,7 +54,7 @@ class GroupNode:
         return next(self._numbers).to_bytes(16, "big")
 
     def ask(self, message: Message, version: int, client_id: str = "client") -> list[Any]:
-        """Send a request. Return a list that gets the response, which may be pending."""
+        """Send a request. Return a list that has the response, or will get it if the response is pending."""
         header = RequestHeader(message.api.key, version, 1, client_id, 0)
         answer = handle(self.node, Request(1, header, message, "/127.0.0.1"), self.now_ms)
         answers: list[Any] = []
@@ -65,7 +65,7 @@ class GroupNode:
         return answers
 
     def pass_time(self, ms: int) -> None:
-        """Move the clock forward, from deadline to deadline."""
+        """Advance the clock, and run the work of each deadline on the way."""
         end_ms = self.now_ms + ms
         while (due_ms := max(next_wakeup_ms(self.node), self.now_ms)) <= end_ms:
             self.now_ms = due_ms
@@ -78,13 +78,13 @@ class GroupNode:
         self.start()
 
     def start(self) -> None:
-        """Start from the files, after a stop."""
+        """Start from the files, after the old process has ended."""
         self.node = self._open()
 
     def state(self) -> dict[str, Any]:
-        """Return the coordinator's state that its topic must contain.
+        """Return the state that a replay of the coordinator's topic must give.
 
-        A classic group between two generations is left out, because its record describes the previous
+        Classic groups between two generations are left out, because their records describe the previous
         generation.
         """
         groups = self.node.groups
@@ -107,8 +107,9 @@ class GroupNode:
 
 
 def _classic(group: ClassicGroup) -> tuple[Any, ...]:
-    """Return a group's record as a dict. Only a group without members keeps its time, which starts offset
-    expiry.
+    """Return a classic group in the form in which its record stores it.
+
+    Only a group without members includes its time, from which the expiry of its offsets counts.
     """
     members = [
         (

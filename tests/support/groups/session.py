@@ -53,10 +53,10 @@ class _Metadata:
 
 
 class Coordinator:
-    """A cluster for a session, and a coordinator that assigns `share` to the member.
+    """The cluster that a session sees, and a coordinator that assigns `share` to the member.
 
-    Each commit waits for the future `commit_answer`, whose result is the error code. `heartbeat_code` is the
-    error code of heartbeats.
+    For each commit, it awaits `commit_answer`, whose result is the error code. `heartbeat_code` is the error
+    code of heartbeats.
     """
 
     metadata = _Metadata()
@@ -170,8 +170,9 @@ class Member:
         self.notifications: list[tuple[Change, list[int], int]] = []
 
     async def step(self, seconds: float = 0.0) -> bool:
-        """Run one `advance`, and record a notification if it returns one; return True if partitions may be
-        read.
+        """Call `advance` once, and record the notification that it may return.
+
+        Return True if partitions may be read.
         """
         self.activity.enter()
         try:

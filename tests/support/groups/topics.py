@@ -1,8 +1,8 @@
 """Wait until group coordinators know new topics.
 
-Apache Kafka informs its group coordinators of a new topic after the partitions have started to serve fetches.
-Each partition of `__consumer_offsets` has a coordinator, which learns of the topic separately. A test that
-needs partitions from a group at once waits here first.
+On Apache Kafka, the partitions of a new topic can be read before group coordinators know the topic. Each
+partition of `__consumer_offsets` has a coordinator that learns of the topic separately. A test whose group
+must get partitions immediately waits here first.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ NOT_READY = {error.code for error in (CoordinatorLoadInProgress, CoordinatorNotA
 def wait_until_groups_know(
     heartbeat: Callable[..., Any], group_id: str, partition_counts: Mapping[str, int]
 ) -> None:
-    """Wait until a member of the consumer protocol gets all partitions of these topics (name -> count).
+    """Wait until a member of the consumer protocol would get all partitions of these topics.
 
-    `heartbeat` sends a ConsumerGroupHeartbeat with these fields and returns the response. `group_id` is an
-    unused group on the coordinator to test. The member leaves it at the end.
+    `heartbeat` sends a ConsumerGroupHeartbeat with the given fields, and returns the response. `group_id` is
+    a new group whose coordinator is tested. `partition_counts` maps topics to their numbers of partitions.
+    The member leaves the group at the end.
     """
     member = {"group_id": group_id, "member_id": "probe"}
     joining = {

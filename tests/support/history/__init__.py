@@ -1,1 +1,1 @@
-"""Concurrent transactional clients, whose recorded history a checker verifies."""
+"""Concurrent transactional clients whose operations are recorded. A checker then verifies this history."""

@@ -23,7 +23,8 @@ _QUICK = {"retry_backoff_ms": 10, "retry_backoff_max_ms": 100, "request_timeout_
 class Client(threading.Thread):
     """A thread that records its operations.
 
-    The checker orders operations only within a session, so `session` changes whenever a position is reset.
+    The checker relies on the order of operations only within a session. So `session` gets a new number
+    whenever a position is reset.
     """
 
     def __init__(self, load: Load, name: str, number: int) -> None:
@@ -117,9 +118,10 @@ class Transactor(Client):
         self.transaction += 1
 
     def commit(self, producer: Producer) -> bool:
-        """Return True if the transaction is committed, False if it is aborted.
+        """Commit, retrying if necessary. Return True if the transaction was committed, and False if it was
+        aborted.
 
-        Raise OncelogError if the outcome is unknown; then the producer must be replaced.
+        Raises OncelogError if the outcome is unknown. The caller must then replace the producer.
         """
         while True:
             begin = time.monotonic_ns()
@@ -151,7 +153,7 @@ class Transactor(Client):
 
 
 class Writer(Transactor):
-    """A producer of small transactions. It aborts some, leaves some open, and commits some after it was
+    """Writes small transactions. It aborts some, leaves some open, and tries to commit some after it was
     fenced.
     """
 
@@ -237,7 +239,9 @@ class Writer(Transactor):
 
 
 class Copier(Transactor):
-    """A consume-transform-produce client. It commits its offsets in the transaction, or seeks back."""
+    """A consume-transform-produce client. It commits its offsets in the transaction. If that fails, it seeks
+    back.
+    """
 
     def work(self) -> None:
         config = {
@@ -348,8 +352,9 @@ class Reader(Client):
                 self.poll(consumer)
 
     def ends_without_open_transactions(self, servers: str, consumer: Consumer) -> dict[TopicPartition, int]:
-        """Return the end offsets once no transaction is open. A commit may be answered before its markers are
-        written.
+        """Wait until no transaction is open, and return the end offsets.
+
+        A broker may answer a commit before it has written the markers.
         """
         deadline = time.monotonic() + PATIENCE_S
         with Consumer({"bootstrap.servers": servers, "isolation.level": "read_uncommitted"}) as of_all:

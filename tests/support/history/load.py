@@ -38,8 +38,8 @@ def lost_messages() -> list[Rule]:
 
 
 def network_faults() -> list[Rule]:
-    """Return the rules of `lost_messages`, and rules that delay messages beyond their connection or repeat
-    them.
+    """Return the rules of `lost_messages`, and rules that repeat messages or deliver them after their
+    connection has ended.
     """
     late = [
         Rule(action=action, api=api, probability=0.03, delay_ms=900)
@@ -99,9 +99,10 @@ class Load:
         return [operation for client in self.clients for operation in list(client.operations)]
 
     def finish(self, direct: str) -> list[Operation]:
-        """Wait until everything is copied, stop the clients, and return all operations.
+        """Wait until all records are copied, stop the clients, and return all operations.
 
-        The last operations are those of a final reader. `direct` is the broker's address without the proxy.
+        The last operations are those of a reader that reads everything once more. `direct` is the broker's
+        address without the proxy.
         """
         try:
             self._wait_until_copied(direct)
@@ -129,8 +130,8 @@ class Load:
             for _ in attempts(lambda: f"the copiers are at {committed} of {ends}", PATIENCE_S):
                 offsets = consumer.committed(partitions)
                 committed.update({tp: entry.offset if entry else 0 for tp, entry in offsets.items()})
-                # Only markers may lie between a committed offset and the end, because markers do not move
-                # committed offsets.
+                # Between a committed offset and the end, only markers may be left. Consumers read over
+                # markers without moving the committed offset.
                 if all(
                     _is_empty_range(consumer, partition, committed[partition], ends[partition])
                     for partition in partitions
@@ -140,8 +141,9 @@ class Load:
 
 
 def has_enough_outcomes(history: list[Operation]) -> bool:
-    """Return True if the history has commits and aborts enough for the absence of anomalies to mean
-    something.
+    """Return True if the history has more than three commits and at least one abort.
+
+    With fewer, the absence of anomalies would prove little.
     """
     ended = Counter((operation.kind, operation.outcome) for operation in history)
     return ended[Kind.COMMIT, Outcome.OK] > 3 and ended[Kind.ABORT, Outcome.OK] > 0

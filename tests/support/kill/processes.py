@@ -49,7 +49,7 @@ class Child:
         self.start()
 
     def start_if_dead(self) -> None:
-        """Start the process if it is not running."""
+        """Start the process if it is not running. A process that has ended by itself counts as a failure."""
         if self._process is None:
             self.start()
         elif self._process.poll() is not None:
@@ -88,7 +88,7 @@ STARTING = ("FindCoordinator", "InitProducerId")
 
 
 class CopyUnderKills:
-    """The processes, and a topic of numbers that the copier copies. A context manager.
+    """A context manager with the processes, and with a topic of numbers that the copier copies.
 
     The copier reaches the broker through `proxy`. `fed` counts the numbers in the source topic. `ended`
     counts the successful responses to EndTxn that the copier got. `program` has the name of the copier's
@@ -140,7 +140,7 @@ class CopyUnderKills:
     # Stopping at a step
 
     def reach(self, api: str, side: str) -> None:
-        """Let transactions run until the proxy holds a message of the step."""
+        """Let transactions run until the proxy holds a message of this API and side."""
         mark = self.hold(api, side)
         if api in STARTING:
             self.copier.restart()
@@ -148,8 +148,9 @@ class CopyUnderKills:
         self.wait_held(mark)
 
     def hold(self, api: str, side: str) -> int:
-        """Hold the next such message in the proxy. Return a mark for `wait_held`. `side` is request or
-        response.
+        """Let the proxy hold the next message of this API. Return a mark for `wait_held`.
+
+        `side` is request or response.
         """
         mark = self.proxy.events[-1].number if self.proxy.events else 0
         self.proxy.add(Rule(action=Action.HOLD, api=api, direction=side, nth=1))
@@ -217,9 +218,9 @@ class CopyUnderKills:
     # Checks
 
     def check(self) -> None:
-        """Wait until all numbers are copied, then compare the target topic.
+        """Wait until all numbers are copied, and then compare the records of the target topic.
 
-        It must equal the target of a copier without faults, and the records that the reader got.
+        They must equal those of a copier that ran without faults, and also the records that the reader got.
         """
         self.wait_copied()
         copied = self._values(self.target)

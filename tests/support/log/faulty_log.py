@@ -57,7 +57,7 @@ class Mismatch(AssertionError):
 
 
 class Record(NamedTuple):
-    """An acknowledged record or marker. `is_commit` is None for a record."""
+    """An acknowledged record or marker. `is_commit` is None for a record, and True or False for a marker."""
 
     key: bytes | None
     value: bytes | None
@@ -68,7 +68,9 @@ class Record(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Offsets of records in aborted transactions, and of records in open ones by producer id."""
+    """The offsets of records in aborted transactions, and for each producer id those in its open
+    transaction.
+    """
 
     aborted: set[int]
     open: dict[int, list[int]]
@@ -80,7 +82,10 @@ class Outcome(NamedTuple):
 
 @dataclass
 class Model:
-    """The acknowledged records of one partition. A power loss keeps every offset below `durable`."""
+    """The acknowledged records of one partition.
+
+    A power loss may take only records from the offset `durable` on.
+    """
 
     records: dict[int, Record] = field(default_factory=dict)
     end_offset: int = 0
@@ -134,7 +139,7 @@ class LogUnderFaults:
         return self.manager.partitions
 
     def start(self) -> None:
-        """Open the data directory and both partitions. Raises StorageError."""
+        """Open the data directory and both partitions. Raises StorageError if a system call fails."""
         manager = LogManager.open(
             RealDisk(self.root), node_id=1, new_uuid=self._new_uuid, now_ms=self.now_ms, limits=LIMITS
         )
@@ -156,7 +161,9 @@ class LogUnderFaults:
         return self._uuids.to_bytes(16, "big")
 
     def arm(self, within: int, counts: list[int]) -> None:
-        """Let system calls fail with one kind of error, beginning with one of the next `within` calls."""
+        """Let some system calls fail with one random error. The first of them is among the next `within`
+        calls.
+        """
         error = self.rng.choice(list(CALLS_THAT_FAIL))
         names = CALLS_THAT_FAIL[error]
         if error == errno.EIO and self.rng.random() < 0.3:
@@ -173,7 +180,7 @@ class LogUnderFaults:
                 call = background.step()
                 if call is None:
                     continue
-                with suppress(Exception):  # the next step of the call's task raises the error
+                with suppress(Exception):  # the task raises this error in its next step
                     call()
 
     def _recording_errors(self) -> _ErrorRecorder:
@@ -353,7 +360,7 @@ class _Comparison:
         elif self._lost_power and self._start == self._end:
             self._settle_lost_below_start()
         if self._is_compacted:
-            # If a power loss takes all records of the first segment, the log start moves to the next record.
+            # If a power loss has taken all records of the first segment, the log starts at the next record.
             first = min(actual, default=self._end)
             model.highest_start = max(model.highest_start, first if self._lost_power else 0)
         self._compare_records(actual)
@@ -361,8 +368,9 @@ class _Comparison:
         self._compare_producers()
 
     def _settle_lost_below_start(self) -> None:
-        """Take over the partition's state of transactions whose unsynced records were deleted, because any of
-        it may be lost.
+        """Copy from the partition the state of transactions whose unsynced records were deleted.
+
+        After a power loss, any part of that state may be lost, so the model cannot predict it.
         """
         records = self._model.records
         for offset in range(self._model.durable, self._start):
@@ -419,7 +427,7 @@ class _Comparison:
             )
             self._expect(is_hidden == (offset in outcome.aborted), f"{offset} is hidden: {is_hidden}")
         stable = max(min([self._end, *outcome.undecided]), self._start)
-        # After a power loss, a transaction without its deleted records begins at its next record.
+        # After a power loss, a transaction whose first records were deleted may begin at its next record.
         readable = min([self._end, *(offset for offset in outcome.undecided if offset >= self._start)])
         self._expect(
             self._partition.last_stable_offset in (stable, readable),

@@ -52,7 +52,9 @@ class Written:
 
 @dataclass
 class KnownProducer:
-    """The expected producer state of one producer id. `batches` has (last sequence, last offset)."""
+    """The expected state of one producer id. `batches` has (last sequence, last offset) of each remembered
+    batch.
+    """
 
     epoch: int
     append_ms: int
@@ -76,7 +78,7 @@ class LogModel:
         self.batches.append(batch)
 
     def cut(self, end: int) -> None:
-        """Remove the batches from `end` on, which a power loss took."""
+        """Remove the batches that a power loss took: those that end after offset `end`."""
         self.batches = [batch for batch in self.batches if batch.end_offset <= end]
 
     def producers(self) -> dict[int, KnownProducer]:
@@ -126,7 +128,7 @@ class LogModel:
         return found.union(*open_batches.values())
 
     def unstable_offsets(self, high_watermark: int) -> list[int]:
-        """Return the first offsets of transactions whose marker no reader sees yet."""
+        """Return the first offset of each transaction whose marker is not yet below the high watermark."""
         unseen, open_from = list[int](), dict[int, int]()
         for batch in self.batches:
             if batch.pid is None:
@@ -156,13 +158,13 @@ class LogModel:
 
 
 def newest(rows: Iterable[Row]) -> dict[bytes | None, Row]:
-    """Return each key's newest record, except tombstones."""
+    """Return each key's newest record. Keys whose newest record is a tombstone are left out."""
     found = {row.key: row for row in rows}
     return {key: row for key, row in found.items() if row.value is not None}
 
 
 class Stored(NamedTuple):
-    """A stored batch with its records decoded. `is_abort` is None for a data batch."""
+    """A stored batch with decoded records. `is_abort` is None for data, and True or False for a marker."""
 
     header: BatchHeader
     records: list[tuple[int, int, bytes | None, bytes | None]]
@@ -184,9 +186,9 @@ def stored_batches(data: bytes | memoryview) -> Iterator[Stored]:
 
 
 def read_rows(partition: Partition, offset: int, isolation: Isolation, max_bytes: int = 1 << 20) -> list[Row]:
-    """Return the records that a consumer of this isolation level gets from `offset` onwards.
+    """Return the records that a consumer with this isolation level gets from `offset` on.
 
-    The reads are many small fetches.
+    With a small `max_bytes`, it reads in many small fetches.
     """
     rows: list[Row] = []
     is_committed_only = isolation is Isolation.READ_COMMITTED
@@ -194,7 +196,8 @@ def read_rows(partition: Partition, offset: int, isolation: Isolation, max_bytes
     while offset < upper:
         found = partition.read(offset, max_bytes, upper_offset=upper)
         if not found.records:
-            # The loop ends here: after compaction or a power loss, no more records may be left below `upper`.
+            # No records are left below `upper`, for example after compaction or a power loss. Check that, and
+            # stop.
             behind = partition.read(offset, 1)
             assert read_header(behind.records).base_offset >= upper, f"nothing can be read at offset {offset}"
             break

@@ -1,10 +1,9 @@
-"""A Hypothesis state machine: one partition under random operations and crashes, with every limit drawn
-small.
+"""A Hypothesis state machine: one partition under random operations and crashes, with small random limits.
 
 Operations are appends, transactions, retries, retention, DeleteRecords, compaction, and deletion and
 recreation of the topic. Kills, power losses and failed syncs come between two operations or within one. The
 test runs background work step by step, and the process may die during a step. `LogModel` gives the expected
-records and producer states.
+records and producers' states.
 
 docs/internals/limits.md lists bugs that were planted to check that this test fails.
 """
@@ -65,10 +64,10 @@ T = TypeVar("T")
 
 
 class NewBatch(NamedTuple):
-    """A batch to produce. With `pid` 0 it is not idempotent. `hours` is the age of its records; None omits
-    the timestamp.
+    """A batch to produce. With `pid` 0 it is not idempotent. `hours` is the age of its records, or None for
+    no timestamp.
 
-    `how` is "commit", "abort" or "fence" to end the producer's open transaction first, if there is one.
+    If the producer has an open transaction, `how` ends it first: "commit", "abort" or "fence".
     """
 
     pid: int
@@ -94,7 +93,9 @@ class ProcessEnded(Exception):
 
 
 def has_run_long(machine: LogMachine) -> bool:
-    """Return True if the process has run enough operations since its start for its end to be worth a test."""
+    """Return True if the process has run enough operations since its start to make its end an interesting
+    test.
+    """
     return machine.operations >= 4
 
 
@@ -169,7 +170,7 @@ class LogMachine(RuleBasedStateMachine):
         self.disk.sync_directory()  # sync the directory, as the creation of a topic does
 
     def do(self, call: Callable[[], T], pending: Written | None = None) -> T:
-        """Run an operation during which the process may die.
+        """Run an operation during which the process may die. Then start it again and raise ProcessEnded.
 
         `pending` is the batch that the operation writes.
         """
@@ -200,14 +201,14 @@ class LogMachine(RuleBasedStateMachine):
         assert reports or self.partition.recovery_warnings == []
 
     def settle(self, pending: Written | None, *, is_power_loss: bool) -> None:
-        """Check what the new process recovered, and update the model where a loss is allowed."""
+        """Check the state that the new process recovered, and remove from the model what may be lost."""
         partition, model = self.partition, self.model
         end, start = partition.log_end_offset, partition.log_start_offset
         floor = self.start_after_power_loss if is_power_loss else self.start_after_kill
         assert floor <= start, "deleted records came back"
         if any(max(model.start, floor) <= batch.base_offset < start for batch in model.batches):
-            # A power loss may take the directory entry of an unsynced first segment and keep those of later
-            # ones.
+            # If the first segment is not synced, a power loss may take its name and keep those of later
+            # segments.
             assert is_power_loss and self.durable_end <= model.start, "records went"
             self.recreate()
             return
@@ -220,7 +221,8 @@ class LogMachine(RuleBasedStateMachine):
             assert end >= self.seen_end, "a reader saw what a power loss took"
         model.cut(end)
         if model.end < end or (is_power_loss and start == end > self.durable_end):
-            # Nothing is left to compare: all records were deleted, and then the end of the log was lost.
+            # All records were deleted, and then the power loss took the end of the log. So there is nothing
+            # left to compare.
             assert is_power_loss and start == end
             self.recreate()
             return
@@ -228,14 +230,13 @@ class LogMachine(RuleBasedStateMachine):
         is_unsure = any(self.durable_end <= batch.base_offset < start for batch in model.batches)
         # Call has_holes even if `is_unsure`: it removes the records that are lost in a gap from the model.
         if is_power_loss and ((self.is_compacted and self.has_holes()) or is_unsure):
-            # Some records were deleted before they were synced, or lost in a gap. The remaining snapshots
-            # decide whose producer state is restored.
+            # Some records were deleted before they were synced, or lost in a gap. The snapshots that are left
+            # decide which producers' state is restored, so it cannot be predicted.
             self.check_views()
             self.recreate()
             return
         if partition.recovery_point > start:
-            # Otherwise the log end equals the log start, and records that were deleted before a sync are not
-            # durable.
+            # Otherwise the log has no records, and the deletion of unsynced records is not durable.
             self.durable_end = max(self.durable_end, partition.recovery_point)
         self.seen_end = min(self.seen_end, end)
         self.may_be_compacted = min(self.may_be_compacted, end)
@@ -244,7 +245,8 @@ class LogMachine(RuleBasedStateMachine):
         self.check_views()
 
     def has_holes(self) -> bool:
-        """Treat the lost end of a segment as a gap, as recovery and Apache Kafka do on a compacted topic.
+        """Remove the lost end of a segment from the model, as a gap. On compacted topics, recovery and Apache
+        Kafka accept such gaps.
 
         Return True if there is one.
         """
@@ -310,7 +312,7 @@ class LogMachine(RuleBasedStateMachine):
         self.append(marker, written, Origin.COORDINATOR)
 
     def must_know(self, pid: int) -> bool:
-        """Return True if the producer cannot have expired, so that the partition must know it."""
+        """Return True if the partition must know the producer, because it cannot have expired."""
         known = self.model.producers()[pid]
         return known.open_offset is not None or self.now_ms - known.append_ms < EXPIRATION_MS
 
@@ -318,7 +320,9 @@ class LogMachine(RuleBasedStateMachine):
     @rule(data=st.data(), back=st.integers(0, 7))
     @may_end_process
     def retry(self, data: st.DataObject, back: int) -> None:
-        """Repeat a batch. It is a duplicate with its first offset or rejected, and never stored."""
+        """Send a batch again. It must be a duplicate with its first offset, or be rejected, but never be
+        stored.
+        """
         pid = data.draw(st.sampled_from(sorted(self.model.producers())))
         mine = [batch for batch in self.model.batches if batch.pid == pid and batch.is_commit is None]
         if len(mine) < back or self.partition.producer(pid) is None:
@@ -387,8 +391,8 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     @may_end_process
     def retain(self) -> None:
-        """Enforce retention: only segments that are too old or too many are deleted, also on compacted
-        topics.
+        """Enforce retention. Check that it deletes only segments that are too old or beyond the size limit,
+        also on compacted topics.
         """
         partition, now_ms = self.partition, self.now_ms
         expected, excess = self.model.start, partition.size_bytes - self.settings["retention_bytes"]
@@ -404,12 +408,13 @@ class LogMachine(RuleBasedStateMachine):
         assert partition.log_start_offset == expected
 
     def largest_time(self, segment: Segment) -> int:
-        """Return the largest record timestamp of a segment, or its file's time if no record has a timestamp.
+        """Return the segment's largest record timestamp, or the time of its file if no record has a
+        timestamp.
 
-        The segment's file shows which batches compaction left.
+        The segment's file shows which batches compaction has left.
         """
-        # The name may belong to a new file: during an unfinished swap, that already has the old segment's
-        # name.
+        # Read the open file and not the one at its path: during a swap, a new file may already have the old
+        # segment's name.
         data = memoryview(segment.file.pread(segment.size_bytes, 0))
         left = {header.base_offset for _, header in iter_batches(data)}
         timed = [batch.timestamp_ms for batch in self.model.batches if batch.base_offset in left]
@@ -464,7 +469,9 @@ class LogMachine(RuleBasedStateMachine):
     @rule(count=st.integers(0, 10))
     @may_end_process
     def step_chores(self, count: int) -> None:
-        """Run `steps` steps of background work (0: all), and perhaps leave a blocking call running."""
+        """Run `count` steps of background work, or all if it is 0. The last step's blocking call may be left
+        running.
+        """
         if not count:
             self.finish_chores()
         for _ in range(count):
@@ -473,13 +480,13 @@ class LogMachine(RuleBasedStateMachine):
                 self.call = self.do(self.manager.background.step)
 
     def run_job(self) -> None:
-        """Finish the blocking call that a thread has begun."""
+        """Finish the blocking call that is running."""
         call, self.call = self.call, None
         if call is not None:
             self.do(lambda: self.attempt(call))
 
     def attempt(self, call: BlockingCall) -> None:
-        with suppress(Exception):  # the next step of the call's task raises the error
+        with suppress(Exception):  # the task raises this error in its next step
             call()
 
     def finish_chores(self) -> None:
@@ -500,7 +507,7 @@ class LogMachine(RuleBasedStateMachine):
     @precondition(has_run_long)
     @rule(steps=st.integers(0, 1_500), seed=st.none() | st.integers(0, 1_000))
     def die_soon(self, steps: int, seed: int | None) -> None:
-        """Kill the process some written bytes later. With a seed, the power fails instead."""
+        """Kill the process after `steps` more steps of the disk. With a seed, cut the power instead."""
         self.disk.crash_after = self.disk.steps + steps
         self.power_loss = None if seed is None else Random(seed)
 
@@ -508,7 +515,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule(seed=st.none() | st.integers(0, 1_000))
     @may_end_process
     def end_process(self, seed: int | None) -> None:
-        """Kill the process at once. With a seed, the power fails instead."""
+        """Kill the process now. With a seed, cut the power instead."""
         self.power_loss = None if seed is None else Random(seed)
         self.restart_after_crash(None, reports=seed is not None)
 
@@ -541,9 +548,9 @@ class LogMachine(RuleBasedStateMachine):
         assert self.partition.recovery_warnings == []
 
     def stop(self, limits: Limits) -> None:
-        """Stop cleanly and start.
+        """Stop cleanly.
 
-        `limits` are those of the next process, `disk` is the disk that it finds.
+        `limits` are the limits of the next process. `disk` becomes the disk that it will find.
         """
         end = self.model.end
         if self.call is not None:
@@ -605,7 +612,10 @@ class LogMachine(RuleBasedStateMachine):
                 assert batches or not remembered
 
     def check_open(self, pid: int, found: int | None, expected: int | None) -> None:
-        """Allow a transaction without its first records, which were deleted, to begin at its next record."""
+        """Compare the begin of a producer's open transaction with the expected one.
+
+        If its first records were deleted, it may also begin at a later record.
+        """
         if expected is None or found is None or expected >= self.model.start:
             assert found == expected
             return
@@ -629,7 +639,9 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(hours=st.integers(-25, 1), data=st.data())
     def look_up_a_time(self, hours: int, data: st.DataObject) -> None:
-        """Return the first record at or after a timestamp, and the record with the largest timestamp."""
+        """Look up the first record at or after a timestamp, and the record with the largest one. Compare them
+        with the stored records.
+        """
         stored = read_stored(self.partition)
         times = [(at, ms) for batch in stored for at, ms, _, _ in batch.records if at >= self.model.start]
         known = sorted({ms for _, ms in times if ms >= 0})
@@ -665,7 +677,7 @@ class LogMachine(RuleBasedStateMachine):
         stable_offset = model.stable_offset(high_watermark)
         assert stable_offset <= partition.last_stable_offset
         if min([*model.unstable_offsets(high_watermark), model.end]) >= model.start:
-            # After a restart, a transaction may begin at its first remaining record.
+            # Otherwise, after a restart, a transaction may begin at its first remaining record.
             assert partition.last_stable_offset == stable_offset
         assert partition.open_transaction_count == len(model.open_offsets())
 
@@ -675,5 +687,7 @@ class LogMachine(RuleBasedStateMachine):
 
 
 def with_offsets(limits: Limits, max_relative_offset: int) -> Limits:
-    """Return the limits with another maximum of relative offsets, which never decreases."""
+    """Return the limits with this maximum of relative offsets. Callers never decrease it, because stored
+    segments may already use it.
+    """
     return replace(limits, max_relative_offset=max_relative_offset)

@@ -123,7 +123,7 @@ def _each_once() -> Any:
 
 
 def _audited(servers: str, topic: str, table: str) -> Any:
-    """Return the verdict of the audit of a table against its topic, and the numbers of records and rows."""
+    """Audit a table against its topic. Return the verdict, and the numbers of records and rows."""
     from oncelog.local_audit import audit_table
 
     result = audit_table(servers, topic, table)
@@ -165,9 +165,9 @@ CASES = {
 
 
 class Supervised:
-    """A process that runs `oncelog pipeline run`; a context manager.
+    """A context manager that runs `oncelog pipeline run` in a process.
 
-    A second `start` continues from the same checkpoint.
+    If it is started a second time, it continues from the same checkpoint.
     """
 
     process: subprocess.Popen[bytes] | None = None
@@ -196,7 +196,7 @@ class Supervised:
 
     def __exit__(self, *_: object) -> None:
         if self.process is not None:
-            self.process.kill()  # the supervised process ends by itself
+            self.process.kill()  # the supervised process ends by itself when its supervisor is gone
             self.process.wait()
 
     def start(self) -> None:
@@ -230,7 +230,7 @@ class Supervised:
         wait_until(holds, PATIENCE_S)
 
     def wait_for_batch(self, batch_id: int, *, run: int = 1) -> None:
-        """Wait until run number `run` or a later run has finished this batch or a later one."""
+        """Wait until run number `run` or a later one has finished the batch `batch_id` or a later one."""
         self.wait_for(lambda now: now.get("runs", 0) >= run and batch_of(now) >= batch_id)
 
     def wait_for_rest(self) -> None:
@@ -255,7 +255,7 @@ class Supervised:
         return self.case.result(self.servers, topic, self.directory)
 
     def entries(self, log: str) -> list[int]:
-        """Return the batch ids in a log of the checkpoint."""
+        """Return the batch ids in one of the checkpoint's logs, sorted."""
         names = (path.name for path in (self.directory / "checkpoint" / log).iterdir())
         return sorted(int(name) for name in names if name.isdigit())
 

@@ -68,7 +68,8 @@ class ConsumerGroupSteps:
         for name in topics.split(",") if topics else ():
             self._wait_until_assignable(name, self._context.group_id(group))
         response = self._context.call("ConsumerGroupHeartbeat", **body)
-        while ERROR_NAMES[response.error_code] in RETRIED:  # a broker that has just started answers so
+        # A broker that has just started may return these errors
+        while ERROR_NAMES[response.error_code] in RETRIED:
             pause(STEP_S)
             response = self._context.call("ConsumerGroupHeartbeat", **body)
         if response.error_code:
@@ -78,9 +79,9 @@ class ConsumerGroupSteps:
         self._context.expect(expected, f"{response.member_epoch} {self._names_of(response.assignment)}")
 
     def _wait_until_assignable(self, name: str, group_id: str) -> None:
-        """Return when the group's coordinator assigns partitions of the topic.
+        """Wait until the group's coordinator assigns partitions of the topic.
 
-        To find out, a member of another group with the same coordinator subscribes to the topic.
+        To find that out, a member of another group with the same coordinator subscribes to the topic.
         """
         topic_id = self._variables.get(f"{name}.id")
         partition = partition_for(group_id, OFFSETS_PARTITIONS)

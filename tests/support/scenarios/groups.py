@@ -94,7 +94,8 @@ class GroupSteps:
     def _joined(self, member: str, *words: str) -> None:
         _, expected = self._context.split(words)
         response = self._receive(member)
-        while ERROR_NAMES[response.error_code] in RETRIED:  # a broker that has just started answers so
+        # A broker that has just started may return these errors
+        while ERROR_NAMES[response.error_code] in RETRIED:
             pause(STEP_S)
             self._send(member, "JoinGroup", self._joins[member])
             response = self._receive(member)

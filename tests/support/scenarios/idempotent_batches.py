@@ -62,7 +62,7 @@ def produce(client: RawClient, topic: str, producer_id: int | None, step: Step) 
     partition = ProduceRequest.PartitionProduceData(index=0, records=batch)
     data = ProduceRequest.TopicProduceData(name=topic, partition_data=[partition])
     request = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=[data])
-    # retry: a new partition has no leader for a moment, and such an error stores nothing
+    # A new partition has no leader for a moment. With these errors, no batch is stored, so a retry is safe.
     for _ in attempts():
         answer = client.ask(request, PRODUCE_VERSION).responses[0].partition_responses[0]
         if answer.error_code not in (NotLeaderOrFollower.code, UnknownTopicOrPartition.code):

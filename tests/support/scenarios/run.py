@@ -51,7 +51,9 @@ def target_at(address: str, expects: Expectations) -> Target:
 
 
 def run_scenario(scenario: Scenario, version: int | None, broker: RestartableBroker) -> None:
-    """Run a scenario. Raises StepFailed, and Unsupported if the broker lacks a version."""
+    """Run a scenario. Raises StepFailed if an expectation is wrong, and Unsupported if the broker lacks a
+    version.
+    """
     more = (GroupSteps, ConsumerGroupSteps, partial(RestartSteps, broker))
     Run(scenario, version, broker.target, Deadline(LIMIT_S), more).run()
 
@@ -71,10 +73,11 @@ class RestartSteps:
         context, target = self._context, self._context.target
         context.disconnect()
         target.endpoint = endpoint_of(self._broker.restart(kill=kill))
-        # delete the topics, so that those of each scenario begin at leader epoch 0
+        # Use new topics after the restart, so that those of each scenario begin at leader epoch 0.
         target.topics = TopicPool(target.names)
         context.restarts += 1
-        # Apache Kafka's broker keeps its old epochs until the controller fences it and elects it again.
+        # The broker of Apache Kafka shows its old epochs until the controller has fenced it and elected it
+        # again.
         epochs = EPOCHS_OF_A_RESTART * context.restarts
         counts, min_epoch = context.partition_counts, epochs if self._broker.epochs_rise else -1
         wait_until_led(context.client, counts, min_epoch, context.deadline)

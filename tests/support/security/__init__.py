@@ -1,1 +1,1 @@
-"""Brokers that authenticate, and a request of every API."""
+"""Brokers that authenticate their clients, and a request of every API."""

@@ -52,7 +52,7 @@ def make_certificates(directory: Path, client_name: str = "alice") -> Certificat
 
 
 def _write(issued: trustme.LeafCert, path: Path) -> None:
-    """Write a certificate with its key as PKCS #8, the only form that Java reads."""
+    """Write a certificate and its key. The key has the form PKCS #8, the only one that Java reads."""
     key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
     text = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -134,10 +134,10 @@ _SHORT |= {"transactional id": ResourceType.TRANSACTIONAL_ID}
 
 
 def add_acls(admin: Admin, acls: list[Acl]) -> None:
-    """Create ACLs and wait until the broker applies them.
+    """Create ACLs, and wait until the broker applies them.
 
-    Apache Kafka's broker learns of ACLs from the controller a moment later, and by then also of users created
-    before them.
+    Apache Kafka's broker learns of ACLs from the controller a moment later. By then, it also knows the users
+    that were created before.
     """
     admin.create_acls(acls)
     wait_until(lambda: set(acls) <= set(admin.describe_acls()))
@@ -208,7 +208,7 @@ def apache_properties(certificates: Certificates, keys: Path | None = None) -> d
 
 
 def reauthenticate(producer: Producer) -> None:
-    """Have the producer's connections authenticate again now, as their timers would do later."""
+    """Let the producer's connections authenticate again now. Otherwise their timers would do that later."""
 
     async def begin() -> None:
         assert producer._driver is not None
@@ -221,7 +221,9 @@ def reauthenticate(producer: Producer) -> None:
 
 
 def logins_again(broker: Broker) -> int:
-    """Count the open connections of a broker in this process whose clients have re-authenticated."""
+    """Return the number of open connections whose clients have authenticated again. The broker must be in
+    this process.
+    """
     assert broker._running is not None
     authenticators = [connection.auth.authenticator for connection in broker._running.server.connections]
     return sum(

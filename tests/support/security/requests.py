@@ -359,7 +359,7 @@ GRANTS: dict[str, tuple[ResourceType, str, Operation]] = {
     )
     for operation in map(Operation, operations)
 }
-"""For each user: the only operation that it may do.
+"""For each user, the only operation that it may do.
 
-Topics and transactional ids are granted by prefix, groups by `*`.
+The ACLs of topics and transactional ids have a prefix, those of groups the name `*`.
 """

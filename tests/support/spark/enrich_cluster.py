@@ -90,7 +90,7 @@ def launch_forward(
 
 
 def enrich_atomically() -> None:
-    """Run the example's frame with `write_atomic`."""
+    """Write the rows of the example with `write_atomic`."""
     from pyspark.sql import SparkSession
 
     from oncelog.spark import write_atomic

@@ -32,7 +32,7 @@ from support.wait import attempts
 
 SOURCE_PARTITIONS, TARGET_PARTITIONS = 2, 4
 LANE_ROWS = 60
-"""Rows of a micro-batch in one partition of the source. They fill three Arrow batches."""
+"""Number of rows that a micro-batch has in one partition of the source. They fill three Arrow batches."""
 VALUE_BYTES = 200
 PATIENCE_S = 1200.0
 
@@ -71,9 +71,9 @@ LEGS = (
     Leg("speculating", ("speculation", "driver after commit")),
     Leg("cluster", (CALM, "task raises", "worker", "executor", "query stopped", "broker", "answers lost")),
 )
-"""All faults, numbered as micro-batches.
+"""All legs with their faults. Each fault belongs to the micro-batch with the same number.
 
-The micro-batch after "driver after commit" has no fault and shows the damage of that fault.
+The micro-batch after "driver after commit" has no fault, because it shows the damage of that fault.
 """
 
 
@@ -159,7 +159,9 @@ class Killable(Protocol):
 
 
 def run(query: Query, broker: Killable, directory: Path) -> Outcome:
-    """Run the query through all its faults. Raise AssertionError with the end of Spark's log."""
+    """Run the query with all its faults. Raises AssertionError with the end of Spark's log if it does not
+    finish.
+    """
     servers, topic = broker.bootstrap_servers, f"{query}.out"
     create_topic(servers, f"{query}.in", partitions=SOURCE_PARTITIONS)
     create_topic(servers, topic, partitions=TARGET_PARTITIONS)
@@ -194,9 +196,10 @@ def run(query: Query, broker: Killable, directory: Path) -> Outcome:
 
 
 def _run_program(options: Mapping[str, Any], on_broker: dict[str, Callable[[], None]]) -> int | None:
-    """Run the program and return its exit code.
+    """Run the program, and return its exit code.
 
-    `on_broker` has, by micro-batch, the function to call once the program reports that batch's fault.
+    `on_broker` maps numbers of micro-batches to functions. A function is called when the program reports that
+    batch's fault.
     """
     faults = Path(options["faults"])
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYSPARK_PYTHON": spark_python()}
@@ -266,7 +269,8 @@ _CONF = {
     "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20",
-    "spark.buffer.size": "1024",  # small batches: rows before the fault are already being sent
+    # A small buffer, so that rows before the fault are already on their way to the sink
+    "spark.buffer.size": "1024",
     "spark.python.task.killTimeout": "10s",
 }
 _SPECULATION = {

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 
 ADDRESS = "ONCELOG_TEST_FORK_SERVER"
-"""The environment variable with the server's address, for the worker's program."""
+"""The name of the environment variable that tells the worker's program the server's address."""
 _PRELOADED = (
     "pandas",
     "pyarrow.compute",
@@ -37,17 +37,17 @@ _PRELOADED = (
     "oncelog.spark.sink.sink",
     "oncelog.spark.source.source",
 )
-# Neither pyarrow's allocator nor numpy's library may start a thread before the fork.
+# Settings that keep pyarrow's allocator and numpy's library from starting threads before the fork.
 _ONE_THREAD = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "PYTHONHASHSEED": "0",  # Spark's workers do the same
+    "PYTHONHASHSEED": "0",  # as Spark sets it for its workers
 }
 
 
 class ForkServer:
-    """Run the server in its own process until the end of the block. It listens at `address`."""
+    """A context manager that runs the server in a process. The server listens at `address`."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="oncelog-spark-fork-")
@@ -57,7 +57,7 @@ class ForkServer:
             env={**os.environ, **_ONE_THREAD},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C must reach only pytest
+            start_new_session=True,  # so that Ctrl-C reaches only pytest
         )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"ready\n", "the server has ended"
@@ -101,7 +101,9 @@ def main(path: str) -> None:
 
 
 def _reap(_signal: int, _frame: object) -> None:
-    """Wait for children that have ended, so that their processor time counts."""
+    """Wait for child processes that have ended. Only then does their processor time count for this
+    process.
+    """
     try:
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass
@@ -110,9 +112,9 @@ def _reap(_signal: int, _frame: object) -> None:
 
 
 def _run(connection: socket.socket) -> None:
-    """Become the requested worker.
+    """Turn this forked process into the requested worker.
 
-    The client reads the worker's process id, and then the end of the stream when the worker ends.
+    The client reads the worker's process id. The end of the stream shows it that the worker has ended.
     """
     import runpy
 

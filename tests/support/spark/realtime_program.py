@@ -38,7 +38,8 @@ def main(options: dict[str, Any]) -> None:
         .load()
         .select("key", "value", provenance_headers().alias("headers"))
     )
-    # A batch of real-time mode stores its offsets at its end. So whatever this one wrote comes again.
+    # In real-time mode, a batch stores its offsets only at its end. This batch is killed before that, so all
+    # its rows are written again.
     writer = rows.writeStream.format("kafka").options(**kafka, topic=options["target"])
     writer = writer.option("checkpointLocation", options["checkpoint"]).outputMode("update")
     writer.trigger(realTime="10 minutes").start().awaitTermination()

@@ -29,7 +29,7 @@ from oncelog.spark.sink.sink import OncelogFormat, StreamWriter
 
 PATIENCE_S = 240.0
 _FAILURES = 9
-"""Maximum number of restarts of a failed query. The program restarts it as a supervisor would."""
+"""Maximum number of times that the program starts a failed query again, as a supervisor would."""
 SELDOM_S = 0.02
 
 
@@ -58,9 +58,9 @@ class Faults:
     # Faults in tasks
 
     def around(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a task.
+        """Yield the batches of a task, with the task's fault among them.
 
-        The task's fault comes before its first row, or after some rows are stored.
+        The fault comes before the task's first row, or after some rows are stored.
         """
         batch_id, first = here().getLocalProperty("streaming.sql.batchId"), None
         fault = self.of(batch_id)
@@ -76,7 +76,7 @@ class Faults:
             yield batch
 
     def ended(self, error: BaseException | None = None) -> None:
-        """Report the end of a task's attempt. Other attempts and the test wait for this."""
+        """Report that an attempt of a task has ended. Other attempts and the test wait for that report."""
         task, batch_id = here(), here().getLocalProperty("streaming.sql.batchId")
         outcome = "failed" if error else "done"
         self.tell(f"{outcome}-{batch_id}-{task.partitionId()}-{task.attemptNumber()}", str(error or ""))
@@ -103,12 +103,12 @@ class Faults:
         time.sleep(PATIENCE_S)
 
     def _kill_driver_in_write(self, _task: str, batch: str) -> None:
-        if self.options["sink"] != "batch":  # `write_atomic` may give all rows to one task
-            self.wait_for(f"done-{batch}-*")  # fail after another task has committed
+        if self.options["sink"] != "batch":  # `write_atomic` may have only one task
+            self.wait_for(f"done-{batch}-*")  # the kill comes after another task has committed
         self.kill_driver()
 
     def _be_overtaken(self, task: str, _batch: str) -> None:
-        self.wait_for(f"*-{task}-*")  # wait until the speculative copy has ended; then continue to write
+        self.wait_for(f"*-{task}-*")  # continue to write only after the speculative copy has ended
 
     def _be_killed(self, _task: str, _batch: str) -> None:
         time.sleep(PATIENCE_S)
@@ -139,7 +139,7 @@ class Faults:
             os.kill(pid, signal.SIGKILL)
 
     def watch(self, query: Any) -> bool:
-        """Inject the faults that come from outside the micro-batches.
+        """Inject the faults that do not come from a task or a micro-batch.
 
         Return True if the query was stopped and must be started again.
         """

@@ -18,7 +18,7 @@ PRODUCE_VERSION = 9
 _NOT_YET = {UnknownTopicOrPartition.code, NotLeaderOrFollower.code}
 """Errors that Apache Kafka returns until a new partition is ready.
 
-It stores nothing with them, so retries are safe.
+With these errors, it stores nothing, so retries are safe.
 """
 START_MS = 1_700_000_000_000
 
@@ -38,7 +38,9 @@ def create_topic(bootstrap: str, name: str, partitions: int = 1, **configs: obje
 def records(
     first: int, count: int, *, headers: Sequence[Header] = (), size_bytes: int = 0
 ) -> list[NewRecord]:
-    """Return record n: key `k{n}`, value `v{n}` padded to `size_bytes`, timestamp START_MS + n."""
+    """Return records `first` to `first + count - 1`. Record n has key `k{n}`, value `v{n}` padded to
+    `size_bytes`, and timestamp START_MS + n.
+    """
     return [
         NewRecord(START_MS + n, b"k%d" % n, (b"v%d" % n).ljust(size_bytes, b"."), tuple(headers))
         for n in range(first, first + count)
@@ -99,7 +101,7 @@ def _with_options(reader: Any, bootstrap: str, options: dict[str, object]) -> An
 
 
 class Collected:
-    """The rows of a stream, one list per micro-batch, collected by `foreachBatch`."""
+    """The rows of a stream as `foreachBatch` got them: one list for each micro-batch."""
 
     def __init__(self) -> None:
         self.batches: list[list[Any]] = []
@@ -108,7 +110,9 @@ class Collected:
         self.batches.append(frame.collect())
 
     def run(self, frame: Any, checkpoint: str) -> Any:
-        """Run the stream until it has read what is available now. Raise the query's exception."""
+        """Run the stream until it has read all records that are available now. If the query fails, raise its
+        exception.
+        """
         query = (
             frame.writeStream.foreachBatch(self.take)
             .option("checkpointLocation", checkpoint)

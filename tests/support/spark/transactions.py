@@ -14,10 +14,10 @@ RECORDS = 10
 
 
 def write_transactions(bootstrap: str, topic: str, outcomes: str, *, same_keys: bool = False) -> list[Any]:
-    """Write one transaction of ten records for each letter: c(ommitted), a(borted), o(pen).
+    """Write one transaction of ten records for each letter: c (committed), a (aborted) or o (open).
 
-    Return the producers of the open ones. With `same_keys`, each transaction overwrites the keys of the
-    previous one.
+    Return the producers of the open ones. With `same_keys`, each transaction has the same keys as the one
+    before.
     """
     from confluent_kafka import Producer
 
@@ -43,7 +43,9 @@ def write_transactions(bootstrap: str, topic: str, outcomes: str, *, same_keys: 
 
 
 def wait_for_stable_end(bootstrap: str, topic: str, offset: int) -> None:
-    """Wait until the markers are written. Apache Kafka may answer a commit earlier."""
+    """Wait until `offset` is the last stable offset. Apache Kafka may answer a commit before it has written
+    the markers.
+    """
     tp = TopicPartition(topic, 0)
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         wait_until(
@@ -60,8 +62,9 @@ def committed_offsets(bootstrap: str, topic: str) -> list[int]:
 
 
 def create_compacted(bootstrap: str, topic: str, outcomes: str) -> list[int]:
-    """Create a topic whose transactions are compacted down to their newest values. Return the visible
-    offsets.
+    """Create a topic whose transactions are compacted down to the newest value of each key.
+
+    Return the offsets that a read_committed reader gets.
     """
     create_topic(
         bootstrap, topic, cleanup_policy="compact", segment_ms=RECORDS // 2, min_cleanable_dirty_ratio=0.001
