@@ -25,8 +25,7 @@ esac
 def test_each_part_runs_once_and_pytest_has_the_last_line(tmp_path: Path, failing: str) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
-    # Apt-get is left out, so that `.ci/run` installs nothing
-    for name in ("bash", "sed", "mkdir", "dirname"):
+    for name in ("bash", "sed", "mkdir", "dirname"):  # without apt-get, nothing is installed
         path = shutil.which(name)
         assert path is not None
         (programs / name).symlink_to(path)

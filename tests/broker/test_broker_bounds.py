@@ -298,7 +298,7 @@ def _steps(search: Iterator[Any]) -> int:
 
 
 def _found(search: Any) -> int:
-    """Run the remaining steps of a look-up, and return the offset that it finds."""
+    """Run the rest of a lookup; return the offset that it finds."""
     while True:
         try:
             next(search)

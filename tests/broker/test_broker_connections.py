@@ -291,7 +291,7 @@ def test_large_requests_wait_as_bytes_while_many_are_under_way(monkeypatch: pyte
         assert is_served(broker)
         assert len(background) == MAX_LARGE
         assert {c.reader.incomplete_since_ms for c in broker._running.server.connections} == {None}
-        clients.pop().socket.close()  # this client's request is probably among the waiting ones
+        clients.pop().socket.close()  # its request is probably one of those that wait
         gate.set()
         for client in clients:
             _, response = client.receive(OffsetForLeaderEpochResponse, 3)

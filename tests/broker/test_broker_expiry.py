@@ -35,7 +35,7 @@ class SteppedNode(GroupNode):
         self.node.log_manager.background.on_added = lambda: None
 
     def step(self) -> bool:
-        """Run one step of the background work. Return False if no work is left."""
+        """Do one step; return False when there is nothing left to do."""
         background = self.node.log_manager.background
         if len(background) and (job := background.step()) is not None:
             job()

@@ -21,7 +21,7 @@ def node() -> GroupNode:
 
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record in order the groups whose deadlines the broker examines."""
+    """Record the groups whose deadlines are examined, in order."""
     seen: list[str] = []
     for kind in (ClassicGroup, ConsumerGroup):
 

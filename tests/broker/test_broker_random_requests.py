@@ -75,9 +75,9 @@ PLACES = (
     "-delete",
     "__transaction_state-0/00000000000000000000.log",
 )
-"""Suffixes of paths: a fault hits the disk operations on paths that end in one of them.
+"""Suffixes of paths.
 
-The empty suffix matches every path.
+A fault hits the disk operations on paths with one of them; the empty suffix matches every path.
 """
 EXPECTED = (OSError, BrokerError, StorageError)
 """Errors with which periodic work may end while the disk fails."""

@@ -1,4 +1,4 @@
-"""Fetch sessions have owners and limits, and an abandoned fetch leaves nothing behind."""
+"""Fetch sessions: their owners and their limits; abandoned fetches leave nothing behind."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_a_small_segment_size_of_an_older_version_still_opens(tmp_path: Path) ->
 
 
 def describe(client: RawClient, resource_type: int, name: str, key: str) -> list[tuple[str | None, int]]:
-    """Return all values of a setting and their sources. The effective value comes first."""
+    """Return the values of a setting with their sources, the effective one first."""
     resource = Describe.DescribeConfigsResource(
         resource_type=resource_type, resource_name=name, configuration_keys=[key]
     )

@@ -29,7 +29,7 @@ def test_no_flipped_bit_changes_what_a_file_says(name: str) -> None:
     """Regression: without a checksum, one flipped bit could change retention.ms, or stop the start."""
     disk = used_disk()
     whole = disk.read(name)
-    end = whole.index(b'"crc32c"')  # the checksum itself follows behind this position
+    end = whole.index(b'"crc32c"')  # behind this point is the checksum itself
     for place in range(end * 8):
         damaged = disk.after_kill()
         data = bytearray(whole)

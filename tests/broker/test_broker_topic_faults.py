@@ -190,7 +190,7 @@ def play(scenario: str, faults: list[Step], *, is_killed: bool) -> bool:
     if not all(met):
         return False
     if not manager.is_down and manager.topics.get(NAME) is not None:
-        manager.fill(NAME)  # from here on, acknowledged records must not be lost
+        manager.fill(NAME)  # records that are acknowledged from now on must not be lost
         # A growth that failed may still take effect at a start, like any request without a response.
         counts = manager.shape(NAME)
         allowed = [counts, [1, 1, 0, 0] if counts == FULL else [1, 1, 1, 0]]

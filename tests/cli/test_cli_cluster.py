@@ -24,9 +24,7 @@ def rows(*arguments: str, servers: str) -> list[dict[str, Any]]:
 
 
 def filled(servers: str) -> str:
-    """Create a topic of two partitions with five records each. Their timestamps are one second apart and
-    begin at BEGIN_MS.
-    """
+    """Create a topic of two partitions with five records each, one second apart, from BEGIN_MS on."""
     topic = new_topic(servers, 2)
     with producer_of(servers) as producer:
         for number in range(10):

@@ -28,10 +28,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def topic(ours: str) -> str:
-    """Create a topic of two partitions with six records each.
-
-    Their timestamps are one second apart and begin at 2023-11-14T22:13:20Z.
-    """
+    """Create a topic of two partitions with six records each, one second apart, from 2023-11-14T22:13:20Z."""
     name = new_topic(ours, 2)
     with producer_of(ours) as producer:
         for number in range(12):

@@ -33,9 +33,8 @@ def rows(*arguments: str, servers: str) -> list[dict[str, Any]]:
 
 
 def filled(servers: str) -> str:
-    """Create a topic of two partitions with five records each.
-
-    Their timestamps are one second apart and begin at 2023-11-14T22:13:20Z.
+    """Create a topic of two partitions with five records each, one second apart, from 2023-11-14T22:13:20Z
+    on.
     """
     topic = new_topic(servers, 2)
     with producer_of(servers) as producer:

@@ -113,7 +113,7 @@ NAMES = re.compile(r"(?:Collection|Sequence|Iterable|list|set|tuple)\[str[],]")
 
 
 def _parameters_of_names() -> list[tuple[str, str]]:
-    """Return each parameter of the public functions that takes several names, with its annotation."""
+    """Each parameter of the public functions that takes several names, and its annotation."""
     found = []
     for module in map(importlib.import_module, PUBLIC_MODULES):
         for name in module.__all__:

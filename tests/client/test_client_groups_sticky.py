@@ -203,7 +203,7 @@ def test_a_cooperative_static_member_comes_back(servers: str, group: str) -> Non
     wait_for(lambda: len(assigned(other)) == 4)
     mine = Reader(member(servers, group, group_instance_id="mine", **COOPERATIVE), topic)
     wait_for(lambda: len(assigned(other)) == len(assigned(mine)) == 2)
-    # The second rebalance gives the two partitions to `mine`. It may end a little later for `other`.
+    # The second rebalance, which gives the two partitions to `mine`, may end for `other` a little later.
     events = [("assigned", 4), ("revoked", 2), ("assigned", 0), ("assigned", 0)]
     wait_for(lambda: other.events == events)
     share = assigned(mine)

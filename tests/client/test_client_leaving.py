@@ -25,7 +25,7 @@ from oncelog.wire.messages import ConsumerGroupHeartbeatRequest, OffsetCommitReq
 
 
 class Broken(Exception):
-    """An error that the application raises."""
+    """An error of the application."""
 
 
 def stored(consumer: Consumer, tp: TopicPartition) -> int | None:

@@ -264,7 +264,7 @@ def test_polls_return_records_while_the_coordinator_hangs(
 
             polling = threading.Thread(target=poll_and_close, daemon=True)
             polling.start()
-            # together, the clock's jumps are shorter than request.timeout.ms
+            # the jumps add up to less than request.timeout.ms
             clock.jump_until(lambda: not polling.is_alive(), 0.2)
             assert values_read == list(range(6)), "what was fetched is handed out"
         finally:

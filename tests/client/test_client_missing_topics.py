@@ -93,7 +93,7 @@ def test_a_member_is_told_of_a_name_that_no_topic_can_have(careful: str, group: 
 def test_a_member_is_told_again_of_a_name_that_no_topic_can_have(
     careful: str, group: str, protocol: str
 ) -> None:
-    """If an application ignores the error, it gets it again each time metadata.max.age.ms has passed."""
+    """An application that ignored the error gets it again after each metadata.max.age.ms."""
     with member(careful, group, group_protocol=protocol, metadata_max_age_ms=50) as consumer:
         consumer.subscribe(["bad name", new_topic(careful)])
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""A transaction whose offsets may not have reached the group cannot be committed. close() aborts it."""
+"""A transaction whose offsets may not have reached the group cannot be committed; close() ends it."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ def test_a_node_starts_reports_its_status_and_stops(directory: str) -> None:
         rows = json.loads(oncelog("topics", "list", "-o", "json", servers=bootstrap_servers).out)
         return [(row["topic"], row["partitions"]) for row in rows]
 
-    # Apache Kafka answers the creation of a topic a moment before its broker learns of the topic from the
-    # controller.
+    # Apache Kafka's broker gets a new topic from the controller a moment after the creation is answered.
     wait_until(lambda: listed() == [("kept", 4)])
 
     (node,) = json.loads(oncelog("dev", "kafka", "status", "--directory", directory, "-o", "json").out)

@@ -63,8 +63,8 @@ CHANGING = (
 PARKED = "no answer while others were asked"
 LOGIN_REFUSED, LOGIN_PAUSE_S = "login refused", 0.3
 PARK_S, LATE_S = 0.012, 8.0
-"""Maximum waits in seconds. PARK_S: for the response to a request that may stay pending. LATE_S: for a
-response that the other broker has already sent.
+"""Maximum waits in seconds: for the response to a request that may stay pending, and for a response that the
+other broker has already sent.
 """
 JAVA_BUCKETS = 16
 """Number of buckets of a java.util.HashMap that has at most 12 keys."""
@@ -461,7 +461,7 @@ class Pair:
 
         runs = [runs_of(prefix, sequence) for prefix, (sequence, _) in zip(prefixes, chunk, strict=True)]
         playing = [run_together(both, sequence) for both, (sequence, _) in zip(runs, chunk, strict=True)]
-        # All sequences of a chunk have the same restarts. So if one sequence reaches a restart, all do.
+        # All sequences of a chunk have the same restarts, so all reach a restart when one does.
         while kinds := {*pool.map(lambda sequence: next(sequence, ""), playing)} - {""}:
             # Restart in this thread, not in the pool. Kafka's process ends with the thread that started it,
             # and the pool's threads end earlier.

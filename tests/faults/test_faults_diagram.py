@@ -1,4 +1,4 @@
-"""Sequence diagrams: the arrows that events become, and both forms in which they are drawn."""
+"""Sequence diagrams: the arrows of events, and both drawings of them."""
 
 from __future__ import annotations
 

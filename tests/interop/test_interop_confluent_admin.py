@@ -203,8 +203,7 @@ def test_describe_and_alter_configs_of_a_topic(cluster: Cluster) -> None:
     ]
     resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=changes)
     assert result_of(cluster.admin.incremental_alter_configs([resource])) is None
-    # The admin client gets its response a moment before Kafka's brokers learn of the change from the
-    # controller.
+    # Kafka's brokers learn of a change from the controller, a moment after the admin client got its response.
     changed = {"retention.ms": "604800000", "cleanup.policy": "delete,compact", "segment.bytes": "1073741824"}
     wait_until(lambda: values() == changed)
     replaced = ConfigResource(ResourceType.TOPIC, name, set_config={"segment.bytes": "1048576"})
@@ -298,8 +297,7 @@ def test_scram_users_are_set_described_and_deleted(cluster: Cluster) -> None:
             return found
         return [(i.mechanism, i.iterations) for i in found.scram_credential_infos]
 
-    # The admin client gets its response a moment before Kafka's brokers learn of the user from the
-    # controller.
+    # Kafka's brokers learn of a user from the controller, a moment after the admin client got its response.
     wait_until(lambda: described() == [(info.mechanism, 8192)])
     deletion = UserScramCredentialDeletion(user, ScramMechanism.SCRAM_SHA_256)
     assert result_of(cluster.admin.alter_user_scram_credentials([deletion])) is None

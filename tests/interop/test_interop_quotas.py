@@ -99,7 +99,7 @@ def test_our_clients_obey_apache_kafkas_quotas(apache_kafka: ApacheKafka) -> Non
         admin.alter_client_quotas(values, validate_only=True)
         assert admin.describe_client_quotas(of_user) == {}
         admin.alter_client_quotas(values)
-        # The response comes a moment before a broker learns of the quota from the controller.
+        # A broker learns of the quota from the controller a moment after the response.
         wait_until(lambda: admin.describe_client_quotas(of_ip) == {ip: values[ip]})
         assert admin.describe_client_quotas(of_user) == {user: values[user], both: values[both]}
         strict = QuotaFilter({"user": None, "client-id": DEFAULT}, is_strict=True)

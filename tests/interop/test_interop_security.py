@@ -248,8 +248,7 @@ def test_our_clients_authenticate_on_apache_kafka_with_a_token(
         "ssl.ca.location": str(certificates.authority),
         "sasl.mechanism": "OAUTHBEARER",
         "sasl.oauthbearer.token.endpoint.url": f"file://{token}",
-        # On a busy machine, the JVM needs long for its first token
-        "socket.connection.setup.timeout.ms": "60000",
+        "socket.connection.setup.timeout.ms": "60000",  # the JVM's first token takes long on a busy machine
     }
     token.write_text(signed_token(TOKEN_KEY))
     _use(config)

@@ -41,7 +41,7 @@ def streams(kafka_class_path: str, tmp_path_factory: pytest.TempPathFactory) -> 
         command = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DoutputDirectory=jars"]
         prepare([*command, "-DincludeArtifactIds=kafka-streams,rocksdbjni"], "Kafka Streams", home)
         (home / "complete").touch()
-    # At each start, RocksDB unpacks its library into this directory. A killed process leaves it there.
+    # RocksDB unpacks its library into this directory at each start. A killed process does not remove it.
     temporary = f"-Djava.io.tmpdir={tmp_path_factory.mktemp('rocksdb')}"
     return compiled_java("Streams", f"{kafka_class_path}:{home}/jars/*", temporary)
 

@@ -478,7 +478,7 @@ def test_an_index_that_an_older_version_compacted_is_looked_at_once() -> None:
         opened(manager)
         assert looks == [], "this version keeps the entries"
         manager.close(NOW_MS)
-        disk.remove("oncelog-txnindex-checkpoint")  # version 0.4.1 does not write this checkpoint
+        disk.remove("oncelog-txnindex-checkpoint")  # version 0.4.1 writes no such checkpoint
         for _ in range(2):
             manager = _open(disk)
             opened(manager)

@@ -1,4 +1,4 @@
-"""Appends to one partition and reads from it."""
+"""Append and read of one partition."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_times_are_right_after_a_crash_at_any_step(seed: int, part: float, loss:
     for survivor in (disk.after_kill(), disk.after_power_loss(draw)):
         probe = survivor.after_kill()
         check(reopened(probe, point))
-        # The start may crash, too, at any of its steps.
+        # The start may crash as well, at any step.
         survivor.crash_after = int(again * probe.steps)
         try:
             reopened(survivor, point)

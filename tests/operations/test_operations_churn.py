@@ -53,7 +53,7 @@ LONG_ROUNDS = 1_500
 PATIENCE_S = 240
 SLACK = Counter(
     {
-        # Logs of the coordinators may grow to 256 KiB, because compaction ignores smaller ones.
+        # The coordinators' logs may grow to 256 KiB, because smaller ones are not compacted.
         "files of coordinators": 60,
         "AbortedTransaction": 1500,
         "TransactionIndex._entries": 1500,

@@ -163,7 +163,7 @@ def test_a_disk_that_becomes_read_only_under_load(tmp_path: Path) -> None:
 
 
 def trigger_error(disk: Path) -> None:
-    """Make the kernel find an error in the ext4 file system that is mounted at this path."""
+    """Make the kernel find an error in the ext4 file system that is mounted there."""
     found = subprocess.run(
         ["findmnt", "-no", "SOURCE", str(disk)], capture_output=True, text=True, timeout=240
     )

@@ -103,7 +103,7 @@ def test_records_that_kafkas_settings_keep_are_kept_and_the_rest_deleted(plain: 
     assert told["bank"]["max.message.bytes"].value == "2000000"
     compacted = {name for name in names if told[name]["cleanup.policy"].value == "compact"}
     assert compacted == {"table", *INTERNAL_TOPICS}
-    # Kafka's metadata log is not a topic, so retention must not change it.
+    # Retention must not change Kafka's metadata log, which is not a topic.
     assert (plain / DIRECTORY / f"{0:020}.log").stat().st_size > 0
     with Broker(plain, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:
         assert len(client.values("forever")) == 8
@@ -549,7 +549,7 @@ def test_a_topic_that_kafka_put_aside_and_made_again_stops_the_start(plain: Path
         running = broker._running
         assert running is not None and (ours := running.node.topics.get("ours")) is not None
         assert ours.topic_id == topic_id
-    with Broker(plain, config=CONFIG):  # a later start needs no consent
+    with Broker(plain, config=CONFIG):  # a later start does not ask for consent again
         pass
 
 

@@ -55,8 +55,8 @@ PART_OF_B = checkpoint("b", position=40, done=False)
         ([checkpoint("a", time=9), checkpoint("b")], [A, B], Complete((0,))),
         ([checkpoint("a", time=9), PART_OF_B], [A, B], Resume(1, PART_OF_B, (0,))),
         ([checkpoint("a", time=9)], [A, B], Resume(1, None, (0,))),
-        # The files to recheck do not include an unfinished file, because a resume always checks the part that
-        # was already read.
+        # An unfinished file is not among those to recheck, because a resume always checks the part already
+        # read.
         ([PART_OF_B._replace(modified_ns=9)], [B], Resume(0, PART_OF_B._replace(modified_ns=9))),
         # The checkpoint has no topic id, so it is valid for any id.
         ([checkpoint("a")._replace(topic_id=None)], [A], Complete()),
@@ -289,5 +289,5 @@ def test_a_load_id_has_a_limited_alphabet_and_length(text: str, is_one: bool) ->
     ],
 )
 def test_a_tab_separates_the_columns_of_tsv_files_only(name: str, delimiter: str) -> None:
-    """R1063: commas were taken as the delimiter of A.TSV, so each row became one column."""
+    """R1063: A.TSV was read with commas, so each row became one column."""
     assert default_delimiter(name) == delimiter

@@ -232,7 +232,7 @@ class Live:
             return False
         (process,) = self._chance.choices(list(self._weights), list(self._weights.values()))
         if self._chance.random() < 0.1:
-            self.add(process)  # gives the process another random speed
+            self.add(process)  # draws another speed for the process
         try:
             next(process)
         except (StopIteration, Refused):

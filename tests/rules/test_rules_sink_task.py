@@ -1,4 +1,4 @@
-"""The sink's decisions. A table has the cases of each decision."""
+"""The decisions of the sink. Tables have the cases of each decision."""
 
 from __future__ import annotations
 

@@ -347,7 +347,7 @@ def test_the_last_epoch_ends_with_a_new_producer_id() -> None:
     done = complete(prepared, now_ms=NOW_MS)
     assert (done.producer_id, done.producer_epoch, done.next_producer_id) == (9, 0, -1)
     assert done.previous_producer_id == 7
-    # The client did not get the response, and repeats its request.
+    # The response was lost, and the client repeats the request.
     assert outcome(end(done, ProducerIdAndEpoch(7, 32_766), True, 2)) is NoChange
     assert refused_with(end(done, ProducerIdAndEpoch(7, 32_766), False, 2)) is InvalidTxnState
 

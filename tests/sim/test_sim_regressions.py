@@ -27,7 +27,7 @@ def test_a_lost_connection_does_not_downgrade_the_transaction_protocol() -> None
         await producer.init_transactions()
         for transport in world.network.connections():
             world.network.disconnect(transport)
-        # The connection is lost now, and the client has not opened another one yet.
+        # At this moment the connection is lost, and the client has not opened another one.
         await asyncio.sleep(0.5)
         for _ in range(2):
             await producer.begin_transaction()

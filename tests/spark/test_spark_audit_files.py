@@ -79,7 +79,7 @@ def cut(batch: bytearray, by: int = 20) -> bytearray:
 
 
 def holder(sequence: int) -> bytearray:
-    """Return a batch with one record. The record's value contains a complete batch, which has offset 500."""
+    """Return a batch whose only record has a complete batch of offset 500 in its value."""
     value = build_batch(records(0, 3))
     stamp(value, 0, 500, partition_leader_epoch=0)
     record = NewRecord(START_MS, b"k", b"z" * 40 + value + b"z" * 40)

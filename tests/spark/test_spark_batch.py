@@ -135,8 +135,7 @@ def test_offsets_removed_between_planning_and_reading_are_a_loss(
     fill(bootstrap, topic, 0, 50)
     strict = read(spark, bootstrap, subscribe=topic)
     lenient = read(spark, bootstrap, subscribe=topic, failOnDataLoss="false")
-    # Count() plans the read here; the rows are collected below, after the deletion
-    assert strict.count() == lenient.count() == 50
+    assert strict.count() == lenient.count() == 50  # count() plans the read now; rows are collected below
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_records({TopicPartition(topic, 0): 20})
     with pytest.raises(

@@ -112,8 +112,7 @@ def test_a_topic_recreated_between_planning_and_reading_is_an_error(
     fill(bootstrap, topic, 0, 10)
     strict = read(spark, bootstrap, subscribe=topic)
     lenient = read(spark, bootstrap, subscribe=topic, failOnDataLoss="false")
-    # Count() plans the read here; the rows are collected below, after the deletion
-    assert strict.count() == lenient.count() == 10
+    assert strict.count() == lenient.count() == 10  # count() plans the read now; rows are collected below
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_topics([topic])
         with pytest.raises(Exception, match="offsets 0 to 9 were requested, but the topic does not exist"):

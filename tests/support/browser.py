@@ -20,7 +20,7 @@ def chromium() -> Iterator[Browser]:
     if path is None:
         pytest.skip("this is tried in Chromium, which is not installed")
     with sync_playwright() as playwright:
-        # As root, Chromium runs only without its sandbox. That is safe, because it opens only our own pages.
+        # Chromium has no sandbox as root. It opens only our own pages.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()

@@ -94,7 +94,7 @@ def random_part(rng: random.Random, struct: Struct, cls: type[Any], version: int
 
 
 def to_kafka_python(part: Any, their_cls: Any, version: int) -> Any:
-    """Return the message as an object of kafka-python's class, with the same values."""
+    """Return the same values in kafka-python's class."""
     values = {}
     for field in part._struct.fields:
         value = getattr(part, field.name)
@@ -116,7 +116,7 @@ def _to_theirs(field: Field, value: Any, their_cls: Any, version: int) -> Any:
 
 
 def from_kafka_python(theirs: Any, cls: type[Any], version: int) -> Any:
-    """Convert an object of kafka-python's class to our class."""
+    """Return kafka-python's values in our class."""
     part = cls()
     for field in cls._struct.fields:
         if field.is_in(version):

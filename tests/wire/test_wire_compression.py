@@ -112,7 +112,7 @@ def test_truncated_data_is_an_error(codec: Compression) -> None:
             data = decompress(codec, packed[: len(packed) - cut])
         except CorruptMessage:
             continue
-        # A Xerial stream has no end mark. So cut between two blocks, it is still valid.
+        # A Xerial stream has no end mark, so a cut between two blocks leaves a valid stream.
         assert codec is Compression.SNAPPY and DATA.startswith(data) and len(data) < len(DATA)
 
 

@@ -28,7 +28,7 @@ def config(expiration_ms: int = 86_400_000, *, limits: Limits | None = None, **s
 
 
 def limit(partition: Partition, **limits: Any) -> None:
-    """Replace some limits of a partition that is open."""
+    """Replace some limits of an open partition."""
     partition.reconfigure(replace(partition.config, limits=Limits(**limits)))
 
 
