@@ -266,7 +266,7 @@ def test_offsets_of_a_topic_that_is_deleted_while_they_are_damaged_do_not_come_b
         _delete_topic(client)
         client.create_topic("t", 2)
         assert client.ask(commit_request("b", 7), 8).topics[0].partitions[0].error_code == 0
-    # The log is still damaged, so the deletion of the topic's offsets must stay pending
+    # The log is still damaged, so the deletion of the topic's offsets must stay pending.
     for _ in range(1, starts):
         with Broker(data, config=CONFIG) as broker:
             pass

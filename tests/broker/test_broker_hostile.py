@@ -255,7 +255,7 @@ def test_half_sent_requests_are_bounded_together() -> None:
             with contextlib.suppress(OSError):
                 each.socket.sendall(struct.pack(">i", 2 * MB) + bytes(MB))
             assert broker.metrics()["request_bytes_held"] <= 9 * MB
-        # Makes these connections slower than a new client, which the broker therefore prefers
+        # Make these connections slower than a new client, which the broker therefore prefers.
         pass_time(broker, 1_500)
         with RawClient(broker.bootstrap_servers) as quick:
             quick.create_topic("t", max_message_bytes=4 * MB)

@@ -33,7 +33,7 @@ BY_CLOCK = NOW_MS << IDS_PER_MS_BITS
         (BY_CLOCK + 7, -1, NOW_MS, BY_CLOCK + 7),  # the clock went back
         (0, BY_CLOCK + 7, NOW_MS, BY_CLOCK + 8),
         (0, 41, 0, 42),
-        # The seen id is the largest possible: a client chose it, so it is ignored
+        # The seen id is the largest possible: a client chose it, so it is ignored.
         (0, 2**63 - 1, NOW_MS, BY_CLOCK),
         (0, -1, 2**60, 0),  # the clock shows an impossible time, so it is ignored
     ],

@@ -581,7 +581,7 @@ def test_random_requests_leave_a_sound_state_in_thousands_of_runs() -> None:
     run_all(range(200, 20_000))
 
 
-# Reintroduce a fixed bug
+# Reintroduce a fixed bug.
 
 
 def wait_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

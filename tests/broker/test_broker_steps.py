@@ -285,7 +285,7 @@ def test_the_directory_of_many_new_partitions_is_synced_in_another_thread() -> N
     background = node.log_manager.background
     while (call := background.step()) is None:
         assert node.topics.get("many") is None
-    # This request does not wait for the sync of the other one
+    # This request does not wait for the sync of the other one.
     assert handle(node, create("other", 1)).topics[0].error_code == 0
     call()
     _, response = finish(node, answer)

@@ -125,7 +125,7 @@ def test_a_request_above_its_limit_is_refused_before_its_elements_are_made(api: 
             continue
         body = memoryview(worst.body)
         with pytest.raises(PeerError, match="exceeds the message's limit"):
-            # Builds the decoder, which the measurement must not include
+            # Build the decoder, which the measurement must not include.
             api.request.decode(worst.version, body, max_elements=10)
         tracemalloc.start()
         try:

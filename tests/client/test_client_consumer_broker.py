@@ -365,7 +365,7 @@ def test_a_damaged_partition_is_asked_once(tmp_path: Path) -> None:
         append(broker.bootstrap_servers, T0, *(batch_of(*numbered(s, s + 10)) for s in (0, 10, 20)))
         (segment,) = (tmp_path / "t-0").glob("*.log")
         data = bytearray(segment.read_bytes())
-        # Sets the batch's magic byte to an unknown version
+        # Set the batch's magic byte to an unknown version.
         data[[position for position, _ in iter_batches(data)][1] + 16] = 9
         with segment.open("r+b") as file:
             file.write(data)

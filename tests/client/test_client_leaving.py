@@ -384,7 +384,7 @@ def test_an_interrupt_of_a_close_keeps_no_member_in_the_group(
     with pytest.raises(KeyboardInterrupt):
         getattr(consumer, how)()
     if how == "unsubscribe":
-        # Uses the same connection as LeaveGroup, so its response comes after that of LeaveGroup
+        # This request uses the same connection as LeaveGroup, so its response comes after that of LeaveGroup.
         consumer.committed(TopicPartition(topic, 0))
     with Admin({"bootstrap.servers": servers}) as admin:
         assert admin.describe_groups(group)[group].members == ()

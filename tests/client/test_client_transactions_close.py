@@ -259,7 +259,7 @@ def test_closing_takes_no_longer_than_its_timeout(ours: str) -> None:
         producer = producer_of(proxy.bootstrap_servers, transactional_id=name(), max_block_ms=3_600_000)
         open_on(producer, topic)
         proxy.add(Rule(action="cut", api="EndTxn"))
-        # The test's time-out is below max.block.ms, so waiting for the latter would fail the test
+        # The test's time-out is below max.block.ms, so waiting for the latter would fail the test.
         producer.close(0.5)
         assert not producer._thread.is_running
 

@@ -156,6 +156,6 @@ def test_close_returns_in_time_without_a_coordinator(servers: str) -> None:
         producer.send(topic, b"never seen").result(60)
         proxy.add(Rule(action="cut", api="EndTxn"))
         proxy.add(Rule(action="drop", api="FindCoordinator"))
-        # The test's time-out is below request.timeout.ms, so waiting for the latter would fail the test
+        # The test's time-out is below request.timeout.ms, so waiting for the latter would fail the test.
         producer.close(0.5)
     assert values(servers, topic) == []

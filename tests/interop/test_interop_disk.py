@@ -131,7 +131,7 @@ def test_apache_kafka_continues_our_partition(kafka_class_path: str, tmp_path: P
         with RawClient(kafka.bootstrap_servers) as client:
             wait_until(lambda: client.produce(topic, batch(b"first")).error_code == 0)
             last = 2 * BATCHES - 2
-            # Kafka recognises the duplicate by the snapshot of producers that our broker wrote
+            # Kafka recognises the duplicate by the snapshot of producers that our broker wrote.
             assert send(client, last) == (0, last)
             assert send(client, last + 2, 1) == (0, last + 3)
             assert client.values(topic) == [b"v"] * (2 * BATCHES) + [b"first", b"v"]

@@ -189,7 +189,7 @@ def test_a_second_roll_waits_and_a_third_takes_its_place() -> None:
     partition = open_partition(disk, SMALL, background=driven.background)
     bases: list[int] = []
     stored: list[tuple[int, int]] = []
-    # With so few background steps, the first snapshot is still unfinished at the next roll
+    # With so few background steps, the first snapshot is still unfinished at the next roll.
     while len(bases) < 3:
         segments = partition.segment_count
         stored += _fill(partition, range(len(stored), len(stored) + 1))

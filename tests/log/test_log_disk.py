@@ -306,7 +306,7 @@ def test_an_index_that_cannot_be_written_takes_nothing_offline(operation: str) -
     put(partition, batch(0, is_transactional=True))
     put_marker(partition, marker(7, commit=False))
     if operation == "create":
-        # The file is missing, as in a directory that Apache Kafka wrote
+        # The file is missing, as in a directory that Apache Kafka wrote.
         disk.remove(f"{TP}/{0:020d}.txnindex")
     disk.errors = {(operation, ".txnindex"): errno.ENOSPC}
     with pytest.raises(KafkaStorageError, match="cannot be flushed"):

@@ -169,7 +169,7 @@ def test_retention_sees_the_times_behind_a_damage(is_lost: bool) -> None:
     disk.open(f"{stem}.log").pwrite(b"\x7f", 38 * size + 8)
     partition = open_partition(disk, old, clean_shutdown=True)
     if not is_lost:
-        # The index file is read only when it is first needed, so damage it before that
+        # The index file is read only when it is first needed, so damage it before that.
         disk.replace(f"{stem}.index", b"damaged!")
         partition.offset_for_timestamp(START_MS + 5)
     for _ in partition.confirm_times(NOW_MS):

@@ -37,7 +37,7 @@ def stop_midway(it: Supervised) -> int:
     assert it.stop() == 0, it.log[-4000:]
     ended = int(it.status["batch"]["batch_id"])
     assert it.status["state"] == "stopped" and ended in it.entries("commits")
-    # Besides the last completed batch, at most one more was planned
+    # Besides the last completed batch, at most one more was planned.
     assert it.entries("offsets")[-1] <= ended + 1
     return ended
 

@@ -168,7 +168,7 @@ def test_the_next_deadline_is_the_first_of_all_sessions() -> None:
     group = stable("m", "n")
     group.heartbeat("m", None, 2, 5_000)
     group.heartbeat("n", None, 2, 7_000)
-    # This deadline is that of an earlier heartbeat; `tick` updates it
+    # This deadline is that of an earlier heartbeat; `tick` updates it.
     assert group.next_deadline_ms() == SESSION_MS
     group.tick(SESSION_MS)
     assert group.next_deadline_ms() == 15_000
@@ -552,7 +552,7 @@ def test_a_member_that_waits_for_a_later_generation_is_kept() -> None:
     join(group, "m", request(session_ms=400_000, rebalance_ms=500_000))
     join(group, "n", request(session_ms=400_000, rebalance_ms=500_000))
     join(group, "", request(member_id="m", session_ms=400_000, rebalance_ms=500_000))
-    # This join has the default session time-out, so the session of n ends after ten seconds
+    # This join has the default session time-out, so the session of n ends after ten seconds.
     assert not join(group, "", request("ab", "n"))
     group.tick(399_999)
     assert list(group.members) == ["m", "n"]

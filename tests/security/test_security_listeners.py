@@ -161,7 +161,7 @@ def test_each_listener_has_its_protocol_settings_and_principal(
             read += [record.value for record in consumer.poll(timeout=30)]
     assert read == [b"SASL_SSL", b"CERTIFIED"]
     with (
-        # The error names PLAIN, the mechanism that this listener has
+        # The error names PLAIN, the mechanism that this listener has.
         pytest.raises(AuthenticationError, match="PLAIN"),
         Admin({**given["SASL_SSL"], "sasl.mechanism": "SCRAM-SHA-256"}) as admin,
     ):

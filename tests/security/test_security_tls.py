@@ -310,7 +310,7 @@ def test_old_tls_is_refused(broker: Broker, certificates: Certificates) -> None:
 def test_a_broker_without_a_good_certificate_does_not_start(
     tmp_path: Path, config: dict[str, str], named: str
 ) -> None:
-    # The second attempt would fail differently if the first one had left the directory locked
+    # The second attempt would fail differently if the first one had left the directory locked.
     for _ in range(2):
         with pytest.raises(ConfigError, match=named):
             Broker(tmp_path, config={"security.protocol": "SSL", **config}).start()

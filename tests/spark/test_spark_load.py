@@ -272,7 +272,7 @@ def test_a_load_continues_after_its_driver_is_killed(
         if event.fate == "dropped":
             is_struck.set()
 
-    # The first EndTxn is the driver's, so the tenth is a task's
+    # The first EndTxn is the driver's, so the tenth is a task's.
     rule = Rule(action="drop", direction="response", api="EndTxn", nth=10)
     with Proxy(servers, rules=[rule], on_event=strike) as proxy:
         loading = Loading(proxy.bootstrap_servers, "local[2]", *arguments)

@@ -148,7 +148,7 @@ def test_a_topic_created_again_is_another_topic(
     with Admin({"bootstrap.servers": bootstrap}) as admin:
         admin.delete_topics([topic])
     create_topic(bootstrap, topic)
-    # As many records as before, so the offsets alone would not show that the topic is new
+    # As many records as before, so the offsets alone would not show that the topic is new.
     fill(bootstrap, topic, 0, 10)
     with pytest.raises(Exception, match="was deleted and re-created"):
         Collected().run(read_stream(spark, bootstrap, **options), checkpoint)

@@ -148,7 +148,7 @@ class Load:
         seen = Counter((each.partition, number_of(each.value)) for each in read_now(self.pairs))
         assert set(seen.values()) <= {1}, "a record of a transaction twice"
         numbers = {number for _, number in seen}
-        # While producers write, the newest transaction may not have all of its markers
+        # While producers write, the newest transaction may not have all of its markers.
         if not self._stopped.is_set():
             numbers = {number for number in numbers if number <= max(committed, default=-1)}
             seen = Counter({each: count for each, count in seen.items() if each[1] in numbers})

@@ -152,7 +152,7 @@ class Tiers:
     def pytest_sessionfinish(self) -> None:
         subprocess.Popen.__init__ = self._start_process  # type: ignore[method-assign]
 
-    # First, before -m drops tests, and before pytest groups tests by their fixtures
+    # First, before -m drops tests, and before pytest groups tests by their fixtures.
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         set_tiers(items)

@@ -184,7 +184,7 @@ def test_no_page_has_a_serious_fault_of_accessibility(
     page = _page(browser, scheme, 1280)
     for name, path in PAGES.items():
         page.goto(address + path)
-        # The pages' security policy forbids scripts in the page, but permits those of the browser's debugger
+        # The pages' security policy forbids scripts in the page, but permits those of the browser's debugger.
         page.evaluate(axe)
         assert page.evaluate(SERIOUS) == [], name
     page.context.close()

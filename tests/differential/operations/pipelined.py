@@ -56,7 +56,7 @@ def _five_in_flight(random: Random) -> Sequence:
     binds = {"A.pid": "producer_id", "A.epoch": "producer_epoch"}
     steps = [Step("InitProducerId", 4, init, binds=binds)]
     if random.random() < 0.5:
-        # Makes the producer known to the partition
+        # Make the producer known to the partition.
         steps.append(_produce(place, version, first - count, count))
     lost = random.sample(range(5), random.choice((0, 1, 1, 2)))
     steps += [step._replace(is_awaited=False) for number, step in enumerate(flight) if number not in lost]

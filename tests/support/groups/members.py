@@ -61,7 +61,7 @@ class Reader:
             self.consumer.commit()
         except (IllegalGeneration, RebalanceInProgress, UnknownMemberId):
             # After `stop`, the member may be in a rebalance and lose partitions, so these errors do not
-            # matter
+            # matter.
             if not self._stop.is_set():
                 raise
 

@@ -41,7 +41,7 @@ def copier(servers: str, group: str, source: str, target: str) -> None:
             except OncelogError as error:
                 print(f"aborted: {error!r}", file=sys.stderr, flush=True)
                 if getattr(error, "reaction", None) == "fatal":
-                    # End the process: later transactions would fail, too, so a new process must continue
+                    # End the process: later transactions would fail, too, so a new process must continue.
                     raise
                 consumer.seek_to_committed()
 

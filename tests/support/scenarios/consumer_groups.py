@@ -68,7 +68,7 @@ class ConsumerGroupSteps:
         for name in topics.split(",") if topics else ():
             self._wait_until_assignable(name, self._context.group_id(group))
         response = self._context.call("ConsumerGroupHeartbeat", **body)
-        # A broker that has just started may return these errors
+        # A broker that has just started may return these errors.
         while ERROR_NAMES[response.error_code] in RETRIED:
             pause(STEP_S)
             response = self._context.call("ConsumerGroupHeartbeat", **body)

@@ -94,7 +94,7 @@ class GroupSteps:
     def _joined(self, member: str, *words: str) -> None:
         _, expected = self._context.split(words)
         response = self._receive(member)
-        # A broker that has just started may return these errors
+        # A broker that has just started may return these errors.
         while ERROR_NAMES[response.error_code] in RETRIED:
             pause(STEP_S)
             self._send(member, "JoinGroup", self._joins[member])

@@ -269,7 +269,7 @@ _CONF = {
     "spark.driver.memory": "512m",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20",
-    # A small buffer, so that rows before the fault are already on their way to the sink
+    # A small buffer, so that rows before the fault are already on their way to the sink.
     "spark.buffer.size": "1024",
     "spark.python.task.killTimeout": "10s",
 }
