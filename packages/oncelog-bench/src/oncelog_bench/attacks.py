@@ -36,8 +36,8 @@ MAX_FETCH_BYTES = 16 << 20
 class AttackSpec:
     """The parameters of an attack.
 
-    `kind` says what each connection does: nothing, or send one byte of a request per second, or send FETCHES
-    fetch requests without ever reading a response.
+    `kind` selects what each connection does. IDLE: nothing. SLOW_LORIS: send one byte of a request per second.
+    NEVER_READS: send FETCHES fetch requests, and never read a response.
     """
 
     bootstrap_servers: str
@@ -103,7 +103,7 @@ def _begin(spec: AttackSpec, opening: bytes) -> socket.socket:
 def _continue_attack(client: socket.socket, kind: str) -> bool:
     """Send the next bytes of this kind of attack. Return False if the broker has closed the connection.
 
-    A connection that never reads does not notice that it was closed.
+    For NEVER_READS, always return True: a connection that never reads cannot notice that it was closed.
     """
     try:
         if kind == SLOW_LORIS:

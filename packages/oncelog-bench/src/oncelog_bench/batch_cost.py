@@ -40,9 +40,9 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size: full batches and single records.
+    """The measurement's size. `batch_records` are the batch sizes: single records and full batches.
 
-    The difference between off and on is small, so this measurement has more pairs than others.
+    The difference between idempotence off and on is small, so this measurement has more repeats than others.
     """
 
     brokers: tuple[str, ...] = BROKERS

@@ -24,8 +24,8 @@ from oncelog_bench.raw_produce import ProduceReport, ProduceSpec
 SETTINGS = {"log.segment.delete.delay.ms": 0, "max.connections": 20_000}
 """Settings of both brokers. All other settings are the defaults.
 
-With a delay of 0, a sample's topic is deleted before the system writes its pages to the disk. The connection
-limit allows ten thousand measured connections and those of the load generator.
+With a deletion delay of 0, a sample's files are deleted before the operating system writes their pages to the
+disk. The connection limit allows ten thousand measured connections and those of the load generator.
 """
 
 KAFKA_HEAP_MB = 1_024
@@ -45,8 +45,8 @@ _kept: tuple[ExitStack, dict[str, Side]] | None = None
 class Side:
     """A running broker.
 
-    `directory` contains its data. `idle_cores` is its processor use when idle, as a fraction of a core.
-    `run_tool` runs one of Kafka's command-line tools, and is None for Oncelog.
+    `directory` contains the broker's data. `idle_cores` is its processor use when idle, as a fraction of a
+    core. `run_tool` runs one of Apache Kafka's command-line tools; it is None for Oncelog.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Side:
         settle(self.pid)
 
     def spec(self, topic: str, **sizes: object) -> ProduceSpec:
-        """Return a spec for the raw generator against this broker."""
+        """Return a ProduceSpec with this broker's address. `sizes` are its other fields."""
         return ProduceSpec(self.bootstrap_servers, self.pid, topic, **sizes)  # type: ignore[arg-type]
 
 
@@ -89,9 +89,9 @@ class Sides:
         return next(side for side in self.every if side.name == name)
 
     def run_tool(self, main_class: str, *arguments: str) -> str:
-        """Run one of Kafka's command-line tools, against any broker.
+        """Run one of Kafka's command-line tools. `arguments` may name any broker's address.
 
-        Raises MisuseError without Apache Kafka.
+        The tools belong to Apache Kafka's installation. Raises MisuseError if Apache Kafka is not running.
         """
         tool = next((side.run_tool for side in self.every if side.run_tool), None)
         if tool is None:
@@ -101,7 +101,7 @@ class Sides:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """In the `with` block, all measurements use the same warm brokers: the first that `running` starts."""
+    """Keep the brokers that `running` starts until the `with` block ends. Later calls reuse them, warm."""
     global _kept
     with ExitStack() as stack:
         _kept = stack, {}
@@ -113,7 +113,7 @@ def kept() -> Iterator[None]:
 
 @contextmanager
 def running(names: Sequence[str], *, warm_up_seconds: float, are_fresh: bool = False) -> Iterator[Sides]:
-    """Run the requested brokers for the `with` block. Without Java, Apache Kafka is left out, with the
+    """Run the requested brokers for the `with` block. Without Java, leave Apache Kafka out, and record the
     reason.
 
     With `are_fresh`, start new brokers even inside `kept`. A process keeps memory of earlier measurements, so
@@ -121,7 +121,7 @@ def running(names: Sequence[str], *, warm_up_seconds: float, are_fresh: bool = F
 
     The warm-up makes Kafka's JVM compile the measured code. Three loads run for `warm_up_seconds` each: full
     batches, single records, and batches without sequence numbers. Oncelog compiles nothing, so each load runs
-    there for a second at most.
+    on Oncelog for at most one second.
     """
     with ExitStack() as own:
         stack, started = (None if are_fresh else _kept) or (own, {})

@@ -121,7 +121,7 @@ def targets(results: Path, page: Path, output: str) -> None:
 def _measure(
     names: Sequence[str], repeats: int | None, quick: bool, sizes: Sequence[str], results: Path, page: Path
 ) -> dict[str, Any]:
-    """Measure, and return the last result. Samples and page are written after each measurement."""
+    """Run the measurements in `names`, and return the last result. Write the files after each measurement."""
     from oncelog_devtools.progress import Progress
 
     from oncelog_bench.brokers import kept
@@ -148,7 +148,7 @@ def _measure(
 def _check_writable(directory: Path) -> None:
     """Raise click.UsageError if results cannot be stored in `directory`.
 
-    Nothing is created yet, because a measurement may still fail.
+    Do not create the directory yet, because a measurement may still fail.
     """
     existing = directory.absolute()
     while not existing.exists():

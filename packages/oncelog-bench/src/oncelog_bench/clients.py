@@ -30,7 +30,7 @@ class Report:
     max_rss_bytes: int
 
     def figures(self, record_bytes: int) -> dict[str, float]:
-        """Return the METRICS of a sample, from records of `record_bytes` bytes."""
+        """Return the figures that METRICS lists. `record_bytes` is the size of each record."""
         return {
             "records_per_s": self.records / self.seconds,
             "mb_per_s": self.records * record_bytes / self.seconds / 1e6,
@@ -53,7 +53,7 @@ def installed(clients: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def draw_by_size(title: str, result: Result, where: Mapping[str, Any]) -> str:
-    """Draw records per second and processor time by record size. `where` selects the other parameters."""
+    """Draw records per second and processor time by record size, from the median rows that equal `where`."""
     charts = [
         Chart(
             heading, "record bytes", heading, lines_of(result, "record_bytes", name, side="client", **where)

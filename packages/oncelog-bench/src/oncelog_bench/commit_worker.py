@@ -80,7 +80,7 @@ CLIENTS: dict[str, Callable[[WorkerSpec], Commit]] = {"oncelog": _oncelog, "conf
 
 
 def run(spec: WorkerSpec) -> Report:
-    """Commit transactions until the given time has passed."""
+    """Commit a few transactions as a warm-up. Then measure commits until `spec.seconds` have passed."""
     commit = CLIENTS[spec.client](spec)
     first = 0
     for _ in range(WARM_UP_TRANSACTIONS):

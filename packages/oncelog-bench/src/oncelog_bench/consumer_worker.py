@@ -39,7 +39,11 @@ class WorkerSpec:
 
 
 def _passes(records: int, counts: Iterator[int], rewind: Callable[[], object]) -> Iterator[int]:
-    """Yield the counts of records. After each pass over the topic, read it from the beginning again."""
+    """Yield `counts`, the numbers of records that successive polls returned.
+
+    Call `rewind` each time that all of the topic's `records` records were read. Raises OncelogError if more
+    records were read.
+    """
     seen = 0
     for count in counts:
         seen += count
@@ -195,7 +199,7 @@ _MODULES = {
     "aiokafka": ("asyncio", "aiokafka"),
     "kafka-python": ("kafka",),
 }
-"""Modules that a client imports, loaded before the clock starts."""
+"""The modules that each client imports. They are loaded before the clock starts."""
 
 
 def run(spec: WorkerSpec) -> Report:
@@ -219,7 +223,7 @@ def run(spec: WorkerSpec) -> Report:
 
 
 def main() -> None:
-    """Run the child process."""
+    """Run the load of the WorkerSpec on the command line, and print the report. Both are JSON."""
     print(json.dumps(asdict(run(WorkerSpec(**json.loads(sys.argv[1]))))))
 
 

@@ -72,7 +72,7 @@ def _figure(metric: str, client: str, record_bytes: int) -> Callable[[Result], f
 
 
 def _times(what: str, ours: str, other: str, limit: float, record_bytes: int) -> Target:
-    """Return a target for the ratio of two clients' records per second."""
+    """Return a target: client `ours` reads at least `limit` times as many records per second as `other`."""
     name = f"consumer {what}, {'1 KB' if record_bytes == 1_000 else '100 B'}, against {other}"
     return Target(
         name, limit, "times", True, _figure("records_per_s", f"oncelog {ours} / {other}", record_bytes)

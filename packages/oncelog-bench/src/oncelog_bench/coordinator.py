@@ -130,7 +130,7 @@ def _live(case: Case, data_dir: Path) -> int:
 
 
 def _clean(node: BrokerState, now_ms: int) -> None:
-    """Do the work that the broker does every log.cleaner.backoff.ms."""
+    """Compact the transaction log. A broker with an event loop does this every log.cleaner.backoff.ms."""
     node.transactions.topic.roll_for_compaction(now_ms)
     for partition in node.log_manager.partitions.values():
         if partition.is_flush_due:

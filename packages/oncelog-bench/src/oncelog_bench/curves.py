@@ -1,4 +1,4 @@
-"""Small charts side by side, each with a line per side. The x values are evenly spaced."""
+"""Small charts in rows. Each chart has one line per compared side. The x values are evenly spaced."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def _draw(svg: Svg, left: float, top: float, chart: Chart, colours: Mapping[str,
 def lines_of(
     result: Result, x: str, y: str, *, side: str = "broker", **where: Any
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return a line per side. Its points (x, y) are the median rows with the fields in `where`."""
+    """Return one line per side. Its points are the fields `x` and `y` of the median rows that equal `where`.
+
+    Rows of ratios (`value / base`) are left out.
+    """
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in result["medians"]:
         is_here = all(row[name] == value for name, value in where.items())

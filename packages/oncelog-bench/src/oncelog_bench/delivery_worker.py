@@ -45,8 +45,8 @@ class Report:
     """The result.
 
     `delivery_ms` has one time per record: from the moment at which the record was due until `poll` returned
-    it. `commit_ms` has one time per transaction: from the call of commit until `poll` returned its last
-    record.
+    it. `commit_ms` has one time per transaction: from the call of commit until `poll` returned the
+    transaction's last record.
     """
 
     delivery_ms: list[float]
@@ -55,7 +55,11 @@ class Report:
 
 @dataclass(slots=True)
 class Course:
-    """The times of the run, in seconds of one clock. `commits` contains (number of records so far, time)."""
+    """The times of the run, in seconds of one clock.
+
+    `commits` has a pair for each commit: the number of records sent so far, and the time. `left` is the
+    number of records that are not yet delivered.
+    """
 
     due: list[float]
     delivered: list[float]

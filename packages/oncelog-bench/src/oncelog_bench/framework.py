@@ -205,7 +205,7 @@ def _ratios(
 
 
 def figure(result: Result, metric: str, **where: Any) -> float | None:
-    """Return the figure `metric` of the median row with these fields, or None if it was not measured."""
+    """Return the figure `metric` of the first median row that equals `where`; None if it was not measured."""
     for row in result["medians"]:
         if all(row.get(name) == value for name, value in where.items()):
             return cast("float | None", row.get(metric))
@@ -215,8 +215,8 @@ def figure(result: Result, metric: str, **where: Any) -> float | None:
 def interleaved(cases: Iterable[Case], sides: Sequence[str], repeats: int) -> Iterator[tuple[int, Case, str]]:
     """Yield (repeat, case, side) for every sample, repeat by repeat and case by case.
 
-    All sides of a case follow each other directly, and another side is first in each repeat. So drift of the
-    machine affects all sides alike.
+    The samples of a case follow each other directly, and each repeat begins with another side. So a change of
+    the machine's speed during the run affects all sides equally.
     """
     cases = list(cases)
     for repeat in range(repeats):

@@ -178,7 +178,7 @@ def run_child(module: str, spec: Mapping[str, Any]) -> Any:
 
 
 def main() -> None:
-    """Run the child process."""
+    """Run the load of the WorkerSpec on the command line, and print the report. Both are JSON."""
     print(json.dumps(asdict(run(WorkerSpec(**json.loads(sys.argv[1]))))))
 
 

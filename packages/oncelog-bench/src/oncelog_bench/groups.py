@@ -38,7 +38,7 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. In each of a sample's `rounds`, one member joins and leaves again."""
+    """The measurement's size. A sample has `rounds`; in each of them, one member joins and leaves again."""
 
     brokers: tuple[str, ...] = BROKERS
     members: tuple[int, ...] = (1, 10, 100)

@@ -3,7 +3,7 @@ docs/behaviours.md).
 
 All settings but `enable.idempotence` are equal: acks=all, five requests in flight, linger, batch size. Each
 sample has a new broker process on a new directory and a new load generator process. Off and on alternate, and
-each of them is first in every other pair, so that drift of the machine affects both alike.
+each of them is first in every second pair, so that a change of the machine's speed affects both equally.
 """
 
 from __future__ import annotations

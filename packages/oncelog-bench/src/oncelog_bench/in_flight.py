@@ -31,7 +31,7 @@ from oncelog_bench.slow_link import SlowLink
 NAME = "in_flight"
 SUMMARY = "Why five: throughput by batches in flight, and memory by remembered batches."
 LIMIT = 5
-"""Kafka's number of batches, both in flight and remembered."""
+"""Kafka's limit for batches in flight, and for the batches that a broker remembers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def _speed(plan: Plan, broker: BrokerProcess, depth: int, round_trip_ms: int) ->
 
 
 def _memory(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Yield the memory per id after the first, second, ... batch of every id."""
+    """Yield a sample (memory per id, time per append) each time that every id has sent one more batch."""
     with (
         _broker() as broker,
         _topic(broker.bootstrap_servers),
@@ -143,7 +143,7 @@ def _memory(plan: Plan) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def _link(address: str, round_trip_ms: int) -> Iterator[str]:
-    """Yield the address to connect to. Without a round trip it is the broker's own."""
+    """Yield the address to connect to: a slow link's, or the broker's own if `round_trip_ms` is 0."""
     if not round_trip_ms:
         yield address
         return
@@ -163,7 +163,7 @@ def _broker() -> Iterator[BrokerProcess]:
 
 @contextmanager
 def _topic(servers: str) -> Iterator[None]:
-    """Create the topic, and delete it with its data at the end."""
+    """Create the topic for the `with` block, and delete it afterwards."""
     with Admin({"bootstrap.servers": servers}) as admin:
         admin.create_topics([NewTopic(TOPIC, 1, 1)])
         yield
@@ -171,7 +171,7 @@ def _topic(servers: str) -> Iterator[None]:
 
 
 def section(result: Result) -> str:
-    """Return the section on the number five."""
+    """Return the section on the limit of five batches in flight."""
     plan = result["plan"]
     speeds = [row for row in result["medians"] if "in_flight" in row]
     memories = [row for row in result["medians"] if "remembered" in row]

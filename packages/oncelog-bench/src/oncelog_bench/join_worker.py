@@ -41,7 +41,8 @@ _FIND_VERSION = 4
 _RETRIABLE = (14, 15, 16)
 """Errors to retry: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE and NOT_COORDINATOR.
 
-Apache Kafka creates `__consumer_offsets` only when a client first looks for a coordinator.
+Apache Kafka returns them at first, because it creates `__consumer_offsets` only when a client looks for a
+coordinator.
 """
 _REBALANCE_IN_PROGRESS, _MEMBER_ID_REQUIRED = 27, 79
 _COORDINATOR_TIMEOUT_S = 30.0
@@ -66,8 +67,8 @@ class WorkerSpec:
 class Report:
     """The result.
 
-    Each round has a time for the join and one for the leave of a member, until all members have their new
-    assignments. The seconds are totals over all rounds.
+    `join_ms` and `leave_ms` have one time per round: from the start of the join or leave until all members
+    have their new assignments. The seconds are totals over all rounds.
     """
 
     join_ms: list[float]
@@ -89,7 +90,7 @@ class Member:
         self._version = 0
         self._request: Message | None = None
 
-    # Sending and receiving are separate, so that all members can have a request in flight at once.
+    # Sending and receiving are separate, so that all members can have a request in flight at the same time.
 
     def send(self, message: Message, version: int) -> None:
         self._request, self._version = message, version
@@ -153,9 +154,9 @@ class Member:
 
 
 def rebalance(stayers: Sequence[Member], newcomers: Sequence[Member]) -> None:
-    """Form a generation of stayers and newcomers. If there are no newcomers, a member has just left.
+    """Form a new generation of `stayers`, which are members already, and `newcomers`.
 
-    Stayers notice the rebalance by their heartbeats.
+    Stayers learn of the rebalance from heartbeat responses. `newcomers` is empty after a member has left.
     """
     for member in newcomers:
         member.get_id()
@@ -202,7 +203,7 @@ def run(spec: WorkerSpec) -> Report:
 
 
 def _check(members: Sequence[Member], spec: WorkerSpec) -> None:
-    """Check that every partition has exactly one member and every member has a partition."""
+    """Raise OncelogError unless every partition has exactly one member and every member has a partition."""
     read = sorted(tp.partition for member in members for tp in member.share)
     if read != list(range(spec.partitions)) or not all(member.share for member in members):
         raise OncelogError(f"{len(members)} members were assigned partitions {read} of {spec.partitions}")

@@ -46,7 +46,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def available_clients() -> tuple[str, ...]:
-    """Return the installed clients. Java's is installed together with Apache Kafka."""
+    """Return the clients to measure. Java's client comes with Apache Kafka, so it is always included."""
     return (JAVA, CONFLUENT, OURS) if importlib.util.find_spec("confluent_kafka") else (JAVA, OURS)
 
 
@@ -159,7 +159,7 @@ def _send(
     records: int,
     rate_per_s: int | None,
 ) -> dict[str, float]:
-    """Send in a new process, and return its figures.
+    """Send in a new process, and return the client's figures.
 
     Use the latencies only with a pace (`rate_per_s`): at full speed, records wait in the client's queue.
     """
@@ -185,7 +185,7 @@ def _send_java(
     records: int,
     rate_per_s: int | None,
 ) -> dict[str, float]:
-    """Run kafka-producer-perf-test. Its processor time includes the start of its JVM."""
+    """Run kafka-producer-perf-test, and return its figures. Its processor time includes the JVM's start."""
     sizes = ["--topic", topic, "--num-records", str(records), "--record-size", str(plan.record_bytes)]
     sizes += ["--throughput", str(rate_per_s or -1), "--producer-props"]
     before = _children_cpu_seconds()

@@ -125,7 +125,7 @@ def _wait_beside(side: Side, worst: WorstRequest, seconds: float) -> float:
 
 
 def _waits(other: Any, attacker: threading.Thread) -> Iterator[float]:
-    """Send requests until the attack has ended, and yield the seconds until each response."""
+    """Send ApiVersions requests until the attack has ended, and yield the seconds until each response."""
     is_last = False
     while not is_last:
         is_last = not attacker.is_alive()
@@ -136,7 +136,7 @@ def _waits(other: Any, attacker: threading.Thread) -> Iterator[float]:
 
 
 def _attack(side: Side, worst: WorstRequest, seconds: float) -> None:
-    """Send the request. Wait until it is answered, the connection is closed, or the time limit has passed."""
+    """Send the worst request. Wait for its response, the end of the connection, or the time limit."""
     frame = worst.frame()
     with contextlib.suppress(OSError, PeerError), contextlib.closing(connect(side.bootstrap_servers)) as own:
         own.settimeout(seconds)

@@ -47,9 +47,9 @@ def _write_section(page: Path, file: Path, name: str) -> None:
 
 
 def put_section(page: Path, name: str, text: str) -> None:
-    """Replace the section `name` of the page, or insert it at its place in the order.
+    """Replace the section `name` of the page, or insert it in the order of NAMES.
 
-    The text outside the marks does not change.
+    The section is marked by comments `<!-- begin NAME -->` and `<!-- end NAME -->`. Other text is kept.
     """
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     section = f"{begin}\n{text.strip()}\n{end}"
@@ -93,7 +93,7 @@ def markdown_table(
 ) -> str:
     """Format rows of `framework.compare` as Markdown, with ratios in bold.
 
-    `by` maps a field to its heading.
+    `by` maps a field to its heading. A metric that no row has gets no column.
     """
     shown = [metric for metric in metrics if any(metric.name in row for row in rows)]
     headings = [*by.values(), side, *(metric.heading for metric in shown)]
@@ -117,7 +117,7 @@ def _cell(value: Any) -> str:
 
 
 def range_of_ratios(result: Result, ratio: str, metric: str, words: str, *, side: str = "broker") -> str:
-    """Return a sentence on the range of one figure's ratios, over all rows named `ratio`."""
+    """Return a sentence with the minimum and maximum of `metric` over all rows named `ratio`."""
     values = [row[metric] for row in result["medians"] if row[side] == ratio and metric in row]
     ours, _, other = ratio.partition(" / ")
     if not values:

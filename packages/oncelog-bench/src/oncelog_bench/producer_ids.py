@@ -107,7 +107,7 @@ def _take(plan: Plan, ids: int, directory: Path) -> dict[str, float]:
 
 
 def append_once_each(broker: BrokerProcess, connected: socket.socket, ids: int, *, sequence: int) -> float:
-    """Append one record per id, pipelined. Return the broker's processor time per record in microseconds."""
+    """Append a record per producer id, in pipelined requests. Return the broker's processor µs per record."""
     used = cpu_seconds(broker.pid)
     for first in range(0, ids, PIPELINED):
         count = min(PIPELINED, ids - first)
@@ -143,7 +143,7 @@ def _check(frame: bytearray) -> None:
 
 
 def _watch(broker: BrokerProcess, seconds: float) -> tuple[float, float]:
-    """Roll segments with batches of 900 KB. Return a small request's longest wait in ms, and the rolls.
+    """Roll segments with batches of 900 KB. Return a small request's longest wait in ms, and the roll count.
 
     The small requests are ApiVersions on a second connection. They write nothing, so a long wait is a pause
     of the broker and not of the disk.

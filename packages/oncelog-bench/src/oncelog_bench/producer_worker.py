@@ -35,7 +35,7 @@ class WorkerSpec:
     record_bytes: int
     seconds: float
     has_callbacks: bool = False
-    """True if each record has a delivery callback; only for `oncelog rows` and `confluent-kafka`."""
+    """True if each record has a delivery callback. Only `oncelog rows` and `confluent-kafka` allow it here."""
 
 
 Burst = Callable[[int], int]
@@ -182,7 +182,7 @@ def run(spec: WorkerSpec) -> Report:
 
 
 def main() -> None:
-    """Run the child process."""
+    """Run the load of the WorkerSpec on the command line, and print the report. Both are JSON."""
     print(json.dumps(asdict(run(WorkerSpec(**json.loads(sys.argv[1]))))))
 
 

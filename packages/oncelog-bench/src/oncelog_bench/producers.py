@@ -87,7 +87,7 @@ QUICK = Plan(tuple(CLIENTS), (100,), ("none",), (DEFAULT,), seconds=0.05, repeat
 
 
 def is_measured(case: Case, client: str) -> bool:
-    """Return True unless the case needs callbacks that this client is not measured with."""
+    """Return False if the case has delivery callbacks and `client` is not in WITH_CALLBACKS, else True."""
     return case.callbacks == "no" or client in WITH_CALLBACKS
 
 

@@ -118,13 +118,13 @@ class Consumer:
         self.socket.close()
 
     def start_over_if_done(self) -> None:
-        """Start again at the beginning if all loaded batches are read."""
+        """Set all offsets to 0 if every partition was read up to `end_offset`."""
         if all(offset >= self._spec.end_offset for offset in self.offsets):
             self.offsets = [0] * len(self.offsets)
 
 
 def run(spec: FetchSpec) -> FetchReport:
-    """Fetch as `spec` says, and measure."""
+    """Fetch the load that `spec` describes, and return the measured cost."""
     settle(spec.broker_pid)
     broker_began, cpu_began = cpu_seconds(spec.broker_pid), time.process_time()
     began = time.perf_counter()
@@ -209,7 +209,7 @@ class _Tail:
     def _send_due(self) -> float:
         """Send the batches that are due.
 
-        Return the milliseconds until the next batch is due, at most 1000.
+        Return the milliseconds until the next batch is due, at most 1000; 1000 if all batches are sent.
         """
         while len(self._written) < self.count:
             now = time.perf_counter()
@@ -230,7 +230,7 @@ class _Tail:
 
 
 def _end_offset(spec: FetchSpec) -> int:
-    """Return the end offset of the batches sent so far. It is found by reading the batches."""
+    """Read the batches sent so far, and return the offset after the last one."""
     with closing(Consumer(spec)) as reader:
         reader.send()
         reader.receive()
@@ -238,7 +238,7 @@ def _end_offset(spec: FetchSpec) -> int:
 
 
 def main() -> None:
-    """Run the child process."""
+    """Run the load of the FetchSpec on the command line, and print the report. Both are JSON."""
     fields = json.loads(sys.argv[1])
     produce = ProduceSpec(**fields["produce"]) if fields["produce"] else None
     print(json.dumps(asdict(run(FetchSpec(**{**fields, "produce": produce})))))

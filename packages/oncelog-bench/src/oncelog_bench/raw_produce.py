@@ -43,10 +43,10 @@ write.
 
 @dataclass(frozen=True, slots=True)
 class ProduceSpec:
-    """The load to send. It ends after `seconds` or after `requests`, whichever comes first; 0 means no such
-    limit.
+    """The load to send. It ends after `seconds` or after `requests`, whichever comes first. 0 means that the
+    load has no such limit.
 
-    A request carries a batch for each of `batches` partitions, and successive requests rotate over all
+    A request carries one batch for each of `batches` partitions. Successive requests rotate over all
     `partitions`. With `rate_per_s` 0 the load is as fast as `depth` allows. Otherwise one connection sends
     `rate_per_s` requests per second, one at a time.
     """
@@ -118,10 +118,10 @@ class Template:
         self._sequence, self._step = (0, spec.batch_records) if producer else (-1, 0)
 
     def next(self) -> bytearray:
-        """Return the frame to send now. The next call changes the same buffer.
+        """Return the frame to send next. The next call changes the same buffer.
 
-        Without a producer id the same bytes are written again, so that idempotence off and on do the same
-        work.
+        Without a producer id, sequence numbers do not change. They are written nevertheless, so that the
+        generator does the same work with idempotence off and on.
         """
         for position in self._positions:
             _SIZE.pack_into(self.frame, position + _SEQUENCE_POSITION, self._sequence)
@@ -148,7 +148,7 @@ class Sender:
     """One connection. It sends templates in turn, reads responses, and checks every error code in them."""
 
     first_pause_s = 0.02
-    """Seconds between two attempts to send a first request."""
+    """Seconds between two attempts of `send_first`."""
 
     def __init__(self, spec: ProduceSpec, index: int, transactional_id: str | None = None) -> None:
         self.socket = connect(spec.bootstrap_servers)
@@ -178,9 +178,9 @@ class Sender:
                 receive_frame(self.socket)
 
     def send_first(self, template: Template | None = None) -> None:
-        """Send one request alone, and retry until the topic has a leader.
+        """Send one request and wait for its response. Retry the errors in _RETRIABLE for 10 s.
 
-        If `template` is None, send the first template.
+        If `template` is None, send the first template. Raises the exception of an error that remains.
         """
         template = template or self.templates[0]
         frame = template.next()
@@ -210,7 +210,10 @@ class Sender:
         return len(self._sent)
 
     def receive(self, latencies_ms: list[float]) -> int:
-        """Wait for bytes. Return the number of responses that are now complete."""
+        """Wait for bytes. Append a latency for each response that is now complete, and return their number.
+
+        Raises OncelogError if the broker rejected a batch, and PeerError if it closed the connection.
+        """
         chunk = self.socket.recv(65_536)
         now = time.perf_counter()
         if not chunk:
@@ -270,9 +273,9 @@ def full_speed(spec: ProduceSpec, senders: Sequence[Sender], latencies_ms: list[
 
 
 def _ready(senders: Sequence[Sender]) -> Callable[[], Sequence[Sender]]:
-    """Return a function that waits for and returns the connections with responses.
+    """Return a function that waits until connections have received bytes, and returns these connections.
 
-    A single connection is returned without a poll.
+    A single connection is returned without waiting, because `Sender.receive` waits.
     """
     if len(senders) == 1:
         return lambda: senders
@@ -284,7 +287,7 @@ def _ready(senders: Sequence[Sender]) -> Callable[[], Sequence[Sender]]:
 
 
 def _paced(spec: ProduceSpec, senders: Sequence[Sender], latencies_ms: list[float]) -> None:
-    """Send one request at a time, when it is due, or right after the previous response if that is later."""
+    """Send each request when it is due and the previous one has a response, whichever is later."""
     (sender,) = senders
     began = time.perf_counter()
     count = spec.requests or round(spec.seconds * spec.rate_per_s)
@@ -297,7 +300,7 @@ def _paced(spec: ProduceSpec, senders: Sequence[Sender], latencies_ms: list[floa
 
 
 def main() -> None:
-    """Run the child process."""
+    """Run the load of the ProduceSpec on the command line, and print the report. Both are JSON."""
     print(json.dumps(asdict(run(ProduceSpec(**json.loads(sys.argv[1]))))))
 
 

@@ -19,9 +19,9 @@ from oncelog_bench.raw_produce import ProduceSpec, Sender, full_speed
 from oncelog_bench.raw_wire import exchange
 
 END_TXN_VERSION = 5
-"""The version that raises the epoch at the end of each transaction (KIP-890).
+"""The version of EndTxn that raises the epoch at the end of each transaction (KIP-890).
 
-With it, Produce 12 adds partitions to the transaction.
+Produce 12 then adds partitions to the transaction, so no AddPartitionsToTxn is needed.
 """
 
 
@@ -29,7 +29,7 @@ With it, Produce 12 adds partitions to the transaction.
 class TransactionSpec:
     """The load to send.
 
-    A transaction ends after `commit_ms` or after `commit_records`, whichever comes first; 0: no such limit.
+    A transaction ends after `commit_ms` or after `commit_records`, whichever comes first; 0 is no limit.
     `produce` has one connection, and its `seconds` limit the whole run.
     """
 
@@ -99,7 +99,7 @@ def run(spec: TransactionSpec) -> TransactionReport:
 
 
 def _transaction(spec: TransactionSpec, sender: TransactionalSender, left_s: float) -> int:
-    """Run one transaction of at most `left_s` seconds. Return the number of its requests."""
+    """Run one transaction, which ends after at most `left_s` seconds. Return the number of its requests."""
     began = time.perf_counter()
     for template in sender.templates:
         sender.send_first(template)
@@ -120,7 +120,7 @@ def _spec_from(fields: Mapping[str, Any]) -> TransactionSpec:
 
 
 def main() -> None:
-    """Run the child process."""
+    """Run the load of the TransactionSpec on the command line, and print the report. Both are JSON."""
     print(json.dumps(asdict(run(_spec_from(json.loads(sys.argv[1]))))))
 
 

@@ -52,14 +52,14 @@ def exchange(connected: socket.socket, message: Message, version: int) -> Messag
 def new_producer_id(connected: socket.socket, transactional_id: str | None = None) -> tuple[int, int]:
     """Return a new producer id and its epoch."""
     if transactional_id is not None:
-        # Apache Kafka creates the topic __transaction_state when a client first looks for a coordinator.
+        # This request makes Apache Kafka create the topic __transaction_state, which InitProducerId needs.
         exchange(connected, FindCoordinatorRequest(key_type=1, coordinator_keys=[transactional_id]), 4)
     request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=60_000)
     for _ in range(100):
         response = exchange(connected, request, 4)
         if not response.error_code:  # type: ignore[attr-defined]
             return response.producer_id, response.producer_epoch  # type: ignore[attr-defined]
-        # Kafka assigns producer ids only some time after its start.
+        # Apache Kafka cannot assign producer ids immediately after its start, so retry.
         time.sleep(0.05)
     raise OncelogError("the broker assigned no producer id within 5 s")
 

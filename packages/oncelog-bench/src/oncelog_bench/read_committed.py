@@ -136,7 +136,7 @@ Samples of {plan["seconds"]:g} s, medians of {plan["repeats"]}, interleaved.
 
 
 def _added(result: Result) -> str:
-    """Return a sentence per broker on the time that delivery takes after the commit."""
+    """Return a sentence per broker on the median time from a transaction's commit to its delivery."""
     sentences = []
     for broker in dict.fromkeys(row["broker"] for row in result["medians"] if " / " not in row["broker"]):
         taken = [row["commit_p50_ms"] for row in result["medians"] if row["broker"] == broker]

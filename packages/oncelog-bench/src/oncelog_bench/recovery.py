@@ -31,7 +31,7 @@ METRICS = (
 class Case(NamedTuple):
     """A log of `log_mb` megabytes. The last `tail_mb` of them were written after the last checkpoint.
 
-    `batches` is a batch size of `_send`.
+    `batches` is the size of the batches: "1 KB", "16 KB" or "512 KB".
     """
 
     log_mb: int
@@ -123,7 +123,7 @@ def _take(case: Case, directory: Path) -> dict[str, float]:
 
 
 def _send(broker: BrokerProcess, megabytes: int, batches: str) -> int:
-    """Send idempotent records of 1 KB in batches of the size `batches`. Return the number of records."""
+    """Send `megabytes` of records of 1 KB, in batches of size `batches`. Return the number of records."""
     batch_bytes = {"1 KB": 1, "16 KB": 16_384, "512 KB": 524_288}[batches]
     value, count = bytes(RECORD_BYTES), megabytes * 1_000_000 // RECORD_BYTES
     settings = {"bootstrap.servers": broker.bootstrap_servers, "batch.size": batch_bytes}

@@ -15,7 +15,7 @@ class SlowLink:
     """Forwards connections to `address` and delivers each byte half a round trip after it arrived.
 
     Bytes that arrive together leave together, so requests in flight share the round trip as on a real link.
-    It runs in threads of the caller's process. A context manager.
+    The link runs in threads of the caller's process, from the start to the end of its `with` block.
     """
 
     def __init__(self, address: str, round_trip_ms: float) -> None:
@@ -27,7 +27,7 @@ class SlowLink:
 
     @property
     def address(self) -> str:
-        """HOST:PORT to connect to."""
+        """The address HOST:PORT at which the link accepts connections."""
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def __enter__(self) -> Self:

@@ -57,7 +57,7 @@ class Loaded(NamedTuple):
 class Plan:
     """The measurement's size.
 
-    `gigabytes` are the sizes of the topics. Each broker has all topics on disk at the same time.
+    `gigabytes` are the sizes of the topics. Each broker has all these topics on disk during the measurement.
     """
 
     brokers: tuple[str, ...] = BROKERS
@@ -137,7 +137,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
             for side in brokers.every:
                 topic = stack.enter_context(side.topic(plan.partitions))
                 topics[side.name, case] = Loaded(topic, _fill(plan, side, case, topic))
-        # The first round is not measured.
+        # The first audit on each broker is a warm-up, so it is not measured.
         for side in brokers.every:
             _take(plan, engine, side, topics[side.name, next(plan.cases())])
         for repeat, case, name in interleaved(plan.cases(), brokers.names, plan.repeats):

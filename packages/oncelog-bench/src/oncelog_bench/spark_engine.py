@@ -22,7 +22,7 @@ CONNECTOR = "kafka connector"
 """The name of Spark's own connector in samples."""
 
 FORMATS = {CONNECTOR: "kafka"}
-"""The data source format of a side. A side that is not in this map uses Oncelog's."""
+"""The data source format of a side. A side that is not in this map uses Oncelog's format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Engine:
 
 @contextmanager
 def spark_engine(sides: Sequence[str]) -> Iterator[Engine]:
-    """Run a Spark session for the `with` block. If Spark's connector is missing, leave it out, with the
-    reason.
+    """Run a Spark session for the `with` block. If Spark's Kafka connector is requested but missing, leave it
+    out, and record the reason.
 
     Raises ConfigError if PySpark or Java is missing.
     """

@@ -77,7 +77,7 @@ QUICK = Plan((LANE, CONNECTOR), (OURS,), (2,), repeats=1, triggers=1, warm_up_se
 
 
 def _per_lane(result: Result, sink: str, broker: str) -> float | None:
-    """Return the milliseconds that one more task adds to a micro-batch."""
+    """Return the milliseconds that one more task adds to a micro-batch; None if that was not measured."""
     few, many = min(result["plan"]["lanes"]), max(result["plan"]["lanes"])
     low, high = (figure(result, "trigger_s", broker=broker, lanes=n, sink=sink) for n in (few, many))
     return None if low is None or high is None or few == many else (high - low) * 1000 / (many - few)
@@ -147,7 +147,7 @@ def _start(rows: DataFrame, sink: str, options: dict[str, str], checkpoint_dir: 
 
 
 def _stop(engine: Engine, query: Any) -> None:
-    """Stop the query during a micro-batch, and silence the errors that Spark would log."""
+    """Stop the query, perhaps during a micro-batch. Suppress the errors that Spark logs about that."""
     context = engine.spark.sparkContext
     context.setLogLevel("OFF")
     query.stop()

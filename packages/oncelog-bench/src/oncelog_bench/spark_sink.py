@@ -118,7 +118,7 @@ def _records(plan: Plan, record_bytes: int) -> int:
 
 @contextmanager
 def _cached(plan: Plan, engine: Engine, record_bytes: int) -> Iterator[DataFrame]:
-    """Cache keys and values in Spark's memory, in two partitions, for the `with` block. Yield a DataFrame."""
+    """Yield a DataFrame of keys and values, in two partitions, cached in memory for the `with` block."""
     text = f"lpad(CAST(id AS STRING), {_KEY_BYTES}, '0')"
     frame = (
         engine.spark.range(0, _records(plan, record_bytes), numPartitions=2)
@@ -161,7 +161,7 @@ def _write(frame: DataFrame, sink: str, options: dict[str, str]) -> None:
 def _check(side: Side, topic: str, partitions: int, records: int) -> None:
     """Raise OncelogError if the topic has fewer offsets than `records`, or more than markers can add.
 
-    Each transaction adds one marker to each of its partitions.
+    Each transaction adds one marker, which takes an offset, to each of its partitions.
     """
     ends = side.admin.list_offsets({TopicPartition(topic, index): "latest" for index in range(partitions)})
     written = sum(end.offset or 0 for end in ends.values())

@@ -61,9 +61,9 @@ QUICK = Plan((OURS,), repeats=1, rest_seconds=0.1)
 
 
 class _Startable(NamedTuple):
-    """A stopped broker with the topic in its directory.
+    """A stopped broker whose directory contains the topic.
 
-    `launch` starts its process, and may return before the broker accepts requests.
+    `launch` starts the broker's process, and may return before the broker accepts requests.
     """
 
     launch: Callable[[], object]
@@ -142,7 +142,7 @@ def _take(broker: _Startable, rest_seconds: float) -> dict[str, float]:
 
 
 def _first_acknowledgement(spec: ProduceSpec) -> None:
-    """Connect and send until a batch is acknowledged."""
+    """Connect and send a batch; retry until one is acknowledged. Re-raise ConnectionError after 60 s."""
     deadline = time.monotonic() + 60.0
     while True:
         try:

@@ -63,7 +63,7 @@ SETTINGS = {
 
 
 class Case(NamedTuple):
-    """The parameters of a sample. `generator` is `raw`, or the name of a client and its linger."""
+    """The parameters of a sample. `generator` is RAW, or a client and its linger: "NAME, linger 5 ms"."""
 
     generator: str
     record_bytes: int
@@ -118,7 +118,7 @@ QUICK = Plan(
 
 
 def _clients(brokers: Sequence[str]) -> list[str]:
-    """Return the installed clients. Kafka's own client is installed together with Kafka."""
+    """Return the installed clients. Kafka's own client is included if Apache Kafka is among `brokers`."""
     clients = ["confluent-kafka"] if importlib.util.find_spec("confluent_kafka") else []
     if KAFKA in brokers:
         with suppress(MissingDependency):
@@ -163,9 +163,9 @@ def _take(plan: Plan, case: Case, sides: Sides, name: str) -> dict[str, float]:
 
 
 def _client(plan: Plan, case: Case, side: Side, topic: str, run_tool: Callable[..., str]) -> dict[str, float]:
-    """Return a client's throughput, and the broker's processor time.
+    """Return a client's throughput, and the broker's processor time per GB.
 
-    The processor time excludes what an idle broker uses while the client starts.
+    The processor time excludes the time that the idle broker uses while the client starts.
     """
     began, before = time.perf_counter(), cpu_seconds(side.pid)
     if case.generator.startswith("confluent-kafka"):

@@ -51,7 +51,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The measurement's size. `generators` are `raw` and clients of `transactions_worker`."""
+    """The measurement's size. `generators` are RAW and keys of `transactions_worker.CLIENTS`."""
 
     brokers: tuple[str, ...] = BROKERS
     generators: tuple[str, ...] = (RAW, "oncelog")
@@ -70,7 +70,7 @@ class Plan:
                     yield Case(generator, record_bytes, mode)
 
     def commits(self, mode: str) -> dict[str, Any]:
-        """Return the fields of a spec that say when transactions of this mode are committed."""
+        """Return the fields of a WorkerSpec that set when transactions of this mode are committed."""
         every: dict[str, dict[str, Any]] = {
             BY_TIME: {"commit_ms": self.commit_ms},
             BY_RECORDS: {"commit_records": self.commit_records},
@@ -104,7 +104,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def _warm_up(plan: Plan, side: Side) -> None:
-    """Warm up the transaction coordinator. The warm-up of `running` has no transactions."""
+    """Warm up the transaction coordinator, because the warm-up of `running` has no transactions."""
     seconds = plan.warm_up_seconds / 2 if side.name == KAFKA else 0.1
     for mode in (BY_TIME, BY_RECORDS):
         _take(plan, Case(RAW, plan.record_bytes[0], mode), side, seconds)

@@ -51,8 +51,9 @@ class WorkerSpec:
 class Client(NamedTuple):
     """The functions of a client.
 
-    `burst` sends BURST_RECORDS records to the partition with the given number. `end` waits until all records
-    are committed or, without transactions, acknowledged.
+    `begin` begins a transaction, if there are transactions. `burst` sends BURST_RECORDS records to the
+    partition with the given number. `end` waits until all records are committed or, without transactions,
+    acknowledged.
     """
 
     begin: Callable[[], None]
@@ -116,9 +117,9 @@ def run(spec: WorkerSpec) -> Report:
 
 
 def _transaction(spec: WorkerSpec, client: Client, first: int, until: float) -> int:
-    """Run one transaction, or send until the end if there are no transactions.
+    """Run one transaction, or send until the time `until` if the producer has no transactions.
 
-    Return the number of bursts.
+    A transaction ends no later than at `until`. Return the number of bursts.
     """
     if spec.commit_ms:
         until = min(until, time.perf_counter() + spec.commit_ms / 1000)
