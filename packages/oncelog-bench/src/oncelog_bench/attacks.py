@@ -36,8 +36,8 @@ MAX_FETCH_BYTES = 16 << 20
 class AttackSpec:
     """The parameters of an attack.
 
-    `kind` selects what each connection does. IDLE: nothing. SLOW_LORIS: send one byte of a request per second.
-    NEVER_READS: send FETCHES fetch requests, and never read a response.
+    `kind` selects what each connection does. IDLE: nothing. SLOW_LORIS: send one byte of a request per
+    second. NEVER_READS: send FETCHES fetch requests, and never read a response.
     """
 
     bootstrap_servers: str

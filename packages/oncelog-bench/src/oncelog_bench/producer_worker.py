@@ -35,7 +35,7 @@ class WorkerSpec:
     record_bytes: int
     seconds: float
     has_callbacks: bool = False
-    """True if each record has a delivery callback. Only `oncelog rows` and `confluent-kafka` allow it here."""
+    """True if each record has a delivery callback. Only `oncelog rows` and `confluent-kafka` allow it."""
 
 
 Burst = Callable[[int], int]

@@ -48,7 +48,7 @@ SPARKS = SparkSink("at least once, from Spark", "kafka", "flights-enriched-by-ka
 class Enrichment:
     """The result of one enrichment.
 
-    `killed_at_ms` is in milliseconds since the enrichment started. `events` come from the proxy.
+    `killed_at_ms` is in milliseconds since the enrichment started. The proxy recorded `events`.
     """
 
     sink: SparkSink
@@ -137,7 +137,7 @@ def _sink_options(proxy: Proxy, topic: str) -> Mapping[str, str]:
 class _Watch:
     """An observer of the proxy's messages. It counts the rows sent and sets `is_time` at the moment to kill.
 
-    The proxy's thread calls it.
+    The proxy calls `see` in its own thread.
     """
 
     def __init__(self, sink: SparkSink, moment: Moment, on_progress: Callable[[int], None]) -> None:
@@ -204,7 +204,7 @@ class _Driver:
 
 
 def count_rows(bootstrap_servers: str, topic: str) -> Counter[Writer]:
-    """Count each writer's rows in the log, from the batch headers. Uncommitted rows are included."""
+    """Count each writer's rows in the log by the batch headers, including uncommitted and aborted rows."""
     from oncelog import Consumer, TopicPartition
     from oncelog.wire.batch import iter_batches
 

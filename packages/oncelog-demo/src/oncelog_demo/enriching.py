@@ -66,8 +66,8 @@ def run(job: Job) -> None:
 
     from oncelog.spark.session import local_session
 
-    # Four attempts per task are Spark's default on a cluster. With one attempt, Spark's own sink fails on
-    # this network.
+    # `local[2, 4]` allows four attempts per task, Spark's default on a cluster. With the default of local
+    # mode, one attempt, Spark's own sink would fail on the faulty network.
     with local_session("oncelog demo: enriching", "local[2, 4]", is_short=True) as spark:
         if job.sink_format == "kafka":
             add_connector(spark)

@@ -39,7 +39,7 @@ scheduled hour of departure, local time.
 ENRICHED_COLUMNS = (*COLUMNS, "airline", "airport", "manufacturer", "model", "seats")
 """COLUMNS, then the details of carrier, destination and aircraft.
 
-A detail is null if its lookup table lacks the row.
+A detail is null if its lookup table has no row for the flight.
 """
 
 KEY_COLUMNS = ("year", "month", "day", "carrier", "flight", "origin")
@@ -86,9 +86,9 @@ def load_flights(rows: int | None = None) -> Flights:
 
 
 Lookups = Mapping[str, pa.Table]
-"""Lookup tables by the flights' column to join on.
+"""Lookup tables, by the name of the flights' column to join on.
 
-The first column of each table has that column's values, each once.
+This column is the first column of the lookup table, where each value occurs once.
 """
 
 

@@ -49,20 +49,20 @@ FLUSH_TIMEOUT_S = 120.0
 
 
 def fault_rules() -> list[Rule]:
-    """Return the faults that the proxy injects into Produce.
+    """Return the faults that the proxy injects into Produce requests and responses.
 
-    The proxy's seed decides which messages they hit.
+    The proxy's seed decides which messages the faults with a probability hit.
     """
     return [
-        # The batch is stored but its acknowledgement is lost. This causes doubled records.
+        # The batch is stored but its acknowledgement is lost. Retries without idempotence double its records.
         Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", probability=0.01),
-        # The request never arrives. This causes lost records.
+        # The request never arrives. Without a retry its records are lost.
         Rule(action=Action.CUT, direction=Direction.REQUEST, api="Produce", probability=0.005),
-        # A later request overtakes this one. This causes reordering.
+        # A later request overtakes this one. Without idempotence the batches are stored out of order.
         Rule(action=Action.HOLD, api="Produce", probability=0.01, release_after=1, delay_ms=100),
         Rule(action=Action.DELAY, direction=Direction.RESPONSE, api="Produce", probability=0.02, delay_ms=15),
-        # This fault and the next one happen once each, whatever the seed. On a slow machine the producer
-        # sends few, full requests, so the faults with probabilities may hit none.
+        # This fault and the next two happen exactly once each, whatever the seed. On a slow machine the
+        # producer sends few, full requests, so the faults with probabilities may hit none of them.
         Rule(action=Action.CUT, direction=Direction.RESPONSE, api="Produce", nth=12),
         Rule(action=Action.CUT, direction=Direction.REQUEST, api="Produce", nth=20),
         # The request is dropped, but the connection stays open.

@@ -125,7 +125,7 @@ _TASK_LEFT, _TASK_HIGH, _TASK_TOP, _RESTART_WIDTH = 60.0, 28.0, 96.0, 110.0
 def tasks_picture(attempts: Sequence[Attempt], killed_at_ms: float) -> str:
     """Draw a row per task over time, and a band per micro-batch.
 
-    The time of the driver's restart is left out.
+    The time axis omits the driver's restart.
     """
     tasks = max((attempt.task for attempt in attempts), default=0) + 1
     bottom = _TASK_TOP + tasks * _TASK_HIGH

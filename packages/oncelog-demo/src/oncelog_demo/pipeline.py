@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_OFFSETS_PER_BATCH = 120_000
 """Maximum number of records per micro-batch.
 
-There are several batches, so state is carried from one to the next.
+The topic has more records, so the query has several micro-batches and carries state from one to the next.
 """
 
 VALUE_SCHEMA = (
@@ -128,8 +128,8 @@ class KeyCounts:
 def count_keys(spark: SparkSession, bootstrap_servers: str, topic: str, source: pa.Table) -> KeyCounts:
     """Count each flight's records in the topic and compare them with the source.
 
-    `source` has a column `key`. Its other columns, if any, are the expected JSON fields of the value, in
-    order.
+    `source` has a column `key`. Its other columns, if any, are the expected JSON fields of the value,
+    in the same order.
     """
     from pyspark.sql import functions as f
 
@@ -162,5 +162,5 @@ def count_keys(spark: SparkSession, bootstrap_servers: str, topic: str, source: 
 
 
 def same_result(reached: pa.Table, truth: pa.Table) -> bool:
-    """Return True if two results contain the same rows. Integer types may differ in width."""
+    """Return True if two results contain the same rows in the same order. Integer widths may differ."""
     return bool(reached.to_pylist() == truth.to_pylist())

@@ -41,7 +41,7 @@ PARTITIONS = 6
 
 @dataclass(frozen=True, slots=True)
 class CheckedLoad:
-    """One load, the faults that it met, and the records that Spark counted in its topic."""
+    """One load, its faults and batches in the proxy's messages, and Spark's count of its topic."""
 
     load: Load
     faults: FaultCounts
@@ -51,7 +51,7 @@ class CheckedLoad:
 
 @dataclass(frozen=True, slots=True)
 class CheckedEnrichment:
-    """One enrichment, the faults that it met, and the records that Spark counted in its topic."""
+    """One enrichment, its faults in the proxy's messages, and Spark's count of its topic."""
 
     enrichment: Enrichment
     faults: FaultCounts
@@ -65,7 +65,7 @@ class CheckedEnrichment:
 
 @dataclass(slots=True)
 class DemoResult:
-    """The content of the table and the report. `problems` is empty if every guarantee was kept."""
+    """The content of the table and the report. `problems` has the sentences of `find_problems`."""
 
     flights: int
     seed: int
@@ -93,8 +93,8 @@ def run_demo(
 ) -> DemoResult:
     """Run all steps under `work_dir`, which must be empty or new. Raises OncelogError if a step fails.
 
-    `with_control` also runs the enrichment with Spark's own Kafka sink. Maven downloads the jars of that sink
-    once.
+    With `with_control`, the enrichment also runs with Spark's own Kafka sink. Maven downloads that sink's
+    jars once.
     """
     check_spark()
     steps = _Steps(progress)
@@ -121,7 +121,7 @@ def run_demo(
 
 
 class _Steps:
-    """The steps of the work, shown while they run.
+    """The steps of the demonstration. Each is shown on the terminal while it runs.
 
     `seconds` maps each step's name to its duration, in order.
     """
@@ -142,7 +142,7 @@ class _Steps:
 
 
 def create_topics(bootstrap_servers: str) -> None:
-    """Create all topics without time-based retention: retention would delete flights of 2013."""
+    """Create all topics without retention by time, which would delete the records with timestamps of 2013."""
     from oncelog import Admin, NewTopic
 
     writers = (EXACTLY_ONCE, AT_LEAST_ONCE, AT_MOST_ONCE, OURS, SPARKS)

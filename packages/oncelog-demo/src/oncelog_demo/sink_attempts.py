@@ -64,9 +64,9 @@ def list_attempts(events: Iterable[WireEvent], killed_at_ms: float) -> list[Atte
 
 
 class _TransactionLog:
-    """The facts about each writer's transaction, from the messages.
+    """Each writer's transaction as the proxy's messages show it: begun, written to, committed.
 
-    A response counts even if the client may not have received it.
+    A response of the broker counts even if the proxy kept it from the client.
     """
 
     def __init__(self) -> None:

@@ -27,7 +27,8 @@ class BatchEvent(StrEnum):
 class Mark:
     """One attempt to send a batch.
 
-    `sequence` is the batch's base sequence. `time_ms` counts from the proxy's start.
+    `sequence` is the batch's base sequence. `time_ms` counts from the proxy's start. `late` is True if the
+    proxy held the request back.
     """
 
     time_ms: float
