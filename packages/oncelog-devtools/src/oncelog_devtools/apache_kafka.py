@@ -113,9 +113,9 @@ def kafka_node(
     outlive_parent: bool = False,
     jars: str | None = None,
 ) -> KafkaNode:
-    """Return the node whose `server.properties` is in `home`. The node is not started.
+    """Return the node whose `server.properties` is in `home`, without starting it.
 
-    `jars`: the class path of Kafka's version, by default that of VERSION.
+    `jars` is the class path of the Kafka version to run; None means that of VERSION.
     """
     # A killed JVM leaves its unpacked native libraries behind. If they are in `home`, `stop` removes them.
     temporary = f"-Djava.io.tmpdir={home}"
@@ -133,7 +133,7 @@ class ApacheKafka:
 
     Where `setpriv` exists (Linux), the nodes die with the thread that launched them, unless `outlive_parent`
     is set. `also_listen` names the security protocols of further listeners. `ports` are the nodes' ports if
-    all of them are free; otherwise other ports are chosen. `version` is the version of Apache Kafka. Raises
+    all of them are free; otherwise free ports are chosen. `version` is the version of Apache Kafka. Raises
     MissingDependency, TimedOut.
     """
 
@@ -237,7 +237,7 @@ class ApacheKafka:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def run_tool(self, main_class: str, *arguments: str, timeout_s: float = 120.0) -> str:
-        """Call the module's `run_tool`."""
+        """Run one of Kafka's command-line tools in the cluster's version, as the function `run_tool` does."""
         return run_tool(main_class, *arguments, timeout_s=timeout_s, class_path=self.class_path)
 
     def __enter__(self) -> Self:

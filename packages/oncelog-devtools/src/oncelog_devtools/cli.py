@@ -51,7 +51,7 @@ def _home(directory: Path | None, kind: str) -> Path:
 
 
 def _announce(name: str, home: Path) -> None:
-    # SystemExit runs the clean-up of a cluster that is only partly started.
+    # Turn SIGTERM into SystemExit, which runs the clean-up of a cluster that is only partly started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     click.echo(f"starting {name} in {home}", err=True)
 

@@ -134,7 +134,7 @@ def _write(directory: Path, nodes: list[NodeRecord]) -> None:
 
 
 def find(directory: Path) -> list[NodeRecord]:
-    """Return the nodes last started on `directory`, running or not; an empty list if there are none."""
+    """Return the nodes of the last start on `directory`, running or not; an empty list if there was none."""
     try:
         state = json.loads((directory / FILE_NAME).read_text())
         return [NodeRecord(*row) for row in state["nodes"]]
@@ -158,8 +158,8 @@ def stop(directory: Path) -> list[NodeRecord]:
 def _has_ended(node: NodeRecord) -> bool:
     """Return True if a node has ended and its port is free.
 
-    When a process ends, its command line disappears before its sockets are closed. If the node were started
-    in between, it would get another port.
+    When a process ends, its command line disappears before its sockets are closed. A node that is restarted
+    between the two would find its port in use, and would get another one.
     """
     return not node.is_running and are_free([node.port])
 
@@ -169,7 +169,7 @@ def _signal(nodes: list[NodeRecord], number: signal.Signals) -> None:
         try:
             os.kill(node.pid, number)
         except ProcessLookupError:
-            pass  # The process has ended since the check.
+            pass  # The process ended after `is_running` was read.
 
 
 def _command_line(pid: int) -> str:

@@ -21,7 +21,7 @@ from oncelog.spark.session import check_spark
 from oncelog.testing.process import READY_TIMEOUT_S, NodeProcess, dying_with_parent, free_ports
 
 DAEMON_HEAP_MB = 256
-"""Heap of the master in MiB, and of each worker. Executors have their own heap."""
+"""Heap in MiB of the master and of each worker process. Executors have their own heap."""
 
 
 class SparkCluster:
@@ -53,7 +53,7 @@ class SparkCluster:
         for number in range(1, workers + 1):
             name = f"worker-{number}"
             work = self.directory / name / "work"
-            # Remove the files of earlier applications.
+            # Remove the jars and logs of applications that ran on an earlier cluster in this directory.
             shutil.rmtree(work, ignore_errors=True)
             resources = ["--cores", f"{cores}", "--memory", f"{memory_mb}m", "--work-dir", str(work)]
             node_ports = ports[2 * number : 2 * number + 2]

@@ -58,7 +58,7 @@ def worst_requests(size_bytes: int, topic: str = "t", group: str = "g") -> Itera
 
 
 def from_tables(api: Api, size_bytes: int) -> Iterator[WorstRequest]:
-    """Yield the requests built from an API's protocol tables, at its newest supported version."""
+    """Yield the requests built from the protocol tables of `api`, in its newest supported version."""
     version, request = api.max_version, api.request
     for path in _paths(request._struct, version):
         field, where = path[-1], ".".join(field.name for field in path)
@@ -160,9 +160,9 @@ def _long_text(field: Field, number: int) -> Any:
 def _filled(
     api: Api, version: int, path: tuple[Field, ...], value: Callable[[Field, int], Any], size_bytes: int
 ) -> bytes:
-    """Return a body of up to `size_bytes` bytes, or a longer one with a single element.
+    """Return a body of up to `size_bytes` bytes with as many elements at `path` as fit, at least one.
 
-    `value` returns the elements at `path`.
+    A single element may make the body longer. `value` returns an element for a field and its number.
     """
     one, two = (len(_build(api.request, version, path, value, count).encode(version)) for count in (1, 2))
     count = max(1, (size_bytes - one) // max(two - one, 1))
