@@ -61,7 +61,7 @@ FREE_SECONDS = 3.0
 """Seconds after the close of a producer within which its transaction must be aborted."""
 COPY_SECONDS = 30
 FAULT_EFFECT_US = 10_000_000
-"""Microseconds after a fault in which the coordinator may still be unreachable."""
+"""Microseconds after the end of a fault during which the coordinator may still be unreachable."""
 AWAITS = (0, 0, 0, 1, 1, 2, 3, 5, 8, 13)
 _CANCELLABLE = {"send", "flush", "close", "poll", "commit", "position", "seek_to_committed", "__anext__"} | {
     f"{what}_transaction{s}"
@@ -98,10 +98,10 @@ class _Counted:
 
 
 class CancellingClient:
-    """A client whose calls are cancelled at a drawn await with the probability `share`."""
+    """A client whose calls are cancelled with the probability `share`, at a drawn await or shortly after."""
 
     repeated: ClassVar[frozenset[str]] = frozenset()
-    """Calls that are repeated after a cancellation, because the application needs their result."""
+    """Calls that are repeated after a cancellation, because the application needs their results."""
 
     def __init__(self, client: Any, application: Application, share: float, which: str = "") -> None:
         self.client, self.application, self.share = client, application, share
@@ -120,7 +120,7 @@ class CancellingClient:
         await self.close_for_good()
 
     async def close_for_good(self) -> None:
-        """Close the client twice. Only the first close may be cancelled."""
+        """Close the client twice. Only the first close may be cancelled; the second one must complete."""
         with suppress(CallCancelled):
             await self.close()
         await self.client.close()
@@ -153,7 +153,7 @@ class CancellingClient:
 
 
 class SharedAsyncProducer(Application):
-    """Tasks that share a producer and suddenly send to topics that the producer does not know.
+    """Tasks that share a producer and send to drawn topics, whose metadata the producer may not have yet.
 
     In a seed with faults, new producers follow one another until the last fault is over. All of them send
     more slowly than in other seeds.
@@ -174,7 +174,7 @@ class SharedAsyncProducer(Application):
         self.timeouts = ProducerTimeouts()
         self.pace = 1.0
         self.prefix = ""
-        """Prefix of the values and sessions of the current producer."""
+        """Prefix of the current producer's values and sessions, so that no value is sent twice."""
 
     async def work(self) -> None:
         await self.use_a_producer()
@@ -204,8 +204,8 @@ class SharedAsyncProducer(Application):
             await asyncio.sleep(max(self.world.expected_errors.lasting_us - self.world.now_us, 0) / 1e6)
         for count in range(3):
             await self.send_and_flush_in_callback(producer, count)
-        # From here on a failed record is no violation, because a cancelled close gives up the records that it
-        # waits for.
+        # A record that fails from now on is not a violation: if the close is cancelled, the producer gives up
+        # the records that the close waits for.
         self.is_closing = True
         with (
             time_limit(self, "close()", 0.0, self.timeouts.close_s)
@@ -232,9 +232,7 @@ class SharedAsyncProducer(Application):
             await self.sleep_up_to(0.004 * self.pace)
 
     async def send_and_flush_in_callback(self, producer: CancellingClient, count: int) -> None:
-        """Flush in a delivery callback, when the record's outcome is known and other callbacks have not run
-        yet.
-        """
+        """Start a flush in a delivery callback, perhaps before the callbacks of other records have run."""
         flushing: list[asyncio.Task[None]] = []
         flush = partial(self.flush, producer)
         await self.send(producer, "alone", count, lambda: flushing.append(asyncio.ensure_future(flush())))
@@ -244,7 +242,7 @@ class SharedAsyncProducer(Application):
     async def send(
         self, producer: CancellingClient, task: str, count: int, on_delivery: Callable[[], None] | None = None
     ) -> None:
-        """Send a record. If the call is cancelled, the record must not be sent."""
+        """Send a record. Note a cancelled call as failed, because its record must never be stored."""
         task = self.prefix + task
         topic, value = self.rng.choice(self.topics), b"%s-%d" % (task.encode(), count)
         call = self.begin(Kind.SEND, [Item(topic, 0, None, value)])
@@ -254,8 +252,8 @@ class SharedAsyncProducer(Application):
             self.callback_counts[value] = self.callback_counts.get(value, 0) + 1
             if error is not None and self.world.expected_errors and not self.is_closing:
                 check_error(self, f"{value!r}", error)
-                # Check the time only with one record a batch: delivery.timeout.ms counts from a batch's first
-                # record.
+                # Check the time only if each batch has one record: delivery.timeout.ms counts from a batch's
+                # first record.
                 if self.settings["batch.size"] == 1:
                     check_time(self, f"{value!r}", error, call, self.timeouts.delivery_s)
             if on_delivery is not None:
@@ -309,8 +307,8 @@ class SharedAsyncProducer(Application):
     def settle(self, call: Call, future: asyncio.Future[Any], *, was_cancelled: bool) -> None:
         """Note the outcome of a record.
 
-        A cancelled close gives up the records that it waits for. After a close, which may have been
-        cancelled, an error therefore leaves the outcome unknown.
+        With `was_cancelled`, a close may have been cancelled, and a cancelled close gives up the records that
+        it waits for. An error therefore leaves their outcome unknown.
         """
         (item,) = call.items
         if (error := future.exception()) is None:
@@ -372,7 +370,7 @@ class AsyncMember(Application):
         return listener
 
     async def finish(self, consumer: CancellingClient) -> None:
-        """Do what a subclass does last, before the consumer closes. The base class does nothing."""
+        """Do the subclass's last work before the consumer closes. The base class has none."""
 
     async def read(self, consumer: CancellingClient) -> None:
         match self.rng.choice(("poll", "poll", "iterate", "commit")):
@@ -483,8 +481,8 @@ class CancelledCopier(ConsumeTransformProduce):
 
     async def work(self) -> None:
         while not self.stop_requested:
-            # _Restart leaves `work` of the base class, which closes the consumer. The loop then creates a new
-            # one.
+            # _Restart ends `work` of the base class, which closes the consumer. The next turn of this loop
+            # creates a new consumer.
             with suppress(_Restart):
                 await super().work()
 
@@ -502,14 +500,14 @@ class CancelledCopier(ConsumeTransformProduce):
 
 
 class _Restart(Exception):
-    """Raised to start the application over, because a transaction was aborted."""
+    """Raised after an aborted transaction, to make the application start over with a new consumer."""
 
 
 class _CancellingProducer(CancellingClient):
     """A producer whose calls are cancelled.
 
-    After half of the cancelled `send_offsets_to_transaction` calls the application continues as if the
-    offsets were sent.
+    After half of the cancelled `send_offsets_to_transaction` calls, the application sees no error and
+    continues.
     """
 
     repeated = frozenset({"send"})

@@ -43,8 +43,9 @@ LIMIT_SECONDS = 400.0
 
 
 class SuccessiveProducers(TransactionalClient):
-    """A producer that keeps a transaction open during the restore, and later producers with its transactional
-    id.
+    """A producer that keeps a transaction open during the restore, and its successors.
+
+    All of them have the same transactional id.
     """
 
     def __init__(self, world: World, name: str, simulation: BackupSimulation) -> None:
@@ -94,8 +95,9 @@ class SuccessiveProducers(TransactionalClient):
         return producer
 
     async def _commit_as_before(self, producer: AsyncProducer, transaction: int) -> None:
-        """Commit with the old producer, although a newer instance with its transactional id was
-        initialized.
+        """Commit the transaction of the old producer after a newer producer with its id was initialized.
+
+        If the restore fences, a successful commit is a violation.
         """
         self.transaction = transaction
         call = self.begin(Kind.COMMIT, transaction=transaction)
@@ -165,8 +167,8 @@ class BackupSimulation(ClientSimulation):
         self.copier = ConsumeTransformProduce(world, "copier-0", INWARD, OUTWARD, count, protocol)
         self.reader = Reader(world, "reader-0", self.partitions, "read_committed")
         for sender in self.senders:
-            # The restored broker does not know what this client sent after the copy, so it may forget the
-            # client's producer.
+            # The restored broker lacks what this client sent after the copy. So the broker may rightly refuse
+            # the client's next batch as out of order.
             sender.keeps_producers = False
         self.first = [*self.senders, self.copier, self.reader]
 
@@ -183,8 +185,8 @@ class BackupSimulation(ClientSimulation):
         self.copier.stop_requested = self.reader.stop_requested = True
         await self._until_done(self.first)
         for tp, log in self._logs().items():
-            # If the copy does not know a producer, the partition may begin with any sequence of that
-            # producer.
+            # A producer that the copy does not know continues with its next sequence, so the audit finds a
+            # gap. That is allowed here.
             check_log(self.world, tp, log, frozenset({FindingKind.SEQUENCE_GAP}))
         self.last = await self._read("last")
         self._check_restored()
@@ -260,8 +262,8 @@ class BackupSimulation(ClientSimulation):
         gone = {item.value for sent_operation in sent for item in sent_operation.items} - there
         for number, operation in enumerate(operations):
             if operation.process == "succession-0" and not self.fences:
-                # R260: the broker may take a new instance's record for a duplicate of an old instance's
-                # record.
+                # R260: without fencing, the broker may acknowledge a new instance's record as a duplicate of
+                # an old instance's record, so the outcome is unknown.
                 items = tuple(item._replace(offset=None) for item in operation.items)
                 operation = replace(operation, outcome=Outcome.UNKNOWN, items=items)
             is_undone = self._is_undone(operation)
@@ -278,7 +280,7 @@ class BackupSimulation(ClientSimulation):
                 yield operation
 
     def _is_undone(self, operation: Operation) -> bool:
-        """Return True for an operation that ended after the copy and began before the restore."""
+        """Return True if the operation ended after the copy and began before the restore, which undoes it."""
         return operation.end > self.copied_us and operation.begin < self.restored_us
 
 

@@ -23,7 +23,7 @@ from oncelog_simulator.world import World
 
 _LENGTH, _FORMAT_AND_CHECKSUM, _COVERED = range(8, 12), range(16, 21), 21
 BROKER_STATES = ("running", "stopped", "killed")
-"""State of the broker when the bit flips, or how the broker ends just after it."""
+"""States of the broker after the bit flip: it keeps running, or it was stopped or killed and restarts."""
 
 
 class BitFlip(NamedTuple):
@@ -42,7 +42,7 @@ class BitFlip(NamedTuple):
 def draw_bit_flip(
     rng: Random, logs: dict[TopicPartition, Partition], limits: dict[TopicPartition, int]
 ) -> BitFlip | None:
-    """Draw a bit of a batch below its partition's limit. Return None if there is no such batch."""
+    """Draw a bit of a batch that ends below its partition's limit. Return None if there is no such batch."""
     batches = [
         (tp, header)
         for tp, partition in sorted(logs.items())
@@ -75,8 +75,8 @@ def flip(disk: MemoryDisk, partition: Partition, what: BitFlip) -> None:
 def recovery_points(disk: MemoryDisk) -> dict[TopicPartition, int]:
     """Return the recovery point of each partition.
 
-    A start after a kill does not read the log below this offset. Above it the start would cut the log at the
-    first damage.
+    A start after a kill does not read the log below this offset. Above this offset it would cut the log off
+    at the first damaged batch.
     """
     return read_offsets(disk, RECOVERY_POINTS)
 
@@ -121,7 +121,7 @@ class DamageReader(Application):
                         consumer.seek(self.what.tp, here.last_offset + 1)
 
     def check(self) -> None:
-        """Compare the records read with the records before the flip."""
+        """Report a violation unless the damaged batch gave an error and all other records were read."""
         damaged = self.what.batch
         held = range(damaged.base_offset, damaged.last_offset + 1)
         expected = [
@@ -133,6 +133,7 @@ class DamageReader(Application):
         if any(offset in held for offset, _ in actual):
             self.world.violate("a flipped bit is served as data", f"{self.what}")
         elif actual != expected and (self.what.position not in _LENGTH or not set(actual) <= set(expected)):
-            # A damaged length may make the reader skip the batches that follow.
+            # After a flip in the length field, missing records are allowed: the reader may skip the batches
+            # that follow.
             lost = [record for record in expected if record not in actual]
             self.world.violate("a flipped bit hides others", f"{self.what}: {lost} of {len(expected)}")

@@ -55,11 +55,11 @@ from oncelog_simulator.world import World
 
 KINDS = ("producer", "consumer", "consumer", "twins")
 EARLY_SECONDS = 1.0
-"""Tolerance in seconds for a call that times out too early. The longest pause between retries is shorter."""
+"""Seconds by which a call may time out too early. The longest pause between retries is shorter."""
 BOOTSTRAP_SECONDS = 5.0
-"""Seconds: the default of oncelog.bootstrap.timeout.ms."""
+"""The default of oncelog.bootstrap.timeout.ms, in seconds."""
 ITERATION_SECONDS = 2.0
-"""Seconds: the consumer.timeout.ms of all members."""
+"""The consumer.timeout.ms of all members, in seconds."""
 SLOW_PACE = 100.0
 """Factor for the pauses of applications that live through faults."""
 
@@ -79,8 +79,10 @@ class ThreadedApplication(Application):
     """An application of threads. Any exception that a thread raises is a violation."""
 
     patience_s = 40.0
-    """Longer than in other applications: a thread uses virtual time whenever the scheduler suspends it before
-    a line, so flushes may take 10 s (seed 2028).
+    """Seconds that a call may exceed its time-out; more than in other applications.
+
+    A thread uses virtual time whenever the scheduler suspends it before a line, so flushes may take 10 s
+    (seed 2028).
     """
 
     def __init__(self, world: World, name: str, scheduler: Scheduler) -> None:
@@ -140,7 +142,7 @@ class ProducerTimeouts:
 
     @property
     def close_s(self) -> float:
-        """Return the longest time in seconds that a close may take. A close flushes."""
+        """Return the longest time in seconds that a close may take. A close includes a flush."""
         return self.block_s + self.delivery_s
 
     @classmethod
@@ -166,7 +168,7 @@ def check_time(application: Application, what: str, error: Exception, call: Call
 
 
 class SharedProducer(ThreadedApplication):
-    """Threads that share a producer and suddenly send to topics that the producer does not know.
+    """Threads that share a producer and send to drawn topics, whose metadata the producer may not have yet.
 
     In a seed with faults, new producers follow one another until the last fault is over. All of them send
     more slowly than in other seeds.
@@ -260,8 +262,8 @@ class SharedProducer(ThreadedApplication):
             self.callback_counts[value] = self.callback_counts.get(value, 0) + 1
             if error is not None:
                 check_error(self, f"{value!r}", error)
-                # Check the time only with one record a batch: delivery.timeout.ms counts from a batch's first
-                # record.
+                # Check the time only if each batch has one record: delivery.timeout.ms counts from a batch's
+                # first record.
                 if self.settings["batch.size"] == 1:
                     check_time(self, f"{value!r}", error, call, self.timeouts.delivery_s)
             if self.callback_rng.random() < 0.03:
@@ -385,10 +387,10 @@ class Member(ThreadedApplication):
         return max(self.end_s * 1e6, self.world.expected_errors.lasting_us)
 
     def finish(self, consumer: Consumer) -> None:
-        """Do the member's last work before its consumer closes.
+        """Do the member's drawn last work before its consumer closes.
 
-        The member may leave a loop at a record, which close() must not commit. Or another thread closes the
-        consumer during a poll.
+        The work may be to leave a loop at a record, which close() must then not commit. Or another thread
+        closes the consumer during a poll.
         """
         match self.rng.choice(("fail", "fail", "close", "nothing")):
             case "fail":
@@ -403,7 +405,7 @@ class Member(ThreadedApplication):
                 with (
                     allow_expected_errors(self, "poll()"),
                     suppress(MisuseError),
-                    # The other thread may have closed the consumer.
+                    # The poll raises MisuseError if the other thread has closed the consumer.
                 ):
                     self.poll(consumer, 3.0)
                 self.check_threads(closer)

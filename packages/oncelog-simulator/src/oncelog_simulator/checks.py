@@ -31,9 +31,9 @@ from oncelog_simulator.world import World
 
 _EVERYTHING = 1 << 40
 REPLAY_EVERY = 10
-"""Number of observations from one replay of the coordinators' logs to the next.
+"""The coordinators' logs are replayed at every REPLAY_EVERY-th observation.
 
-Replays are rare because each reads the whole logs.
+Replays are rare because each reads the logs from beginning to end.
 """
 
 
@@ -112,7 +112,7 @@ class InvariantMonitor:
     def __init__(self, world: World) -> None:
         self.world = world
         self.floors: dict[tuple[TopicPartition, bytes | None], tuple[int, int, int]] = {}
-        """(High watermark, last stable offset, log start) last observed, by partition and topic id."""
+        """The last observed (high watermark, last stable offset, log start), by partition and topic id."""
         self.before: (
             dict[tuple[TopicPartition, bytes | None], tuple[int, dict[int, ProducerSummary]]] | None
         ) = None
@@ -133,9 +133,10 @@ class InvariantMonitor:
         self.positions: dict[tuple[str, TopicPartition], int] = {}
         """Offsets that groups had committed at the last observation."""
         self.compares_producers = True
-        """False once producers may have expired; memory and a replay then differ.
+        """False as soon as producers may have expired.
 
-        A start restores even expired producers from the log.
+        The state in memory then differs from a replay, because a replay of the log also restores expired
+        producers.
         """
         self.unguarded_groups: set[str] = set()
         """Groups whose committed offsets are not checked."""
@@ -151,9 +152,9 @@ class InvariantMonitor:
             high_before, stable_before, start_before = self.floors.get((tp, partition.topic_id), (0, 0, 0))
             if high < high_before:
                 self.world.violate("the high watermark went back", f"{tp} {high_before} to {high}")
-            # If a full disk did not store a new log start offset, a restart restores the old one. An open
-            # transaction that began below the lost one then limits the last stable offset again. Example:
-            # seed 333583.
+            # If a full disk did not store a new log start offset, a restart restores the older, lower one.
+            # Then an open transaction that began below the new offset limits the last stable offset again.
+            # Example: seed 333583.
             has_lost_start = start < start_before and self.writes_failed
             if stable < stable_before and not has_lost_start:
                 self.world.violate("the LSO went back", f"{tp} {stable_before} to {stable}")
@@ -182,9 +183,9 @@ class InvariantMonitor:
     def ending(self, node: BrokerState, *, is_in_write: bool, lose_power: bool) -> None:
         """Note the state of a broker that is about to end.
 
-        Unless the broker ends during a write or by a power loss, the next start must restore all of that
-        state. Records below the high watermark survive a power loss too. In seeds with power losses the high
-        watermark covers only synced records.
+        The next start must restore all of that state, unless the broker ends during a write or by a power
+        loss. Even after a power loss it must restore the records below the high watermark, because in seeds
+        with power losses the high watermark covers only synced records.
         """
         self.before = self.state = self.metadata = None
         if not is_in_write:
@@ -202,8 +203,8 @@ class InvariantMonitor:
     def recovered(self, node: BrokerState, *, was_stopped: bool = False) -> None:
         """Check producers, coordinators and small files after a start.
 
-        After a kill between two writes all of that state must be as before. A start after a complete stop
-        must not report a loss.
+        If the broker ended between two writes and kept its power, all of that state must be as before. A
+        start after a complete stop must not report a loss.
         """
         for tp, partition in node.log_manager.partitions.items() if was_stopped else ():
             if partition.recovery_warnings:
@@ -301,7 +302,7 @@ def check_log(
 
 
 def marker_of(data: bytes | memoryview) -> tuple[bool | None, int | None]:
-    """Return whether a control batch commits, and its coordinator epoch. Both are None if it is no marker."""
+    """Return (True for a commit, the coordinator epoch) of a marker, or (None, None) for other batches."""
     control = decode_control(data, 0)
     if control is None or control.coordinator_epoch is None:
         return None, None
@@ -339,7 +340,8 @@ def check_history(world: World, operations: list[Operation], last: str) -> None:
 def check_outcomes(world: World, logs: dict[TopicPartition, Partition]) -> None:
     """Check that a transaction has the same outcome in every partition with its marker.
 
-    The check tells transactions apart by their epochs, so each transaction must have its own.
+    The check identifies a transaction by its producer id and epoch, so each transaction must have its own
+    epoch.
     """
     first_outcomes: dict[tuple[int | None, int | None], tuple[ControlType, TopicPartition]] = {}
     for tp, partition in logs.items():

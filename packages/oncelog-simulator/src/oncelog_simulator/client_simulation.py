@@ -32,16 +32,15 @@ from oncelog_simulator.history.check import Kind, Operation, Outcome
 from oncelog_simulator.world import SERVERS, BrokerHost, Event, LogCapture, World
 
 LIMIT_SECONDS = 120.0
-"""Seconds within which a simulation without faults must end; faults add to this."""
+"""Seconds within which a simulation without faults must end. Simulations with faults have longer."""
 FAULTS_PATIENCE_SECONDS = 5.0
 """Seconds that a call may exceed its documented time-out in a seed with faults."""
 TOPIC = "read"
 MOST_ASSIGNMENTS = 4
-"""Maximum number of times that partitions are assigned to two consumers with one group.instance.id, in a seed
-without faults.
+"""Maximum number of assignments to two consumers with one group.instance.id, in a seed without faults.
 
-With more assignments the two consumers take the partitions from each other. Each fault may end a session, and
-then both consumers may be assigned partitions once more.
+More assignments mean that the two consumers repeatedly take the partitions from each other. Each fault may
+end a session and so allows one more assignment to each consumer.
 """
 FAULT_CHANCE = 0.5
 FAULT_KINDS = (
@@ -68,7 +67,7 @@ SETTLE_SECONDS = 15.0
 MAX_CLOCK_MS = 900_000
 """Milliseconds by which a fault may change a clock.
 
-The broker refuses records whose timestamps are more than an hour ahead of its clock.
+It is less than an hour, because the broker refuses records that are more than an hour ahead of its clock.
 """
 HANG = "a call hangs"
 FENCED = (FencedInstanceId, UnreleasedInstanceId)
@@ -94,9 +93,9 @@ class LivenessTimeout(Exception):
 
 @contextmanager
 def time_limit(application: Application, what: str, seconds: float, faults_s: float = 0.0) -> Iterator[None]:
-    """Report a violation if a call takes much longer than `seconds`.
+    """Report a violation if the `with` block, a call with the time-out `seconds`, takes much longer.
 
-    In a seed with faults the limit is `faults_s` if that is longer.
+    In a seed with faults, the longer of `seconds` and `faults_s` counts.
     """
     world, began_us = application.world, application.world.now_us
     limit_s = seconds + application.patience_s
@@ -151,9 +150,9 @@ def allow_failed_commit(application: Application) -> Iterator[None]:
 
 
 class MemberView:
-    """The records that a member of a group received, and its partitions.
+    """The records that a member of a group received, and the member's partitions.
 
-    `held` has the partitions that the member's listeners were notified of.
+    `held` has the partitions that the member should have according to its rebalance listeners.
     """
 
     def __init__(self, application: Application) -> None:
@@ -186,13 +185,13 @@ class MemberView:
         self._untold = untold
 
     def assigned(self, partitions: list[TopicPartition]) -> None:
-        """Note assigned partitions. This is a rebalance listener."""
+        """Note assigned partitions. The consumer calls this as a rebalance listener."""
         self.application.session += 1
         self.assigned_count += 1
         self.held.update(partitions)
 
     def revoked(self, partitions: list[TopicPartition]) -> None:
-        """Note revoked or lost partitions. This is a rebalance listener."""
+        """Note revoked or lost partitions. The consumer calls this as a rebalance listener."""
         self.application.session += 1
         self.held.difference_update(partitions)
 
@@ -231,8 +230,8 @@ class ClientSimulation:
         self.members: list[MemberView] = []
         """The members of the group. The last one reads all records that the group has not committed."""
         self.checks: list[Callable[[list[Operation], str], object]] = []
-        """Further checks. Each is called with the operations and with the name of the process that read
-        everything.
+        """Further checks. Each is called with the operations, and with the name of the process that read all
+        partitions at the end.
         """
         self.last: LastReader | None = None
         self.limit_s = LIMIT_SECONDS
@@ -323,7 +322,7 @@ class ClientSimulation:
             await self._until_up()
 
     async def _bring_faults(self) -> None:
-        """Apply all faults, and wait until their direct effects are over."""
+        """Apply all faults, correct the clocks, and wait until dead sessions have ended and the broker runs."""
         world = self.world
         observing = asyncio.ensure_future(self._observe())
         await asyncio.gather(*(apply_fault(self, fault) for fault in self.faults))

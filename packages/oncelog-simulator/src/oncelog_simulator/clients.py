@@ -76,7 +76,7 @@ class Application(Host, ABC):
         self.calls: list[Call] = []
         self.session = 0
         self.given_up: set[tuple[Hashable, int]] = set()
-        """(session, partition) of records that were not acknowledged."""
+        """The pairs (session, partition) that have records without an acknowledgement."""
         self.is_done = False
 
     def start(self) -> None:
@@ -88,7 +88,7 @@ class Application(Host, ABC):
             self.session += 1
             try:
                 await self.work()
-            # The application fails and starts again.
+            # Run `work` again after an error, as an application would be restarted.
             except OncelogError as error:
                 self.world.note(self.name, f"gives up: {error!r}")
                 await self.sleep_up_to(1.0)
@@ -117,7 +117,7 @@ class Application(Host, ABC):
         await asyncio.sleep(self.rng.uniform(0, up_to_s))
 
     def note_outcome(self, call: Call, sent: asyncio.Future[RecordMetadata]) -> None:
-        """Note the outcome of a record."""
+        """Note the outcome of `call`, which sent one record, when the future `sent` is done."""
 
         def settled(done: asyncio.Future[RecordMetadata]) -> None:
             (item,) = call.items
@@ -125,8 +125,8 @@ class Application(Host, ABC):
             if done.cancelled() or isinstance(error, OutcomeUnknown):
                 self.end(call, Outcome.UNKNOWN)
                 is_gap = isinstance(getattr(error, "cause", None), OutOfOrderSequenceNumber)
-                # If an earlier batch was given up and never stored, a later record rightly fails with a gap
-                # in the sequence.
+                # A gap in the sequence is a violation, unless an earlier batch was given up and never stored:
+                # then the broker refuses the later records rightly.
                 if is_gap and self.keeps_producers and (call.session, item.partition) not in self.given_up:
                     self.world.violate("a retry was not recognised", f"{self.name}: {item.value!r}")
                 self.given_up.add((call.session, item.partition))

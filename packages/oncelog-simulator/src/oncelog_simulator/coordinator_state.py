@@ -40,7 +40,8 @@ State = dict[str, dict[Any, Any]]
 class Metadata(NamedTuple):
     """The contents of the broker's small files, and topics whose partitions are not all created yet.
 
-    `next_producer_id` is above all ids that were handed out. `first_producer_id` is the next id to hand out.
+    `next_producer_id` is above all ids that were handed out; 0 if none was. `first_producer_id` is the id
+    that this process hands out next.
     """
 
     topics: dict[str, tuple[bytes, int, dict[str, str]]]
@@ -64,7 +65,10 @@ def replayed_state(node: BrokerState, now_ms: int) -> State:
 
 
 def differences(live: State, stored: State) -> list[tuple[str, str]]:
-    """Return the differences as pairs of the kind of state and a text."""
+    """Return the differences between the state in memory and the stored state, as pairs (kind, text).
+
+    For a rebalancing group, only a stored generation above the one in memory is a difference.
+    """
     differences = []
     rebalancing = live["rebalancing groups"]
     for kind in live.keys() - {"rebalancing groups"}:
@@ -237,10 +241,10 @@ def _damaged(topic: InternalTopic) -> dict[Any, Any]:
 
 
 def after_resume(before: State, after: State) -> State:
-    """Return the state that a start must restore. A start also completes the decided transactions.
+    """Return the state that a start must restore, from the state `before` it and the state `after` it.
 
-    Pending offsets are committed or dropped when the marker is written, slightly before the transaction is
-    complete.
+    A start also completes the decided transactions, so `after` shows how far it has come. Pending offsets are
+    committed or dropped when the marker is written, slightly before the transaction is complete.
     """
     expected = {kind: dict(values) for kind, values in before.items()}
     for transactional_id, entry in before["transactions"].items():

@@ -49,7 +49,8 @@ GROUP = "followers"
 class Before(NamedTuple):
     """A partition as it was just before a kill or power loss.
 
-    `recovery_point` is its synced end. `batches` has the bytes of each batch by base offset.
+    Everything below the offset `recovery_point` was synced. `batches` has the bytes of each batch by base
+    offset.
     """
 
     recovery_point: int
@@ -75,7 +76,7 @@ class WriterOverLoss(Writer):
 
 
 class CommittingReader(Application):
-    """A consumer that commits what it has read. Each new consumer continues from there."""
+    """Consumers that run one after the other. Each starts at the offsets that the previous one committed."""
 
     def __init__(self, world: World, name: str, partitions: list[TopicPartition], reset: str) -> None:
         super().__init__(world, name)
@@ -98,8 +99,8 @@ class CommittingReader(Application):
                 try:
                     await self._read_and_commit(consumer)
                 except OncelogError as error:
-                    # With "none", a missing position is a MisuseError, and one above the log end is an
-                    # OffsetOutOfRange.
+                    # With auto.offset.reset=none, a missing committed offset is a MisuseError, and a
+                    # committed offset above the log end is an OffsetOutOfRange.
                     self.world.note(self.name, f"begins again: {error!r}")
                     consumer.seek_to_beginning()
                     await self._step(consumer)
@@ -226,8 +227,8 @@ class DefaultFlushSimulation(ClientSimulation):
             if end < before.recovery_point:
                 text = f"{tp} ends at {end}, {before.recovery_point} were synced"
                 self.world.violate("what was synced is lost", text)
-            # Compaction may leave an empty segment that has no file. The next start then takes the base
-            # offset of the following segment as the log start.
+            # In a compacted log the first segment may be empty and have no file. The start then takes the
+            # base offset of the next segment as the log start.
             first = (
                 min(before.batches, default=before.end_offset) if before.is_compacted else before.start_offset
             )
@@ -241,7 +242,10 @@ class DefaultFlushSimulation(ClientSimulation):
                 self.lost.append(Lost(self.world.now_us, tp, end))
 
     def _check_prefix(self, tp: TopicPartition, before: Before, partition: Partition) -> int:
-        """Return the log end that the start found. Only markers that the start wrote may follow it."""
+        """Check that the log begins with the batches from before. Return the offset where they end.
+
+        After them only markers that the start wrote may follow.
+        """
         there = {header.base_offset: (header, bytes(data)) for header, data in batches_of(partition)}
         end, is_over = partition.log_start_offset, False
         for offset, (header, data) in sorted(there.items()):
@@ -342,10 +346,10 @@ class DefaultFlushSimulation(ClientSimulation):
                     self.world.violate("acknowledged, then lost or elsewhere", f"{item}: {read_item}")
 
     def _may_be_mixed(self, item: Item, begun_us: int) -> bool:
-        """Return True if the marker of a later transaction may have ended one that began at `begun_us`.
+        """Return True if a later transaction's marker may have ended the transaction begun at `begun_us`.
 
-        With transaction version 0 all transactions of a producer have one epoch, so any later power loss may
-        cause this. It may remove the marker of the earlier transaction.
+        With transaction version 0, all transactions of a producer have the same epoch. If a power loss
+        removes the marker of a transaction, the marker of the producer's next transaction ends both.
         """
         return self.version == 0 and any(lost.at_us >= begun_us for lost in self.lost)
 

@@ -29,8 +29,7 @@ START_KILL_CHANCE = 0.3
 MAX_START_STEPS = 2_000
 ENTRY_BYTES = {".index": 8, ".timeindex": 12}
 UNCHECKED = (".index", ".timeindex", ".txnindex", LOG_STARTS, "cleaner-offset-checkpoint")
-"""Files without a checksum. A flipped bit there gives another valid value, so these files are lost or cut
-only.
+"""Files without a checksum. They are only lost or cut, because a flipped bit could give another valid value.
 """
 REFUSING = ("meta.properties", "partition.metadata", ".json")
 """Files whose damage or loss makes a start fail with an error that names the file."""
@@ -157,7 +156,8 @@ def internal_batches(node: BrokerState) -> list[InternalBatch]:
 def _draw_internal(
     rng: Random, disk: MemoryDisk, batches: list[InternalBatch], *, is_killed: bool
 ) -> Rot | None:
-    # Above the recovery point a start after a kill cuts the log at the first damage, as Apache Kafka does.
+    # After a kill, draw only batches below the recovery point: above it, a start cuts the log off at the
+    # first damaged batch, as Apache Kafka does.
     limits = recovery_points(disk) if is_killed else None
     eligible = [batch for batch in batches if limits is None or batch.last_offset < limits.get(batch.tp, 0)]
     if not eligible:
@@ -172,14 +172,14 @@ def _draw_internal(
 
 
 def draw_state(rng: Random) -> str | None:
-    """Draw how the broker ends before the damage. Return None in most seeds."""
+    """Draw how the broker ends before the damage: "stopped" or "killed". Return None (no damage) mostly."""
     return rng.choice(("stopped", "killed")) if rng.random() < ROT_CHANCE else None
 
 
 class CoordinatorData(NamedTuple):
     """Committed offsets and transactional ids.
 
-    The keys are the partition of the coordinator's log and the name.
+    A key has the partition number of the coordinator's log, and the name of the group or transactional id.
     """
 
     offsets: dict[tuple[int, str], dict[TopicPartition, int]]

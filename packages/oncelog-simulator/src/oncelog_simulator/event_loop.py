@@ -47,7 +47,7 @@ class Process:
 
 
 class _Handle:
-    """A scheduled call: the part of `asyncio.Handle` that asyncio and the product use."""
+    """A scheduled call, with the methods of `asyncio.Handle` that asyncio and the product use."""
 
     __slots__ = ("args", "callback", "context", "is_cancelled", "ready")
 
@@ -95,8 +95,8 @@ def close_tasks(loop: Any, tasks: list[asyncio.Task[Any]]) -> None:
 class SimLoop(_Loop):  # type: ignore[misc]
     """An event loop in virtual time, which it counts in whole microseconds.
 
-    `pause_limit_s` is the longest time in seconds that an executor job waits before its work and before its
-    result.
+    `pause_limit_s` is the longest wait in seconds before an executor job runs, and again before its result is
+    set.
     """
 
     usual_pause_limit_s = 0.002
@@ -105,7 +105,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
         self.now_us = 0
         self.step_count = 0
         self.on_error: Callable[[str, BaseException | None], object] = lambda text, error: None
-        """Called with errors that nobody handled."""
+        """Called with the text and exception of each error that nothing handled."""
         self.pause_limit_s = self.usual_pause_limit_s
         self._chance = rng
         self.network: Any = None
@@ -119,7 +119,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
         self._sequence = itertools.count()
         self._is_closed = False
         self.run_step: Callable[[Process | None, Callable[[], object]], None] | None = None
-        """Runs each callback in place of the loop, to measure it. None: the loop runs callbacks itself."""
+        """If set, the loop passes each callback to this function, which runs and measures it."""
         self.jobs: Jobs = Jobs(self, Random(0))
         self.run_threads: Callable[[], bool] = lambda: False
         """Runs threads before time advances (scheduler.py). Returns True if any thread ran."""
@@ -208,7 +208,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
     def _call_at(
         self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
     ) -> _Handle:
-        # Round up. A timer that fires slightly early and is set again for the rest would loop forever.
+        # Round up. Code that sees its timer fire slightly early sets it again, and would do so forever.
         when_us = int(when * 1e6) + 1
         handle = _Handle(callback, args, context or copy_context(), self._ready)
         if when_us <= self.now_us:
@@ -231,7 +231,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Run the work after a pause, and set the future's result after another pause.
 
-        The work runs at one moment of virtual time, or divided by `jobs`.
+        The work takes no virtual time, unless `jobs` divides it into steps (jobs.py).
         """
         done = self.create_future()
 
@@ -257,7 +257,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
         return done
 
     def may_run(self, context: Context) -> bool:
-        """Return True if the process of `context` is the running process, and if that process is alive."""
+        """Return True if the process that `context` names is the current process and is alive."""
         process = context.get(PROCESS)
         return process is not None and process is PROCESS.get() and process.is_alive
 

@@ -39,7 +39,7 @@ class ExpectedErrors:
 
     `spans_us` has the begin and end of each fault; it is empty without faults. `paused_s` is the total time
     for which processes are paused. `sets_clock` is True if a host's clock may be ahead, so that its records
-    are refused. `is_lasting` is True if clients live through all faults and must then work without help.
+    are refused. `is_lasting` is True if clients live through all faults and must then work without a restart.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ExpectedErrors:
 
     @property
     def lasting_us(self) -> float:
-        """The virtual time in microseconds until which clients live through all faults; 0 if none must."""
+        """The virtual time in microseconds at which long-lived clients end; 0 unless `is_lasting`."""
         return self.end_us + LASTING_SECONDS * 1e6 if self.is_lasting else 0.0
 
     def is_disturbed(self, begin_us: int, end_us: int) -> bool:

@@ -28,9 +28,9 @@ EXPIRY_CHANCE = 0.07
 """Probability that days pass at the end of a seed."""
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 _SETTLE_SECONDS = 60.0
-"""Seconds within which the broker's periodic tasks run after a change of the clock.
+"""Seconds within which all of the broker's periodic tasks run after a change of the clock.
 
-This includes the suspensions of background jobs (`JobSettings`).
+The time allows for the suspensions of background jobs (`JobSettings`).
 """
 _STEPS_MS = (0, 20 * MINUTE_MS, 5 * HOUR_MS, 2 * DAY_MS, 40 * DAY_MS, -3 * HOUR_MS, -10 * DAY_MS)
 _AGES_MS = (0, 0, HOUR_MS, 2 * DAY_MS, 400 * DAY_MS, -HOUR_MS, -30 * DAY_MS)
@@ -99,9 +99,9 @@ class ExpiryApplication(Application):
         self.latest_ms = 0
         """The latest time in milliseconds that any of the broker's processes had."""
         self.restarted_ms = 0
-        """The broker's latest time in milliseconds after a restart.
+        """The latest time in milliseconds on the broker's clock just after any restart.
 
-        A start may use it as the last use of a producer id.
+        A start may take this time as the last use of a producer id.
         """
         broker.disk.now_ms = self._wall_ms
 
@@ -132,7 +132,7 @@ class ExpiryApplication(Application):
     # Work
 
     async def _write(self, tp: TopicPartition, name: str) -> None:
-        """Write records with drawn timestamps. Their producer is not used again."""
+        """Write records with drawn timestamps. Their producer is closed, so its producer id must expire."""
         for _ in range(self.rng.choice((0, 0, 1, 4))):
             await self._write_without_timestamp(tp)
         begin_ms = self.now_ms
@@ -206,7 +206,7 @@ class ExpiryApplication(Application):
         # Wait for the marker, or for both markers if it is written twice.
         await asyncio.sleep(1.0)
         for header, _ in batches_of(partition):
-            # This includes the record and its markers, which have timestamps too.
+            # Note the record and its markers, because the markers have timestamps too.
             if header.base_offset >= offset:
                 self.records[tp].append(Stored(header.base_offset, header.max_timestamp_ms, self._wall_ms()))
         self._note_expiring("transactional id", f"aged-{name}", begin_ms)
@@ -230,7 +230,7 @@ class ExpiryApplication(Application):
             await asyncio.sleep(0.05)
         now_ms = self.now_ms
         self.restarted_ms = max(self.restarted_ms, now_ms)
-        # For a producer that only the log knows, a start takes its own clock as the time of last use. That
+        # For a producer that is in no snapshot, a start takes the broker's clock as the time of last use. The
         # clock may be behind.
         self.expiring_items = [
             item._replace(earliest_ms=min(item.earliest_ms, now_ms)) if item.kind == "producer id" else item
@@ -243,7 +243,7 @@ class ExpiryApplication(Application):
         before_ms = self.now_ms
         self.broker.set_clock(self.rng.choice(_STEPS_MS))
         earliest_ms = self.now_ms
-        # If the clock was set back, `passed_ms` is negative, and nothing must have expired.
+        # `passed_ms` is negative if the clock was set back. Then no item has to expire.
         passed_ms = earliest_ms - before_ms
         await asyncio.sleep(_SETTLE_SECONDS)
         self.latest_ms = max(self.latest_ms, self.now_ms)
@@ -273,8 +273,9 @@ class ExpiryApplication(Application):
         return max(end, segments[-1])
 
     def _check_retention(self, before: dict[TopicPartition, list[int]], earliest_ms: int) -> None:
-        """Check the log starts. `earliest_ms` is the earliest time of the retention task; 0 if it may not
-        have run.
+        """Check that retention by time deleted neither too little nor too much.
+
+        `earliest_ms` is the earliest time at which the retention task ran; 0 if it may not have run.
         """
         node = self.broker.node
         assert node is not None
