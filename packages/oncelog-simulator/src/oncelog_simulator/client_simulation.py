@@ -322,7 +322,7 @@ class ClientSimulation:
             await self._until_up()
 
     async def _bring_faults(self) -> None:
-        """Apply all faults, correct the clocks, and wait until dead sessions have ended and the broker runs."""
+        """Apply all faults, correct the clocks, and wait until dead sessions are over and the broker runs."""
         world = self.world
         observing = asyncio.ensure_future(self._observe())
         await asyncio.gather(*(apply_fault(self, fault) for fault in self.faults))

@@ -172,7 +172,7 @@ def _draw_internal(
 
 
 def draw_state(rng: Random) -> str | None:
-    """Draw how the broker ends before the damage: "stopped" or "killed". Return None (no damage) mostly."""
+    """Return "stopped" or "killed", the end of the broker before the damage; None (no damage) mostly."""
     return rng.choice(("stopped", "killed")) if rng.random() < ROT_CHANCE else None
 
 

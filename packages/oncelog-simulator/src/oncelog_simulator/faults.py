@@ -137,8 +137,9 @@ async def _deliver_again(world: World, data: bytes) -> None:
 
 
 async def flip_in_batches(simulation: FaultTarget, fault: Fault) -> None:
-    """Flip a bit in `amount` percent of the record batches from or to a client, within the bytes that the
-    checksum covers.
+    """Flip one bit in `amount` percent of the record batches from or to a client.
+
+    The bit is in the bytes that the batch's checksum covers.
     """
     network = simulation.world.network
     network.harmed[fault.target] = partial(
@@ -165,13 +166,13 @@ def harm_batches(data: bytes, *, rng: Random, percent: int) -> bytes:
 
 
 async def bad_network(simulation: FaultTarget, fault: Fault) -> None:
-    """Let `amount` of 1,000 writes end their connection, and slow down others."""
+    """Let `amount` of 1,000 writes cut the connection that they are written to, and delay other writes."""
     network = simulation.world.network
     conditions = network.conditions = NetworkConditions(
         slow_chance=0.2, disconnect_chance=fault.amount / 1000
     )
     await _span(fault)
-    # Restore the conditions only if they are still this fault's. A later fault of this kind restores its own.
+    # If a later fault of this kind has replaced the conditions, that fault also restores them.
     if network.conditions is conditions:
         network.conditions = NetworkConditions()
 
@@ -200,8 +201,8 @@ async def broken_disk(simulation: FaultTarget, fault: Fault) -> None:
 async def fail_syncs(simulation: FaultTarget, fault: Fault) -> None:
     """Fail the syncs of one kind of file.
 
-    Data whose sync failed stays readable but is never written to the disk. The restarted broker then sees
-    pages that the system marks as clean although they are not durable.
+    Data whose sync failed stays readable but never becomes durable: the operating system marks its pages as
+    clean. The restarted broker reads this data, and a later power loss removes it.
     """
     disk, what = simulation.broker.disk, ("sync", SYNCED_FILES[fault.amount])
     disk.errors[what] = errno.EIO
@@ -234,15 +235,15 @@ SYNCED_FILES = (
     "partition.metadata",
     "checkpoint.new",
     ".json",
-    "-0",  # the name of a partition's directory ends so
-    "",  # the empty suffix, which every file has
+    "-0",  # end of the name of a partition's directory
+    "",  # matches every path
 )
-"""Suffixes of paths. A fault fails the syncs of all paths with one of them."""
+"""Suffixes of paths. A `failed-sync` fault draws one of them, and the syncs of paths with it fail."""
 FAILED_SYNC_CHANCE = 0.12
 
 
 class _Kind(NamedTuple):
-    """A kind of fault. `weight` is its relative frequency. `span_ms` and `amount` are ranges."""
+    """A kind of fault. `weight` is its relative frequency. `span_ms` and `amount` are ranges to draw from."""
 
     action: FaultAction
     weight: int
@@ -267,9 +268,9 @@ KINDS: dict[str, _Kind] = {
     "broken-disk": _Kind(broken_disk, 1, (100, 3_000), (0, 1)),
     "slow-disk": _Kind(slow_disk, 2, (500, 8_000), (20, 1_500)),
     "clock": _Kind(set_clock, 2, (0, 0), (-3_600_000, 3_600_000), targets="all"),
-    # simulation.py draws this kind with its own generator, so that seeds without it stay the same.
+    # simulation.py draws this kind with a separate generator, so that seeds without it stay the same.
     "flip-in-batch": _Kind(flip_in_batches, 0, (1_000, 20_000), (10, 60), targets="clients"),
-    # `draw_failed_syncs` draws this kind with its own generator.
+    # `draw_failed_syncs` draws this kind with a separate generator, for the same reason.
     "failed-sync": _Kind(fail_syncs, 0, (100, 5_000), (0, len(SYNCED_FILES) - 1)),
 }
 POWER = ("power", "power-in-write")

@@ -37,9 +37,9 @@ from oncelog_simulator.write_atomic import Cluster, JobFailed
 TOPIC = "loaded"
 LOAD_ID = "a-load"
 DIRECTORY_DESCRIPTOR = 730
-"""Descriptor of the directory.
+"""File descriptor of the temporary directory.
 
-The topic stores file names. With /proc/self/fd/730/NAME the names are the same in every process.
+The load stores file names in the topic. As /proc/self/fd/730/NAME they are the same in every run of a seed.
 """
 KINDS = ("txt", "txt", "jsonl", "csv", "txt.gz", "csv.gz")
 CHANGES = ("late", "late", "first", "first", "grown", "swapped", "none")
@@ -71,7 +71,7 @@ class FileList:
     def add(self, count: int, *, is_first: bool = False) -> None:
         """Add a file with `count` records.
 
-        All records have one length, and all files one modification time, as in an archive.
+        All records have the same length, and all files the same modification time, as in an archive.
         """
         self.file_count += 1
         number = self.file_count
@@ -97,8 +97,8 @@ class FileList:
 
     def _line(self, number: int, token: bytes) -> bytes:
         if "csv" in self.kind:
-            # Cover both kinds of quotes: one within a field is plain text, and one at its beginning allows
-            # line ends.
+            # Cover both kinds of quotes in CSV: a quote within a field is plain text, and a quote at the
+            # beginning of a field lets the field contain line ends.
             return token + (b',5" pipe' if number % 3 == 0 else b',"two\nlines"')
         return b'{"id":"%s"}' % token if self.kind == "jsonl" else token
 
@@ -107,7 +107,7 @@ class FileList:
         return [token for name in self.names for token in self.contents[name]]
 
     def remove(self) -> None:
-        """Remove the directory."""
+        """Close and remove the temporary directory with the files."""
         if sys.platform == "linux":
             os.close(DIRECTORY_DESCRIPTOR)
         self._directory.cleanup()
@@ -153,7 +153,8 @@ class Loader(Application):
         self.files = FileList(rng.choice(KINDS), counts)
         self.runs_left = 4
         self.undo: Callable[[], object] | None = None
-        """Undoes the change that the current run tries; None if there is no change."""
+        """A function that undoes the change of the file list before the current run; None without a change.
+        """
         self.has_loaded = False
         self.max_records = rng.choice((1, 3, 100))
         self.max_bytes = rng.choice((1, 40, 8 << 20))

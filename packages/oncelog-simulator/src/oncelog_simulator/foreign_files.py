@@ -30,9 +30,9 @@ class ForeignFiles:
         self._paths: set[str] = set()
 
     def recovered(self, node: BrokerState) -> None:
-        """Check that all foreign files remain, and add some to directories that the broker has created."""
+        """Check after a start that all foreign files remain. Then add files, also to new partitions."""
         disk = self.broker.disk
-        # These operations are not the broker's, so they must not suspend its jobs.
+        # The broker does not do these disk operations, so they must not suspend its background jobs.
         disk.held_count += 1
         try:
             for path in sorted(self._paths):

@@ -119,8 +119,9 @@ class Attacker(Application):
         return transport  # type: ignore[no-any-return]
 
     async def send(self, data: bytes) -> None:
-        """Send bytes on a new connection, and count the function calls of the broker during the next
-        second.
+        """Send bytes on a new connection. For one second, count the function calls of the broker's steps.
+
+        A step with more than MAX_CALLS_A_STEP calls is a violation.
         """
         transport = await self.connect()
         loop: Any = self.world.loop
@@ -222,9 +223,7 @@ def _frame(data: bytes) -> bytes:
 
 
 def draw_worst(rng: Random, size_bytes: int) -> WorstRequest:
-    """Draw a request of the catalogue. Requests that legitimately end transactions or create topics are left
-    out.
-    """
+    """Draw a request of the catalogue of worst requests, except those of DESTRUCTIVE and CREATING."""
     names = [API_BY_KEY[key].name for key in sorted(OFFERED)]
     name = rng.choice(["by hand", *(name for name in names if name not in DESTRUCTIVE | CREATING)])
     return rng.choice(_worst_of(name, size_bytes))
@@ -238,8 +237,9 @@ def _worst_of(api: str, size_bytes: int) -> list[WorstRequest]:
 
 
 def draw_request(rng: Random) -> bytes:
-    """Return the header and body of a request with drawn fields, which are often at the ends of their
-    ranges.
+    """Return the header and body of a request with drawn fields.
+
+    Integer fields often have extreme values.
     """
     api = API_BY_KEY[rng.choice([key for key in sorted(OFFERED) if API_BY_KEY[key].name not in DESTRUCTIVE])]
     version = rng.randint(max(api.min_version, api.first_version), api.max_version)
@@ -272,10 +272,10 @@ def _draw_field(rng: Random, cls: type[Part], field: Field, version: int) -> Any
 
 def _draw_value(rng: Random, kind: str, name: str) -> Any:
     if name == "transaction_timeout_ms":
-        # An open transaction times out soon.
+        # Keep the time-out short, so that a transaction which the attacker leaves open soon ends.
         return rng.choice((-1, 0, 1, 5_000))
     if name in ("num_partitions", "count"):
-        # Large valid counts would create that many files.
+        # Values between 2 and 100,001 are left out, because that many partitions would be created.
         return rng.choice((-2, -1, 0, 1, 2, 100_001, 2**31 - 1))
     if kind in _BITS:
         bits = _BITS[kind]

@@ -36,7 +36,7 @@ class JobSettings(NamedTuple):
 
 
 UNDIVIDED = JobSettings(0.0, 0.0, 0.0, 0.0)
-"""Every job runs at one moment of virtual time."""
+"""Settings without division: every job runs from beginning to end at one moment of virtual time."""
 
 
 def draw_jobs(rng: Random) -> JobSettings:
@@ -82,7 +82,7 @@ class _Worker:
 
 
 class Job:
-    """A job that has begun.
+    """A job that has begun. A turn of a job is its run up to the next suspension or its end.
 
     `turn_count` grows with each turn, so that a timer set for an earlier turn does nothing.
     """
@@ -137,9 +137,9 @@ class Jobs:
         self._turn(Job(work, done), 0)
 
     def on_disk(self, is_sync: bool) -> None:
-        """Maybe suspend the current job.
+        """Draw whether the current job is suspended. The disk calls this before each disk operation.
 
-        Outside a job, maybe run a suspended one. Called before each disk operation.
+        If the operation belongs to the loop, draw instead whether a suspended job runs first.
         """
         job, rng = self._current, self._chance
         if job is not None:

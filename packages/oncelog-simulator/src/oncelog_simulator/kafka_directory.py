@@ -28,17 +28,17 @@ EMPTY, ONGOING, PREPARE_COMMIT, PREPARE_ABORT, COMPLETE_COMMIT, COMPLETE_ABORT =
 OFFSETS, TRANSACTIONS, METADATA = "__consumer_offsets", "__transaction_state", "__cluster_metadata"
 INTERNAL_PARTITIONS = 2
 GROUPS = ("group-0", "group-1", "group-2")
-"""Groups that commit drawn positions. A transaction that ends may move a position back."""
+"""Groups that commit drawn offsets. A commit may move a group back to a lower offset."""
 FIRST_PRODUCER_ID, NEXT_PRODUCER_ID = 3, 1_000
 END_MS = EPOCH_NS // 1_000_000 - 5_000
-"""Milliseconds since 1970 when Kafka stopped: five seconds before the simulation begins."""
+"""The time at which Kafka stopped, in milliseconds since 1970: five seconds before the simulation begins."""
 STEP_MS = 3_000
 LONG_TIMEOUT_MS = 900_000
 
 
 @dataclass(slots=True)
 class KafkaTransactionalId:
-    """A transactional id. `sequences` has the next sequence of the current producer epoch by partition."""
+    """A transactional id. `sequences` has, by partition, the next sequence of the current producer epoch."""
 
     name: str
     producer_id: int
@@ -49,7 +49,7 @@ class KafkaTransactionalId:
     start_ms: int = -1
     sequences: dict[TopicPartition, int] = field(default_factory=dict)
     pending: dict[tuple[str, TopicPartition], tuple[int, int]] = field(default_factory=dict)
-    """Offsets of the open transaction, each with the offset of its record in the log."""
+    """Pending offsets by group and partition: (offset, offset of its record in __consumer_offsets)."""
     transaction: int = 0
 
     @property
@@ -101,9 +101,9 @@ class KafkaHistory:
         self.now_ms = END_MS - STEP_MS * 200
         self.calls: list[Call] = []
         self.offsets: dict[str, dict[TopicPartition, tuple[int, int]]] = {}
-        """Committed offsets by group, each with the offset of its record in the log."""
+        """Committed offsets by group and partition: (offset, offset of its record in __consumer_offsets)."""
         self.groups: dict[str, int] = {}
-        """Generations of classic groups."""
+        """The generation of each classic group."""
         self.ids = [
             KafkaTransactionalId(name, FIRST_PRODUCER_ID + number, rng.choice((20_000, 60_000)))
             for number, name in enumerate(names)
@@ -220,7 +220,7 @@ class KafkaHistory:
         entry.pending[group, tp] = offset, batch.base_offset
 
     def _end(self, entry: KafkaTransactionalId, *, is_commit: bool) -> None:
-        """End a transaction, or stop at a drawn step, because Kafka may stop at any of them."""
+        """End a transaction, or at times stop after some of its markers, as a stop of Kafka may leave it."""
         entry.state = PREPARE_COMMIT if is_commit else PREPARE_ABORT
         if not self.is_classic:
             entry.epoch += 1
@@ -231,7 +231,7 @@ class KafkaHistory:
         if self.rng.random() < 0.1:
             marked = self.rng.randint(0, marked)
             self._mark(entry, marked, is_commit=is_commit)
-            # Kafka stops here: the transaction stays in this state.
+            # Kafka stopped here, so the transaction is decided and stays incomplete.
             return
         self._mark(entry, marked, is_commit=is_commit)
         entry.state = COMPLETE_COMMIT if is_commit else COMPLETE_ABORT
@@ -243,7 +243,7 @@ class KafkaHistory:
             self.logs[tp].append_marker(entry.producer_id, entry.epoch, self.now_ms, is_commit=is_commit)
 
     def _decided(self, entry: KafkaTransactionalId, *, is_commit: bool) -> None:
-        """Note the outcome of a transaction. It is final, no matter which broker writes the markers."""
+        """Note the outcome of a transaction. It is final, even if another broker writes the markers later."""
         kind = Kind.COMMIT if is_commit else Kind.ABORT
         self._call(kind, entry.process, [], entry.transaction)
         for (group, tp), (offset, place) in entry.pending.items() if is_commit else ():
@@ -346,9 +346,7 @@ class KafkaHistory:
         disk.sync_directory()
 
     def _torn_end(self, log: KafkaLog, name: str) -> bytes:
-        """Return an incomplete batch that a crash left at the end of the log. In most cases return
-        nothing.
-        """
+        """Return the beginning of a batch that a crash cut off at the end of the log; b"" in most cases."""
         is_active = name == f"{log.segments[-1].base_offset:020}.log"
         if self.is_clean or not is_active or self.rng.random() < 0.7:
             return b""

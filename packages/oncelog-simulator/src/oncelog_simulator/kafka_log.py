@@ -108,7 +108,7 @@ def _varint(value: int) -> bytes:
 
 @dataclass(slots=True)
 class KafkaProducer:
-    """The state that a partition keeps of a producer. Kafka stores its newest batch only."""
+    """The state that a partition keeps of a producer. Kafka's snapshots have only the newest batch."""
 
     epoch: int
     last_sequence: int = NO_SEQUENCE
@@ -301,9 +301,7 @@ class KafkaLog:
             self.epochs = [(covering[-1][0], self.start_offset), *later]
 
     def compact(self) -> None:
-        """Replace all closed segments by one segment, without records that a newer record of their key
-        replaces.
-        """
+        """Replace all closed segments by one segment that lacks records with a newer record of the same key."""
         result = self._compacted()
         if result is not None:
             self._replace(*result)
@@ -329,7 +327,8 @@ class KafkaLog:
         whole_count = len(renames)
         renames += [(name, name + DELETED) for name in old] + [(name + SWAP, name) for name in new]
         count = rng.randint(-1, len(renames))
-        # The new log file is still being written. Kafka's indexes have their full size from the beginning.
+        # A negative count: Kafka stopped while it wrote the new log file. The indexes, which Kafka
+        # preallocates, have their full size already.
         if count < 0:
             cut = rng.randrange(len(made[new[0]]) + 1)
             content = {name: bytes(12 * PREALLOCATED_ENTRIES) for name in new} | {new[0]: made[new[0]][:cut]}
@@ -345,7 +344,8 @@ class KafkaLog:
             return
         snapshots = dict(self.snapshots)
         self._replace(closed, compacted)
-        # Kafka removes the snapshots of replaced segments and writes the cleaner's checkpoint last.
+        # At this stop the snapshots of replaced segments still exist and the cleaner's checkpoint is old,
+        # because Kafka removes and writes them last.
         self.snapshots, self.cleaned_offset = snapshots, 0
         self.swap = Swap(kept, files, before_batches if count < whole_count else None)
 
@@ -360,8 +360,8 @@ class KafkaLog:
     def _compacted(self) -> tuple[list[_Segment], _Segment] | None:
         """Return the segments to compact, and the segment that replaces them.
 
-        Everything above the first open transaction stays. Markers, the newest batch of each producer, and the
-        last batch of the compacted segments stay too.
+        Segments that reach above the first open transaction are not compacted. In the others, markers, the
+        newest batch of each producer, and the last batch stay.
         """
         bound = self.first_unstable_offset
         closed = [
@@ -372,7 +372,7 @@ class KafkaLog:
         if not closed:
             return None
         batches = [batch for segment in closed for batch in segment.batches]
-        # The marker of an abort may be in a segment that is not compacted.
+        # Search all segments: the marker of an abort may be in a segment that is not compacted.
         aborted = [entry for segment in self.segments for entry in segment.aborted]
         visible = [batch for batch in batches if not batch.is_control and not _is_aborted(batch, aborted)]
         newest = {record.key: record.offset for batch in visible for record in batch.records}

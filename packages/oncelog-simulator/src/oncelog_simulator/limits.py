@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from oncelog_simulator.faults import Fault
 
 SMALL_CHANCE = 0.4
-"""Probability that a seed draws small limits or settings.
+"""Probability that a seed draws small limits, and separately that it draws small settings.
 
-In such a seed, also the probability that each one is small.
+In such a seed, it is also the probability that each limit or setting is small.
 """
 NEAR_END_CHANCE = 0.25
 """Probability that a seed begins near the maximum of a number."""
@@ -83,15 +83,15 @@ _SMALL_LIMITS: dict[str, tuple[int, ...]] = {
 
 @dataclass(frozen=True)
 class FirstNumbers:
-    """The first producer id and first sequence of a run; None for the usual value."""
+    """The first producer id and first sequence of a run. None means the usual first value."""
 
     producer_id: int | None = None
-    """The first producer id, near 2^63."""
+    """The first producer id, near its maximum 2^63 - 1."""
     sequence: int | None = None
-    """The first sequence of each producer in each partition, near 2^31."""
+    """The first sequence of each producer in each partition, near its maximum 2^31 - 1."""
 
     def write(self, disk: MemoryDisk) -> None:
-        """Prepare the disk of a broker that has not started yet."""
+        """Store the first producer id on the disk of a broker that has not started yet."""
         if self.producer_id is not None:
             content = {"version": 1, "next_producer_id": self.producer_id}
             disk.replace(FILE_NAME, json.dumps(content).encode())
@@ -134,7 +134,7 @@ def draw_limits(seed: int) -> Limits:
 
 
 def draw_start(seed: int) -> FirstNumbers:
-    """Draw the first values of numbers in this seed."""
+    """Draw the first producer id and the first sequence of this seed."""
     rng = Random(f"{seed}/start")
     if rng.random() >= NEAR_END_CHANCE:
         return FirstNumbers()
@@ -145,7 +145,7 @@ def draw_start(seed: int) -> FirstNumbers:
 
 
 def cluster_faults(faults: list[Fault], seed: int, until_ms: int) -> list[Fault]:
-    """In some seeds move the faults to a few common moments."""
+    """Return the faults in the order of time. In some seeds, move them to a few common moments."""
     rng = Random(f"{seed}/moments")
     if rng.random() >= MOMENTS_CHANCE:
         return sorted(faults)

@@ -37,9 +37,9 @@ class NetworkConditions:
 
 
 class _Parcel(NamedTuple):
-    """Bytes or the end of a connection, in flight to the other side.
+    """Bytes, or the end of a connection, in flight to one end of the connection.
 
-    If `data` is None, the connection ends, with `error` if that is not None.
+    `data` is None for the end of the connection. `error` is then passed to `connection_lost`.
     """
 
     arrival_us: int
@@ -154,14 +154,14 @@ class SimTransport(asyncio.Transport):
         if not self._inbox or not self._is_reading or self._is_lost:
             return
         if self.network.are_partitioned(self, self.peer):
-            # `heal` sets the timer again.
+            # The end of the partition (`heal`) sets the timer again.
             return
-        # The connection has no protocol yet, because a paused process has still to accept it. Try again soon.
+        # There is no protocol yet if a paused process has not accepted the connection. Try again soon.
         if self.protocol is None:
             self._timer = self.loop.call_soon(self._deliver, context=self.context)
             return
         if self._inbox[0].arrival_us > self.network.loop.now_us:
-            # The parcel for which the timer was set was dropped.
+            # The parcel for which the timer was set was dropped; set the timer for the next parcel.
             self.arm()
             return
         parcel = self._inbox.popleft()
@@ -187,13 +187,15 @@ class SimTransport(asyncio.Transport):
             self.protocol.data_received(data)
 
     def drained(self) -> None:
-        """Called when the other end has received a parcel."""
+        """Let the protocol write again if the peer's inbox has emptied. The peer calls this after each
+        parcel.
+        """
         if self._is_full and self.peer._inbox_bytes <= self._high_bytes // 4 and not self._is_lost:
             self._is_full = False
             self.loop.call_soon(self.protocol.resume_writing, context=self.context)
 
     def lose(self, error: Exception | None) -> None:
-        """End the connection at this end only, and notify the protocol."""
+        """End the connection at this end only, and call the protocol's `connection_lost`."""
         if not self._is_lost:
             self._is_lost = self._is_closing = True
             self.network.forget(self)
@@ -221,7 +223,7 @@ class _Listener(NamedTuple):
 
 
 class Network:
-    """All hosts and connections. `on_arrival(transport, data)` is called for everything that is delivered."""
+    """All hosts and connections. `on_arrival(transport, data)` is called for each delivered parcel."""
 
     def __init__(self, loop: SimLoop, rng: Random) -> None:
         self.loop, self.rng = loop, rng
@@ -300,7 +302,7 @@ class Network:
         )
 
     def carry(self, sender: SimTransport, data: bytes) -> None:
-        """Send a write: whole, in two pieces, or with the end of the connection."""
+        """Send the bytes of one write, in one or two parcels. With `disconnect_chance`, disconnect instead."""
         if sender.peer.process.name in self._silent or not sender.peer.process.is_alive:
             self._answer_for_the_dead(sender)
             return
@@ -325,7 +327,7 @@ class Network:
         self.on_arrival(transport, data)
 
     def _answer_for_the_dead(self, sender: SimTransport) -> None:
-        """Answer a write to a dead process with a reset. A host without power does not answer."""
+        """Reset the connection of a write to a dead process. A host without power sends nothing."""
         if sender.peer.process.name not in self._silent and sender.under_way() == 0:
             reset = ConnectionResetError("reset by peer")
             sender.put(_Parcel(self.loop.now_us + int(self._delay() * 1e6) + 1, None, reset))

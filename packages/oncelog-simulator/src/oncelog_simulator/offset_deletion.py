@@ -34,9 +34,9 @@ from oncelog_simulator.world import World
 GROUPS = ("forgotten-a", "forgotten-b")
 STEPS = 9
 UNRETRIED_US = 1_000_000
-"""Microseconds. A call shorter than this was not retried, so none of its requests is left in the network."""
+"""Microseconds. A shorter call was not retried, so no copy of its request is left in the network."""
 LATE_US = 2_000_000
-"""Microseconds after the response to a commit. Later than that, no copy of the request can arrive."""
+"""Microseconds after the response to a commit, after which no copy of its request can arrive any more."""
 
 Place = tuple[str, TopicPartition]
 """The group and partition of a committed offset."""
@@ -46,8 +46,8 @@ Place = tuple[str, TopicPartition]
 class Commit:
     """A position that an application commits for a group.
 
-    `outcome` is that of its transaction, or of the call without one. `decided_us` is the time at which its
-    success became known.
+    `outcome` is the outcome of its transaction, or of the commit call if it has no transaction. `decided_us`
+    is the time at which the success became known.
     """
 
     place: Place
@@ -102,7 +102,7 @@ class Membership:
 
 
 class Positions:
-    """All requests and responses, and the positions that follow from them."""
+    """All commits, deletions and memberships, and the positions that may follow from them."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -110,7 +110,7 @@ class Positions:
         self.removals: list[Removal] = []
         self.memberships: list[Membership] = []
         self.shown: dict[Place, tuple[Commit, int]] = {}
-        """The newest commit that an OffsetFetch response showed for each place, and the request's time."""
+        """For each place, the newest commit that an OffsetFetch response showed, and that request's time."""
 
     def begin(self, place: Place, position: int) -> Commit:
         commit = Commit(place, position, self.world.now_us)
@@ -131,7 +131,10 @@ class Positions:
                 self.shown[place] = commit, requested_us
 
     def check(self, place: Place, position: int | None) -> str | None:
-        """Return why a group may not have this position now; None if it may."""
+        """Return a reason if the group must not have this position now, else None.
+
+        A `position` of None means that the group has no committed offset.
+        """
         commits = self.commits.get(place, [])
         held = None if position is None else self._find(place, position)
         if position is not None and held is None:
@@ -170,7 +173,7 @@ class Positions:
         return next((commit for commit in self.commits.get(place, ()) if commit.position == position), None)
 
     def _removal_of(self, commit: Commit) -> Removal | None:
-        """Return a deletion that certainly came after the commit; None if there is none."""
+        """Return a deletion that certainly took effect after the commit; None if there is none."""
         return next(
             (
                 removal
@@ -404,7 +407,8 @@ class OffsetDeletion(Workload):
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         super().__init__(world, scenario)
-        # The marker of an operator and that of the coordinator may have different outcomes.
+        # An operator and the coordinator may write markers with different outcomes for one transaction, so
+        # switch off the check that compares outcomes by epoch.
         self.shares_epochs = True
         self.partitions[:] = self.partitions[:1]
         self.positions = Positions(world)
@@ -428,13 +432,13 @@ class OffsetDeletion(Workload):
         }
 
     def observe(self, node: BrokerState) -> None:
-        """Check every position that a group has or lacks against the requests."""
+        """Check for every place that the requests allow its position, or that it has none."""
         offsets = node.groups.offsets
         for place in self.positions.commits:
             group, tp = place
             committed = offsets.of(group).get(tp)
-            # A committed position takes effect with its marker, possibly slightly after the response. Skip
-            # pending ones.
+            # Skip pending offsets: a position of a committed transaction takes effect with its marker, which
+            # may be slightly after the response to EndTxn.
             if tp in offsets.pending_of(group):
                 continue
             why = self.positions.check(place, None if committed is None else committed.offset)

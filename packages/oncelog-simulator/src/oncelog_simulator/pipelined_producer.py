@@ -132,10 +132,10 @@ class Pipeliner(Application):
         self.is_initialized = False
         self.wire: Wire | None = None
         self._again: set[Batch] = set()
-        """Batches that were sent more than once and are not stored."""
+        """Batches that were sent more than once and have no acknowledgement yet."""
         self._sequences: dict[int, int] = {}
         self._stored_to: dict[int, int] = {}
-        """The last stored sequence by partition."""
+        """The sequence of the last acknowledged record, by partition."""
 
     async def work(self) -> None:
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
@@ -151,10 +151,10 @@ class Pipeliner(Application):
             except (ProducerFenced, InvalidProducerEpoch) as error:
                 self.world.note(self.name, f"begins with a new producer: {error!r}")
                 self.is_initialized = False
-            # Most transactions follow at once, while the markers of the previous one are being written.
+            # Begin most transactions immediately, while the markers of the previous one are being written.
             if self.rng.random() < 0.3:
                 await self.sleep_up_to(15.0)
-        # Initialize once more, because this aborts a transaction that is still open.
+        # Initialize once more at the end: InitProducerId aborts a transaction that is still open.
         await self._initialize()
 
     # Requests
@@ -324,7 +324,7 @@ class Pipeliner(Application):
                 if is_again and any(
                     other.partition == batch.partition and other.is_under_way for other in batches
                 ):
-                    # A retried batch goes alone.
+                    # A retried batch is sent alone, so it waits for the other batches of its partition.
                     due.pop()
             elif is_again and batch in self._again:
                 blocked.add(batch.partition)
@@ -356,7 +356,7 @@ class Pipeliner(Application):
             batch.is_under_way = False
         if future.cancel() or future.exception() is not None:
             await asyncio.sleep(0.05)
-            # All batches of the request are sent again.
+            # Without a response, all batches of the request are sent again.
             return
         (topic,) = future.result().responses
         answers = {part.index: part for part in topic.partition_responses}
@@ -377,7 +377,7 @@ class Pipeliner(Application):
             return
         is_next = self._stored_to.get(batch.partition, -1) + 1 == batch.sequence
         if isinstance(error, OutOfOrderSequenceNumber) and not is_next:
-            # An earlier batch is being retried.
+            # An earlier batch is not stored yet, so this error is expected; the batch is sent again later.
             return
         if isinstance(error, OutOfOrderSequenceNumber):
             self.world.violate("a batch in its order is refused", f"{self.name} {batch.sequence} {error!r}")

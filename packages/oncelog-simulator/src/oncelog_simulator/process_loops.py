@@ -39,7 +39,7 @@ STOP_SECONDS = 40.0
 
 
 class LoopCopier(ConsumeTransformProduce):
-    """A copier with the library's loop. It starts a new loop after the end of one."""
+    """A copier that runs the library's processing loop, and starts a new loop when one has ended."""
 
     async def work(self) -> None:
         while not self.stop_requested:
@@ -103,7 +103,9 @@ class RecordedIO(AsyncLoopIO):
         super().__init__(plan, copier.transform, lambda partitions: None)
         self._copier = copier
         self._ending: Call | None = None
-        """The commit that has failed. It counts as FAIL once the transaction is aborted."""
+        """The call of a commit that raised an error. Its outcome is FAIL as soon as the transaction is
+        aborted.
+        """
         self._is_open = False
 
     async def open_producer(self) -> None:

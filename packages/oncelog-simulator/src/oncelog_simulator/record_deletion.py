@@ -47,7 +47,7 @@ class RecordDeleter(Application):
         self.requested: dict[TopicPartition, int] = {}
         """The highest offset up to which a deletion was requested, by partition."""
         self.log_starts: list[LogStart] = []
-        """Log starts that no restart may forget."""
+        """Acknowledged log starts that every later start of the broker must still have."""
         self.count = self.rng.randint(3, 8)
 
     async def work(self) -> None:
@@ -92,16 +92,16 @@ class RecordDeletion(Workload):
         self._kept_until_us = 0
 
     def ending(self) -> None:
-        """Note the time before which a log start must have been acknowledged to survive the restart.
+        """Note the time up to which acknowledged log starts must survive the coming restart.
 
-        A restart may forget the newest log starts, as on Apache Kafka. After refused writes it may forget all
-        of them.
+        A restart may forget later log starts, as on Apache Kafka. If the disk may have refused writes, it may
+        forget all of them.
         """
         self._kept_until_us = self.world.now_us - int(KEPT_SECONDS * 1e6)
 
     def recovered(self, node: BrokerState) -> None:
-        # Filter here and not in `ending`: a response in flight at that time still adds a log start (seed
-        # 618).
+        # Filter here and not in `ending`: a response that is in flight when the broker ends adds a log start
+        # afterwards (seed 618).
         is_broken = any(fault.kind in REFUSED_WRITES for fault in self.scenario.faults)
         self.trimmer.log_starts = [
             start for start in self.trimmer.log_starts if start.at_us < self._kept_until_us and not is_broken
@@ -128,8 +128,7 @@ class RecordDeletion(Workload):
 def above(operations: list[Operation], starts: dict[TopicPartition, int]) -> list[Operation]:
     """Return the operations without records below the log starts.
 
-    Some records have an unknown offset. They are left out if a later record of their session is below the log
-    start.
+    A record with an unknown offset is left out if a later record of its session is below the log start.
     """
     is_below: set[tuple[object, ...]] = set()
     kept: list[Operation] = []

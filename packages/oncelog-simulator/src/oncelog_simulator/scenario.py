@@ -27,19 +27,19 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     workloads: tuple[str, ...] = ()
     jobs: JobSettings = UNDIVIDED
-    """Probabilities and delays for background work that is divided into steps."""
+    """Probabilities and delays of background jobs, which may be divided into steps (jobs.py)."""
     flip: str | None = None
-    """State of the broker when a bit flips at the end; None if no bit flips."""
+    """One of bit_flips.BROKER_STATES if a bit flips at the end of the run; None if no bit flips."""
     rot: str | None = None
-    """The end of the broker before a file is damaged or lost: "stopped" or "killed". None without damage."""
+    """State of the broker while a file is damaged or lost: "stopped" or "killed". None without damage."""
     start: FirstNumbers = field(default_factory=FirstNumbers)
-    """First producer id and first sequence."""
+    """First producer id and first sequence of the run; some seeds begin near the maximum."""
     limits: Limits = DEFAULT_LIMITS
     """Internal limits of the broker, some of them small."""
     expiry: bool = False
     """True if days pass at the end, so that retention and expiry apply."""
     foreign_files: bool = False
-    """True if files that the broker did not write lie in its data directory."""
+    """True if the broker's data directory has files that the broker did not write."""
 
     @property
     def parts(self) -> tuple[str, ...]:

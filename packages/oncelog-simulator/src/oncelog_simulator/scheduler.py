@@ -111,9 +111,9 @@ class SimLock:
             if not blocking:
                 return False
             limit = None if timeout < 0 else timeout
-            # A thread that acquires a lock twice waits for a condition. A signal may interrupt only that
-            # wait. The other waits are for short critical sections of other threads. A signal there would
-            # corrupt the condition, as it would in CPython.
+            # threading.Condition waits by acquiring a lock that its own thread already holds. A signal may
+            # interrupt only such a wait. All other waits are for short critical sections of other threads,
+            # and a signal there would corrupt the condition, as it would in CPython.
             is_condition = self._holder is self._scheduler.running
             if not self._scheduler.wait(lambda: not self._is_held, limit, may_signal=is_condition):
                 return False
@@ -291,7 +291,7 @@ class Scheduler:
         self.check_over()
 
     def leave(self, thread: SimThread) -> None:
-        """Remove a thread that has ended, and run another one."""
+        """Remove a thread that has ended, and let another thread or the simulation's loop run."""
         self.threads.remove(thread)
         self._pass_to(None if self.is_over else self._choose())
 
@@ -353,7 +353,7 @@ class ThreadLoop(SimLoop):
 
     @now_us.setter
     def now_us(self, _: int) -> None:
-        """Ignore the assigned value, because the simulation's loop sets the time."""
+        """Ignore an assigned value, because only the simulation's loop sets the time."""
 
     def run_forever(self) -> None:
         self._run(lambda: self._is_stopping)
@@ -398,7 +398,7 @@ class ThreadLoop(SimLoop):
 
 
 def _locks_of_modules() -> list[tuple[ModuleType, str]]:
-    """Return the locks that the product's modules created at import."""
+    """Return (module, name) of each lock that a module of the product created at import."""
     modules = [module for name, module in sorted(sys.modules.items()) if name.startswith("oncelog.")]
     return [
         (module, name)
@@ -409,7 +409,7 @@ def _locks_of_modules() -> list[tuple[ModuleType, str]]:
 
 
 class _OrderedSet(MutableSet[Any]):
-    """A set in the order of insertion, in place of `set` in concurrent.futures.
+    """A set in the order of insertion. It replaces `set` in concurrent.futures.
 
     The built-in set iterates over futures in the order of their memory addresses, which no seed determines.
     """
@@ -434,9 +434,10 @@ class _OrderedSet(MutableSet[Any]):
 
 
 class _Numbers:
-    """Numbers objects in the order of their first use, in place of `id` in concurrent.futures.
+    """Numbers of objects, in the order of their first use. They replace `id` in concurrent.futures.
 
-    `wait` locks futures in the order of their ids. Addresses in memory differ from process to process.
+    `concurrent.futures.wait` locks futures in the order of their ids, which are memory addresses and so
+    differ from process to process.
     """
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ LATE_CHANCE = 0.25
 maximum.
 """
 LIVENESS_SECONDS = 300.0
-"""Seconds within which each step of the run after the last fault must be done."""
+"""Seconds that each step after the last fault, such as the end of all clients, may take."""
 TOPIC, INWARD, OUTWARD = "records", "inward", "outward"
 WORKLOADS: dict[str, type[Workload]] = {
     workload.topic: workload for workload in (SinkTasks, TopicRecreation, RecordDeletion)
@@ -71,7 +71,7 @@ INDEPENDENT_WORKLOADS: dict[str, tuple[type[Workload], float]] = {
     Takeover.topic: (Takeover, 0.02),
     TopicTimes.topic: (TopicTimes, 0.02),
 }
-"""Workloads that are drawn one by one, each with its own generator, and the share of seeds that run them."""
+"""Workloads with the share of seeds that run them. Each is drawn with its own random generator."""
 FLIP_IN_BATCH_CHANCE = 0.08
 
 
@@ -180,14 +180,14 @@ def _draw_flip(seed: int) -> str | None:
 
 
 def _draw_retention(seed: int, workloads: tuple[str, ...], faults: list[Fault]) -> dict[str, object]:
-    """Return the settings with which the offsets of an idle query expire.
+    """Return settings that make the offsets of an idle streaming query expire.
 
-    Return none if the seed has no such query.
+    Return an empty dict if the seed has no idle query, or if other checks would misjudge expired offsets.
     """
     is_idle = SinkTasks.topic in workloads and is_idle_query(seed)
-    # A clock that is set forward by minutes rightly expires offsets that are kept for two minutes.
+    # A clock that a fault sets forward by minutes would rightly expire offsets with a retention of 2 minutes.
     is_clock_set = any(fault.kind == "clock" for fault in faults)
-    # The checks of `deletions` would mistake an expired offset for a lost one (seed 40591).
+    # The checks of the workload OffsetDeletion would mistake an expired offset for a lost one (seed 40591).
     is_kept = is_clock_set or OffsetDeletion.topic in workloads
     return SHORT_RETENTION if is_idle and not is_kept else {}
 
@@ -210,7 +210,7 @@ def _draw_flips_in_batches(seed: int, calm_ms: int, clients: list[str]) -> list[
 def _draw_workloads(seed: int, calm_ms: int, *, loses_power: bool) -> tuple[tuple[str, ...], list[Fault]]:
     """Draw the workloads and their faults from their own generator.
 
-    A seed without workloads has the same scenario as if no workloads existed.
+    Because the generator is separate, the scenario of a seed without workloads does not depend on them.
     """
     rng = Random(f"{seed}/acts")
     workloads = (rng.choice(list(WORKLOADS)),) if rng.random() < WORKLOAD_CHANCE else ()
@@ -226,7 +226,7 @@ def _draw_independent(
 ) -> tuple[tuple[str, ...], list[Fault], dict[str, object]]:
     """Draw the workloads of INDEPENDENT_WORKLOADS, with their faults and broker settings.
 
-    The requested workload is returned even if it is not drawn.
+    The workload named `requested` is included even if the seed does not draw it.
     """
     names: tuple[str, ...] = ()
     faults: list[Fault] = []
@@ -378,9 +378,9 @@ class Simulation:
             await self._flip_a_bit(self.scenario.flip)
 
     async def _let_days_pass(self) -> None:
-        """Set the broker's clock forward by days, after all other checks.
+        """Run the checks of expiry, which set the broker's clock forward by days, after all other checks.
 
-        Other final steps are left out, because they would see expired data.
+        A seed with this step has no other final step, which would see expired data.
         """
         settings, loses_power = self.scenario.broker, self.scenario.loses_power
         application = ExpiryApplication(self.world, self.broker, settings, loses_power=loses_power)
@@ -442,7 +442,7 @@ class Simulation:
         if what is None:
             return
         reader = DamageReader(self.world, logs[what.tp], what)
-        # Cancel a crash that a fault has prepared and that has not happened yet.
+        # Cancel a crash that a fault has scheduled and that has not happened yet.
         self.broker.disk.crash_after = None
         flip(self.broker.disk, logs[what.tp], what)
         self.broker.on_recovered = lambda node: None
@@ -478,7 +478,7 @@ class Simulation:
         )
 
     def _is_foreign(self, topic: str) -> bool:
-        """Return True for a topic that a hostile client may have created or written."""
+        """Return True for a topic that a hostile client may have created or written to."""
         if not self.unchecked_topics or topic.startswith("__"):
             return False
         own = {TOPIC, INWARD, OUTWARD, *(workload.topic for workload in self.workloads)}
@@ -490,7 +490,10 @@ class Simulation:
         await self._until(lambda: last.is_done, f"{last.name} does not come to the end")
 
     def _make_target(self) -> None:
-        """Create the target topic if no record was ever copied, because the last reader waits for it."""
+        """Create the copiers' target topic if it does not exist, because the last reader waits for it.
+
+        It does not exist if no record was ever copied.
+        """
         node, running = self.broker.node, self.broker.running
         if self.copiers and node is not None and running is not None and node.topics.get(OUTWARD) is None:
             node.topics.create(OUTWARD, self.scenario.partitions, {}, running.clock.now_ms())
