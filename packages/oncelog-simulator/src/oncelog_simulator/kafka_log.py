@@ -301,7 +301,9 @@ class KafkaLog:
             self.epochs = [(covering[-1][0], self.start_offset), *later]
 
     def compact(self) -> None:
-        """Replace all closed segments by one segment that lacks records with a newer record of the same key."""
+        """Replace all closed segments by one segment without records that have a newer record of
+        their key.
+        """
         result = self._compacted()
         if result is not None:
             self._replace(*result)

@@ -302,7 +302,7 @@ class Network:
         )
 
     def carry(self, sender: SimTransport, data: bytes) -> None:
-        """Send the bytes of one write, in one or two parcels. With `disconnect_chance`, disconnect instead."""
+        """Send the bytes of one write in one or two parcels, or by `disconnect_chance` disconnect instead."""
         if sender.peer.process.name in self._silent or not sender.peer.process.is_alive:
             self._answer_for_the_dead(sender)
             return

@@ -55,7 +55,8 @@ NEW_CHECKPOINT_CHANCE = REWIND_CHANCE = IDLE_CHANCE = WRITE_ID_CHANCE = PLAIN_CH
 DIE_IN_BATCH_CHANCE = 0.2
 """Probability that the driver is killed while the tasks of a batch write."""
 QUERIES = ("query", "query-2")
-"""Names of one driver's queries. A new checkpoint has a new query id."""
+"""Names of the driver's query before and after its checkpoint is lost; a new checkpoint has a new query id.
+"""
 WRITE_ID = "a-write"
 _POLL_SECONDS = 0.2
 
@@ -89,10 +90,10 @@ class Executor(Host):
 
     attempt: Attempt | None = None
     next_task: asyncio.Event | None = None
-    """Set when the process gets another task; None while it runs one."""
+    """The event that starts the process's next task; None while the process runs a task."""
 
     def start(self) -> None:
-        """Do nothing: an executor starts its process with its task."""
+        """Do nothing: `run_task` starts the executor's process."""
 
     @property
     def is_free(self) -> bool:
@@ -155,9 +156,9 @@ class Source:
         self.committed.add((name, batch_id))
 
     def check(self, actual: Counter[bytes]) -> Iterator[str]:
-        """Yield what is wrong with the counted rows.
+        """Yield a text for each row that is missing, foreign, or stored more than once.
 
-        A batch that was not committed may be stored in part, but no row may be stored twice.
+        Rows of a batch that was not committed may be missing.
         """
         expected = set()
         for batch, rows in self.rows.items():
@@ -188,18 +189,15 @@ class Driver(Application):
             ]
             for batch in range(rng.randint(2, 4))
         ]
-        """Rows by batch and task. This is the checkpoint's offset log, and a source that can be read
-        again.
-        """
+        """Rows by batch and task. They stand for the checkpoint's offset log and for a replayable source."""
         self.placements = [[rows_by_task] for rows_by_task in self.planned]
-        """For each batch, the assignments of rows to tasks so far. A new deployment may change the
-        assignment.
-        """
+        """For each batch, all assignments of rows to tasks so far. A new deployment may add another one."""
         self.committed_count = 0
-        """Number of committed batches: the checkpoint's commit log."""
+        """Number of committed batches. It stands for the checkpoint's commit log."""
         self.attempt_count = self.run_count = 0
         self.more = world.rng("lanes, more")
-        """A second generator for draws that were added later, so that older draws of a seed stay the same."""
+        """A second generator, for draws that were added later. The first generator's draws so stay the same.
+        """
         self.is_idle = is_idle_query(world.seed)
         """True until the query has been idle once, in seeds with an idle query."""
         self.lost_at = self.more.choice((0, 1, 2)) if self.more.random() < NEW_CHECKPOINT_CHANCE else None
@@ -288,13 +286,13 @@ class Driver(Application):
             self.world.note(self.name, f"batch {batch_id} is refused again: {error}")
 
     async def _be_idle(self) -> None:
-        """Stay idle once, in a seed with an idle query."""
+        """Sleep for IDLE_SECONDS, once in a seed with an idle query. Otherwise do nothing."""
         if self.is_idle:
             self.is_idle = False
             await asyncio.sleep(IDLE_SECONDS)
 
     async def _write_with_id(self) -> None:
-        """Write a batch with a writeId twice. Its markers may have expired before the second write."""
+        """Write a batch with a writeId twice. In between, the query may be idle until its markers expire."""
         rows_by_task = [[b"id-%d-%d" % (task, n) for n in range(3)] for task in range(2)]
         sink = self.sink
         self.sink = replace(sink, name=WRITE_ID, is_named=True)
@@ -321,13 +319,13 @@ class Driver(Application):
             self.sink = sink
 
     async def _write_without_id(self) -> None:
-        """Write a batch without a writeId once. A copy of one of its tasks starts after its end."""
+        """Write a batch without a writeId once. Then start a late second attempt of one of its tasks."""
         rows_by_task = [[b"plain-%d-%d" % (task, n) for n in range(3)] for task in range(2)]
         sink = self.sink
         name = f"plain-{self.run_count}"
         self.sink = replace(sink, name=name, is_named=False)
         self.source.add(name, 0, rows_by_task)
-        # This write is never repeated.
+        # A write without a writeId cannot be repeated, so remove it before it begins.
         self.after.pop(0)
         try:
             reports = await self._run_batch(0, rows_by_task)
@@ -342,12 +340,12 @@ class Driver(Application):
             self.after.insert(0, self._nothing)
 
     async def _nothing(self) -> None:
-        """Do nothing, in place of a write that is never repeated."""
+        """Do nothing. It replaces `_write_without_id`, which must not run again after a restart."""
 
     async def _write_batch(self, batch_id: int) -> None:
-        """Write a batch once.
+        """Run the tasks of a batch once, and finish it.
 
-        Assign its rows to tasks as an earlier run did, or in a new way, which is drawn.
+        The assignment of rows to tasks is drawn: an earlier run's or a new one.
         """
         placements = self.placements[batch_id]
         if self.rng.random() < MOVE_CHANCE:
@@ -366,7 +364,7 @@ class Driver(Application):
         if self.rng.random() < KILL_CHANCE:
             self.world.call_later(self.rng.uniform(0.5, 3.0), self.start_if_down)
             self.kill()
-            # Let the loop end this process, so that nothing below runs.
+            # Give control to the loop, which ends this killed process, so that the caller does not continue.
             await asyncio.sleep(0)
 
     async def _run_batch(self, batch_id: int, placement: list[list[bytes]]) -> list[TaskReport]:
@@ -429,9 +427,9 @@ class SinkTasks(Workload):
     unguarded_groups: ClassVar[tuple[str, ...]] = tuple(
         f"oncelog-{name}/{note}" for name in (*QUERIES, WRITE_ID) for note in ("finished", "begun")
     )
-    """Groups of the driver's notes.
+    """The groups in which the driver notes the last begun and the last finished batch.
 
-    The sink trusts the tasks' markers before these notes, so their offsets may move back.
+    These offsets may move back without harm, because the sink relies on the tasks' markers first.
     """
 
     def __init__(self, world: World, scenario: Scenario) -> None:

@@ -54,7 +54,7 @@ TABLE = "takeover-table"
 ENDED = {PREPARE_COMMIT: COMPLETE_COMMIT, PREPARE_ABORT: COMPLETE_ABORT}
 MAX_START_STEPS = 6_000
 SWAP_CHANCE = 0.5
-"""Probability that a Kafka broker with an unclean stop was compacting."""
+"""Probability that Kafka was killed in the middle of a compaction, if its stop was not clean."""
 
 
 class ContinuedClients(Application):
@@ -81,7 +81,7 @@ class ContinuedClients(Application):
             self._left.pop(0)
 
     async def _ask(self, message: Any, version: int) -> Any:
-        """Send a request until it is answered."""
+        """Send a request repeatedly until a response arrives, and return the response."""
         while True:
             try:
                 if self._wire is None or self._wire.is_lost:
@@ -117,9 +117,9 @@ class ContinuedClients(Application):
             await asyncio.sleep(0.3)
 
     def _refused(self, call: Call, error: BrokerError) -> None:
-        """Note that the commit was refused.
+        """Note that the commit was refused, which is a violation unless a fault may set the broker's clock.
 
-        Only a changed clock can time the transaction out first, because it has minutes left.
+        The transaction has minutes left, so it can only time out if the clock is set forward.
         """
         self.end(call, Outcome.FAIL)
         self._is_committed = True
@@ -165,7 +165,8 @@ class ContinuedClients(Application):
                 return int(answer.base_offset)
             if isinstance(error, DuplicateSequenceNumber):
                 return None
-            # Two clock faults may set the broker's clock back by more than message.timestamp.after.max.ms.
+            # InvalidTimestamp is allowed: two clock faults may set the broker's clock back by more than
+            # message.timestamp.after.max.ms.
             if not error.retriable and not isinstance(error, InvalidTimestamp):
                 text = f"{last.tp} id {last.producer_id} sequence {sequence}: {error!r}"
                 self.world.violate("Kafka's producer cannot continue", text)
@@ -224,7 +225,7 @@ class Takeover(Workload):
 
     def prepare(self, broker: BrokerHost) -> None:
         """Write Kafka's directory to the disk, and make some of the first starts crash."""
-        # Kafka's segments hold 2^31 offsets; a broker with a smaller limit could not read them.
+        # A segment of Kafka may span 2^31 offsets, and a broker with a smaller limit could not read it.
         broker.limits = replace(broker.limits, max_relative_offset=DEFAULT_LIMITS.max_relative_offset)
         self.history.write(broker.disk, broker.settings["node.id"])
         for _ in range(self.rng.choice((0, 1, 1, 3))):
@@ -236,7 +237,9 @@ class Takeover(Workload):
         return [call.operation(self.world.now_us) for call in calls] + super().operations()
 
     def recovered(self, node: BrokerState) -> None:
-        """Compare the first complete start with the history."""
+        """Compare the broker's state after its first complete start with the history. Later calls
+        do nothing.
+        """
         if self._is_taken:
             return
         self._is_taken = True
@@ -262,7 +265,8 @@ class Takeover(Workload):
         for header, data in batches_of(partition):
             if header.base_offset < log.end_offset and not header.is_control:
                 actual |= {record.offset: (record.key, record.value) for record in decode_records(data)}
-        # Kafka would restore the segments from before the compaction, which have the same newest records.
+        # After an interrupted compaction, the segments from before it are allowed too. Kafka would restore
+        # them, and they have the same newest records.
         if log.swap and log.swap.other is not None and actual == _records_of(log, log.swap.other):
             expected = actual
         for offset in sorted(expected.keys() | actual.keys()):
@@ -276,7 +280,10 @@ class Takeover(Workload):
         self._check_producers(node, tp, log)
 
     def _check_producers(self, node: BrokerState, tp: TopicPartition, log: KafkaLog) -> None:
-        """Compare the newest batches and open transactions. A start completes decided transactions."""
+        """Compare each producer's newest batch and open transaction.
+
+        Producers whose transactions were decided are skipped, because a start completes these transactions.
+        """
         actual = remembered_producers(node.log_manager.partitions[tp])
         finished = {entry.producer_id for entry in self.history.ids if entry.state in ENDED}
         for producer_id, state in log.producers.items():

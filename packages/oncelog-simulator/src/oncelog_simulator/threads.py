@@ -45,12 +45,12 @@ class _BlockingThread:
     # Called by the loop
 
     def begin(self) -> None:
-        """Run the thread until it waits for a coroutine."""
+        """Start the thread, and run it until it waits for a coroutine or ends."""
         self._thread.start()
         self._back.acquire()
 
     def resume(self, answer: object, error: Exception | None) -> None:
-        """Pass the result of the coroutine to the thread, and run the thread until it waits again."""
+        """Pass the coroutine's result or error to the thread. Run the thread until it waits again or ends."""
         self.requested, self._answer, self._error = None, answer, error
         self._go.release()
         self._back.acquire()
@@ -58,7 +58,7 @@ class _BlockingThread:
     def end(self) -> None:
         """End the thread, even if its process was killed.
 
-        Whatever the thread does while it unwinds has no effect.
+        Each `wait` of the thread now raises SimulatedCrash, so the code that unwinds has no effect.
         """
         self._is_abandoned = True
         while not self._is_over:
@@ -107,7 +107,10 @@ def _current_thread() -> _BlockingThread:
 
 
 async def in_thread(work: Callable[..., T], *args: Any) -> T:
-    """Run blocking code that uses clients of this process, in its own thread and in virtual time."""
+    """Run blocking code in its own thread and in virtual time, and return its result.
+
+    The code may use blocking clients, which belong to the simulated process that calls this function.
+    """
     turns = _BlockingThread(partial(work, *args))
     try:
         turns.begin()
@@ -130,7 +133,7 @@ def wait(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         return _current_thread().wait(coroutine)
     finally:
-        # The coroutine has not begun if there is no thread or the simulation is over.
+        # Close the coroutine, because it never began if there is no thread or the simulation is over.
         coroutine.close()
 
 

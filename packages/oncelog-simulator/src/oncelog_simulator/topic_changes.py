@@ -57,7 +57,7 @@ class Stored(NamedTuple):
 
 
 Log = dict[int, Stored]
-"""Records by offset."""
+"""The stored records of one partition by offset."""
 
 
 @dataclass(eq=False)
@@ -78,13 +78,14 @@ class Pass:
 
 
 class Witness:
-    """Notes every record that each topic of this name ever stored."""
+    """Notes every record that was ever stored in the topic, and in deleted topics of the same name."""
 
     def __init__(self, world: World, topic: str) -> None:
         self.world, self.topic = world, topic
         self.logs: dict[tuple[bytes, int], Log] = {}
         self.lost: list[tuple[TopicPartition, int, Stored]] = []
-        """Records that a start no longer found at the end of a log."""
+        """Records that were at the end of a log when the broker ended, and that the next start did not find.
+        """
         self.max_starts: dict[tuple[bytes, int], int] = {}
         self.compacted_ids: set[bytes] = set()
 
@@ -100,7 +101,7 @@ class Witness:
         return None if topic is None else topic.topic_id
 
     def stored(self, event: AppendEvent) -> None:
-        """Note a batch when it is stored."""
+        """Note the records of a batch of this topic that the broker has just stored."""
         node = self.node
         if event.topic != self.topic or event.verdict != "stored" or node is None:
             return
@@ -117,7 +118,7 @@ class Witness:
                 self.compacted_ids.add(partition.topic_id)
 
     def recovered(self, node: BrokerState) -> None:
-        """Note what a start finds. A start may find fewer or more records than the witness has noted."""
+        """Note which records a start found, because these may be fewer or more than the witness has noted."""
         topic = node.topics.get(self.topic)
         for number, partition in enumerate(topic.partitions if topic else ()):
             assert topic is not None
@@ -305,10 +306,10 @@ class TopicChanges(Workload):
     topic: ClassVar[str] = "changed"
     clients: ClassVar[tuple[str, ...]] = ("sender-changed", "writer-changed", "reader-changed", "changer")
     legal_findings: ClassVar[frozenset[FindingKind]] = frozenset(FindingKind)
-    """All kinds, because a topic that was compacted or re-created may have every kind of gap."""
+    """All kinds, because compaction and the re-creation of the topic may cause every kind of finding."""
     compacts: ClassVar[bool] = True
     is_repeatable: ClassVar[bool] = False
-    """False, because requests name the topic: a repeated one may reach a new topic of that name."""
+    """False, because requests name the topic: a repeated request may reach a new topic of that name."""
 
     def __init__(self, world: World, scenario: Scenario) -> None:
         super().__init__(world, scenario)
@@ -360,8 +361,8 @@ class TopicChanges(Workload):
         for tp, offset, record in self.witness.lost:
             call = notes.sends.get(record.name)
             if call is None or call.outcome is not Outcome.OK or call.items[0].offset != offset:
-                # Skip this record: without an acknowledgement at this offset, it may be stored at another
-                # one.
+                # Skip a record without an acknowledgement at this offset, because it may be stored at another
+                # offset.
                 continue
             logs = [log for (_, number), log in self.witness.logs.items() if number == tp.partition]
             if not any(offset in log and log[offset].name == record.name for log in logs):
@@ -393,7 +394,7 @@ class TopicChanges(Workload):
         )
 
     def _check_whole(self, one: Pass, tp: TopicPartition, end: int, notes: Notes) -> None:
-        """Check the records that a pass read of one partition against those that it had to read."""
+        """Check that a pass read every record of a partition below `end` that it had to read."""
         assert one.last_id is not None and one.ended_us is not None
         log = self.witness.logs.get((one.last_id, tp.partition), {})
         offsets = [item.offset or 0 for item in one.items if item.partition == tp.partition]
@@ -420,7 +421,7 @@ class TopicChanges(Workload):
             )
 
     def _newest(self, log: Log, until_us: int, notes: Notes) -> dict[bytes | None, int]:
-        """Return the offset of the newest record of each key. Records that may be committed count."""
+        """Return the offset of the newest record of each key, including records that may be uncommitted."""
         return {
             record.key: offset
             for offset, record in sorted(log.items())
@@ -432,7 +433,7 @@ class TopicChanges(Workload):
 
 
 class Notes:
-    """The producers' notes: for each record, whether it is committed or may be."""
+    """The producers' notes. They say which records certainly are, and which may be, committed."""
 
     def __init__(self, senders: Iterable[Sender]) -> None:
         self.sends: dict[Any, Call] = {}
@@ -449,7 +450,7 @@ class Notes:
         return [end for end in ends if end.kind is Kind.COMMIT]
 
     def may_be_visible(self, name: Any, now_us: int) -> bool:
-        """Return False for a record that was refused or aborted, or whose commit came after `now_us`."""
+        """Return False for a record that was refused or aborted, or whose commit began after `now_us`."""
         call = self.sends.get(name)
         if call is None or call.outcome is Outcome.FAIL:
             return False

@@ -27,7 +27,7 @@ from oncelog_simulator.world import World
 
 BURSTS = 6
 LATE_SECONDS = 2.0
-"""Seconds, more than the longest delay of a byte while the network has no partition."""
+"""Seconds after which no sent byte is in flight any more, unless the network is partitioned."""
 
 
 class Deletion(NamedTuple):

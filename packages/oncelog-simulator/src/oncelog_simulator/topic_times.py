@@ -63,14 +63,14 @@ RETENTION_MS = (NO_LIMIT, 5 * SECOND_MS, 20 * SECOND_MS, 2 * HOUR_MS)
 RETENTION_BYTES = (NO_LIMIT, NO_LIMIT, NO_LIMIT, 500)
 MAX_LAGS_MS = (FOREVER_MS, FOREVER_MS, 40 * SECOND_MS)
 AGES_MS = (0, 0, 0, 3 * SECOND_MS, 15 * SECOND_MS, HOUR_MS, -3 * SECOND_MS, -HOUR_MS // 2)
-"""Milliseconds by which a record's timestamp lies in the past; a negative value lies in the future."""
+"""Ages of record timestamps in milliseconds; a negative age lies in the future."""
 SLOW_SYNCS_MS = 4 * SECOND_MS
-"""Tolerance for append times on a slow disk.
+"""Milliseconds by which a checked timestamp may be too old on a slow disk.
 
-The broker reports a batch after its sync, on a slow disk after two syncs of 1.5 s each (seed 1048).
+The witness learns of a batch after its sync, on a slow disk after two syncs of 1.5 s each (seed 1048).
 """
 SETTLE_MS = 45 * SECOND_MS
-"""Milliseconds within which retention and compaction run again after a change."""
+"""Milliseconds within which retention and compaction run again after a change of settings or a record."""
 FAR_CHANCE = 0.4
 """Probability that a seed's offsets begin near one of FAR_ENDS."""
 FAR_ENDS = (2**31, 2**31, 2**32)
@@ -102,14 +102,12 @@ class TimedWitness(Witness):
         self.latest_ms = 0
         """The latest time in milliseconds that the broker ever had."""
         self.sizes: dict[tuple[bytes, int], dict[int, int]] = {}
-        """Bytes of each batch by its base offset, including deleted batches."""
+        """Sizes of the batches in bytes by base offset, including deleted batches."""
         self.starts: dict[tuple[bytes, int], int] = {}
         """The highest log start so far, which may be one that DeleteRecords requested."""
 
     async def until_made(self) -> None:
-        """Wait until the topic exists. A client that sends first would create it with the broker's
-        settings.
-        """
+        """Wait until the topic exists, because a client's send would create it with the broker's defaults."""
         while not self.is_made:
             await asyncio.sleep(0.1)
 
@@ -121,7 +119,7 @@ class TimedWitness(Witness):
         assert event.base_offset is not None
         now_ms = self.now_ms
         topic, partition = node.topics.partition(TopicPartition(event.topic, event.partition))
-        # The broker checks the first and the largest timestamp of a batch.
+        # Check the first and the largest timestamp of the batch, which are the ones that the broker checks.
         self._time(topic.topic_id, event.partition, partition, event.base_offset, now_ms)
         header, _ = batches_of(partition, event.base_offset)[0]
         for offset, stamp in (
@@ -158,7 +156,7 @@ class TimedWitness(Witness):
             self._time(topic.topic_id, number, partition, partition.log_start_offset, self.now_ms)
 
     def _time(self, topic_id: bytes, number: int, partition: Any, offset: int, now_ms: int) -> None:
-        """Note the timestamps of all records from an offset on."""
+        """Note the timestamps of all records of a partition at or above `offset`."""
         times = self.times.setdefault((topic_id, number), {})
         for header, data in batches_of(partition, offset):
             is_append_time = header.timestamp_type is TimestampType.LOG_APPEND_TIME
@@ -240,14 +238,14 @@ class TimeChanger(TopicChanger):
         self.in_effect: list[tuple[int, RetentionSettings]] = [
             (0, RetentionSettings("delete" in POLICIES[0], NO_LIMIT, NO_LIMIT))
         ]
-        """Settings that may be in effect, each with the virtual time from which they may apply."""
+        """Pairs (virtual time from which the settings may apply, settings), oldest first."""
         self.changed_us = 0
         self.first_offset = 0
         """The end offset of each partition before the first record."""
         self.is_one_batch = False
         """True if one batch without records spans all offsets below `first_offset`."""
         self.is_sure = True
-        """False while the outcome of a change of settings is unknown."""
+        """False while the outcome of the latest change of settings is unknown."""
 
     async def work(self) -> None:
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
@@ -283,8 +281,8 @@ class TimeChanger(TopicChanger):
         for tp in self.partitions:
             directory, first = f"{tp.topic}-{tp.partition}", f"{0:020}"
             if self.is_one_batch:
-                # Such a batch is possible: compaction may leave only its header, so that its last offset is
-                # not assigned again.
+                # Compaction can leave such a batch, only its header, so that its last offset is not assigned
+                # again.
                 left = KafkaBatch(0, self.first_offset - 1, (), NO_LIMIT, 0).encode()
                 disk.replace(f"{directory}/{first}.log", left)
             else:
@@ -406,9 +404,10 @@ class TopicTimes(TopicChanges):
     # Checks of records that must stay
 
     def _check_starts(self, node: BrokerState, *, may_be_cut: bool = False) -> None:
-        """Check each move of a log start against the requests and the settings of the last minute.
+        """Check that each log start that has moved up was allowed to move.
 
-        `may_be_cut` is True if a power loss may have taken the end of the log since the last check.
+        The reasons are DeleteRecords requests and the retention settings of the last minute. `may_be_cut` is
+        True if a power loss may have taken the end of the log since the last check.
         """
         topic, most = node.topics.get(self.topic), self.times.strictest_retention()
         latest_ms = max(self.timed.now_ms, self.timed.latest_ms)
@@ -451,7 +450,7 @@ class TopicTimes(TopicChanges):
         if record is None or record.is_tombstone:
             return False
         if not Notes(self.senders).is_visible(record.name, self.world.now_us):
-            # The record's transaction was aborted or may be, so compaction may remove the record.
+            # The record may belong to an aborted transaction, so compaction may remove it.
             return False
         return not any(
             other_offset > offset and other.key == record.key for other_offset, other in log.items()
@@ -484,7 +483,8 @@ class TopicTimes(TopicChanges):
     def check(self, node: BrokerState) -> None:
         super().check(node)
         if any(fault.kind in REFUSED_WRITES for fault in self.scenario.faults):
-            # A partition that is offline or whose cleaning failed stays unchanged until a restart.
+            # Skip these checks: after a refused write, a partition may be offline or its cleaning stopped
+            # until a restart.
             return
         quiet_ms = (self.world.now_us - max(self.times.changed_us, self._last_stored_us())) // 1_000
         if quiet_ms < SETTLE_MS or not self.times.is_sure or self.scenario.jobs != UNDIVIDED:
@@ -494,7 +494,7 @@ class TopicTimes(TopicChanges):
         for number, partition in enumerate(topic.partitions if topic else ()):
             assert topic is not None
             if partition.high_watermark < partition.log_end_offset:
-                # Retention keeps records that readers do not see yet.
+                # Skip the partition, because retention keeps records above the high watermark.
                 continue
             key = topic.topic_id, number
             if kept.is_deleted and kept.retention_ms != NO_LIMIT:
@@ -538,8 +538,9 @@ class TopicTimes(TopicChanges):
             self.world.violate("retention by size left too much", f"{self.topic}-{number} has {size} bytes")
 
     def _check_replaced(self, key: tuple[bytes, int], partition: Any) -> None:
-        """Check that no closed segment has a record that a closed segment's newer record replaced long
-        ago.
+        """Check that no closed segment has a record with an old newer record of its key in a closed segment.
+
+        Such a record must be compacted away when max.compaction.lag.ms has passed.
         """
         bases = self._bases(partition)
         active = bases[-1]
@@ -564,9 +565,9 @@ class TopicTimes(TopicChanges):
                 newest.setdefault(record.key, offset)
 
     def _is_due(self, offset: int, firsts: dict[int, int]) -> bool:
-        """Return True if max.compaction.lag.ms has passed since the first batch of an offset's segment.
+        """Return True if max.compaction.lag.ms has passed since the first batch in the segment of `offset`.
 
-        As in Apache Kafka, a segment that begins with a future timestamp waits until that time.
+        As in Apache Kafka, the timestamp of that batch counts, even if it lies in the future.
         """
         first_ms = firsts[max(base for base in firsts if base <= offset)]
         return first_ms <= self.timed.now_ms - self.max_lag_ms - SETTLE_MS

@@ -22,7 +22,7 @@ GROUP = "copiers"
 STATIC_CHANCE = 0.25
 """Probability that a copier is a static member, which keeps its member identity over restarts."""
 LATE_SECONDS = 20.0
-"""Seconds: longer than the transaction time-out plus the interval at which the coordinator checks it."""
+"""Seconds that exceed the transaction time-out plus the interval at which the coordinator checks it."""
 SHARED: dict[str, object] = {
     "linger.ms": 0,
     "max.block.ms": 8_000,
@@ -79,14 +79,15 @@ class TransactionalClient(Sender):
                     await self.sleep_up_to(rest_s)
             except OncelogError as error:
                 self.world.note(self.name, f"needs a new producer: {error!r}")
-        # Abort an open transaction. Otherwise readers would wait for its time-out.
+        # Initializing a new producer aborts a transaction that is still open. Otherwise readers would wait
+        # for its time-out.
         await self.new_producer()
 
     async def commit(self, producer: AsyncProducer) -> bool:
-        """Commit and return True, or abort and return False.
+        """Commit the transaction and return True. If the commit fails, abort it and return False.
 
-        A commit that times out is called again. Raises the error of an abort that fails; then a new producer
-        is needed.
+        A commit that times out is called again. If the abort fails too, raises its error; then the
+        application needs a new producer.
         """
         while True:
             call = self.begin(Kind.COMMIT, transaction=self.transaction)
@@ -210,8 +211,8 @@ class ConsumeTransformProduce(TransactionalClient):
                 try:
                     await self.copy(consumer, producer)
                 except FencedInstanceId:
-                    # The network repeated a JoinGroup, which fenced this member. The application needs a new
-                    # consumer.
+                    # A JoinGroup that the network delivered twice fenced this static member. Raise the error,
+                    # so that the application starts over with a new consumer.
                     raise
                 except OncelogError as error:
                     self.world.note(self.name, f"needs a new producer: {error!r}")

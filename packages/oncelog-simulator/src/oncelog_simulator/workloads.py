@@ -34,7 +34,7 @@ class Workload(ABC):
     unguarded_groups: ClassVar[tuple[str, ...]] = ()
     """Groups whose commits no generation or epoch guards. A late request may move their positions back."""
     legal_findings: ClassVar[frozenset[FindingKind]] = frozenset()
-    """Kinds of findings that an audit of the topic may report."""
+    """Kinds of findings in an audit of the topic that are not violations."""
     makes_topics: ClassVar[bool] = False
     """True if clients create topics at random.
 
@@ -51,13 +51,16 @@ class Workload(ABC):
         self.world, self.scenario = world, scenario
         self.partitions = [TopicPartition(self.topic, number) for number in range(scenario.partitions)]
         self.shares_epochs = False
-        """True if several transactions have one epoch, as with transaction version 0."""
+        """True if several transactions have the same epoch, as with transaction version 0.
+
+        The outcomes of transactions are then not compared by their epochs.
+        """
         self.applications: list[Application] = []
         self.readers: list[Reader] = []
         self.last = LastReader(world, f"last-{self.topic}", self.partitions)
 
     def operations(self) -> list[Operation]:
-        """Return what the applications and `last` noted, in the order of the calls."""
+        """Return the operations of the applications, the readers and `last`, in the order of their calls."""
         everyone: Iterable[Application] = (*self.applications, *self.readers, self.last)
         calls = sorted(
             (call for application in everyone for call in application.calls), key=lambda call: call.begin
@@ -70,7 +73,7 @@ class Workload(ABC):
         return {}
 
     def prepare(self, broker: BrokerHost) -> None:  # noqa: B027
-        """Change the broker's host before its first start."""
+        """Change the broker's host, such as its disk or limits, before its first start."""
 
     def stored(self, event: AppendEvent) -> None:  # noqa: B027
         """Note the broker's verdict on a produced batch: stored, duplicate or refused."""
@@ -79,10 +82,10 @@ class Workload(ABC):
         """Check conditions that must hold while the broker runs. Called every second."""
 
     def ending(self) -> None:  # noqa: B027 (most need not know)
-        """Called when the broker is about to end."""
+        """Note what the checks need when the broker is about to end. Called just before its end."""
 
     def recovered(self, node: BrokerState) -> None:  # noqa: B027
-        """Called when the broker has started again."""
+        """Check the broker's state after a restart. Called when the broker has started again."""
 
     def close(self) -> None:  # noqa: B027
         """Free what the workload has opened, after the simulation."""

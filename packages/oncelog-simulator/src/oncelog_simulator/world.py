@@ -184,24 +184,26 @@ class BrokerHost(Host):
         self.node: BrokerState | None = None
         self.running: RunningBroker | None = None
         self.before_exit: Callable[..., object] = lambda *, is_in_write, lose_power: None
-        """Called just before the broker process is killed or receives SIGTERM, while `node` is still set."""
+        """A function that is called before the broker is killed or gets SIGTERM, while `node` is still set.
+        """
         self.on_recovered: Callable[[BrokerState], object] = lambda node: None
         self.may_refuse: Callable[[Exception], bool] = lambda error: False
-        """Return True for an error with which the broker may refuse to start."""
+        """A function that returns True for an error with which the broker may refuse to start."""
         self.is_refused = False
         self.start_crashes: list[tuple[int, bool]] = []
-        """Crashes of the next starts: the number of disk operations before each crash, and True for a power
-        loss.
+        """The crashes of the next starts, one pair for each start.
+
+        A pair has the number of disk operations before the crash, and True for a power loss.
         """
         self.on_stored: Callable[[AppendEvent], object] = lambda event: None
-        """Called with the verdict on every Produce batch."""
+        """A function that is called with the broker's verdict on every batch of a Produce request."""
         self.was_stopped = False
         """True if the last process ended by a complete stop."""
         self._lost_power = False
         self._past: list[tuple[BrokerState | None, MemoryDisk]] = []
-        """Earlier states and disks, kept alive.
+        """The states and disks of earlier processes.
 
-        Freeing one would run finalizers, which a killed process never does.
+        They are kept alive, because freeing them would run finalizers, which a killed process never does.
         """
 
     def start(self) -> None:
@@ -225,7 +227,7 @@ class BrokerHost(Host):
         self.run(self._main)
 
     def _start_after_crash(self) -> None:
-        """Start the broker again if its start crashed. If the start completed, that broker continues."""
+        """Start the broker again if its start crashed. If the start has completed, cancel the crash only."""
         self.cancel_crash()
         self.start_if_down()
 
@@ -269,7 +271,7 @@ class BrokerHost(Host):
         self.disk.on_crash = lambda: self._end(is_in_write=True, lose_power=lose_power)
 
     def cancel_crash(self) -> None:
-        """Cancel a crash that `crash_after` prepared."""
+        """Cancel a crash that `crash_after` has scheduled and that has not happened yet."""
         self.disk.crash_after = None
 
     def _end(self, *, is_in_write: bool, lose_power: bool) -> None:
@@ -320,7 +322,7 @@ class BrokerHost(Host):
                 self.world.note(
                     self.name,
                     f"stops with {error!r}",
-                    # A broken disk may make the stop fail, but nothing is lost, so this is no violation.
+                    # A broken disk may make the stop fail. This is not a violation, because no data is lost.
                 )
             elif error is not None:
                 self.world.violate("broker does not stop", repr(error))

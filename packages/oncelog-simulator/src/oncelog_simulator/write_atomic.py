@@ -35,18 +35,18 @@ TOPIC = "atomic"
 TASKS = 2
 QUERY_ID = "a-query"
 SECOND = "second"
-"""Suffix of the name of a batch's second frame."""
+"""Suffix of the name under which a batch's second frame is written."""
 SAME_NAME_CHANCE = 0.2
-"""Probability that an application forgets to give the second frame a name."""
+"""Probability that the application first writes the second frame without a name, which must be refused."""
 _POLL_SECONDS = 0.2
 
 
 Work = Callable[[Random], list[pa.RecordBatch]]
-"""The work of a task. Its argument is the generator of the attempt."""
+"""The work of a task. Its argument is the random generator of the attempt."""
 
 
 class JobFailed(Exception):
-    """A task failed too often. Spark raises its own error in this case."""
+    """A task failed MAX_FAILURES times. It stands for the error that Spark raises in this case."""
 
 
 class Attempt:
@@ -93,7 +93,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Field:
-    """A column of a DataFrame's schema, with its type. It is its own `dataType`."""
+    """A column of a DataFrame's schema, with its type. It also plays the part of its `dataType`."""
 
     name: str
     type_name: str = "binary"
@@ -265,7 +265,7 @@ class AtomicDriver(Application):
     async def work(self) -> None:
         async with AsyncAdmin(SHORT_TIMEOUTS) as admin:
             await create_topic(admin, NewTopic(TOPIC, num_partitions=self.partition_count))
-        # Clear what the previous process left here.
+        # Clear the module's memory, as a new process would begin with an empty one.
         atomic._returned.clear()
         self.run_count += 1
         while self.committed_count < len(self.source_rows):
@@ -278,7 +278,10 @@ class AtomicDriver(Application):
             await self.sleep_up_to(5.0)
 
     async def _write(self, batch_id: int, number: int, rows: list[bytes]) -> None:
-        """Write one frame as the application's function does."""
+        """Write one frame as an application's foreachBatch function does, and check the counted rows.
+
+        For the second frame, at times first forget its name. The sink must refuse that.
+        """
         properties = {"sql.streaming.queryId": QUERY_ID, "spark.jobGroup.id": f"run-{self.run_count}"}
         rng = self.world.rng(f"frame {self.run_count} {batch_id} {number}")
         frame = Frame(self.cluster, Session(properties), tuple(rows), rng)
@@ -311,7 +314,7 @@ class AtomicDriver(Application):
         if self.rng.random() < KILL_CHANCE:
             self.world.call_later(self.rng.uniform(0.5, 3.0), self.start_if_down)
             self.kill()
-            # Let the loop end this process, so that nothing below runs.
+            # Give control to the loop, which ends this killed process, so that the caller does not continue.
             await asyncio.sleep(0)
 
 

@@ -160,9 +160,9 @@ def _wrong_reads(history: History) -> Iterator[Anomaly]:
 
 
 def _lost(history: History) -> Iterator[Anomaly]:
-    """Find committed records that no reader saw.
+    """Find committed records that no reader saw, at or below the highest offset read in the partition.
 
-    If a record's offset is unknown, it is below the offset of the next record of its session.
+    If a record's offset is unknown, the offset of the next record of its session is an upper bound.
     """
     highest: dict[Partition, tuple[int, Operation]] = {}
     for poll, (topic, partition, offset, _) in history.polls:
@@ -209,7 +209,7 @@ def _send_order(history: History) -> Iterator[Anomaly]:
 
 
 def _by_session(noted: Iterable[Noted]) -> dict[Hashable, list[Noted]]:
-    """Return the pairs grouped by session and partition, in order."""
+    """Return the pairs grouped by session and partition, in their order."""
     by_session: dict[Hashable, list[Noted]] = {}
     for operation, item in noted:
         key = (operation.process, operation.session, item.topic, item.partition)

@@ -57,8 +57,8 @@ def _dependencies(history: History, kinds: frozenset[str]) -> Graph:
             graph.setdefault(first.unit, {}).setdefault(second.unit, Dependency(kind, first, second))
 
     polls = [(poll, item) for poll, item in history.polls if poll.transaction is not None]
-    # Add `wr` first. Only the first dependency between two transactions is kept, and Kafka makes promises for
-    # `wr` only.
+    # Add `wr` first: the graph keeps only the first dependency between two transactions, and `wr` is the only
+    # kind about which Kafka makes promises.
     for poll, item in polls:
         if item.value in history.sends:
             add("wr", history.sends[item.value][0], poll)

@@ -95,9 +95,9 @@ class History:
     committed: set[Unit] = field(default_factory=set)
 
     def outcome(self, send: Operation) -> Outcome:
-        """Return the outcome of a failed send or a send outside transactions, otherwise of its transaction.
+        """Return the outcome of a send: its transaction's outcome, if it has one and did not fail itself.
 
-        A transaction whose commit no client called counts as failed.
+        A transaction that no client tried to commit counts as failed.
         """
         if send.outcome is Outcome.FAIL or send.transaction is None:
             return send.outcome
@@ -108,7 +108,7 @@ class History:
         )
 
     def is_visible(self, value: Hashable) -> bool:
-        """Return True if a reader that passes the record must see it."""
+        """Return True if a reader of the record's offset must see it: its transaction is committed."""
         return value not in self.sends or self.sends[value][0].unit in self.committed
 
     def known(self, item: Item) -> Item:
@@ -126,7 +126,7 @@ def index(operations: Iterable[Operation]) -> History:
             _note(history, operation, item)
     for send, item in history.sends.values():
         outcome = history.outcome(send)
-        # If one record of a transaction is read, all of them must be there.
+        # A transaction of unknown outcome counts as committed if one of its records was read.
         if outcome is Outcome.OK or (outcome is Outcome.UNKNOWN and item.value in history.read):
             history.committed.add(send.unit)
     return history

@@ -256,9 +256,9 @@ FORGETFUL: tuple[Patch, ...] = (
     (checks.InvariantMonitor, "_compare", nothing),
     (World, "violate", _violate_all_but_memory),
 )
-"""A broker that, like Apache Kafka, remembers one batch of a producer after a restart instead of five.
+"""A broker that remembers only one batch of each producer after a restart, as Apache Kafka does.
 
-The broker is stopped while several batches wait for its disk.
+In every seed it is stopped while several batches wait for its disk.
 """
 
 SLOW_SYNCS = ((simulation, "draw_faults", _draw_slow_syncs),)

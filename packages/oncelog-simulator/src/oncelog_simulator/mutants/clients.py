@@ -55,10 +55,7 @@ def _keep_for_the_default(self: Any, admin: Any, group: str, kept: Any, *, reten
 
 
 def _quoted_by_parity(column: Any, quotes: Any, delimiter: int) -> tuple[Any, Any]:
-    """Return the quotes.
-
-    For each position, only the parity of the quotes before it says whether it is quoted.
-    """
+    """Treat a text as quoted if an odd number of quotes precedes it, even where a quote is plain text."""
     return quotes, np.arange(len(quotes) + 1) % 2 == 1
 
 

@@ -81,7 +81,7 @@ ROTTEN: tuple[Patch, ...] = (
 )
 """A coordinator's batch is damaged in every seed."""
 SLOW_JOBS: tuple[Patch, ...] = ((simulation, "draw_jobs", _slow_jobs), (topic_changes, "LATE_SECONDS", 0.2))
-"""Background jobs that are suspended for seconds, and topics that are created again soon after a deletion."""
+"""In every seed background jobs are suspended for seconds, and deleted topics are soon created again."""
 EARLY_LOSSES: tuple[Patch, ...] = ((simulation, "draw_faults", _lose_power_early),)
 """In every seed the broker loses its power repeatedly in its first 12 s."""
 PREEMPTED: tuple[Patch, ...] = ((simulation, "draw_jobs", _preempt_often),)

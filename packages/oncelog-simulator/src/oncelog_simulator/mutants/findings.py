@@ -142,9 +142,7 @@ SECTIONS: dict[str, str] = {
     "D": "commands, web pages, packages and documents are not simulated",
     "F": "only our clients' requests and random ones are sent",
 }
-"""For the first letter of a finding's id: the reason why no mutant reintroduces the findings of that
-section.
-"""
+"""For the first letter of finding ids, the reason why no mutant reintroduces these findings."""
 
 
 def reason_of(finding: str) -> str | None:

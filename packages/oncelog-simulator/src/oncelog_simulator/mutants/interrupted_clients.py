@@ -99,7 +99,7 @@ def _completed_to_the_last(self: Any, mark: int) -> bool:
 
 
 async def _leave_open(self: Any, timeout_s: float | None = None) -> None:
-    """Close without aborting the open transaction."""
+    """Do nothing, so that a close leaves the open transaction to its time-out."""
 
 
 def _make_twice(self: Any, name: str) -> Any:
@@ -129,7 +129,9 @@ def _leave_silently(self: Any) -> None:
 
 
 def _notify_of_exceptions(self: Any) -> Any:
-    """Run callbacks. An error that is a BaseException but not an Exception propagates."""
+    """Run the callbacks, but catch only Exception: a callback's KeyboardInterrupt skips the other
+    callbacks.
+    """
     callbacks, self.callbacks = self.callbacks, {}
     for index, callback in callbacks.items():
         try:
@@ -156,7 +158,7 @@ def _result_as_it_is(self: Any, call: Any) -> Any:
 
 
 async def _advance_behind_commits(self: Any, deadline_ms: float) -> Any:
-    """Wait for automatic commits within the poll, without a limit."""
+    """Wait for a running automatic commit within the poll, even beyond the poll's deadline."""
     following = await _ORIGINAL_ADVANCE(self, deadline_ms)
     if self._commits._task is not None:
         await asyncio.wait([self._commits._task])
@@ -164,7 +166,7 @@ async def _advance_behind_commits(self: Any, deadline_ms: float) -> Any:
 
 
 def _keep_older(self: Any, positions: Any, until_ms: float, **_: bool) -> None:
-    """Keep the older position of a partition that has one."""
+    """Keep the older position if a partition has one, so that newer positions are not committed."""
     self._automatic_until_ms = until_ms
     self._automatic = {**positions, **self._automatic}
 

@@ -17,16 +17,17 @@ from oncelog_simulator.shrink import rule_of
 from oncelog_simulator.simulation import INDEPENDENT_WORKLOADS, WORKLOADS, run_scenario, scenario_for
 
 Patch = tuple[Any, str, Any]
-"""(owner, attribute, replacement)"""
+"""(owner, attribute, replacement): the attribute of a module or class that `replacement` replaces."""
 
 
 class Mutant(NamedTuple):
     """A deliberate fault in the product, which a simulated scenario must notice.
 
     If `workload` names a workload, every seed runs it, as with --workload. If it names another part of a
-    scenario, only seeds with that part are run. `world` has further patches, which alone violate nothing.
-    `findings` has the ids of docs/internals/findings.md that this mutant reintroduces. `guards` names tests,
-    relative to `tests/`. Each guard fails under the patches alone, as `tools/mutants.py --guards` checks.
+    scenario, only seeds with that part are run. `world` has patches of the simulation, which alone violate
+    nothing. `findings` has the ids of docs/internals/findings.md that this mutant reintroduces. `guards`
+    names tests, relative to `tests/`. Each guard fails under the patches alone, as `tools/mutants.py
+    --guards` checks.
     """
 
     name: str

@@ -20,7 +20,7 @@ from oncelog_simulator.mutants.storage import LOST_INDEXES
 
 
 def _is_known_on_disk(self: Any, dead: Any) -> bool:
-    """Treat any snapshot on the disk as durable."""
+    """Treat any snapshot on the disk as durable, even if it was not synced."""
     return self.producers.snapshot_from(dead[-1].end_offset) is not None
 
 
@@ -48,7 +48,7 @@ def _recover_from_0(disk: Any, directory: str, how: Any) -> Any:
 
 
 def _store_in_place(self: Any) -> None:
-    """Write an index of aborted transactions over the existing file."""
+    """Write an index of aborted transactions over the existing file, instead of replacing the file."""
     file = self._disk.open(self._path, create=True)
     file.truncate(0)
     file.close()
@@ -65,7 +65,7 @@ def _no_part(self: Any, dead: Any) -> list[Any]:
 
 
 def _sync_once(self: Any, *, is_active: bool) -> None:
-    """Skip the sync of a closed segment whose indexes were synced once, even if a start has cut it since."""
+    """Skip the sync of a closed segment whose indexes were synced once, even if it was cut off afterwards."""
     if is_active or not self.is_index_synced:
         _SYNC_SEGMENT(self, is_active=is_active)
 

@@ -41,14 +41,14 @@ class _NoPace:
     """A step budget that never ends a step."""
 
     def __init__(self, step_elements: int) -> None:
-        """Ignore `step_elements`, the limit of a step."""
+        """Ignore `step_elements`, the number of elements after which a step should end."""
 
     def next(self, cost: int = 1) -> bool:
         return False
 
 
 class _NeverRaised(Exception):
-    """An exception that is never raised, in place of NotCoordinator in an `except` clause."""
+    """An exception that is never raised. It replaces NotCoordinator in an `except` clause."""
 
 
 def _delete_as_it_was(self: Any, group_id: str, budget: Any, now_ms: int) -> Any:
@@ -86,7 +86,9 @@ def _limit_of_a_request(self: Any, error: Any, patience_ms: float | None) -> flo
 
 
 async def _wait_for(waiting: Any, timeout_s: float) -> Any:
-    """Wait as `asyncio.wait_for` of Python 3.11: a cancellation that arrives with the result is lost."""
+    """Wait like `asyncio.wait_for` of Python 3.11, which loses a cancellation that arrives with the
+    result.
+    """
     future = asyncio.ensure_future(waiting)
     try:
         done, _ = await asyncio.wait({future}, timeout=timeout_s)
@@ -145,7 +147,7 @@ def _any_number(value: Any, largest: int, what: str) -> int:
 
 
 def _take_as_incomplete(self: Any, call: Any) -> bool:
-    """Count a request that waits for its turn as an incomplete request."""
+    """Count a request that waits for a response slot as an incomplete request, which may time out."""
     is_taken = _TAKE(self, call)
     owner = getattr(call, "__self__", None)
     if not is_taken and isinstance(owner, Connection):
@@ -155,7 +157,7 @@ def _take_as_incomplete(self: Any, call: Any) -> bool:
 
 @contextmanager
 def _named(rows: Any) -> Iterator[None]:
-    """Let a commit treat topic ids as topic names."""
+    """Within the `with` block, let a commit look topics up by their names even if the request has ids."""
     has_ids, rows._has_ids = rows._has_ids, False
     try:
         yield
@@ -176,7 +178,7 @@ def _code_of_a_new_topic(self: Any, name: str, topic_id: bytes) -> int:
 
 
 def _group_by_name(node: Any, request: Any, requested: Any, is_stable: bool, budget: Any) -> Any:
-    """Return the ids that the topics' names have when the request ends."""
+    """Fetch offsets by the topic names that the ids had, and return the ids that these names have now."""
     group = yield from _FETCH_GROUP(node, request, requested, is_stable, budget)
     names = {bytes(topic.topic_id): topic.name for topic in requested.topics or () if topic.name}
     for result in group.topics:
@@ -204,7 +206,7 @@ def _settle_the_dead(self: Any, group: Any, now_ms: int) -> None:
 
 
 def _forget_newer(self: Any, before: Any, now_ms: int) -> Any:
-    """Forget the record offsets of a topic that was created during the deletion."""
+    """Forget the record offsets of all deleted topic names, even if a topic was created again meanwhile."""
     left = yield from _DELETE_TOPICS(self, before, now_ms)
     for topic in before.keys() - left:
         self._indexes.pop(topic, None)

@@ -42,7 +42,7 @@ def _keep_no_tombstone(self: Any, key: bytes | None, offset: int, has_value: boo
 
 
 def _retained_from(self: Any, now_ms: int) -> int:
-    """Return the first retained offset, at most the base offset of the first empty segment."""
+    """Return the first retained offset, but never above the base offset of the first empty segment."""
     offset: int = _RETAINED_FROM(self, now_ms)
     empty = [segment.base_offset for segment in self.log.segments if segment.size_bytes == 0]
     kept_from: int = max(min([offset, *empty]), self.log_start_offset)
@@ -65,7 +65,7 @@ def _open_unsynced(disk: Any, *rest: Any) -> Any:
 
 
 def _append_control_at_once(self: Any, *how: Any) -> Any:
-    """Append a marker in such a way that a flush counts it as durable before its index entry exists."""
+    """Append a marker without noting that it has no index entry yet, so a flush counts it as durable."""
     with patch.object(LocalLog, "unindexed_marker_offset", property(lambda _: None, nothing), create=True):
         return _APPEND_CONTROL(self, *how)
 

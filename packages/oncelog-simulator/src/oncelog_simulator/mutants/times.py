@@ -29,7 +29,7 @@ def _by_ratio(self: Any, min_dirty_ratio: float, max_lag_ms: int, now_ms: int) -
 
 
 def _retained_of_less(self: Any, now_ms: int) -> int:
-    """Return the log start that a third of retention.ms would give."""
+    """Return the log start for a third of retention.ms, so that records are deleted too early."""
     config = self.log.config
     if config.retention_ms is not None:
         self.log.config = replace(config, retention_ms=config.retention_ms // 3)
@@ -40,7 +40,7 @@ def _retained_of_less(self: Any, now_ms: int) -> int:
 
 
 def _less_bytes(self: Any, now_ms: int) -> int:
-    """Return the log start that a quarter of retention.bytes would give."""
+    """Return the log start for a quarter of retention.bytes, so that too many records are deleted."""
     config = self.log.config
     if config.retention_bytes is not None:
         self.log.config = replace(config, retention_bytes=config.retention_bytes // 4)

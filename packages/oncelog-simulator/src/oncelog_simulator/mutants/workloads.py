@@ -124,9 +124,7 @@ def _draw_kills_in_writes(
 
 
 def _drop_after_writing(self: Any, before: Any, now_ms: int) -> Any:
-    """Drop offsets from memory only after all their tombstones are written; keep them if the disk refuses
-    any.
-    """
+    """Keep all offsets in memory until the disk has stored every tombstone, or if it refuses one of them."""
     committed, pending = self.snapshot()
     transactions = {group: set(keys) for group, keys in self._transactions.items()}
     left = yield from _DELETE_TOPICS(self, before, now_ms)
