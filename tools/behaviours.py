@@ -25,15 +25,15 @@ not built yet.
 """
 
 Marked = tuple[str, str]
-"""(id of a behaviour, test).
+"""A pair: the id of a behaviour, and the name of a test that proves it.
 
-A test is `file::[Class::]function`, followed by SOAK if only `make soak` runs it.
+A test's name is `file::[Class::]function`, followed by SOAK if only `make soak` runs it.
 """
 SOAK = " (soak)"
 
 
 def load_rows() -> tuple[dict[str, str], dict[str, str]]:
-    """Return the sections' titles by letter, and the statements by id, in the file's order."""
+    """Return the titles of sections by letter, and the behaviours' statements by id, in the file's order."""
     data = tomllib.loads(ROWS_FILE.read_text())
     return data["sections"], data["rows"]
 
@@ -99,7 +99,7 @@ def collect(tests: Path = ROOT / "tests") -> dict[str, list[str]]:
 
 
 def render(tests_by_row: dict[str, list[str]]) -> str:
-    """Return docs/behaviours.md."""
+    """Return the text of docs/behaviours.md."""
     sections, rows = load_rows()
     parts = [PREAMBLE]
     for letter, title in sections.items():
@@ -116,7 +116,7 @@ def render(tests_by_row: dict[str, list[str]]) -> str:
 
 
 def is_proved(tests: list[str]) -> bool:
-    """Return True if `make test-all` runs one of the tests."""
+    """Return True if `make test-all` runs at least one of the tests, that is, if not all are soak tests."""
     return any(not name.endswith(SOAK) for name in tests)
 
 

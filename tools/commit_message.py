@@ -14,8 +14,8 @@ _DRAFT = re.compile(r"\b(?:wip|fixup!|squash!|tmp)\b|(?:fixup|squash)!", re.IGNO
 def problems(message: str) -> list[str]:
     """Return a sentence for each violation of the style in a message; an empty list if there is none.
 
-    Lines that begin with "#" are git's own and are skipped. The subject of a merge or revert is git's, and is
-    accepted.
+    Git's comment lines, which begin with "#", are skipped. The subject that Git makes for a merge or revert
+    is accepted.
     """
     lines = [line for line in message.splitlines() if not line.startswith("#")]
     while lines and not lines[-1].strip():

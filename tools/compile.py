@@ -30,10 +30,10 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 PACKAGE = SOURCE / "oncelog"
 GROUP = "oncelog_compiled"
-"""Name of the library that has the code of all modules of mypyc; mypyc adds `__mypyc`."""
+"""Name of the library with the code of all modules that mypyc compiles. Mypyc appends `__mypyc` to it."""
 SUFFIX = importlib.machinery.EXTENSION_SUFFIXES[0]
 Sources = list[tuple[int, int, str]]
-"""Time in ns, size, and path in the package of each source of a part."""
+"""For each source of a part: modification time in ns, size in bytes, and path in the package."""
 
 BUILD_C = """\
 import os, sys
@@ -61,11 +61,11 @@ setup(name=group, packages=[], ext_modules=extensions,
 
 @dataclass(frozen=True)
 class Part:
-    """One of the two parts: its modules, their sources, and the tool that compiles them."""
+    """A part to compile: its modules, their sources, and the script that compiles them."""
 
     name: str
     modules: list[str]
-    """The extension modules, all of which the build leaves in `lib`."""
+    """Names of the extension modules. The build must leave all of them in the folder `lib`."""
     requires: list[str]
     """The Python packages that the build needs."""
     script: str
@@ -75,7 +75,7 @@ class Part:
 
     @property
     def target(self) -> Path:
-        """Return the directory of the result."""
+        """Return the directory for the compiled modules and the manifest."""
         return PACKAGE / f"_compiled_{self.name}"
 
     def manifest(self, sources: Sources) -> str:
@@ -100,7 +100,7 @@ def main() -> int:
 
 
 def compile_part(part: Part) -> bool:
-    """Compile a part if its sources have changed. Return False if that fails."""
+    """Compile a part if its sources have changed. Return False if a tool is missing or the build fails."""
     sources = part.find_sources()
     if part.manifest(sources) == current_manifest(part):
         return True
@@ -122,7 +122,7 @@ def compile_part(part: Part) -> bool:
 
 
 def c_part() -> Part:
-    """Return the extension modules in C."""
+    """Return the part with the extension modules in C."""
     names = [dotted(path) for path in configuration()["c_sources"]]
     return Part(
         "c",
@@ -136,7 +136,7 @@ def c_part() -> Part:
 
 
 def mypyc_part() -> Part:
-    """Return the modules that mypyc compiles."""
+    """Return the part with the modules that mypyc compiles."""
     names = [dotted(path) for path in configuration()["compiled"]]
     paths = [str(file) for name in names if (file := file_of(name)) is not None]
     return Part(
@@ -172,7 +172,7 @@ def file_of(name: str) -> Path | None:
 
 
 def c_sources_of(names: list[str]) -> Sources:
-    """Return each module's C source, all headers, and the Python modules that it replaces: its oracles.
+    """Return the C sources, all headers, and the Python modules whose functions the C code replaces.
 
     `wire/_records.c` replaces functions of `wire/records.py`. `wire/_fetched_records.c` also replaces some
     of `wire/columns.py`, which imports it. Guard:
@@ -193,8 +193,8 @@ def c_sources_of(names: list[str]) -> Sources:
 def sources_of(names: list[str]) -> Sources:
     """Return the modules' sources and every source that these import.
 
-    Compiled code relies on the types of what it imports, so a change there counts as well. `oncelog` itself
-    is left out: it imports everything, lazily.
+    Compiled code relies on the types of the modules that it imports, so changes of those modules count as
+    well. The package `oncelog` itself is left out, because it imports all modules lazily.
     """
     files: set[Path] = set()
     waiting = list(names)
@@ -213,7 +213,7 @@ def sources_of(names: list[str]) -> Sources:
 
 
 def facts_of(files: set[Path]) -> Sources:
-    """Return time, size and path of files of the package, in the order of their paths."""
+    """Return modification time, size and path of files of the package, in the order of their paths."""
     return [
         (found.st_mtime_ns, found.st_size, file.relative_to(PACKAGE).as_posix())
         for file in sorted(files)

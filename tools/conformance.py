@@ -44,13 +44,17 @@ Started = contextlib.AbstractContextManager[tuple[str, str]]
 
 
 class BrokerUnderTest(NamedTuple):
-    """A column of the page. `start` returns the broker's address and version while it runs."""
+    """A broker to check: one column of the page.
+
+    `start` runs the broker for a `with` block, which gets the broker's address and version.
+    """
 
     key: str
     title: str
     start: Callable[[], Started]
     timeout_s: int = 20
-    """Time limit of one scenario. It exceeds the interval between a broker's searches for old transactions.
+    """Seconds that one scenario may take. They exceed the interval at which the broker looks for timed-out
+    transactions.
     """
 
 
@@ -125,7 +129,7 @@ def stored() -> list[dict[str, Any]]:
 
 
 def render(results: Sequence[dict[str, Any]]) -> str:
-    """Return the page's part between the marks."""
+    """Return the generated part of the page, which stands between two HTML comments."""
     had = [result for result in results if "missing" not in result]
     sections = list(dict.fromkeys(row["section"] for result in had for row in result["counts"]))
     names = [_name(result) for result in had]
@@ -190,7 +194,7 @@ def _plain(text: str) -> str:
 
 
 def page(text: str, results: Sequence[dict[str, Any]]) -> str:
-    """Return the text of the page with its results replaced."""
+    """Return the text of the page with its generated part replaced."""
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n{render(results)}\n{END}{rest.partition(END)[2]}"
 

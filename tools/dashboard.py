@@ -14,7 +14,7 @@ _ON = '{instance=~"$instance"}'
 _RATE = "[$__rate_interval]"
 _BUCKETS = "oncelog_request_duration_seconds_bucket"
 
-# Title, unit of Grafana, and (expression, legend) of each line.
+# For each panel: title, Grafana's unit, and (expression, legend) of each line in the panel.
 PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
     ("Duplicates acknowledged and batches refused", "ops", (
         (f"rate(oncelog_duplicates_acknowledged_total{_ON}{_RATE})", "duplicates"),

@@ -129,7 +129,7 @@ def _search(pair: Pair, chosen: list[Subject], arguments: argparse.Namespace) ->
 
 
 def _one_of_each(failed: list[Outcome]) -> list[Outcome]:
-    """Return one outcome per signature, the shortest."""
+    """Return the outcome with the shortest sequence for each subject and signature of a difference."""
     best: dict[object, Outcome] = {}
     for outcome in sorted(failed, key=lambda outcome: len(outcome.sequence.steps)):
         assert outcome.difference is not None

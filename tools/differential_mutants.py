@@ -57,7 +57,7 @@ LISTENERS = {"listeners": f"PLAINTEXT://127.0.0.1:0,{SASL}://127.0.0.1:0"}
 
 
 class Mutant(NamedTuple):
-    """A deliberate fault. `patches` are tuples of an owner, an attribute and its replacement."""
+    """A deliberate fault. A patch has a module or class, the name of an attribute, and its replacement."""
 
     name: str
     subject: str
@@ -512,7 +512,7 @@ def main() -> int:
 def _sequences_until_found(mutant: Mutant, kafka: Any, limit: int) -> int | None:
     """Return the number of sequences that find the mutant, or None if `limit` sequences do not find it.
 
-    A difference counts only if the sequence shows it again when it is repeated.
+    A difference counts only if a second run of the same sequence shows it again.
     """
     subject = all_subjects()[mutant.subject]
     drawn = ((draw(subject, seed), subject.rules) for seed in range(limit))

@@ -81,7 +81,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Turn the names of pages that docstrings mention into links."""
+    """In pages of the API reference, turn mentions of pages, such as docs/spark.md, into links."""
     folder = os.path.dirname(page.file.src_uri)
     if folder != "reference/api":
         return html
@@ -100,7 +100,10 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 
 def _link(match: re.Match[str], uri: str, repo_url: str | None) -> str:
-    """Return the link in the form that the page `uri` of the site needs."""
+    """Return a link of the page `uri`, changed so that it works on the site.
+
+    Without `repo_url`, a link to a file that is not a page becomes plain text.
+    """
     is_image, text, target = match.groups()
     path, hash_sign, anchor = target.partition("#")
     if not path or ":" in path:

@@ -28,7 +28,7 @@ class Names:
         self._ids: dict[int, int] = {}
 
     def id(self, producer_id: int | None) -> int | None:
-        """Return the short id. None stays None."""
+        """Return the short number for a producer id. None stays None."""
         return None if producer_id is None else self._ids.setdefault(producer_id, len(self._ids))
 
     def text(self, text: str) -> str:
@@ -64,7 +64,7 @@ class Names:
 
 
 def shorten(runs: Iterable[StoryRun]) -> None:
-    """Give the events and the stored records of the runs short names."""
+    """Replace long names and ids by short ones in the events and the stored records of the runs."""
     for run in runs:
         names = Names(run)
         run.events = [names.event(event) for event in run.events]

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CORPUS, WORK = ROOT / "tests/fuzz/corpus", ROOT / "out/fuzz"
 MAX_INPUT_BYTES, MEMORY_LIMIT_MB, INPUT_TIMEOUT_S = 4096, 2048, 20
 KEPT_BYTES = 200_000
-"""Limit of a target's corpus in the repository, in bytes. The smallest inputs are kept."""
+"""Limit for a target's corpus in the repository, in bytes. The smallest inputs that fit are kept."""
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def _all_targets() -> list[str]:
 
 
 def _run(name: str, arguments: argparse.Namespace) -> bool:
-    """Search in a child process. A finding ends the process. Return True if there was no finding."""
+    """Search in a child process, which ends at the first finding. Return True if there was none."""
     from support.fuzz.seeds import seeds
 
     directory = WORK / name

@@ -96,17 +96,17 @@ def _claim(name: str, claim: Claim) -> str:
 
 
 def reason_of(claim: Claim) -> str:
-    """Return the reason of a claim, with its figures."""
+    """Return the reason for a claim's verdict, with the measured figures filled in."""
     return _filled(claim["reason"], {})
 
 
 def _numbers(claims: Mapping[str, Claim]) -> dict[str, str]:
-    """Return the id of each claim that has a name, by its name."""
+    """Return a map from names to ids, for the claims that have a name."""
     return {claim["name"]: number for number, claim in claims.items() if "name" in claim}
 
 
 def _filled(text: str, texts: Mapping[str, str]) -> str:
-    """Replace each part in braces by a text, or by the figure that it describes."""
+    """Replace each part in braces: by its entry in `texts`, or else by the figure that it describes."""
     return re.sub(
         r"\{([^{}]+)\}", lambda match: texts[match[1]] if match[1] in texts else figure_of(match[1]), text
     )
@@ -119,7 +119,11 @@ def _result(name: str) -> Mapping[str, Any]:
 
 
 def figure_of(description: str) -> str:
-    """Return a measured figure as text. Raises ValueError if it was not measured."""
+    """Return a measured figure as text. `description` is `RESULT METRIC FIELD=VALUE ...`.
+
+    `as=loss`, `as=gain`, `as=inverse` and `times=N` convert the figure. Raises ValueError if it was not
+    measured.
+    """
     name, metric, *words = shlex.split(description)
     where: dict[str, Any] = {}
     how: dict[str, str] = {}

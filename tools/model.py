@@ -23,14 +23,17 @@ MODELS = Path(__file__).parents[1] / "docs" / "model"
 COMPILE = ["gcc", "-w", "-DCOLLAPSE", "-DMEMLIM=1800", "-o", "pan", "pan.c"]
 TIME_LIMIT_S = 900
 ENDS = "ENDS"
-"""A liveness property instead of an assertion: every run ends, and by then everything has its outcome."""
+"""The name of the liveness property: every run ends, and every record and transaction then has an outcome.
+
+The other properties are assertions.
+"""
 
 
 class Run(NamedTuple):
     """One check of a model.
 
-    `flags` are values for spin's option -D. `refutes` is the property that the run must violate, or None if
-    all must hold.
+    `flags` are values for spin's option -D. `refutes` is the property that the run must violate. None means
+    that all properties must hold.
     """
 
     model: str
@@ -119,7 +122,7 @@ def check(run: Run) -> Result:
     flags = [flag for flag in run.flags.split() if flag != ENDS]
     arguments = [f"-D{flag}" for flag in flags]
     compile_flags, pan_flags = ["-DSAFETY"], ["-E" if run.refutes else "-n"]
-    # A run that finds a violation is so short that optimizing its checker would take longer.
+    # Do not optimize a checker that finds a violation: it runs for less time than the optimization takes.
     optimize = "-O0" if run.refutes else "-O2"
     if run.refutes == ENDS:
         arguments, pan_flags = [*arguments, "-DONLY=0"], ["-n"]

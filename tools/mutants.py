@@ -35,9 +35,9 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs" / "internals"
 PAGE, FINDINGS = DOCS / "mutants.md", DOCS / "findings.md"
 IN_PLACE = "ONCELOG_MUTANT"
-"""The environment variable that names the mutant to apply before a guard test runs."""
+"""The environment variable with the name of the mutant that is applied before a guard test runs."""
 GUARD_RESULTS = {0: "passes", 1: "fails"}
-"""The exit codes of pytest, and the result of a guard test that each of them means."""
+"""A map from exit codes of pytest to results of a guard test."""
 MUTANT_MARKS = "<!-- mutants -->", "<!-- /mutants -->"
 FINDING_MARKS = "<!-- findings -->", "<!-- /findings -->"
 MUTANT_HEAD = ["| broken rule | findings | caught at seed | what it violates |", "| --- | --- | ---: | --- |"]
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def by_guards(mutant: Mutant | ClientMutant) -> str:
-    """Return the table's cell for a mutant that no seed catches but guard tests do."""
+    """Return the last cell of the row of a mutant that no seed catches: its guard tests and the reason."""
     names = ", ".join(f"`{guard}`" for guard in mutant.guards)
     return f"{names or 'not caught'}; {NOT_CAUGHT.get(mutant.name, 'why?')}"
 
@@ -104,7 +104,7 @@ def run_guards(chosen: list[Mutant | ClientMutant]) -> int:
 
 
 def pytest_sessionstart() -> None:
-    """Apply the mutant in the environment before tests are imported.
+    """Apply the mutant that the environment variable IN_PLACE names, before pytest imports the tests.
 
     `run_guards` loads this file as a plugin of pytest.
     """
@@ -118,7 +118,7 @@ def _created(owner: object, attribute: str) -> dict[str, bool]:
 
 
 def candidates(first: int | None, count: int, seconds: float) -> Iterator[int]:
-    """Yield the seeds to simulate: `first`, then those from 0, until `seconds` have passed."""
+    """Yield the seeds to simulate: `first`, then 0 to `count` - 1. Stop when `seconds` have passed."""
     end_s = time.monotonic() + seconds
     for seed in itertools.chain([] if first is None else [first], range(count)):
         if time.monotonic() > end_s:
@@ -127,7 +127,7 @@ def candidates(first: int | None, count: int, seconds: float) -> Iterator[int]:
 
 
 def seeds_of(page: str) -> dict[str, int]:
-    """Return the seed at which each mutant was caught."""
+    """Return, by mutant, the seed that caught it according to the page."""
     return {row["name"]: int(row["seed"]) for row in _ROW.finditer(page) if row["seed"] != "-"}
 
 
@@ -145,7 +145,7 @@ def write_findings() -> None:
 
 
 def with_table(page: str, marks: tuple[str, str], lines: list[str]) -> str:
-    """Return the page with `lines` between the two marks."""
+    """Return the page with `lines` in place of the lines between the two marks."""
     begin, end = marks
     before, rest = page.split(begin)
     return "\n".join([before + begin, *lines, end]) + rest.split(end)[1]
@@ -172,13 +172,14 @@ def finding_rows() -> list[str]:
 
 
 def findings_of(page: str) -> dict[str, str]:
-    """Return the rows of findings.md by the finding's id, without the id."""
+    """Return the cells after the id in each row of findings.md, by the finding's id."""
     return {finding: row["cells"] for row in _FINDING.finditer(page) for finding in row["ids"].split(", ")}
 
 
 def means_of(cells: str) -> str:
-    """Return the kinds of tests, other than mutants, that guard against a finding, from the names of its
-    tests.
+    """Return the kinds of tests, other than mutants, that guard against a finding.
+
+    `cells` is the finding's row, which names its tests.
     """
     kinds = {
         "differential fuzzer, scenario": "test_interop_conformance.py",

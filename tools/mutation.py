@@ -72,7 +72,7 @@ MORE_TESTS = {
 }
 """More test files for some modules: those that neither import the module nor have its name."""
 MAX_TEST_SECONDS = 5.0
-"""Limit for the tests of one mutant, in seconds. The most expensive tests beyond the limit are skipped."""
+"""Processor seconds for the tests of one mutant. Its most expensive tests beyond this limit are skipped."""
 CPU_FACTOR, CPU_EXTRA = 5, 3
 """A mutant times out after CPU_FACTOR times its tests' usual processor time plus CPU_EXTRA seconds."""
 WALL_FACTOR, WALL_EXTRA = 30, 60
@@ -111,7 +111,7 @@ _OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 }
 _NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _NOT_MUTATED = {"__repr__", "__str__", "__rich__"}
-"""Functions whose result only people read, so that no test needs to check it."""
+"""Names of functions that are not mutated. Only people read their results, so no test needs to check them."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Mutant:
     """The qualified name of the outermost function. For a constant: MODULE_LEVEL and the constant's name."""
     line: int
     change: str
-    """The original source and its replacement."""
+    """The original source and its replacement, as `SOURCE` -> `REPLACEMENT`."""
     number: int
     """Number of this change among equal changes of one function, from 1."""
     tree: ast.Module = field(repr=False, compare=False)
@@ -187,13 +187,14 @@ def _within(statement: ast.stmt, prefix: str) -> Iterator[tuple[ast.AST, str, in
 
 
 def _walk(node: ast.AST, function: str, line: int) -> Iterator[tuple[ast.AST, str, int]]:
-    """Yield a node and the nodes below it, except texts of errors and annotations."""
+    """Yield a node and the nodes below it, except annotations, decorators, asserts and texts of errors."""
     if isinstance(node, ast.Assert) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
         return
     line = getattr(node, "lineno", line)
     yield node, function, line
     if isinstance(node, ast.Raise | ast.JoinedStr):
-        # The arguments of an exception are its text. Texts are not mutated.
+        # Do not go below `raise` and f-strings: texts are not mutated, and an exception's arguments are
+        # texts.
         return
     for name, value in ast.iter_fields(node):
         if name not in ("annotation", "returns", "decorator_list"):
@@ -265,9 +266,8 @@ def _negated(test: ast.expr) -> ast.expr:
 
 
 def _is_falsy(node: ast.AST) -> bool:
-    """Return True for None and False.
-
-    Callers treat both alike, so replacing one by the other is not a useful mutant.
+    """Return True for None and False. Callers treat them equally, so replacing one by the other tests
+    nothing.
     """
     return isinstance(node, ast.Constant) and node.value in (None, False)
 
@@ -292,7 +292,7 @@ class _Replace(ast.NodeTransformer):
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of the functions and methods of a module or class, without nested functions."""
+    """Yield the code objects of the functions and methods in a module or class, without nested functions."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType) and "<locals>" not in constant.co_qualname:
             yield constant
@@ -300,7 +300,10 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 def put_in_place(mutant: Mutant, loaded: ModuleType, functions: dict[CodeType, list[FunctionType]]) -> None:
-    """Replace the code of the mutant's function, or the value of its name. Raises if that is impossible."""
+    """Apply a mutant in this process: replace the code of its function, or the value of its constant.
+
+    Raises LookupError or ValueError if that is impossible.
+    """
     path = str(loaded.__file__)
     mutated = _Replace(mutant.node, mutant.replacement).visit(mutant.tree)
     ast.fix_missing_locations(mutated)
@@ -340,7 +343,9 @@ def _rebind(loaded: ModuleType, name: str, value: Any) -> None:
 
 
 def loaded_functions(paths: set[str]) -> dict[CodeType, list[FunctionType]]:
-    """Return the functions of these files, by their code. Decorated functions and properties are included."""
+    """Return all loaded functions of these files, by their code, also those behind decorators and
+    properties.
+    """
     functions: dict[CodeType, list[FunctionType]] = {}
     for value in gc.get_objects():
         if isinstance(value, FunctionType) and value.__code__.co_filename in paths:
@@ -389,8 +394,8 @@ class Runner:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> None:
-        # Hypothesis settings of a test module inherit from the profile that is loaded when the module is
-        # imported.
+        # Load the profile before test modules are imported, because their Hypothesis settings inherit from
+        # the profile that is loaded at that time.
         phases = (Phase.explicit, Phase.generate)
         settings.register_profile("mutation", deadline=None, derandomize=True, database=None, phases=phases)
         settings.load_profile("mutation")
@@ -403,7 +408,8 @@ class Runner:
         session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]  # one for all forks
         functions = loaded_functions({str(path) for path in self.modules.values()})
         gc.collect()
-        # After gc.freeze(), forks share the memory that they do not write to.
+        # Without gc.freeze(), the garbage collector of each fork would write to all objects, and so copy the
+        # memory that forks share.
         gc.freeze()
         self.baseline = self._first_run()
         self.deadline = time.monotonic() + self.seconds
@@ -479,7 +485,11 @@ class Runner:
         return baseline
 
     def _tests_of(self, mutant: Mutant) -> list[int]:
-        """Return the tests that call a mutant's function, cheapest first, up to MAX_TEST_SECONDS."""
+        """Return the tests that call a mutant's function, cheapest first, for at most MAX_TEST_SECONDS.
+
+        For a constant, return the tests that call any function of its file. Tests that fail without a mutant
+        are left out.
+        """
         path = str(self.modules[mutant.module])
         if mutant.function.startswith(MODULE_LEVEL):
             indices = set().union(
@@ -501,7 +511,7 @@ class Runner:
         mutants = [
             mutant for module, path in self.modules.items() for mutant in mutants_of(module, path.read_text())
         ]
-        # The order is random but fixed. If the time runs out, the mutants that ran are a sample of all.
+        # Run the mutants in a fixed random order, so that they are a sample of all if the time runs out.
         random.Random(0).shuffle(mutants)
         for mutant in mutants[self.max_mutants :] if self.max_mutants is not None else []:
             self.results[mutant] = LEFT
@@ -585,7 +595,7 @@ class Fork:
     mutant: Mutant
     pid: int
     pipe: int
-    """The read end of a pipe that the process closes by ending. Nothing is written to the pipe."""
+    """The read end of a pipe. It becomes readable when the process ends; nothing is ever written to it."""
     deadline: float
 
 
@@ -596,7 +606,7 @@ def _be_quiet() -> None:
 
 
 def _end_group(pid: int) -> None:
-    """Kill the processes that the tests of a fork left running."""
+    """Kill the processes that the tests of a fork left running in its process group."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -651,7 +661,7 @@ def tests_of(module: str) -> list[str]:
     """Return the test files that import a module, have its name, or are in MORE_TESTS."""
     dotted = re.compile(rf"oncelog\.{module.replace('/', '.')}\b")
     directory, stem = module.split("/")[0], module.split("/")[-1]
-    # Modules of rules/ skip the Spark tests, because these start a session.
+    # Skip the Spark tests for modules of rules/, because they would start a Spark session for each module.
     names = [name for name in TEST_DIRECTORIES if directory != "rules" or name != "spark"]
     files = [file for name in names for file in sorted((ROOT / "tests" / name).glob("test_*.py"))]
     named = re.compile(rf"test_{directory}_{stem}(_|$)")
@@ -683,7 +693,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the rows of these modules into the page")
     options = parser.parse_args()
     os.chdir(ROOT)
-    os.environ["ONCELOG_PURE_PYTHON"] = "1"  # Compiled functions have no code object to replace.
+    os.environ["ONCELOG_PURE_PYTHON"] = "1"  # A compiled function has no code object to replace.
     modules = modules_of(options.modules)
     if len(modules) > 1:
         return run_each(list(modules), options)

@@ -44,7 +44,7 @@ def code(value: object) -> str:
 
 
 def prose(text: str, to_docs: str = "..") -> str:
-    """Return text of the code as Markdown: pages of docs/ become links, and angle brackets are escaped.
+    """Return a text from the code as Markdown: pages of docs/ become links, and `<` and `*` are escaped.
 
     `to_docs` is the path from the page to docs/.
     """
@@ -340,7 +340,7 @@ CONNECTION_OPTIONS = {"bootstrap_servers", "properties", "command_config", "prof
 
 
 def _shared_options(group: click.Group, context: click.Context) -> str:
-    """Return the options that most commands of a large group share. Empty for other groups."""
+    """Return the most common table of options in a group, if at least 10 commands have it, else ""."""
     below = [
         (child, child_context)
         for child, child_context in _commands_under(group, context)
@@ -352,7 +352,7 @@ def _shared_options(group: click.Group, context: click.Context) -> str:
 
 
 def _help(command: click.Command) -> str:
-    """Return a command's help as Markdown. A paragraph after \\b keeps its lines."""
+    """Return a command's help as Markdown. A paragraph after click's mark \\b keeps its line breaks."""
     paragraphs = []
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         before, mark, kept = paragraph.partition("\b\n")
@@ -369,7 +369,7 @@ def _options(command: click.Command) -> list[click.Option]:
 
 
 def _parameters(command: click.Command, context: click.Context) -> str:
-    """Return the table of a command's options. One line below the table mentions the connection options."""
+    """Return the table of a command's options. A line below it stands for the connection options, if any."""
     options = _options(command)
     if not {option.name for option in options} >= CONNECTION_OPTIONS:
         return _option_table(options, context) if options else ""
@@ -477,7 +477,7 @@ def broker_families() -> list[tuple[Any, list[str]]]:
     from oncelog.broker.metrics import GAUGES, Metrics, PartitionOffsets, families, partition_families
 
     metrics = Metrics()
-    # Without a sample, the family would have no labels.
+    # Add a sample to the families with labels, because the labels of a family are read from its samples.
     metrics.append_errors["CORRUPT_MESSAGE"] = 1
     metrics.observe("Produce", 0.001)
     found = []
@@ -742,7 +742,7 @@ def exceptions() -> list[tuple[str, str]]:
     classes = [
         (node, ".".join(path.relative_to(SOURCE).with_suffix("").parts))
         for path in sorted(SOURCE.rglob("*.py"))
-        # The broker turns its own exceptions into error codes.
+        # Skip the broker's exceptions, because clients see them as error codes.
         if "broker" not in path.parts
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
@@ -820,7 +820,7 @@ API_PAGES: dict[str, tuple[str, str, tuple[tuple[str, tuple[str, ...] | None], .
 }
 """Each page's title, introduction, and modules with their public names.
 
-If the names are None, the page has those in `__all__`, or else those that the module defines.
+If the names are None, the page has the names in the module's `__all__`, or else those that it defines.
 """
 
 
@@ -854,9 +854,9 @@ def summary(module_name: str, name: str) -> str:
 
 
 def _constant_doc(module_name: str, name: str) -> str | None:
-    """Return the docstring below the assignment of a constant, even of an imported one.
+    """Return the docstring below the assignment of a constant; "" if it has none.
 
-    Return None for other names.
+    An imported constant is looked up in the module that defines it. Return None for functions and classes.
     """
     body = ast.parse(Path(str(importlib.import_module(module_name).__file__)).read_text()).body
     for node, after in zip(body, [*body[1:], None], strict=True):
@@ -894,7 +894,7 @@ def render_api(page: str) -> str:
 
 
 def pages() -> dict[Path, Callable[[], str]]:
-    """Return every generated page, with the function that renders it."""
+    """Return a map from the path of every generated page to the function that renders it."""
     found: dict[Path, Callable[[], str]] = {
         REFERENCE / "configuration.md": render_configuration,
         REFERENCE / "cli.md": render_cli,

@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "trial.md"
 RUNS = ROOT / "docs" / "trial-runs"
 BEGIN, END = "<!-- runs: written by tools/trial_page.py -->\n", "<!-- end of runs -->"
 ORDER = ("to_topic", "kafka_sink", "to_delta", "to_iceberg", "to_parquet", "to_sqlite")
-"""The order of the columns. Other runs follow, by name."""
+"""Names of the runs in the first columns. Other runs follow in the order of their names."""
 
 Rows = list[dict[str, Any]]
 
@@ -29,7 +29,7 @@ def load_runs() -> dict[str, Rows]:
 
 
 def cell_text(row: dict[str, Any] | None) -> str:
-    """Return the numbers `lost/doubled` of a run, or the reason why they are missing or prove nothing."""
+    """Return `LOST/DOUBLED` for a fault in a run; or "not run", "failed", or "did not happen" with them."""
     if row is None:
         return "not run"
     if row["lost"] is None or row["verdict"] == "failed":
@@ -39,7 +39,7 @@ def cell_text(row: dict[str, Any] | None) -> str:
 
 
 def render(runs: dict[str, Rows]) -> str:
-    """Return the part of the page between the two comments."""
+    """Return the generated part of the page, which stands between the comments BEGIN and END."""
     if not runs:
         return ""
     heads = [f"`{rows[0]['facts']['pipeline']}`, {rows[0]['facts']['target']}" for rows in runs.values()]
@@ -59,7 +59,7 @@ def render(runs: dict[str, Rows]) -> str:
 
 
 def page_with(part: str, page: str) -> str:
-    """Return the page with `part` between the two comments."""
+    """Return the page with `part` between the comments BEGIN and END."""
     before, _, rest = page.partition(BEGIN)
     return before + BEGIN + part + END + rest.partition(END)[2]
 

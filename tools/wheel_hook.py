@@ -23,7 +23,7 @@ class CompiledHook(BuildHookInterface[Any]):
         return ["setuptools"] if is_wanted() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile the part for the Python that builds the wheel, and give the wheel this Python's tag.
+        """Compile the row loops for the Python that builds the wheel, and give the wheel this Python's tag.
 
         An editable wheel gets nothing: `make setup` compiles for a source tree.
         """
@@ -38,7 +38,8 @@ class CompiledHook(BuildHookInterface[Any]):
         scratch = Path(self._scratch.name)
         if not tool.build(part, scratch):
             raise RuntimeError("ONCELOG_BUILD_C=1, but the C compiler failed")
-        # An installation changes the times of files. In the manifest, a time of 0 matches any time.
+        # Write 0 as the time of each source: in a manifest, 0 matches any time, and an installation changes
+        # the times of files.
         sources = [(0, size, path) for _, size, path in part.find_sources()]
         (scratch / "manifest.txt").write_text(part.manifest(sources))
         files = {scratch / "manifest.txt": "manifest.txt"}
@@ -51,7 +52,7 @@ class CompiledHook(BuildHookInterface[Any]):
         build_data["infer_tag"] = True
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what the build left."""
+        """Remove the temporary directory of the build."""
         scratch = getattr(self, "_scratch", None)
         if scratch is not None:
             scratch.cleanup()
@@ -67,6 +68,6 @@ def compile_tool(root: Path) -> Any:
     spec = importlib.util.spec_from_file_location("oncelog_compile_tool", root / "tools" / "compile.py")
     assert spec is not None and spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = tool  # dataclass() looks the module up
+    sys.modules[spec.name] = tool  # dataclass() looks the module up in sys.modules
     spec.loader.exec_module(tool)
     return tool

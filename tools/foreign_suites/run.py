@@ -96,7 +96,7 @@ def certificate_properties(given: Path | None, directory: Path) -> dict[str, obj
         authority = trustme.CA()
         issued = authority.issue_cert("127.0.0.1", "localhost")
         key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None)
-        # Java reads private keys only in the format PKCS #8.
+        # Write the private key as PKCS #8, the only format in which Java reads it.
         text = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
@@ -167,7 +167,8 @@ def suite_environment(directory: Path, ports: dict[str, int]) -> dict[str, str]:
         f"bootstrap.servers={address['SASL_PLAINTEXT']}\ntest.topic.random=true\ntest.timeout.multiplier=3\nsecurity.protocol=SASL_PLAINTEXT\n"
         "sasl.mechanism=SCRAM-SHA-256\nsasl.username=testuser\nsasl.password=testpass\n"
     )
-    # This directory looks like a release of Apache Kafka: its scripts, its jars.
+    # Make a directory with the scripts and jars of a release of Apache Kafka, which librdkafka's tests
+    # expect.
     kafka_path = directory / "kafka_root"
     kafka_path.mkdir()
     (kafka_path / "bin").symlink_to(Path(__file__).parent / "kafka_root" / "bin")

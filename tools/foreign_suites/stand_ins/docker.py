@@ -38,13 +38,16 @@ class Container:
             self._process.wait(60)
 
     def exec_run(self, command: str | list[str], user: str = "") -> tuple[int, bytes]:
-        """Do what a command in the container would do: make certificates, add ACLs or SCRAM users."""
+        """Do the work of a command in the container: make certificates, or add or remove ACLs.
+
+        Return its exit code and output.
+        """
         if isinstance(command, list):
             return _done(["bash", os.path.abspath("gen-ssl-certs.sh")], self._folder)
         program, *words = shlex.split(command)
         if program.endswith("kafka-acls.sh"):
             return _done([os.environ["SUITE_ONCELOG"], *_acl_command(words), "-b", self._bootstrap])
-        # The command is kafka-configs.sh, but run.py has already added the users.
+        # The only other command is kafka-configs.sh, which adds users. Do nothing: run.py has added them.
         return 0, b""
 
 
@@ -87,12 +90,12 @@ class _Containers:
         **_: object,
     ) -> Container:
         folders = [str(folder) for folder, place in volumes.items() if place["bind"] == "/ssl_cert"]
-        # Only the container that makes certificates has no environment.
+        # A container without environment is the one that makes certificates. It needs no broker.
         if environment is None:
             return Container(folders[0])
         command = [os.environ["SUITE_PYTHON"], RUN, os.environ["SUITE_BROKER"], "--certificates", folders[0]]
         command += ["-X", f"num.partitions={environment['NUM_PARTITIONS']}", "-X", "ssl.client.auth=required"]
-        # The client that sets the ACLs uses the PLAINTEXT listener.
+        # The fixtures set ACLs over the PLAINTEXT listener, so User:ANONYMOUS must be a super user.
         command += ["-X", "super.users=User:ANONYMOUS;User:admin"]
         for protocol, key in PORTS.items():
             command += ["--port", f"{protocol}={environment[key]}"]
@@ -103,7 +106,7 @@ class _Containers:
 
 
 def from_env() -> Any:
-    """Return a client with the attributes that the fixtures use."""
+    """Return a replacement for Docker's client, with the attributes that the fixtures use."""
     images = types.SimpleNamespace(pull=lambda image: None)
     return types.SimpleNamespace(containers=_Containers(), images=images, close=lambda: None)
 
