@@ -75,7 +75,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
         cases = [Case(name, count) for count in plan.batch_records for name in sides.names]
@@ -101,7 +101,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def section(result: Result) -> str:
-    """Return the section on processor time per batch, off and on."""
+    """Return, as Markdown, the section on processor time per batch, off and on."""
     plan = result["plan"]
     return f"""\
 ## What idempotence costs a broker, per batch
@@ -126,7 +126,7 @@ def _sentences(result: Result) -> list[str]:
 
 
 def picture(result: Result) -> str:
-    """Draw a bar per broker, size and mode."""
+    """Return an SVG with a bar per broker, batch size and mode (idempotence off or on)."""
     rows = [row for row in result["medians"] if row["idempotence"] != RATIO]
     bars = [
         (

@@ -101,7 +101,10 @@ class Sides:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Keep the brokers that `running` starts until the `with` block ends. Later calls reuse them, warm."""
+    """Keep the brokers that `running` starts until the `with` block ends.
+
+    Later calls of `running` in the block reuse these warm brokers.
+    """
     global _kept
     with ExitStack() as stack:
         _kept = stack, {}

@@ -53,7 +53,7 @@ def installed(clients: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def draw_by_size(title: str, result: Result, where: Mapping[str, Any]) -> str:
-    """Draw records per second and processor time by record size, from the median rows that equal `where`."""
+    """Return an SVG of records per second and processor time by record size. `where` selects rows."""
     charts = [
         Chart(
             heading, "record bytes", heading, lines_of(result, "record_bytes", name, side="client", **where)

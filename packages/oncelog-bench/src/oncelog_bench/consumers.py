@@ -94,7 +94,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     clients, left_out = installed(plan.clients)
     samples: list[dict[str, Any]] = []
     with running([OURS], warm_up_seconds=0.2) as sides, ExitStack() as stack:
@@ -127,7 +127,9 @@ def _take(plan: Plan, side: Side, case: Case, client: str, topic: str, records: 
 
 
 def section(result: Result) -> str:
-    """Return the section on Oncelog's consumer, by rows and into Arrow, and the other clients."""
+    """Return, as Markdown, the section on Oncelog's consumer, by rows and into Arrow, and the other
+    clients.
+    """
     plan = result["plan"]
     return f"""\
 ## Consumers
@@ -153,6 +155,6 @@ def _range(result: Result, client: str, base: str) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw records per second and processor time by record size."""
+    """Return an SVG of records per second and processor time by record size."""
     where = {"compression": result["plan"]["compressions"][0]}
     return draw_by_size("Consumers of Python", result, where)

@@ -34,7 +34,7 @@ _CLEAN_EVERY = 20_000
 
 
 class Case(NamedTuple):
-    """A number of transactional ids, and the number of past transactions of all of them together."""
+    """A number of transactional ids, and the total number of their past transactions."""
 
     ids: int
     transactions: int
@@ -74,7 +74,7 @@ def _growth(result: Result, ids: int) -> float | None:
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     for case in plan.cases():
         with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
@@ -143,7 +143,7 @@ def _log_mb(data_dir: Path) -> float:
 
 
 def section(result: Result) -> str:
-    """Return the section on recovery by the number of ids and of past transactions."""
+    """Return, as Markdown, the section on recovery by the number of ids and of past transactions."""
     plan = result["plan"]
     return f"""\
 ## Coordinator
@@ -159,7 +159,7 @@ that size to the live entries; active segments are rolled early for it. Medians 
 
 
 def picture(result: Result) -> str:
-    """Draw seconds by the number of ids."""
+    """Return an SVG of the recovery time by the number of transactional ids."""
     by_history: dict[str, list[tuple[float, float]]] = {}
     for row in result["medians"]:
         label = f"{row['transactions'] // row['ids']} each"

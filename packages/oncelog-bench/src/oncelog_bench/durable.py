@@ -44,7 +44,7 @@ QUICK = Plan((OURS,), repeats=1, seconds=0.1, connections=(1, 10), warm_up_secon
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
         for repeat, connections, name in interleaved(plan.connections, sides.names, plan.repeats):
@@ -66,7 +66,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def section(result: Result) -> str:
-    """Return the section on durable requests per second."""
+    """Return, as Markdown, the section on durable requests per second."""
     plan = result["plan"]
     return f"""\
 ## Acknowledged by the disk
@@ -83,7 +83,7 @@ for {plan["seconds"]:g} s. Medians of {plan["repeats"]} interleaved samples.
 
 
 def picture(result: Result) -> str:
-    """Draw durable requests by connections."""
+    """Return an SVG of durable requests per second by the number of connections."""
     charts = [
         Chart(metric.heading, "connections", metric.heading, lines_of(result, "connections", metric.name))
         for metric in METRICS

@@ -72,7 +72,7 @@ QUICK = Plan((OURS,), repeats=1, seconds=0.1, consumers=(1, 3), loaded_mb=4, war
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     with ExitStack() as stack:
         sides = stack.enter_context(running(plan.brokers, warm_up_seconds=plan.warm_up_seconds))
@@ -141,7 +141,7 @@ def _figures(report: FetchReport) -> dict[str, float]:
 
 
 def section(result: Result) -> str:
-    """Return the section on reading the whole log and on waiting at its end."""
+    """Return, as Markdown, the section on reading the whole log and on waiting at its end."""
     plan = result["plan"]
     return f"""\
 ## Reading
@@ -161,7 +161,7 @@ Medians of {plan["repeats"]} interleaved samples.
 
 
 def picture(result: Result) -> str:
-    """Draw the costs by the number of consumers."""
+    """Return an SVG of the broker's costs by the number of consumers."""
     charts = [
         Chart(
             f"{reading}: {heading}", "consumers", heading,

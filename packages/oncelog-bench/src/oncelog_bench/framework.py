@@ -138,7 +138,7 @@ def result_of(
     settings: Mapping[str, Any] | None = None,
     left_out: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the content of the JSON file.
+    """Return the content of a result file: the samples, their medians, and how they were measured.
 
     `samples` are dicts or dataclasses. `left_out` maps a side that was not measured to the reason.
     """

@@ -73,7 +73,7 @@ TARGETS = tuple(
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
         for side in sides.every:
@@ -101,7 +101,7 @@ def _take(members: int, side: Side, rounds: int) -> dict[str, float]:
 
 
 def section(result: Result) -> str:
-    """Return the section on the time of rebalances by the number of members."""
+    """Return, as Markdown, the section on the time of rebalances by the number of members."""
     plan = result["plan"]
     return f"""\
 ## Rebalances
@@ -122,7 +122,7 @@ Medians of {plan["repeats"]} interleaved samples, each the median of {plan["roun
 
 
 def picture(result: Result) -> str:
-    """Draw milliseconds by the number of members."""
+    """Return an SVG of the time of a rebalance by the number of members."""
     charts = [
         Chart(metric.heading, "members", metric.heading, lines_of(result, "members", metric.name))
         for metric in METRICS[:3]

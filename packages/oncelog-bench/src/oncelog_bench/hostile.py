@@ -84,7 +84,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds, are_fresh=True) as sides:
         for repeat, beside, name in interleaved(BESIDE, sides.names, plan.repeats):
@@ -111,7 +111,7 @@ def _take(plan: Plan, beside: str, side: Side) -> dict[str, float]:
 
 
 def section(result: Result) -> str:
-    """Return the section on latency and memory during attacks."""
+    """Return, as Markdown, the section on latency and memory during attacks."""
     plan = result["plan"]
     return f"""\
 ## Beside hostile clients
@@ -143,7 +143,7 @@ def _sentence(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw the 99th percentile as a bar per broker and attack."""
+    """Return an SVG with the 99th percentile as a bar per broker and attack."""
     bars = [
         (
             f"{row['broker']}, {row['beside']}",

@@ -88,7 +88,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     for repeat, client, mode in interleaved(plan.clients, ("off", "on"), plan.repeats):
         head = {"repeat": repeat, "client": client, "idempotence": mode}
@@ -136,7 +136,7 @@ def _spec(
 
 
 def section(result: Result) -> str:
-    """Return the section on idempotence off and on (behaviour I24, docs/behaviours.md)."""
+    """Return, as Markdown, the section on idempotence off and on (behaviour I24, docs/behaviours.md)."""
     plan = result["plan"]
     settings = ", ".join(f"`{key}={value}`" for key, value in result["settings"].items())
     table = markdown_table(result["medians"], by={"client": "client"}, side="idempotence", metrics=METRICS)
@@ -168,7 +168,7 @@ def _what_it_shows(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw a pair of bars (off, on) per metric and client, each pair on its own scale."""
+    """Return an SVG with a pair of bars (off, on) per metric and client, each pair on its own scale."""
     rows = {(row["client"], row["idempotence"]): row for row in result["medians"]}
     clients = list(dict.fromkeys(client for client, _ in rows))
     left, pair, column = 150.0, 42.0, 380.0

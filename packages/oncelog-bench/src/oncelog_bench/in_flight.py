@@ -72,7 +72,7 @@ MEMORY = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     speeds: list[dict[str, Any]] = []
     memories: list[dict[str, Any]] = []
 
@@ -97,7 +97,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def link_name(round_trip_ms: int) -> str:
-    """Return the name of a link in results."""
+    """Return the name of a link with this round trip, as results and tables use it."""
     return f"{round_trip_ms} ms" if round_trip_ms else "loopback"
 
 
@@ -171,7 +171,7 @@ def _topic(servers: str) -> Iterator[None]:
 
 
 def section(result: Result) -> str:
-    """Return the section on the limit of five batches in flight."""
+    """Return, as Markdown, the section on the limit of five batches in flight."""
     plan = result["plan"]
     speeds = [row for row in result["medians"] if "in_flight" in row]
     memories = [row for row in result["medians"] if "remembered" in row]
@@ -193,7 +193,7 @@ ids. Medians of {plan["repeats"]} samples.
 
 
 def sentences(result: Result) -> list[str]:
-    """Return sentences on the conclusions from the figures."""
+    """Return the conclusions from the figures, as sentences."""
     plan = result["plan"]
     found = []
     for round_trip in map(link_name, plan["round_trips_ms"]):
@@ -218,7 +218,7 @@ def sentences(result: Result) -> list[str]:
 
 
 def picture(result: Result) -> str:
-    """Draw the throughput by batches in flight for each round trip, and the memory by remembered batches."""
+    """Return an SVG of the throughput by batches in flight, and the memory by remembered batches."""
     charts = [
         Chart(f"round trip: {link_name(round_trip)}", "in flight", "MB/s", {"oncelog": [
             (row["in_flight"], row["mb_per_s"])

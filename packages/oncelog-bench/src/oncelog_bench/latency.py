@@ -80,7 +80,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
         for repeat, disk, name in interleaved((QUIET, WRITE_BACK), sides.names, plan.repeats):
@@ -133,7 +133,7 @@ def write_back_forever(file: str) -> None:
 
 
 def section(result: Result) -> str:
-    """Return the section on latency on a quiet disk and during write-back."""
+    """Return, as Markdown, the section on latency on a quiet disk and during write-back."""
     plan = result["plan"]
     return f"""\
 ## Latency of a synchronous send
@@ -158,7 +158,7 @@ def _write_back_sentence(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw the 99th percentile as a bar per broker and state of the disk."""
+    """Return an SVG with the 99th percentile as a bar per broker and state of the disk."""
     bars = [
         (
             f"{row['broker']}, {row['disk']}",

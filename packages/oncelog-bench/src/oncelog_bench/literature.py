@@ -111,7 +111,7 @@ CLAIMS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file. Without Java, nothing is measured."""
+    """Take the samples of `plan`, and return the content of the result file. Without Java, take none."""
     samples: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
     try:
@@ -210,7 +210,7 @@ def _children_cpu_seconds() -> float:
 
 
 def section(result: Result) -> str:
-    """Return the section on the articles' figures and the measured ones."""
+    """Return, as Markdown, the section on the articles' figures and the measured ones."""
     plan = result["plan"]
     settings = ", ".join(f"`{key}={value}`" for key, value in result["settings"].items())
     table = markdown_table(result["medians"], by={"client": "client"}, side="mode", metrics=METRICS)

@@ -90,7 +90,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
         by_api = _requests_by_api(plan)
@@ -175,7 +175,7 @@ def _sentence(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw the longest waits as bars."""
+    """Return an SVG with the longest wait of each API as a bar."""
     plain = [row for row in result["medians"] if " / " not in row["broker"]]
     longest = sorted(plain, key=lambda row: -row["longest_wait_ms"])[:_SHOWN_BARS]
     bars = [

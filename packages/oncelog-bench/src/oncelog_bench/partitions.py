@@ -47,7 +47,7 @@ QUICK = Plan((10,), repeats=1)
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     for repeat in range(plan.repeats):
         for count in plan.counts:
@@ -102,7 +102,7 @@ def _metadata_ms(broker: BrokerProcess) -> float:
 
 
 def section(result: Result) -> str:
-    """Return the section on costs by the number of partitions."""
+    """Return, as Markdown, the section on costs by the number of partitions."""
     plan, most = result["plan"], result["medians"][-1]
     return f"""\
 ## Partitions
@@ -119,7 +119,7 @@ after that, and a Metadata response for all of them, decoded by the client. Medi
 
 
 def picture(result: Result) -> str:
-    """Draw start time and memory by the number of partitions."""
+    """Return an SVG of start time and memory by the number of partitions."""
     rows = result["medians"]
     return draw_curves(
         "Partitions on one broker",

@@ -75,7 +75,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     for repeat in range(plan.repeats):
         for ids in plan.ids:
@@ -168,7 +168,7 @@ def _watch(broker: BrokerProcess, seconds: float) -> tuple[float, float]:
 
 
 def section(result: Result) -> str:
-    """Return the section on memory, cost and pauses by the number of ids."""
+    """Return, as Markdown, the section on memory, cost and pauses by the number of ids."""
     plan, most = result["plan"], result["medians"][-1]
     return f"""\
 ## Producer ids
@@ -186,7 +186,7 @@ while {number(most["rolls"])} segments rolled was {number(most["longest_pause_ms
 
 
 def picture(result: Result) -> str:
-    """Draw memory and pause by the number of ids."""
+    """Return an SVG of memory and the longest pause by the number of producer ids."""
     rows = result["medians"]
     return draw_curves(
         "Producer ids on one partition",

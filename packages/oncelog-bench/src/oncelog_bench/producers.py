@@ -113,7 +113,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     clients, left_out = installed(plan.clients)
     samples: list[dict[str, Any]] = []
     with running([OURS], warm_up_seconds=0.2) as sides:
@@ -159,7 +159,9 @@ def _check_stored(side: Side, topic: str, partitions: int, report: Report) -> No
 
 
 def section(result: Result) -> str:
-    """Return the section on Oncelog's producer, by rows and by tables, and the other clients."""
+    """Return, as Markdown, the section on Oncelog's producer, by rows and by tables, and the other
+    clients.
+    """
     plan = result["plan"]
     by = {name: heading for name, heading in BY.items() if name in result["medians"][0]}
     return f"""\
@@ -184,7 +186,7 @@ def _range(result: Result, client: str) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw records per second and processor time by record size."""
+    """Return an SVG of records per second and processor time by record size."""
     plan = result["plan"]
     where = {"compression": plan["compressions"][0], "batch_bytes": plan["batch_bytes"][0]}
     if "callbacks" in result["medians"][0]:

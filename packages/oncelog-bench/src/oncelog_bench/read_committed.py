@@ -75,7 +75,7 @@ TARGETS = tuple(
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     shortest_ms = min(plan.commit_intervals_ms)
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
@@ -116,7 +116,7 @@ def _quantiles(taken_ms: list[float]) -> tuple[float, float]:
 
 
 def section(result: Result) -> str:
-    """Return the section on the time to delivery by commit interval."""
+    """Return, as Markdown, the section on the time to delivery by commit interval."""
     plan = result["plan"]
     return f"""\
 ## From send to a read_committed reader
@@ -148,7 +148,7 @@ def _added(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw milliseconds by commit interval."""
+    """Return an SVG of the time to delivery by commit interval."""
     charts = [
         Chart(title, "commit every ms", "ms", lines_of(result, "commit_interval_ms", name))
         for name, title in (

@@ -87,7 +87,7 @@ def _longest(result: Result) -> int:
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     for repeat in range(plan.repeats):
         for case in plan.cases():
@@ -142,7 +142,7 @@ def _check(broker: BrokerProcess, sent: int) -> None:
 
 
 def section(result: Result) -> str:
-    """Return the section on recovery by the size of the tail and of the log."""
+    """Return, as Markdown, the section on recovery by the size of the tail and of the log."""
     plan = result["plan"]
     slope = [row["s_per_gb_of_tail"] for row in result["medians"] if row["tail_mb"] == _longest(result)]
     return f"""\
@@ -161,7 +161,7 @@ of their batches.
 
 
 def picture(result: Result) -> str:
-    """Draw seconds by the size of the tail and of the log."""
+    """Return an SVG of the recovery time by the size of the tail and of the log."""
     tail = result["plan"]["tails_mb"][0]
     by_tail: dict[str, list[tuple[float, float]]] = {}
     for row in result["medians"]:

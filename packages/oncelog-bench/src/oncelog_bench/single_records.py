@@ -80,7 +80,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
         for repeat, case, name in interleaved(plan.cases(), sides.names, plan.repeats):
@@ -101,7 +101,7 @@ def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
 
 
 def section(result: Result) -> str:
-    """Return the section on requests per second and per processor second."""
+    """Return, as Markdown, the section on requests per second and per processor second."""
     plan = result["plan"]
     return f"""\
 ## One-record requests
@@ -117,7 +117,7 @@ The raw generator sends idempotent requests of one record of {plan["record_bytes
 
 
 def picture(result: Result) -> str:
-    """Draw the figures by the number of connections, with a chart for each figure and depth."""
+    """Return an SVG of the figures by the number of connections, with a chart per figure and depth."""
     charts = [
         Chart(
             f"{depth} in flight", "connections", metric.heading,

@@ -127,7 +127,7 @@ TARGETS = tuple(
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     with ExitStack() as stack:
         brokers = stack.enter_context(running(plan.brokers, warm_up_seconds=plan.warm_up_seconds))
@@ -182,7 +182,7 @@ def _take(plan: Plan, engine: Engine, side: Side, loaded: Loaded) -> dict[str, f
 
 
 def section(result: Result) -> str:
-    """Return the section on the audit by topic size."""
+    """Return, as Markdown, the section on the audit by topic size."""
     plan = result["plan"]
     return f"""\
 ## Audit on Spark
@@ -213,7 +213,7 @@ def _sentences(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw GB/s and seconds by topic size."""
+    """Return an SVG of GB/s and seconds by topic size."""
     charts = [
         Chart(heading, "GB", heading, lines_of(result, "gigabytes", name))
         for name, heading in (("gb_per_s", "GB/s"), ("seconds", "s"))

@@ -94,7 +94,7 @@ TARGETS = tuple(
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     with ExitStack() as stack:
         brokers = stack.enter_context(running(plan.brokers, warm_up_seconds=plan.warm_up_seconds))
@@ -171,7 +171,7 @@ def _wait(query: Any, batches_count: int) -> list[dict[str, int]]:
 
 
 def section(result: Result) -> str:
-    """Return the page's section that compares the sinks for each number of tasks."""
+    """Return, as Markdown, the section that compares the sinks for each number of tasks."""
     plan = result["plan"]
     return f"""\
 ## A micro-batch and its lanes
@@ -203,7 +203,7 @@ def _sentences(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw seconds by the number of tasks."""
+    """Return an SVG of a micro-batch's seconds by the number of tasks."""
     charts = [
         Chart(f"to {broker}", "lanes", "s per micro-batch",
               lines_of(result, "lanes", "trigger_s", side="sink", broker=broker))

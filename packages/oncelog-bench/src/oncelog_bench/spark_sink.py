@@ -94,7 +94,7 @@ TARGETS = tuple(
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     with ExitStack() as stack:
         brokers = stack.enter_context(running(plan.brokers, warm_up_seconds=plan.warm_up_seconds))
@@ -170,7 +170,7 @@ def _check(side: Side, topic: str, partitions: int, records: int) -> None:
 
 
 def section(result: Result) -> str:
-    """Return the section on the sinks by broker and size."""
+    """Return, as Markdown, the section on the sinks by broker and size."""
     plan = result["plan"]
     sentences = " ".join(range_of_ratios(result, ratio, "mb_per_s", "MB/s", side="sink") for ratio in RATIOS)
     return f"""\
@@ -190,7 +190,7 @@ workers. Medians of {plan["repeats"]} writes in turns after {plan["warm_ups"]} t
 
 
 def picture(result: Result) -> str:
-    """Draw MB/s by record size."""
+    """Return an SVG of MB/s by record size."""
     charts = [
         Chart(f"MB/s to {broker}", "record bytes", "MB/s",
               lines_of(result, "record_bytes", "mb_per_s", side="sink", broker=broker))

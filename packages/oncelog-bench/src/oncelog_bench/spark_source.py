@@ -85,7 +85,7 @@ TARGETS = tuple(
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     with ExitStack() as stack:
         brokers = stack.enter_context(running(plan.brokers, warm_up_seconds=plan.warm_up_seconds))
@@ -128,7 +128,7 @@ def _take(
 
 
 def section(result: Result) -> str:
-    """Return the section on both sources by broker and size."""
+    """Return, as Markdown, the section on both sources by broker and size."""
     plan = result["plan"]
     ratio = {"ratio": RATIO, "side": "source"}
     return f"""\
@@ -148,7 +148,7 @@ Medians of {plan["repeats"]} interleaved reads after {plan["warm_ups"]} unmeasur
 
 
 def picture(result: Result) -> str:
-    """Draw MB/s by record size."""
+    """Return an SVG of MB/s by record size."""
     charts = [
         Chart(f"MB/s from {broker}", "record bytes", "MB/s",
               lines_of(result, "record_bytes", "mb_per_s", side="source", broker=broker))

@@ -84,7 +84,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="oncelog-bench-") as directory:
@@ -156,7 +156,7 @@ def _first_acknowledgement(spec: ProduceSpec) -> None:
 
 
 def section(result: Result) -> str:
-    """Return the section on start and idle memory."""
+    """Return, as Markdown, the section on start and idle memory."""
     plan = result["plan"]
     return f"""\
 ## Start and rest
@@ -174,7 +174,7 @@ Medians of {plan["repeats"]} interleaved starts.
 
 
 def picture(result: Result) -> str:
-    """Draw a bar per broker."""
+    """Return an SVG with a bar per broker."""
     bars = [
         (
             row["broker"],

@@ -141,7 +141,7 @@ TARGETS = (
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
         for repeat, case, name in interleaved(plan.cases(), sides.names, plan.repeats):
@@ -241,7 +241,7 @@ def read_perf_test(printed: str, record_bytes: int) -> dict[str, float]:
 
 
 def section(result: Result) -> str:
-    """Return the section on throughput and processor time of both brokers."""
+    """Return, as Markdown, the section on throughput and processor time of both brokers."""
     plan, machine = result["plan"], result["machine"]
     table = markdown_table(result["medians"], by=BY, side="broker", metrics=METRICS)
     return f"""\
@@ -276,7 +276,7 @@ def _what_it_shows(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw MB/s and processor seconds per GB by record size, partitions, connections."""
+    """Return an SVG of MB/s and processor seconds per GB by record size, partitions and connections."""
     plan = Plan(**{name: _tuple(value) for name, value in result["plan"].items()})
     fixed = {
         "record_bytes": plan.middle("record_bytes"),

@@ -86,7 +86,7 @@ QUICK = Plan((OURS,), record_bytes=(1_024,), commit_ms=20, seconds=0.1, repeats=
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     known, without = clients.installed(plan.generators)
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
@@ -146,7 +146,9 @@ def _raw(plan: Plan, case: Case, side: Side, topic: str, seconds: float) -> dict
 
 
 def section(result: Result) -> str:
-    """Return the section on the share of idempotent throughput that a transactional producer reaches."""
+    """Return, as Markdown, the section on the share of idempotent throughput that a transactional producer
+    reaches.
+    """
     plan = result["plan"]
     by_broker = [row for row in result["medians"] if row["broker"] == RATIO]
     by_mode = [row for row in result["medians"] if row["broker"] != RATIO]
@@ -185,7 +187,7 @@ def _kept(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Draw MB/s by record size, with a chart per generator and mode."""
+    """Return an SVG of MB/s by record size, with a chart per generator and mode."""
     cases = dict.fromkeys((row["generator"], row["mode"]) for row in result["medians"])
     charts = [
         Chart(

@@ -74,7 +74,7 @@ QUICK = Plan((OURS,), ("oncelog",), (10,), (3,), seconds=0.1, repeats=1, warm_up
 
 
 def measure(plan: Plan, on_sample: OnSample) -> dict[str, Any]:
-    """Run the plan and return the content of the JSON file."""
+    """Take the samples of `plan`, and return the content of the result file (JSON)."""
     clients, without = installed(plan.clients)
     samples: list[dict[str, Any]] = []
     with running(plan.brokers, warm_up_seconds=plan.warm_up_seconds) as sides:
@@ -101,7 +101,7 @@ def _figures(report: Report) -> dict[str, float]:
 
 
 def section(result: Result) -> str:
-    """Return the section on commits per second."""
+    """Return, as Markdown, the section on commits per second."""
     plan = result["plan"]
     return f"""\
 ## Transactions
@@ -120,7 +120,7 @@ transaction waits for them. Medians of {plan["repeats"]} interleaved samples.
 
 
 def picture(result: Result) -> str:
-    """Draw the metrics of Oncelog's producer by records per transaction, for 3 partitions."""
+    """Return an SVG of the metrics of Oncelog's producer by records per transaction, for 3 partitions."""
     chosen = {**result, "medians": [row for row in result["medians"] if row["partitions"] == 3]}
     ours = {**chosen, "medians": [row for row in chosen["medians"] if row["client"] == "oncelog"]}
     charts = [

@@ -8,7 +8,7 @@ throughout.
 These rules are checked:
 
 - Every record that was acknowledged before the copy is at its offset at the end.
-- No record is there twice. Every record of a transaction committed after the restore is there.
+- No record is stored twice. Every record of a transaction committed after the restore is stored.
 - If the first start after the restore fences (oncelog.fence.transactions), a producer cannot commit once a
   newer instance has been initialized since, and a group copies each record once.
 - Clients continue, or end with a typed error. No call hangs.

@@ -61,7 +61,7 @@ BOOTSTRAP_SECONDS = 5.0
 ITERATION_SECONDS = 2.0
 """The consumer.timeout.ms of all members, in seconds."""
 SLOW_PACE = 100.0
-"""Factor for the pauses of applications that live through faults."""
+"""Factor by which applications that live through faults lengthen their pauses."""
 
 
 class ThreadRuntime(SimRuntime):

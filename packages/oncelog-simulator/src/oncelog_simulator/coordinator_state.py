@@ -95,7 +95,7 @@ def _is_same(one: object, other: object) -> bool:
 
 
 def metadata(node: BrokerState) -> Metadata:
-    """Return what the node's small files must contain."""
+    """Return the content that the node's small files must have."""
     topics = node.topics
     authorizer = node.authorizer
     return Metadata(
@@ -118,7 +118,7 @@ def metadata(node: BrokerState) -> Metadata:
 
 
 def _next_producer_id(node: BrokerState) -> int:
-    """Return the id above all that were handed out; 0 if this process has handed out none."""
+    """Return the id after the last producer id that was handed out; 0 if this process handed out none."""
     next_id = node.producer_ids._next
     return next_id if next_id <= stored_next_id(node.log_manager.disk) else 0
 

@@ -6,15 +6,15 @@ partition, and compares it with what the next start finds.
 
 These rules are checked:
 
-- The broker starts. Everything below the recovery point is there, byte for byte, and no log ends below it. No
-  start deletes records, and a kill loses none.
-- A log is a prefix of what it was. So within one partition, a transaction whose commit marker is there is
-  whole.
+- The broker starts. All bytes below the recovery point are unchanged, and no log ends below it. No start
+  deletes records, and a kill loses none.
+- Each log is a prefix of its earlier content. So within one partition, a transaction with a commit marker is
+  complete.
 - The coordinators' state in memory matches their logs.
-- An acknowledged record is at its offset, unless a later power loss took that offset. No record is there
-  twice. No refused record is there.
-- Transactions that began after the last loss are whole. Records of a transaction that no client committed are
-  read only with transaction version 0, and only if a power loss came after the transaction began.
+- An acknowledged record is at its offset, unless a later power loss took that offset. No record is stored
+  twice. No refused record is stored.
+- Transactions that began after the last loss are complete. Records of a transaction that no client committed
+  are read only with transaction version 0, and only if a power loss came after the transaction began.
 - A consumer whose committed offset is above the log end starts as auto.offset.reset says, or gets
   OffsetOutOfRange with "none". Then it continues. Producers continue, or end with a typed error.
 """

@@ -270,7 +270,9 @@ class KafkaHistory:
         self.offsets.setdefault(group, {})[tp] = offset, batch.base_offset
 
     def _delete_offset(self) -> None:
-        """Delete a group's committed offset. Kafka also drops a pending one."""
+        """Delete a drawn committed offset. As in Kafka, this also drops pending offsets of its group and
+        partition.
+        """
         held = [(group, tp) for group, offsets in self.offsets.items() for tp in offsets]
         if not held:
             return

@@ -233,8 +233,8 @@ class Network:
         self.sent_by: dict[str, list[bytearray]] = {}
         """For each client and connection, the bytes sent so far. Closed connections are included."""
         self.harmed: dict[str, Callable[[bytes], bytes]] = {}
-        """Clients whose bytes change in both directions. Each function maps the bytes of a write to the bytes
-        that arrive.
+        """For each client whose bytes change in both directions, a function from the bytes of a write to the
+        bytes that arrive.
         """
         self._open: dict[int, SimTransport] = {}
         self._partitioned: dict[frozenset[str], int] = {}

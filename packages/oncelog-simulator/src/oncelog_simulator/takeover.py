@@ -67,7 +67,7 @@ class ContinuedClients(Application):
         self.entry = next(entry for entry in history.ids if entry.name == CONTINUED)
         self._is_committed = self.entry.state != ONGOING
         self.may_expire = False
-        """True if a fault may set the broker's clock."""
+        """True if the open transaction may time out early, because a fault may set the broker's clock."""
         self._wire: Wire | None = None
 
     async def work(self) -> None:

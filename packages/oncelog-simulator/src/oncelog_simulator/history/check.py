@@ -95,7 +95,7 @@ class SendReorder(Anomaly):
 
 @dataclass(frozen=True, slots=True)
 class Cycle(Anomaly):
-    """Operations: those of each dependency of the cycle, in its order."""
+    """Operations: the two operations of each dependency, in the order of the cycle."""
 
     dependencies: tuple[Dependency, ...] = ()
 

@@ -1,10 +1,10 @@
 """Find cycles among the dependencies between the transactions of a history.
 
-    rw   the first read a partition, and the second wrote the next record after those that the first read
-    ww   both wrote to a partition, the first at the lower offset, with no other writer between them
-    wr   the second read what the first wrote
+    rw   transaction 1 read a partition, and transaction 2 wrote the next record after those that 1 read
+    ww   both wrote to a partition, transaction 1 at the lower offset, with no other writer between them
+    wr   transaction 2 read a record that transaction 1 wrote
 
-A dependency says that the first transaction was before the second. With a cycle, no order of the transactions
+A dependency says that transaction 1 was before transaction 2. With a cycle, no order of the transactions
 explains what was read. Operations outside transactions are ignored.
 
 Kafka's read_committed rules out cycles of `wr` alone. Its transactions take no locks. So two concurrent
