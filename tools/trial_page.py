@@ -29,7 +29,7 @@ def load_runs() -> dict[str, Rows]:
 
 
 def cell_text(row: dict[str, Any] | None) -> str:
-    """Return `LOST/DOUBLED` for a fault in a run; or "not run", "failed", or "did not happen" with them."""
+    """Return `LOST/DOUBLED` for a fault in a run, "not run", "failed", or `did not happen (LOST/DOUBLED)`."""
     if row is None:
         return "not run"
     if row["lost"] is None or row["verdict"] == "failed":

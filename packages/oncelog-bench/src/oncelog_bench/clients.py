@@ -53,7 +53,7 @@ def installed(clients: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def draw_by_size(title: str, result: Result, where: Mapping[str, Any]) -> str:
-    """Return an SVG of records per second and processor time by record size. `where` selects rows."""
+    """Return an SVG of records per second and processor time by record size, for rows that match `where`."""
     charts = [
         Chart(
             heading, "record bytes", heading, lines_of(result, "record_bytes", name, side="client", **where)

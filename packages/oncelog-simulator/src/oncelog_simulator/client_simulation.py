@@ -421,7 +421,7 @@ def run_client_simulation(
     """Run a simulation to its end. The same seed always gives the same result."""
     world = simulation.world
     gc_was_enabled = gc.isenabled()
-    # The garbage collector runs finalizers at moments that the seed does not determine.
+    # Switch off the garbage collector: it runs finalizers at moments that the seed does not determine.
     gc.disable()
     try:
         with LogCapture(world), within:

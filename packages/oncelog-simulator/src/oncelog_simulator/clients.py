@@ -126,7 +126,7 @@ class Application(Host, ABC):
                 self.end(call, Outcome.UNKNOWN)
                 is_gap = isinstance(getattr(error, "cause", None), OutOfOrderSequenceNumber)
                 # A gap in the sequence is a violation, unless an earlier batch was given up and never stored:
-                # then the broker refuses the later records rightly.
+                # then the broker rightly refuses the later records.
                 if is_gap and self.keeps_producers and (call.session, item.partition) not in self.given_up:
                     self.world.violate("a retry was not recognised", f"{self.name}: {item.value!r}")
                 self.given_up.add((call.session, item.partition))

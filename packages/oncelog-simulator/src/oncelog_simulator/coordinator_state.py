@@ -108,7 +108,7 @@ def metadata(node: BrokerState) -> Metadata:
             "brokers' settings": dict(node.dynamic._brokers),
             "groups' settings": dict(node.dynamic._groups),
             "quotas": dict(node.quotas.values),
-            # Without users there is no file, and each start creates a new secret.
+            # Ignore the secret if there are no users: each start then creates a new one.
             "users": (node.users.secret if node.users.names() else b"", dict(node.users._credentials)),
             "ACLs": None if authorizer is None else sorted(map(repr, authorizer.acls)),
         },

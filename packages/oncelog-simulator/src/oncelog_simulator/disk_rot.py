@@ -172,7 +172,7 @@ def _draw_internal(
 
 
 def draw_state(rng: Random) -> str | None:
-    """Return "stopped" or "killed", the end of the broker before the damage; None (no damage) mostly."""
+    """Draw the broker's state during the damage, "stopped" or "killed". Most seeds draw None: no damage."""
     return rng.choice(("stopped", "killed")) if rng.random() < ROT_CHANCE else None
 
 

@@ -293,9 +293,7 @@ class SimLoop(_Loop):  # type: ignore[misc]
         return self._is_closed
 
     def close(self) -> None:
-        """Close the loop and its tasks. The simulation is over, so what their `finally` blocks do has no
-        effect.
-        """
+        """Close the loop and its tasks. Their `finally` blocks have no effect, as the simulation is over."""
         self._is_closed = True
         self.jobs.abandon()
         self._ready.clear()

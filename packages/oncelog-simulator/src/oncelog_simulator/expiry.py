@@ -329,7 +329,7 @@ class ExpiryApplication(Application):
         start = (await admin.list_offsets({tp: "earliest"}))[tp].offset or 0
         result = (await admin.list_offsets({tp: spec}))[tp]
         if (await admin.list_offsets({tp: "earliest"}))[tp].offset != start:
-            # Retention deleted records between the requests.
+            # Skip the comparison, because retention deleted records between the requests.
             return
         there = [record for record in self.records[tp] if record.offset >= start]
         newest_ms = max((record.timestamp_ms for record in there), default=-1)

@@ -553,7 +553,7 @@ class LivenessTimeout(Exception):
 def run_scenario(scenario: Scenario) -> Result:
     """Run a scenario to its end. The same scenario always gives the same Result."""
     gc_was_enabled = gc.isenabled()
-    # The garbage collector runs finalizers at moments that the seed does not determine.
+    # Switch off the garbage collector: it runs finalizers at moments that the seed does not determine.
     gc.disable()
     try:
         simulation = Simulation(scenario)

@@ -70,11 +70,11 @@ class UnsentRead(Anomaly):
 
 
 class OffsetConflict(Anomaly):
-    """Operations: the one that has another value at the offset of `item`, and the one that has `item`."""
+    """The operation with another value at the offset of `item`, and the operation with `item`."""
 
 
 class Duplicate(Anomaly):
-    """Operations: the one that first saw the value at another offset, and the one that has `item`."""
+    """The operation that first saw the value at another offset, and the operation with `item`."""
 
 
 class LostWrite(Anomaly):
