@@ -3,8 +3,8 @@
     with oncelog.Broker() as broker, oncelog.Producer({"bootstrap.servers": broker.bootstrap_servers}) as p:
         p.send("flights", b"EWR-IAH").result()
 
-The clients and the broker are imported on first use. So a producer does not import the broker, and
-`oncelog serve` imports no client.
+The clients and the broker are imported on first use. So a program that only uses a producer does not load the
+broker, and `oncelog serve` loads no client.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from oncelog import compiled
 
-compiled.select()  # This must precede the first import of a module that may be compiled.
+compiled.select()  # must precede the first import of a module that may be compiled
 
 from oncelog import config, errors  # noqa: E402
 from oncelog.types import (  # noqa: E402

@@ -23,7 +23,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load a client when it is first used."""
+    """Import a client or `process` when the attribute is first read."""
     import importlib
 
     if name not in _HOMES:

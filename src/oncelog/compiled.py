@@ -35,11 +35,13 @@ PARTS = ("mypyc", "c")
 MANIFEST = "manifest.txt"
 
 form = "pure Python"
-"""The code that this process runs, as `oncelog --version` prints it."""
+"""A description of the code that this process runs, for `oncelog --version`. `select` sets it."""
 
 
 class _Finder:
-    """Finds the extension modules of a manifest. All other modules are left to the usual finders."""
+    """An import finder for the extension modules of one part. It leaves all other modules to the usual
+    finders.
+    """
 
     def __init__(self, directory: str, suffix: str, modules: frozenset[str]) -> None:
         self._directory = directory
@@ -57,9 +59,11 @@ class _Finder:
 
 
 def select() -> None:
-    """Decide which form this process runs. Call this before any other module of the package is imported.
+    """Add the finders of the parts that may run, and set `form`. Call it before any other module of the
+    package is imported.
 
-    ONCELOG_PURE_PYTHON=c or =mypyc leaves out that part; any other value except 0 leaves out both.
+    ONCELOG_PURE_PYTHON=c or =mypyc leaves out that part. Any other value, except 0 and the empty text, leaves
+    out both.
     """
     global form
     refused = os.environ.get("ONCELOG_PURE_PYTHON", "0")
@@ -85,7 +89,7 @@ def select() -> None:
 
 
 def describe(running: list[str], reasons: list[str]) -> str:
-    """Return the text of `form`: the parts that run, and why others do not."""
+    """Return the text of `form`: the parts that run, and the reasons why the other parts do not."""
     text = {
         (): "pure Python",
         ("c",): "pure Python with row loops in C",
@@ -123,7 +127,9 @@ def read_manifest(directory: str) -> tuple[str, list[tuple[int, int, str]], froz
 
 
 def difference(package: str, suffix: str, sources: list[tuple[int, int, str]]) -> str | None:
-    """Return the reason why the extension modules must not run, as a clause; None if they may run."""
+    """Return why the extension modules must not run, as a clause such as "wire/records.py has changed".
+    Return None if they may run.
+    """
     if suffix != EXTENSION_SUFFIXES[0]:
         return "another Python compiled the modules"
     for modified_ns, size_bytes, path in sources:

@@ -1,4 +1,4 @@
-"""All settings: key, type, default, range and description.
+"""The definitions of all settings: key, type, default, range and description.
 
 The parser, --help and the references use these tables.
 

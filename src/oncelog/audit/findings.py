@@ -10,7 +10,7 @@ from oncelog.rules.idempotence.sequence import advance
 
 
 class FindingKind(Enum):
-    """The kind of a finding. The values are stable names for tables and JSON."""
+    """The kind of a finding. The values appear in tables and JSON, so they must not change."""
 
     DUPLICATE_BATCH = "duplicate_batch"
     SEQUENCE_GAP = "sequence_gap"
@@ -39,8 +39,8 @@ class FindingKind(Enum):
 
     @property
     def is_violation(self) -> bool:
-        """True if the finding violates a guarantee. Other findings are legal states that are
-        worth knowing.
+        """True if this kind of finding violates a guarantee. The other kinds are legal states, such as an
+        open transaction.
         """
         return self not in (
             FindingKind.OPEN_TRANSACTION,
@@ -51,17 +51,20 @@ class FindingKind(Enum):
 
 
 class StoredBatch(NamedTuple):
-    """The header of a stored batch and the content of a marker; None means that a field is absent.
+    """One input of the audit: the header of a stored batch, and the content of its marker if it is one.
 
-    - `sequence_count`: the number of sequences of the batch. A compacted batch has fewer records.
+    A field that the batch does not have is None.
+
+    - `sequence_count`: the number of sequences of the batch. A compacted batch may have fewer records.
     - `crc_ok`: True if the checksum is right, False if it is wrong. None if the bytes are not a batch; then
       `problem` says why, and only the offsets are valid.
     - `is_visible`: True if read_committed readers get the records, False if not, None if unknown.
     - `is_torn`: the log ends within this batch.
     - `records_problem`: how the records differ from the header; None if they match or were not read.
-    - `is_removed`: not a batch. The log start has moved past `last_offset` since the audit began.
-    - `is_index`: not a batch. The transaction index of the segment at `base_offset` is invalid; `problem`
-      says why.
+    - `is_removed`: this input is not a batch. It reports that the log start has moved past `last_offset`
+      since the audit began.
+    - `is_index`: this input is not a batch. It reports that the transaction index of the segment at
+      `base_offset` is invalid; `problem` says why.
     """
 
     base_offset: int
@@ -85,11 +88,11 @@ class StoredBatch(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """One finding of an audit, and where it is in the log.
+    """One finding of an audit, and its place in the log.
 
     `first_sequence` and `last_sequence` are the batch's sequences, or the missing sequences of a gap.
     `other_offset` is the base offset of the conflicting batch, or the offset of the transaction's marker;
-    None if there is none.
+    None if there is neither.
     """
 
     kind: FindingKind
@@ -111,7 +114,7 @@ class PartitionTotals:
     - `unknown_starts`: producers whose first batches were deleted with the beginning of the log.
     - `committed`, `aborted`: transactions that have data in this partition.
     - `empty_markers`: markers of transactions that have no data in this partition.
-    - `removed_records`: records in segment files below the log start. They are not audited.
+    - `removed_records`: records that segment files still have below the log start. They are not audited.
     - `findings`: all violations, including those beyond `max_findings`.
     """
 
@@ -130,7 +133,7 @@ class PartitionTotals:
 
 
 class Findings:
-    """The first `limit` findings, and the number of all violations."""
+    """A collector: it keeps the first `limit` findings, and counts all violations."""
 
     def __init__(self, limit: int) -> None:
         self.kept: list[Finding] = []
@@ -145,7 +148,7 @@ class Findings:
     def report(
         self, kind: FindingKind, batch: StoredBatch, text: str, *, other_offset: int | None = None
     ) -> None:
-        """Add a finding about one batch."""
+        """Add a finding about one batch, with the batch's offsets, producer id, epoch and sequences."""
         first = batch.base_sequence
         last = None if first is None else advance(first, batch.sequence_count - 1)
         producer = (batch.producer_id, batch.producer_epoch)

@@ -1,4 +1,4 @@
-"""The findings about business keys, from the number of their records and from their places."""
+"""The findings about business keys, made from the number and the places of the records with each key."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from oncelog.audit.result import AuditFinding
 
 OFFSETS_NAMED = 10
-"""Maximum number of places that the finding of a repeated key names."""
+"""Maximum number of places that the finding about a repeated key lists."""
 
 
 class Place(NamedTuple):
@@ -20,7 +20,9 @@ class Place(NamedTuple):
 
 
 def repeated_key(key: Any, times: int, places: Sequence[Place]) -> AuditFinding:
-    """Return the finding of a key that occurs `times` in a topic. `places` are its first two or more."""
+    """Return the finding about a key that `times` records of a topic have. `places` are the first two or more
+    of them.
+    """
     first, second = places[:2]
     named = ", ".join(f"{place.partition}:{place.offset}" for place in places)
     more = ", ..." if times > len(places) else ""
@@ -37,7 +39,7 @@ def differing_key(
     found_first: Place | None,
     found_last: Place | None,
 ) -> AuditFinding:
-    """Return the finding of a key with `found` records where `expected` were expected.
+    """Return the finding about a key that `found` records have, although `expected` records should have it.
 
     The finding of a lost key points to the record that should have arrived. Other findings point to the
     surplus record.
@@ -52,7 +54,7 @@ def differing_key(
 
 
 def finding_at(kind: str, place: Place, other_offset: int | None, key: str | None, text: str) -> AuditFinding:
-    """Return a finding about one record, which is not about its producer."""
+    """Return a finding about one record. Its producer fields are None."""
     return AuditFinding(
         kind=kind,
         topic=place.topic,
@@ -70,5 +72,5 @@ def finding_at(kind: str, place: Place, other_offset: int | None, key: str | Non
 
 
 def key_text(key: Any) -> str:
-    """Return a key for people. Bytes that are not UTF-8 are escaped."""
+    """Return a key as readable text. Bytes that are not UTF-8 are escaped."""
     return bytes(key).decode("utf-8", "backslashreplace") if isinstance(key, (bytes, bytearray)) else str(key)

@@ -1,7 +1,7 @@
 """Audit one stored partition: check independently that it keeps the exactly-once guarantees.
 
-The audit reads batch headers and markers in stored order. It shares only the arithmetic of sequence numbers
-with the append rule, so it can prove the append rule wrong.
+The audit reads batch headers and markers in stored order. The only code that it shares with the broker's
+append rule is the arithmetic of sequence numbers, so it can prove the append rule wrong.
 
     batch of (producer id, epoch)                                 finding
     the next sequence of its epoch                                -
@@ -54,12 +54,13 @@ __all__ = [
 class PartitionAudit:
     """The audit of one partition. `see` takes the batches in stored order; `finish` returns the findings.
 
-    If `log_start_offset` is above 0 or `is_compacted` is true, the beginning of a producer's sequence may be
+    If `log_start_offset` is above 0 or `is_compacted` is true, the first batches of a producer may be
     missing.
 
     - `log_start_offset`: batches below it are deleted and are not audited.
     - `last_stable_offset`: read_committed readers see only records below it; None if unknown.
-    - `indexed_to`: markers at or above this offset may be missing in the transaction index; None if none are.
+    - `indexed_to`: markers at or above this offset may be missing in the transaction index, so visibility is
+      not checked for them. None if all markers are indexed.
     - `is_internal`: coordinators wrote the log, so its transactional batches have no sequences.
     - `max_findings`: at most this number of findings is returned. Violations beyond it are still counted.
     """
@@ -106,7 +107,9 @@ class PartitionAudit:
         )
 
     def see(self, batch: StoredBatch) -> None:
-        """Audit the next batch of the log."""
+        """Audit the next input: a batch of the log, or a report that is not a batch (`is_removed`,
+        `is_index`).
+        """
         if batch.is_removed:
             self._move_log_start(batch)
             return
@@ -145,7 +148,9 @@ class PartitionAudit:
             self._transactions.see(batch, batch.producer_id, batch.producer_epoch)
 
     def take_outcomes(self) -> list[BumpedOutcome]:
-        """Return the transaction outcomes to compare over partitions. Each outcome is returned once."""
+        """Return the transaction outcomes found since the last call. The caller compares them with those of
+        other partitions.
+        """
         return self._transactions.take_outcomes()
 
     def finish(self) -> tuple[list[Finding], PartitionTotals]:
@@ -166,7 +171,8 @@ class PartitionAudit:
         return findings, totals
 
     def _move_log_start(self, removed: StoredBatch) -> None:
-        """Restart the audit at a log start that moved during the audit.
+        """Restart the audit at the new log start, because it moved during the audit. Ignore a report that is
+        not above the current log start.
 
         The batches below the new log start were deleted during the audit. Without the restart, the missing
         offsets would look like lost batches. The rows in
@@ -184,8 +190,8 @@ class PartitionAudit:
         self._findings.report(FindingKind.LOG_START_MOVED, removed, text)
 
     def _check_log_start(self) -> None:
-        """Report a log that ends below its log start, because the log start checkpoint is newer than the
-        segments.
+        """Report a log whose last batch is below its log start. This happens if the log start checkpoint is
+        newer than the segments.
         """
         end, log_start = self._removed_to, self._log_start_offset
         is_whole = self._next_offset is not None or end is None or end >= log_start
@@ -234,8 +240,8 @@ class PartitionAudit:
             self._findings.report(FindingKind.OFFSET_GAP, batch, text)
 
     def _check_records(self, batch: StoredBatch) -> None:
-        """Compare the number of records with the number of offsets. A compacted batch may have
-        fewer records.
+        """Report a batch whose number of records differs from its number of offsets, or whose records do not
+        match its header. A compacted batch may have fewer records than offsets.
         """
         missing = batch.sequence_count - batch.records_count
         if missing < 0 or batch.records_count < 0 or (missing and not self._is_compacted):

@@ -1,10 +1,12 @@
-"""The findings about provenance: which source record is stored more than once, and is a filter exact?
+"""The findings about provenance: source records that are stored more than once, and whether a filter is
+exact.
 
-Two kinds are violations. A repeated_record is a run of records that were stored before, or a source record
-with several copies. A record_in_two_partitions has copies in two partitions, and a filter keeps both.
+Two kinds are violations. A repeated_record is a run of records whose source records were already stored, or
+one source record with several copies. A record_in_two_partitions has copies in two target partitions, and a
+ProvenanceFilter keeps both.
 
-Two kinds are notes. All copies of a late_record are behind later source records, and a filter drops them.
-A malformed_provenance names no source record.
+Two kinds are notes. All copies of a late_record are stored after records with higher source offsets, so a
+ProvenanceFilter drops them. A malformed_provenance names no source record.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class RepeatedRun(NamedTuple):
     """Records of one source partition that follow each other in a target partition, all repeated.
 
     `first`, `last`: their offsets in the target. `source_first`, `source_last`: their source offsets.
-    `highest`: the highest source offset before them.
+    `highest`: the highest source offset that the target has before the run.
     """
 
     source: TopicPartition
@@ -43,7 +45,9 @@ class RepeatedRun(NamedTuple):
 
 
 class RepetitionRuns:
-    """The first `limit` runs of repetitions of one target partition, from its records in stored order."""
+    """A collector of the first `limit` runs of repetitions in one target partition. It reads the records in
+    stored order.
+    """
 
     def __init__(self, limit: int) -> None:
         self._room = limit
@@ -52,7 +56,9 @@ class RepetitionRuns:
         self._ended: list[RepeatedRun] = []
 
     def see(self, offset: int, provenance: Provenance) -> Verdict:
-        """Decide about a record as a filter would, and extend or end the run of its source partition."""
+        """Return a ProvenanceFilter's verdict on the next record, and extend or end the run of its source
+        partition.
+        """
         source = TopicPartition(provenance.topic, provenance.partition)
         highest = self._state.highest(source)
         verdict = self._state.see(provenance)
@@ -63,7 +69,7 @@ class RepetitionRuns:
         elif run is not None:
             last = provenance.offset
             self._open[source] = run._replace(last=offset, source_last=last, records=run.records + 1)
-        elif self._room and highest is not None:  # it never is None for a repetition
+        elif self._room and highest is not None:  # `highest` is never None here
             at = provenance.offset
             self._open[source] = RepeatedRun(source, offset, offset, at, at, 1, highest)
             self._room -= 1
@@ -75,7 +81,7 @@ class RepetitionRuns:
 
 
 def repeated_run(tp: TopicPartition, run: RepeatedRun) -> AuditFinding:
-    """Return the finding of a run of repetitions."""
+    """Return the finding about a run of repetitions."""
     text = (
         f"{run.records} records come again: offsets {run.source_first} to {run.source_last} of {run.source}, "
         f"behind offset {run.highest}"
@@ -86,9 +92,10 @@ def repeated_run(tp: TopicPartition, run: RepeatedRun) -> AuditFinding:
 
 
 class SourceCopies(NamedTuple):
-    """A source record, the number of its copies in a topic, and the first place in each partition with one.
+    """A source record, the number of its copies in a topic, and the place of the first copy in each
+    partition.
 
-    `last` is the last place in the last of these partitions.
+    `last` is the place of the last copy in the last of these partitions.
     """
 
     source: str
@@ -103,10 +110,11 @@ def repetitions(
     in_two: Iterable[SourceCopies],
     repeated: Iterable[SourceCopies],
 ) -> list[AuditFinding]:
-    """Return the findings that name repetitions.
+    """Return the violations of a provenance check.
 
-    Runs tell most. But what is not above the highest offset is a repetition only if the records are in
-    order. If some are late, each repeated source record is named by itself instead.
+    Normally these are runs of repetitions, and source records in two partitions. Runs are only exact if no
+    record is late, because a late record is also not above the highest offset. If a record is late, return
+    one finding for each repeated source record instead.
     """
     if totals.filter_loses:
         return [repeated_record(copies) for copies in repeated]
@@ -114,7 +122,7 @@ def repetitions(
 
 
 def repeated_record(copies: SourceCopies) -> AuditFinding:
-    """Return the finding of a source record with several copies."""
+    """Return the finding about a source record with several copies."""
     first, last = copies.places[0], copies.last
     text = (
         f"{copies.source} is stored {copies.times} times: first in partition {first.partition} at offset "
@@ -124,7 +132,7 @@ def repeated_record(copies: SourceCopies) -> AuditFinding:
 
 
 def late_record(copies: SourceCopies) -> AuditFinding:
-    """Return the note of a source record that is only stored behind later ones."""
+    """Return the note about a source record whose copies are all stored after later source records."""
     text = (
         f"{copies.source} is only stored behind later offsets of its source: a filter by provenance drops it"
     )
@@ -132,7 +140,7 @@ def late_record(copies: SourceCopies) -> AuditFinding:
 
 
 def record_in_two_partitions(copies: SourceCopies) -> AuditFinding:
-    """Return the finding of a source record whose copies are in several partitions of the target."""
+    """Return the finding about a source record whose copies are in several partitions of the target."""
     first, second = copies.places[:2]
     text = (
         f"{copies.source} is in partition {first.partition} at offset {first.offset} too: a filter by "
@@ -142,10 +150,10 @@ def record_in_two_partitions(copies: SourceCopies) -> AuditFinding:
 
 
 def malformed_provenance(place: Place, reason: str) -> AuditFinding:
-    """Return the note of a record whose headers name no source record."""
+    """Return the note about a record whose provenance headers are invalid; `reason` says why."""
     return finding_at("malformed_provenance", place, None, None, reason)
 
 
 def source_text(source: TopicPartition, offset: int) -> str:
-    """Return a source record's place as text, which is the `key` of findings."""
+    """Return a source record's place as the text TOPIC-PARTITION:OFFSET, used as the `key` of a finding."""
     return f"{source}:{offset}"

@@ -29,7 +29,8 @@ Counts include the findings that are not listed.
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One violation or note. `kind` is the value of a FindingKind, or of KEY_KINDS.
+    """One violation or note. `kind` is the value of a FindingKind, one of KEY_KINDS, or one of
+    PROVENANCE_KINDS.
 
     Fields that do not apply are None: a repeated key has no sequences, a sequence violation has no key.
     """
@@ -64,8 +65,8 @@ class KeyTotals(NamedTuple):
 class Difference(NamedTuple):
     """Totals of a comparison between two topics.
 
-    `lost`, `doubled` and `unexpected` count keys. `expected` and `found` count records with a key, and
-    `without_key` counts records that could not be compared.
+    `lost`, `doubled` and `unexpected` count keys. `expected` and `found` count records with a key.
+    `without_key` counts records that have no key, so they could not be compared.
     """
 
     expected: int
@@ -84,10 +85,11 @@ class Difference(NamedTuple):
 class ProvenanceTotals(NamedTuple):
     """Totals of a check of provenance.
 
-    `records` have provenance headers, and were made from `sources` different source records of a topic.
-    `repeated` is the number of records beyond the first copy of each source record. A ProvenanceFilter would
-    drop all copies of `filter_loses` source records, and keep several of `filter_doubles`. `malformed`
-    records have headers that name no source record, and `unmarked` records have none.
+    `records` is the number of records with provenance headers. They were made from `sources` different source
+    records. `repeated` is the number of records beyond the first copy of each source record. A
+    ProvenanceFilter would drop all copies of `filter_loses` source records, and keep several copies of
+    `filter_doubles` source records. `malformed` counts records with invalid provenance headers, and
+    `unmarked` counts records without any.
     """
 
     records: int
@@ -100,7 +102,7 @@ class ProvenanceTotals(NamedTuple):
 
     @property
     def is_filter_exact(self) -> bool:
-        """True if a ProvenanceFilter gives exactly one copy of each source record."""
+        """True if a ProvenanceFilter would return exactly one copy of each source record."""
         return not (self.filter_loses or self.filter_doubles or self.malformed or self.unmarked)
 
 
@@ -124,13 +126,16 @@ class AuditResult:
 
     @property
     def totals(self) -> PartitionTotals:
-        """Return the sums over all partitions. A producer counts once per partition that it wrote to."""
+        """Return the sums over all partitions. A producer is counted once for each partition that it wrote
+        to.
+        """
         rows = [asdict(totals) for totals in self.partitions.values()]
         return PartitionTotals(**{name: sum(row[name] for row in rows) for name in asdict(PartitionTotals())})
 
     @property
     def finding_count(self) -> int:
-        """Return the number of violations, repeated and differing keys, and records repeated by provenance.
+        """Return the sum of violations in partitions, repeated keys, differing keys, and repeated source
+        records.
 
         `findings` may list fewer.
         """
@@ -146,7 +151,7 @@ class AuditResult:
 
         The proof is incomplete if records without a producer id exist and no check or comparison of keys
         covers them, or if a requested check or comparison of keys was not possible. A check of provenance
-        covers the records that have it.
+        covers them too, but the proof is incomplete if a record has no valid provenance headers.
         """
         if self.finding_count:
             return "violated"
@@ -192,7 +197,9 @@ FINDING_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Facts about a partition that its batches do not show; see oncelog.audit.partition.PartitionAudit."""
+    """Facts about a partition that an audit cannot read from its batches. PartitionAudit describes each
+    field.
+    """
 
     log_start_offset: int
     is_compacted: bool = False

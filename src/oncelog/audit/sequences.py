@@ -16,8 +16,8 @@ _SEQUENCES = SEQUENCE_MAX + 1
 
 
 class _Hole(NamedTuple):
-    """Missing positions (see `_Epoch`) from `first` to below `end`. The batch after the hole has base offset
-    `offset`.
+    """Missing positions (see `_Epoch`) from `first` to below `end`. `offset` is the base offset of the batch
+    that was stored after them.
     """
 
     first: int
@@ -29,8 +29,8 @@ class _Epoch:
     """The batches of one producer id and epoch.
 
     Sequence numbers wrap around after 2147483647. They are converted to positions, which do not wrap.
-    `starts`, `ends` and `offsets` are parallel arrays, ordered by position. They take only 24 bytes per
-    batch, because an audited partition may have millions of batches.
+    `starts`, `ends` and `offsets` are parallel arrays, ordered by position. Arrays are used because they take
+    only 24 bytes per batch, and an audited partition may have millions of batches.
     """
 
     __slots__ = ("ends", "epoch", "holes", "longest", "next", "offsets", "starts", "starts_anywhere")
@@ -45,8 +45,8 @@ class _Epoch:
     def place(self, sequence: int) -> int:
         """Return the position of a sequence number.
 
-        Several positions have the same number. Of those that are not negative, the one nearest to `next` is
-        returned.
+        Because numbers wrap around, several positions have the same number. Return the one nearest to `next`
+        that is not negative.
         """
         delta = advance(sequence, -advance(self.next, 0))
         if delta >= _SEQUENCES // 2 and self.next + delta >= _SEQUENCES:
@@ -146,7 +146,9 @@ class SequenceAudit:
         )
 
     def finish(self) -> None:
-        """Report the holes that no batch has filled."""
+        """Report the holes that no batch has filled. In a compacted log, report none. In a compacted log,
+        report none.
+        """
         for producer_id, state in self._producers.items():
             self._report_holes(producer_id, state)
 
@@ -160,7 +162,7 @@ class SequenceAudit:
     def _check_sequence(self, batch: StoredBatch, state: _Epoch, sequence: int) -> None:
         if state.starts_anywhere:
             # The producer's first batches may be gone, so accept any first sequence. `_begin_epoch` cannot
-            # set `next`, because the remaining log may begin with a marker, which has no sequence.
+            # set `next` itself: it also runs for a marker, which has no sequence.
             state.starts_anywhere = False
             state.next = sequence
             self.unknown_starts += sequence != 0

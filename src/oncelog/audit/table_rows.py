@@ -8,8 +8,9 @@
     none: a marker, or an offset without a record     -         unknown      unknown
     removed: below the log start, or by compaction    -         not judged   doubled
 
-An offset is in a topic once, so more than one row is wrong even if the record is gone. Nothing shows any more
-whether a row of a removed record was right. Source: behaviour P8 (docs/behaviours.md).
+In the table, "-" means that the rows are right. An offset exists only once in a partition, so several rows
+for it are wrong even if the record was removed. One row of a removed record is not judged, because its
+correctness can no longer be checked. Source: behaviour P8 (docs/behaviours.md).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class RecordFate(IntEnum):
-    """The fate of the record at an offset. Its value is a row number of the table in the module docstring,
-    from 0.
+    """The fate of the record at an offset. The value is the number of its row in the module docstring's
+    table, counted from 0.
     """
 
     COMMITTED = 0
@@ -68,7 +69,9 @@ _VERDICTS = np.array(
 
 
 def judge_offsets(fates: Codes, rows: Ints) -> Codes:
-    """Return the RowVerdict of each offset, from its RecordFate and its number of rows in the table."""
+    """Return the RowVerdict of each offset. The inputs are the RecordFate and the number of table rows of
+    each offset.
+    """
     verdicts: Codes = _VERDICTS[fates, np.minimum(rows, 2)]
     return verdicts
 
@@ -88,7 +91,9 @@ class OffsetRun(NamedTuple):
 
 
 def runs_of(verdicts: Codes, rows: Ints, start: int) -> Iterator[OffsetRun]:
-    """Yield the runs of offsets whose verdict is not SOUND. `start` is the offset of the first element."""
+    """Yield the runs of offsets whose verdict is not SOUND. Element 0 of the arrays belongs to offset
+    `start`.
+    """
     edges = np.flatnonzero(np.diff(verdicts)) + 1
     firsts = np.concatenate(([0], edges))[: len(verdicts)]
     lasts = np.concatenate((edges, [len(verdicts)]))[: len(firsts)]
@@ -105,9 +110,11 @@ Runs = np.ndarray[Any, np.dtype[np.void]]
 
 
 def runs_of_rows(offsets: Ints, file: int) -> Runs:
-    """Return the offsets of rows as sorted runs. Rows may be in any order, and repeated."""
+    """Return the offsets of a file's rows as sorted runs. The input may be unsorted and contain an offset
+    several times.
+    """
     values, times = np.unique(offsets, return_counts=True)
-    # A difference of int64 may wrap around, but wraps to 1 only for neighbours.
+    # A difference of two int64 values may overflow, but the result is 1 only for neighbours.
     is_edge = (np.diff(values) != 1) | (np.diff(times) != 0)
     edges = np.flatnonzero(is_edge) + 1
     firsts = np.concatenate(([0], edges))[: len(values)].astype(np.int64)
@@ -123,7 +130,7 @@ def runs_of_rows(offsets: Ints, file: int) -> Runs:
 
 
 def cut_runs(runs: Runs, size: int) -> Runs:
-    """Return the runs cut at the multiples of `size`. No run may begin below 0."""
+    """Return the runs, split at each multiple of `size`. No run may begin below 0."""
     first, last = runs["first"] // size, runs["last"] // size
     pieces = last - first + 1
     cut = np.repeat(runs, pieces)
@@ -136,7 +143,7 @@ def cut_runs(runs: Runs, size: int) -> Runs:
 
 
 def count_rows(pieces: Iterable[Runs], start: int, end: int) -> Ints:
-    """Return the number of rows of each offset in [start, end). All runs are within these offsets."""
+    """Return the number of rows of each offset in [start, end). All runs must lie within this range."""
     changes = np.zeros(end - start + 1, np.int64)
     for runs in pieces:
         np.add.at(changes, runs["first"] - start, runs["times"])
@@ -148,7 +155,8 @@ def count_rows(pieces: Iterable[Runs], start: int, end: int) -> Ints:
 class WindowVerdicts(NamedTuple):
     """The verdicts on a window of offsets.
 
-    `counts` has the number of offsets by RowVerdict. `wrong` has the first runs of violations.
+    `counts[verdict]` is the number of offsets with that RowVerdict. `wrong` has the first runs that are
+    violations.
     """
 
     records: int
@@ -158,7 +166,7 @@ class WindowVerdicts(NamedTuple):
 
 
 def judge_window(fates: Codes, rows: Ints, start: int, max_runs: int) -> WindowVerdicts:
-    """Judge the rows of a window. `start` is the offset of the first elements."""
+    """Judge the rows of a window, whose first offset is `start`. Keep at most `max_runs` wrong runs."""
     verdicts = judge_offsets(fates, rows)
     violations = (run for run in runs_of(verdicts, rows, start) if run.verdict.is_violation)
     return WindowVerdicts(
@@ -170,7 +178,7 @@ def judge_window(fates: Codes, rows: Ints, start: int, max_runs: int) -> WindowV
 
 
 def files_of(wrong: list[OffsetRun], pieces: Iterable[Runs]) -> list[set[int]]:
-    """Return the files that have rows of each wrong run. The wrong runs are sorted."""
+    """Return, for each wrong run, the files that have rows of it. The wrong runs must be sorted."""
     found: list[set[int]] = [set() for _ in wrong]
     if not any(run.rows for run in wrong):
         return found
@@ -190,7 +198,9 @@ def files_of(wrong: list[OffsetRun], pieces: Iterable[Runs]) -> list[set[int]]:
 def merge_windows(
     windows: Iterable[tuple[list[OffsetRun], list[set[Any]]]],
 ) -> Iterator[tuple[OffsetRun, set[Any]]]:
-    """Yield the wrong runs of consecutive windows, joined across their borders, with their files."""
+    """Yield the wrong runs of consecutive windows with their files. Join runs that continue in the next
+    window.
+    """
     last: tuple[OffsetRun, set[Any]] | None = None
     for wrong, files in windows:
         for run, names in zip(wrong, files, strict=True):

@@ -16,10 +16,10 @@
     open data below the last stable offset that readers get        visible_though_open
     committed data that read_committed readers do not get          hidden_though_committed
 
-A fence raises the producer epoch by one. With transaction.version 2, every end of a transaction also raises
-it. A producer gets a new epoch only after every marker was written, so a new epoch proves that every earlier
-transaction has ended. Before transaction.version 2, all transactions of a producer share one epoch. A COMMIT
-and then an ABORT are then two transactions.
+Fencing a producer raises its epoch by one. With transaction.version 2, every end of a transaction also raises
+the epoch. A producer gets a new epoch only after every marker was written, so a new epoch proves that every
+earlier transaction has ended. Before transaction.version 2, all transactions of a producer share one epoch. A
+COMMIT and then an ABORT are then two transactions.
 
 A marker without data is legal: a partition may be added to a transaction and never be written, and a
 coordinator may write a marker again. Two markers certainly end the same transaction only if they have the
@@ -48,9 +48,7 @@ class BumpedOutcome(NamedTuple):
 
 
 class _Span:
-    """The first and the last offset of the added batches of a transaction. `first` is None before the first
-    batch.
-    """
+    """The first and the last offset of the batches that were added. `first` is None before the first `add`."""
 
     __slots__ = ("first", "last")
 
@@ -84,7 +82,8 @@ class _Producer:
 
     - `opened`: the producer's open transaction, or None if there is none.
     - `ended`: the outcome of its last transaction whose marker had a raised epoch; None if there is none.
-    - `plain`: the base offset of its latest non-transactional batch; None if a transaction followed.
+    - `plain`: the base offset of its latest non-transactional batch; None without one, or if transactional
+      data followed.
     """
 
     __slots__ = ("coordinator_epoch", "ended", "opened", "plain")
@@ -122,7 +121,8 @@ class TransactionAudit:
             self._see_marker(batch, producer, producer_id, epoch, batch.is_commit)
 
     def lose_sight(self, batch: StoredBatch) -> None:
-        """Forget the open transactions that a damaged batch may have ended.
+        """Forget the open transactions that a damaged batch may have ended, so that none is reported by
+        mistake.
 
         The batch may be a marker of the producer in its header. If the header is unreadable, the batch may be
         a marker of any producer.
@@ -134,7 +134,7 @@ class TransactionAudit:
             self._producers[batch.producer_id].opened = None
 
     def take_outcomes(self) -> list[BumpedOutcome]:
-        """Return the outcomes that were noted since the last call."""
+        """Return the outcomes of transactions that ended with a raised epoch since the last call."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
@@ -144,7 +144,7 @@ class TransactionAudit:
             if producer.opened is not None:
                 self._report_open(producer_id, producer.opened)
 
-    # Data
+    # Data batches batches
 
     def _see_data(self, batch: StoredBatch, producer: _Producer, producer_id: int, epoch: int) -> None:
         opened = producer.opened

@@ -159,7 +159,7 @@ def _check_combination(requested: _Requested, *, has_table: bool, is_on_spark: b
 
 
 class _Requested(NamedTuple):
-    """The audit that the user requested."""
+    """The options of `oncelog audit` that select what is audited and how."""
 
     names: tuple[str, ...]
     bootstrap: str
@@ -172,7 +172,9 @@ class _Requested(NamedTuple):
 
 
 def _is_local(local: bool | None, requested: _Requested) -> bool:
-    """Return True if the audit runs in this process. Raises click.UsageError for options that need Spark."""
+    """Return True if the audit runs in this process, False if it runs on Spark. Raises click.UsageError if
+    --local is combined with options that need Spark.
+    """
     needs_spark = None
     if isinstance(requested.key, str):
         needs_spark = "--key-expr, which is SQL,"

@@ -21,9 +21,11 @@ DEFAULT_SERVERS = "127.0.0.1:9092"
 _SERVERS = "bootstrap.servers"
 _PIPED_COLUMNS = 400
 _MAX_COMPARED = 5_000
-"""The maximum number of topic names to compare with a mistyped name. More would take longer than a second."""
+"""The maximum number of topic names to compare with a mistyped name. Comparing more would take over a second.
+"""
 _MIN_CELL = 14
-"""The width up to which short cells are not cut. If this leaves too little room, rows are printed as blocks.
+"""Cells up to this width are not cut in a table. If the terminal is too narrow for that, rows are printed as
+blocks.
 """
 
 _HARMLESS = "\n\t\u00a0\u2009\u202f\u3000\u200c\u200d"
@@ -36,7 +38,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 class ClientConfig(dict[str, Any]):
     """The client settings of a command.
 
-    `profile` is the name of the profile in use, or None. `of_profile` are the settings that come from it.
+    `profile` is the name of the profile in use, or None. `of_profile` has the names of the settings that come
+    from this profile.
     """
 
     def __init__(self, settings: Mapping[str, Any], profile: str | None, of_profile: Iterable[str]) -> None:
@@ -115,7 +118,9 @@ def bootstrap_options(function: F) -> F:
 
 
 def _near_topic(config: ClientConfig, arguments: Mapping[str, Any]) -> str | None:
-    """Return the existing topic whose name is most similar to that of a command's missing topic, or None."""
+    """Return the existing topic whose name is most similar to the missing topic of a command. Return None if
+    no name is similar, or the topics cannot be listed.
+    """
     from oncelog.config import ADMIN
 
     texts: list[str] = []
@@ -123,7 +128,8 @@ def _near_topic(config: ClientConfig, arguments: Mapping[str, Any]) -> str | Non
         value = arguments.get(name) or ()
         texts += [value] if isinstance(value, str) else value
     try:
-        # Drop settings of -X that only other clients know. The command has already refused unknown settings.
+        # Keep only the settings that an Admin has. -X may have settings of other clients, and the command has
+        # already refused unknown ones.
         with new_admin({key: value for key, value in config.items() if ADMIN.get(key)}) as admin:
             existing = [topic.name for topic in admin.list_topics()][:_MAX_COMPARED]
     except OncelogError:
@@ -142,16 +148,18 @@ def make_client_config(
 ) -> ClientConfig:
     """Return the client settings of the command line, the environment, the file, a profile and the default.
 
-    If several of them have a setting, the first one in this order wins. `profile` is the profile that an
-    option or the environment names. Without one, the current profile is used, unless another cluster is
-    named, because that cluster must not get the profile's passwords. Raises click.UsageError if the command
-    line or the environment names two clusters, because a command that deletes must not guess.
+    If several of these sources have a setting, the first source in this order wins. `profile` is the profile
+    that an option or the environment names. If `profile` is None, the current profile is used. It is not used
+    if -b, -X, the environment or the file names another cluster, because that cluster must not get the
+    profile's passwords. Raises click.UsageError if two clusters are named, because a command that deletes
+    must not guess.
     """
     profiles = profiles or Profiles()
     of_profile = _canonical(profiles.get(profile)) if profile is not None else {}
     of_command_line = _canonical(parse_properties(properties))
     of_file = _canonical(of_file)
-    # Each pair is parsed by itself, because `of_command_line` has only the last value of a setting.
+    # Parse each pair separately to find contradictions: `of_command_line` has only the last value of a
+    # setting.
     pairs = [(pair, _canonical(parse_properties([pair])).get(_SERVERS)) for pair in properties]
     named = _only_cluster(
         [(f"-b {value}", value) for value in servers]
@@ -174,7 +182,7 @@ def make_client_config(
 
 
 def _canonical(given: Mapping[str, str]) -> dict[str, str]:
-    """Return settings under their names with dots.
+    """Return the settings with Kafka's names, which have dots.
 
     Clients also accept names with underscores. With both spellings, a merge could keep two values of one
     setting, and the wrong one would win.
@@ -210,7 +218,9 @@ def _servers_of(value: str) -> frozenset[str]:
 
 
 def cluster_text(client_config: Mapping[str, Any]) -> str:
-    """Return the text that names the cluster in a confirmation: its bootstrap servers and profile."""
+    """Return the text that names the cluster in a confirmation: its bootstrap servers, and the profile if one
+    is used.
+    """
     profile = getattr(client_config, "profile", None)
     of_profile = f" (profile {profile})" if profile else ""
     return f"the cluster at {client_config[_SERVERS]}{of_profile}"
@@ -240,14 +250,17 @@ def _environment_properties() -> dict[str, str]:
 def only_settings_of(table: Any, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return `config` without those settings of the environment and the profile that are not in `table`.
 
-    Both may contain settings for other clients. Settings of -X stay, so that a wrong name is refused.
+    The environment and the profile may contain settings for other clients. Settings of -X stay, so that the
+    client refuses a wrong name.
     """
     of_others = _environment_properties().keys() | getattr(config, "of_profile", ())
     return {key: value for key, value in config.items() if table.get(key) or key not in of_others}
 
 
 def known_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Return client settings under their names with dots. Raises ConfigError for an unknown one."""
+    """Return client settings with Kafka's names, which have dots. Raises ConfigError for an unknown name or
+    an invalid value.
+    """
     from oncelog.config import ADMIN, CONSUMER, PRODUCER
 
     settings = _canonical(given)
@@ -276,7 +289,7 @@ output_option = click.option(
 
 
 def printable(text: str) -> str:
-    """Return text with escaped control characters. Line ends, tabs and spaces stay.
+    """Return text in which control characters are escaped. Line ends, tabs and spaces are kept.
 
     Names come from the cluster and may be hostile: a terminal executes control sequences in them.
     """
@@ -311,7 +324,8 @@ def partition_arguments(texts: Sequence[str]) -> list[tuple[str, list[int] | Non
 
 
 def existing_partitions(admin: Any, where: Sequence[tuple[str, list[int] | None]]) -> list[Any]:
-    """Return the partitions that a result of `partition_arguments` contains, in order.
+    """Return the partitions that `where`, a result of `partition_arguments`, selects. They are sorted by
+    topic and number.
 
     Raises UnknownTopicOrPartition, and click.ClickException for a partition that does not exist.
     """
@@ -329,7 +343,7 @@ def existing_partitions(admin: Any, where: Sequence[tuple[str, list[int] | None]
 
 
 def size_text(count: int) -> str:
-    """Return a number of bytes in a readable unit."""
+    """Return a number of bytes as text with a readable unit, such as `1.5 MiB`."""
     size, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if size < 1024:
@@ -339,7 +353,7 @@ def size_text(count: int) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print a line that may contain names from the cluster."""
+    """Print a line that may contain names from the cluster. Control characters are escaped."""
     click.echo(printable(text), err=err)
 
 
@@ -368,7 +382,9 @@ def emit(
 
 
 def held_back_cells(ends: Any) -> dict[str, Any]:
-    """Return table cells: the last stable offset, the transaction that holds it, and whether that hangs."""
+    """Return table cells: the last stable offset, the transaction that holds it back, and whether that
+    transaction hangs.
+    """
     holder = ends.held_by
     judged = holder.judged if holder else None
     return {
@@ -425,14 +441,17 @@ def _emit_table(
     for line in cells:
         # Use Text, because rich interprets brackets in a str as markup.
         table.add_row(*map(Text, line))
-    # Let click print the table: if the reader of a pipe has closed it, rich would exit with 1.
+    # Let click print the table. If the reader of the pipe has gone, rich would exit with 1, while click's
+    # BrokenPipeError leads to exit code 141.
     with console.capture() as capture:
         console.print(table)
     click.echo(capture.get(), nl=False)
 
 
 def needed_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
-    """Return the width of the narrowest table in which words of titles and short cells are not cut."""
+    """Return the width of the narrowest table in which no word of a title and no short cell (`_MIN_CELL`) is
+    cut.
+    """
     from rich.cells import cell_len
 
     needed = 2 * max(len(titles) - 1, 0)
@@ -443,7 +462,7 @@ def needed_columns(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> int
 
 
 def blocks(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Return each row as lines of a title and a value, with an empty line between rows."""
+    """Return the rows as text: one line with title and value per cell, and an empty line between rows."""
     width = max(map(len, titles), default=0)
     return "\n".join(
         "".join(f"{padded(title, width)}  {cell}\n" for title, cell in zip(titles, line, strict=True))

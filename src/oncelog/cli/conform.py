@@ -197,12 +197,13 @@ def section_counts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def joined_rows(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return the outcomes as rows, with one row for the versions of a scenario that ended in the same way."""
+    """Return the outcomes as rows. Versions of a scenario with the same result and reason share a row."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for outcome in outcomes:
         reason = outcome.reason
         if outcome.result == "skipped" and reason:
-            # Drop the version at the end of "the broker offers Produce 3-11, not 12", to join such rows.
+            # Drop ", not 12" from "the broker offers Produce 3-11, not 12", so that such outcomes share a
+            # row.
             reason = reason.partition(", not ")[0]
         key = (outcome.section, outcome.scenario, outcome.result, reason)
         if key not in rows:

@@ -65,7 +65,7 @@ class _Options:
 
 @dataclass(slots=True)
 class _Counts:
-    """The numbers of records that were read, and of those that matched the filter.
+    """The number of records read, and the number of those that matched the filter.
 
     `pending` has the records of the last poll until they are printed or written to the file.
     """
@@ -220,8 +220,8 @@ def _consumer(client_config: dict[str, Any], options: _Options) -> Any:
     elif options.offset is not None:
         config.setdefault("auto.offset.reset", "none")
     elif options.from_beginning or options.tail is not None or options.since_ms is not None:
-        # If retention deletes the next records meanwhile, continue at the first remaining record. The default
-        # (latest) would leave out all records until the end. Guard:
+        # If retention deletes the next records before they are read, continue at the first remaining record.
+        # The default (latest) would skip to the end of the partition. Guard:
         # test_records_that_are_left_after_a_deletion_are_read.
         config.setdefault("auto.offset.reset", "earliest")
     return Consumer(config)
@@ -230,7 +230,7 @@ def _consumer(client_config: dict[str, Any], options: _Options) -> Any:
 def _start(
     consumer: Any, client_config: dict[str, Any], topics: Sequence[str], options: _Options
 ) -> Mapping[Any, int]:
-    """Subscribe, or assign partitions and move to where reading starts.
+    """Subscribe with --group; otherwise assign partitions and seek to the offsets at which reading starts.
 
     Return the offsets at which reading stops; an empty mapping if no option sets such a limit.
     """
@@ -257,14 +257,14 @@ def _start(
 
 
 def _pattern(text: str) -> Any:
-    """Return a compiled RE2 pattern. Raises click.UsageError."""
+    """Return a compiled RE2 pattern. Raises click.UsageError for an invalid one."""
     import re2
 
     options = re2.Options()
     options.log_errors = False
     try:
         return re2.compile(text, options)
-    # re2 raises ValueError for text that is not UTF-8.
+    # ValueError: re2 raises it for text that is not UTF-8.
     except (re2.error, ValueError) as error:
         reason = error.args[0] if error.args else error
         reason = reason.decode(errors="replace") if isinstance(reason, bytes) else reason
@@ -272,10 +272,13 @@ def _pattern(text: str) -> Any:
 
 
 def _matching(client_config: dict[str, Any], patterns: Sequence[Any], texts: Sequence[str]) -> list[str]:
-    """Return the names of all topics that match a pattern. Raises click.ClickException if there is none."""
+    """Return the names of all topics that match any of the patterns. Raises click.ClickException if no topic
+    matches.
+    """
     from oncelog.config import ADMIN
 
-    # Drop settings of -X that only consumers know. The consumer has already refused unknown settings.
+    # Keep only the settings that an Admin has. -X may have settings of consumers, and the Consumer has
+    # already refused unknown ones.
     with new_admin({key: value for key, value in client_config.items() if ADMIN.get(key)}) as admin:
         names = [topic.name for topic in admin.list_topics()]
     matching = [name for name in names if any(pattern.fullmatch(name) for pattern in patterns)]
@@ -285,7 +288,9 @@ def _matching(client_config: dict[str, Any], patterns: Sequence[Any], texts: Seq
 
 
 def _ends(consumer: Any, tps: Sequence[Any], options: _Options) -> Mapping[Any, int]:
-    """Return the end offset of each partition that --until, --until-end or --tail refers to."""
+    """Return for each partition the offset at which --until or --until-end stops, or from which --tail counts
+    back. Return an empty mapping without these options.
+    """
     if not options.has_end and options.tail is None:
         return {}
     ends: dict[Any, int] = consumer.end_offsets(tps)
@@ -305,7 +310,7 @@ def _place(consumer: Any, tps: Sequence[Any], options: _Options, ends: Mapping[A
             consumer.seek(tp, max(start, ends[tp] - options.tail))
     elif options.since_ms is not None:
         found = consumer.offsets_for_times(dict.fromkeys(tps, options.since_ms))
-        # If a partition has no record at or after --since, read it from its end on.
+        # If a partition has no record at or after --since, start at its end.
         at_end = consumer.end_offsets([tp for tp in tps if found[tp] is None])
         for tp in tps:
             consumer.seek(tp, at_end[tp] if found[tp] is None else found[tp].offset)
@@ -314,7 +319,9 @@ def _place(consumer: Any, tps: Sequence[Any], options: _Options, ends: Mapping[A
 def _records(
     consumer: Any, options: _Options, ends: Mapping[Any, int], record_filter: RecordFilter, counts: _Counts
 ) -> Iterator[list[Any]]:
-    """Yield the matching records of each poll until a limit is reached."""
+    """Yield the matching records of each poll until --max-messages, --timeout-ms or the end offsets are
+    reached.
+    """
     max_messages, timeout_ms = options.max_messages, options.timeout_ms
     quiet_seconds = 0.0
     while max_messages is None or counts.matched < max_messages:
@@ -324,7 +331,7 @@ def _records(
         if timeout_ms is not None:
             wait = min(wait, timeout_ms / 1000 - quiet_seconds)
         room = None if max_messages is None else max_messages - counts.matched
-        # Use one statement, so that no signal handler runs between the poll and the assignment to `pending`.
+        # Keep this in one statement, so that no signal handler runs between the poll and the assignment.
         counts.pending = rows = consumer.poll(wait, max_records=room)
         rows = [row for row in rows if not ends or row.offset < ends[row.topic, row.partition]]
         quiet_seconds = 0.0 if rows else quiet_seconds + wait
@@ -337,9 +344,9 @@ def _records(
 
 
 def _give_back(consumer: Any, rows: Sequence[Any]) -> None:
-    """Move the positions of a group's member back to records that it polled and did not write.
+    """Move a group member's positions back to the first records that it polled but did not write.
 
-    Otherwise the commit at the end would cover them. Guard:
+    Otherwise the commit at the end would cover these records. Guard:
     test_a_group_does_not_commit_what_was_polled_and_not_written.
     """
     from oncelog.types import TopicPartition
@@ -349,7 +356,7 @@ def _give_back(consumer: Any, rows: Sequence[Any]) -> None:
         first.setdefault(TopicPartition(row.topic, row.partition), row.offset)
     with Interrupt():
         for tp, offset in first.items():
-            # Ignore this error: another member may own the partition by now.
+            # Ignore MisuseError: another member may own the partition by now.
             with suppress(MisuseError):
                 consumer.seek(tp, offset)
 
@@ -370,12 +377,13 @@ def _print(polls: Iterator[list[Any]], output: str, parts: list[Part] | None, co
     try:
         try:
             for rows in polls:
-                # Print the header only with the first records: the topic may not exist.
+                # Print the header only together with the first records: the poll may show that the topic does
+                # not exist.
                 if rows and output in ("table", "wide") and not has_head:
                     click.echo(_table_line(_HEAD, output == "wide"))
                     has_head = True
-                # All records of a poll are one write, so that an interrupt leaves only whole,
-                # counted records.
+                # Write all records of a poll in one call, so that an interrupt cannot leave a partial or
+                # uncounted record.
                 text = _text_of_all(rows, output, parts, count)
                 count += len(rows)
                 _write(text)
@@ -394,13 +402,13 @@ def _print(polls: Iterator[list[Any]], output: str, parts: list[Part] | None, co
             sys.stdout.write("[]\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # Python flushes standard output at exit. If it still were the closed pipe, the flush would raise
+        # Replace the closed pipe by the null device. Otherwise Python's flush at exit would raise
         # BrokenPipeError again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _text_of_all(rows: Sequence[Any], output: str, parts: list[Part] | None, index: int) -> str | bytes:
-    """Return the text to print for records. `index` is the number of records before them."""
+    """Return the text to print for `rows`. `index` is the number of records that were printed before."""
     if parts is not None:
         return b"".join(render(parts, record) for record in rows)
     if output == "value":
@@ -409,8 +417,8 @@ def _text_of_all(rows: Sequence[Any], output: str, parts: list[Part] | None, ind
 
 
 def _write(data: str | bytes) -> None:
-    """Write text, or bytes of records. A pipe gets the bytes unchanged; on a terminal, control characters are
-    escaped.
+    """Write text or the bytes of records to standard output. Bytes go to a pipe or file unchanged; on a
+    terminal, control characters are escaped.
     """
     if isinstance(data, str):
         sys.stdout.write(data)

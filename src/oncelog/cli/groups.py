@@ -184,7 +184,7 @@ def _offset_rows(admin: Any, described: Any) -> list[dict[str, Any]]:
 
 
 def _remark(offset: int | None, ends: Any) -> str | None:
-    """Return the problem with a committed offset, or None if there is none."""
+    """Return the problem with a committed offset as text, or None if the offset is valid."""
     if offset is None or ends.end is None or ends.start is None:
         return None if ends.end is not None else "no broker returned its offsets"
     by_setting = "auto.offset.reset decides where reading starts"
@@ -236,7 +236,7 @@ def reset_offsets(
 
     The CSV files are those of kafka-consumer-groups (--export, --from-file).
     """
-    # Compare by identity: 0 is a valid value of --to-offset and --shift-by, and equals False.
+    # Compare with `is`, not `==`: 0 is a valid value of --to-offset and --shift-by, and 0 == False.
     targets = {name: value for name, value in given.items() if value is not None and value is not False}
     if len(targets) != 1:
         raise click.UsageError(f"use exactly one of {_options_text(given)}")
@@ -292,7 +292,7 @@ def _offsets_in(path: Path, group: str) -> dict[Any, int]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return parse_plan(file, group)
-    except ValueError as error:  # including text that is not UTF-8
+    except ValueError as error:  # also UnicodeDecodeError: text that is not UTF-8
         raise click.ClickException(f"{path}: {error}") from None
 
 

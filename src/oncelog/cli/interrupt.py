@@ -1,4 +1,6 @@
-"""Ctrl-C in commands that read a stream of items, and signals that must not skip a clean-up."""
+"""Handlers of Ctrl-C for commands that process a stream of items, and of SIGTERM and SIGHUP for commands that
+clean up.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ T = TypeVar("T")
 
 
 class Interrupt:
-    """The handler of Ctrl-C.
+    """A handler of Ctrl-C.
 
-    The first Ctrl-C ends the input, but never interrupts the processing of an item. The second one ends the
-    command.
+    The first Ctrl-C ends the input of `until`, but does not interrupt the processing of an item. The second
+    Ctrl-C raises KeyboardInterrupt immediately.
     """
 
     def __init__(self) -> None:
@@ -35,7 +37,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def until(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items until Ctrl-C."""
+        """Yield the items until they end or Ctrl-C is pressed."""
         iterator = iter(items)
         while True:
             try:

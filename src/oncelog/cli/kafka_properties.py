@@ -1,4 +1,5 @@
-"""A server.properties of Apache Kafka as settings of this broker: what is renamed, left out, and reported.
+"""Convert a server.properties of Apache Kafka to settings of this broker. Settings are renamed, left out or
+refused.
 
 Only settings whose absence changes no promise are left out: threads, buffers, replication, controllers, share
 groups, tiered storage. Any other setting that this broker does not have stays an error, because leaving it
@@ -42,7 +43,9 @@ _WITHOUT_EFFECT = re.compile(
     re.VERBOSE,
 )
 _ONLY_FALSE = ("remote.log.storage.system.enable", "transaction.two.phase.commit.enable")
-"""Settings that can be left out only if they switch their feature off."""
+"""Boolean settings that are left out if they are `false`. With any other value they stay, and the broker
+refuses them.
+"""
 _IN_MS = (
     ("log.retention.minutes", "log.retention.ms", 60_000),
     ("log.retention.hours", "log.retention.ms", 3_600_000),
@@ -50,20 +53,23 @@ _IN_MS = (
 )
 """Kafka's setting, this broker's setting in ms, and the factor between them.
 
-If several have the same setting in ms, the first one that is set wins. A value of -1 stays -1.
+If several settings have the same counterpart in ms, the first one that is set wins. A value of -1 (no limit)
+stays -1.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaProperties:
-    """The settings of a file for this broker, and the keys that were left out."""
+    """A file's settings that apply to this broker, and the names of those that were left out."""
 
     settings: dict[str, str]
     without_effect: list[str]
 
 
 def adapt(properties: Mapping[str, str]) -> KafkaProperties:
-    """Return the settings of a server.properties for this broker. Raises ConfigError."""
+    """Return the settings of a server.properties as settings of this broker. Raises ConfigError for a
+    controller's file or an invalid time.
+    """
     rest = dict(properties)
     _leave_out_controller(rest)
     for theirs, ours, factor in _IN_MS:
@@ -90,7 +96,9 @@ def adapt(properties: Mapping[str, str]) -> KafkaProperties:
 
 
 def _leave_out_controller(properties: dict[str, str]) -> None:
-    """Drop the controller's listeners, which only brokers and controllers use. Raises ConfigError."""
+    """Remove the controller's listeners from `properties`, because this broker has no controller protocol.
+    Raises ConfigError if the file is for a controller only.
+    """
     roles = _items(properties.get("process.roles", ""))
     if roles == ["controller"]:
         raise ConfigError("process.roles=controller: this file is for a controller, and Oncelog is a broker")

@@ -124,7 +124,7 @@ def _on_spark(load: Any, config: dict[str, Any], master: str | None, show: Calla
     from oncelog.load.on_spark import run_load_on_spark
     from oncelog.spark.session import local_session
 
-    # Switch speculation off: a speculative copy of a task would take the load over from the running task.
+    # Disable speculation: a speculative copy of a task would fence the task that is running.
     with local_session("oncelog load", master or "local[*]", {"spark.speculation": "false"}) as session:
         return run_load_on_spark(session, load, config, show if sys.stderr.isatty() else None)
 

@@ -72,7 +72,7 @@ def _added() -> dict[str, EntryPoint]:
 
 
 def _load(entry: EntryPoint) -> click.Command:
-    """Load a command that another package provides. Raises ClickException if it cannot be loaded."""
+    """Import a command that another package provides. Raises ClickException if the import fails."""
     try:
         command: click.Command = entry.load()
     except Exception as error:
@@ -96,7 +96,8 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # Exit as if SIGPIPE had ended the program, because the command may not have completed its work.
+            # Use the exit code of a program ended by SIGPIPE, not 0: the command may not have completed its
+            # work.
             _give_up_output()
             raise SystemExit(EXIT_BROKEN_PIPE) from None
 
@@ -127,7 +128,7 @@ class _LazyGroup(click.Group):
         try:
             return _load(entry)
         except click.ClickException:
-            if ctx.resilient_parsing:  # In shell completion, omit the command.
+            if ctx.resilient_parsing:  # in shell completion, omit the command
                 return None
             raise
 
@@ -167,7 +168,7 @@ def main() -> None:
     except OncelogError as error:
         _fail(error, EXIT_ERROR)
     except OSError as error:
-        # For example, standard output or the file of an option such as --svg cannot be written.
+        # For example: standard output, or the file of an option such as --svg, cannot be written.
         _give_up_output()
         _fail(error, EXIT_ERROR)
 
@@ -175,22 +176,24 @@ def main() -> None:
 def _occupy_standard_streams() -> None:
     """Open the null device as each standard stream that is closed.
 
-    Otherwise the next file or socket would get the descriptor of that stream. libuv aborts the process when
-    such a descriptor is closed, and whatever writes to the stream writes into that file. Guard:
+    Otherwise the next file or socket would get the descriptor of that stream. Text for the stream would then
+    go into that file or socket, and libuv aborts the process when it is closed. Guard:
     test_closed_standard_streams_do_not_abort_a_command.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STANDARD_ERROR:
         # Processes that this one starts inherit the standard streams.
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    # Python has set these to None. Standard input stays None: `produce` then has no lines to read.
+    # Python has set the streams that were closed to None. Standard input stays None: `produce` then has no
+    # lines to read.
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _escape_what_cannot_be_encoded() -> None:
-    """Let standard output escape characters that its encoding lacks, as standard error does.
+    """Make standard output escape characters that its encoding lacks, as standard error does, instead of
+    failing.
 
     Names and values come from the cluster, and the locale may be ASCII or Latin-1. Guard:
     test_what_standard_output_cannot_encode_is_escaped.
@@ -200,7 +203,9 @@ def _escape_what_cannot_be_encoded() -> None:
 
 
 def _give_up_output() -> None:
-    """If standard output cannot be written, replace it, so that the flush at exit does not fail as well."""
+    """Replace standard output by the null device if it cannot be flushed, so that the flush at exit does not
+    fail as well.
+    """
     try:
         sys.stdout.flush()
     except OSError:

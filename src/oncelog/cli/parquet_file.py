@@ -16,7 +16,7 @@ from oncelog.types import Record
 
 CHUNK_RECORDS = 50_000
 CHUNK_BYTES = 32 << 20
-"""A row group is written when this many records or bytes are waiting."""
+"""A row group is written when CHUNK_RECORDS records or CHUNK_BYTES bytes are buffered."""
 
 SCHEMA = pa.schema(
     [
@@ -32,13 +32,16 @@ SCHEMA = pa.schema(
 
 
 class ParquetFile:
-    """A Parquet file that is being written. It replaces `path` when the `with` block ends without an error.
+    """A context manager that writes a Parquet file. The file replaces `path` when the `with` block ends
+    without an error.
 
     If `path` is a symbolic link, the link stays, and the file that it points to is replaced.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raise MisuseError if `path` is a device or a pipe, which a file must not replace."""
+        """Raise MisuseError if `path` exists and is not a regular file, because a device or pipe must not be
+        replaced.
+        """
         # A superuser's `--to-parquet /dev/null` would leave the system without a null device. Guard:
         # test_a_parquet_file_replaces_no_pipe_and_no_link.
         if path.exists() and not path.is_file():
@@ -68,16 +71,17 @@ class ParquetFile:
             if kind is None:
                 os.replace(self._temporary, self._path)
         finally:
-            self._writer.is_open = False  # after a full disk, its finalizer would write again
+            # Otherwise the writer's finalizer would write again, even after the disk was full.
+            self._writer.is_open = False
             self._file.close()
             self._temporary.unlink(missing_ok=True)
 
     def add(self, records: Sequence[Record]) -> None:
-        """Add records. Full chunks are written."""
+        """Buffer records. Each time the buffer is full, write it as a row group."""
         for record in records:
             self._rows.append(record)
             self._bytes += len(record.key or b"") + len(record.value or b"")
-            # Guard: test_large_headers_end_a_row_group.
+            # Headers count too, because they may be large. Guard: test_large_headers_end_a_row_group.
             self._bytes += sum(len(name) + len(data or b"") for name, data in record.headers)
             if len(self._rows) >= CHUNK_RECORDS or self._bytes >= CHUNK_BYTES:
                 self._write_chunk()

@@ -9,13 +9,17 @@ from collections.abc import Iterable, Iterator
 from oncelog.types import TopicPartition
 
 _MAX_DIGITS = 19
-"""Maximum number of digits: those of the largest 64-bit number. int() of thousands of digits is slow."""
+"""Maximum number of digits in a number: the largest 64-bit number has 19. int() of thousands of digits is
+slow.
+"""
 _MAX_PARTITION = 2**31 - 1
 _MAX_OFFSET = 2**63 - 1
 
 
 def parse_partitions(text: str) -> tuple[str, list[int] | None]:
-    """Return topic and partitions of `TOPIC:0,2`; None for all partitions of `TOPIC`. Raises ValueError."""
+    """Return the topic and the partition numbers in `TOPIC:0,2`. For `TOPIC` alone the numbers are None,
+    which means all partitions. Raises ValueError for other text.
+    """
     topic, separator, numbers = text.partition(":")
     parts = numbers.split(",") if separator else []
     if not topic or not all(_is_number(part) and int(part) <= _MAX_PARTITION for part in parts):
@@ -24,7 +28,9 @@ def parse_partitions(text: str) -> tuple[str, list[int] | None]:
 
 
 def format_plan(rows: Iterable[tuple[TopicPartition, int]]) -> str:
-    """Return offsets as CSV: topic, partition, offset. kafka-consumer-groups reads it with --from-file."""
+    """Return offsets as CSV rows of topic, partition and offset. kafka-consumer-groups --from-file reads the
+    same format.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows((tp.topic, tp.partition, offset) for tp, offset in rows)
@@ -34,7 +40,8 @@ def format_plan(rows: Iterable[tuple[TopicPartition, int]]) -> str:
 def parse_plan(lines: Iterable[str], group: str) -> dict[TopicPartition, int]:
     """Return the offsets in CSV rows: topic, partition and offset, optionally with the group before them.
 
-    Rows of other groups are left out. Raises ValueError, whose text has the line number.
+    Rows of other groups are left out. Raises ValueError for a malformed or repeated row (the text has the
+    line number), or if no row remains.
     """
     offsets: dict[TopicPartition, int] = {}
     for number, row in _rows(lines):

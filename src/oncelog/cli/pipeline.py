@@ -80,7 +80,8 @@ def run(
     from oncelog.runtime.event_log import log_to_stderr
     from oncelog.spark.session import check_spark
 
-    # Check this here, so that the error is one line and not the traceback of the child process.
+    # Check this before the child process starts, so that the user sees a one-line error and not the child's
+    # traceback.
     check_spark()
     given = PIPELINE.parse(parse_properties(properties))
     limits = Limits(

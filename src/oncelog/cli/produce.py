@@ -36,7 +36,7 @@ Arguments = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Input:
-    """The options that say how records are made from the input."""
+    """The options that define how lines of input become records."""
 
     jsonl: bool
     key_separator: str | None
@@ -131,7 +131,7 @@ class _Stretch:
 
 @dataclass(slots=True)
 class _Tally:
-    """Counts of sent and failed records, and the offsets of the stored ones.
+    """The numbers of sent and failed records, and the stored records of each partition.
 
     The producer calls `on_delivery` in its own thread, and `_send` calls it in the main thread.
     """
@@ -179,7 +179,7 @@ def _send_all(
 ) -> Exception | None:
     """Send all records and wait for their outcomes.
 
-    Return the error that ended the input early, or None. Records before the error are still sent.
+    Return the error that stopped the reading of records, or None. Records before the error are still sent.
     """
     from oncelog.client.producer.blocking import Producer
     from oncelog.config import PRODUCER
@@ -213,8 +213,8 @@ def _send_all(
 async def _check_topic(settings: Settings, topic: str) -> None:
     """Raise UnknownTopicOrPartition after a short wait if the topic does not exist.
 
-    `Producer.send` waits up to max.block.ms, because an application may start before its topic exists. In a
-    command a typing error is more likely.
+    `Producer.send` waits up to max.block.ms, because an application may start before its topic exists. For a
+    command that would be too long: a mistyped name is more likely.
     """
     from oncelog.client.connection.cluster import UNKNOWN_TOPIC_PATIENCE_MS, ClusterConnection
 
@@ -225,7 +225,7 @@ async def _check_topic(settings: Settings, topic: str) -> None:
             try:
                 await cluster.refresh_metadata([topic])
             except (DisconnectedError, TimedOut):
-                # Do not check the topic: the producer itself waits for a broker.
+                # Without a connection, leave the topic unchecked: the producer itself waits for a broker.
                 return
             error = cluster.why_no_leader(TopicPartition(topic, 0))
             if not isinstance(error, UnknownTopicOrPartition):
@@ -241,7 +241,7 @@ def _send(producer: Any, topic: str, record: Arguments, tally: _Tally) -> None:
     tally.sent += 1
     try:
         producer.send(topic, on_delivery=tally.on_delivery, **record)
-    # Only this record fails; the command continues with the next one.
+    # MessageTooLarge concerns only this record, so the command continues with the next one.
     except MessageTooLarge as error:
         tally.on_delivery(None, error)
 
@@ -273,7 +273,9 @@ class _Status(AbstractContextManager[Callable[[], object]]):
 
 
 def _delimiter(text: str | None) -> bytes | None:
-    """Return the bytes that end a record; None for a line end. Raises click.UsageError."""
+    """Return the bytes that separate records, or None if records are lines. Raises click.UsageError for an
+    invalid option.
+    """
     if text is None:
         return None
     try:
@@ -286,7 +288,9 @@ def _delimiter(text: str | None) -> bytes | None:
 
 
 def _lines(files: tuple[IO[bytes], ...], delimiter: bytes | None) -> Iterator[tuple[str, bytes]]:
-    """Yield (file name and line number, line without its end). A closed standard input has no lines."""
+    """Yield pairs: the place of a line (file name and line number), and the line without its line end. If
+    standard input is closed, it has no lines.
+    """
     if not files and sys.stdin is None:
         return
     for file in files or (sys.stdin.buffer,):
@@ -330,7 +334,9 @@ def _parsed(lines: Iterable[tuple[str, bytes]], parse: Callable[[bytes], Argumen
 
 
 def _parser(source: _Input) -> Callable[[bytes], Arguments]:
-    """Return the function that makes a record from a line. Raises click.UsageError."""
+    """Return the function that converts a line to arguments of `Producer.send`. Raises click.UsageError for
+    invalid options.
+    """
     if source.jsonl and (
         source.key_separator is not None
         or source.key is not None
@@ -383,7 +389,9 @@ def _line_parser(key_separator: str | None) -> Callable[[bytes], Arguments]:
 
 
 def parse_json(line: bytes) -> Arguments:
-    """Convert a JSON object to keyword arguments of Producer.send. Raises ValueError."""
+    """Convert the text of a JSON object to keyword arguments of `Producer.send`. Raises ValueError for
+    invalid text or fields.
+    """
     row = json.loads(line)
     if not isinstance(row, dict) or row.keys() - _FIELDS:
         raise ValueError(f"expected a JSON object with some of {', '.join(sorted(_FIELDS))}")
@@ -401,7 +409,7 @@ def parse_json(line: bytes) -> Arguments:
 
 
 def _bytes_of(row: dict[str, Any], name: str) -> bytes | None:
-    """Return the field `name` as bytes, or None.
+    """Return the field `name` as bytes, or None if it is missing or null.
 
     The field `<name>_base64` takes precedence. Text becomes UTF-8, and any other value JSON.
     """

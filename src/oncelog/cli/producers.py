@@ -1,4 +1,4 @@
-"""`oncelog producers`: show the state by which partitions recognise duplicates."""
+"""`oncelog producers`: show the producer state of partitions, by which brokers recognise duplicates."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def describe(where: str, producer_id: int | None, output: str, client_config: di
 
 
 def parse_where(where: str) -> tuple[str, int | None]:
-    """Parse `TOPIC` or `TOPIC:PARTITION`. Raises click.BadParameter."""
+    """Return topic and partition of `TOPIC:PARTITION`, or topic and None for `TOPIC`. Raises
+    click.BadParameter.
+    """
     topic, separator, partition = where.partition(":")
     if not topic or (separator and not partition.isdecimal()):
         raise click.BadParameter(f"{where!r}: expected TOPIC or TOPIC:PARTITION")

@@ -34,7 +34,9 @@ class Profiles:
     profiles: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def get(self, name: str) -> dict[str, str]:
-        """Return the settings of a profile. Raises ConfigError, which names a similar profile."""
+        """Return the settings of a profile. If it does not exist, raise ConfigError, whose text names a
+        similar profile.
+        """
         if name not in self.profiles:
             near = difflib.get_close_matches(name, self.profiles, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "see `oncelog profile list`"
@@ -43,7 +45,9 @@ class Profiles:
 
 
 def config_path() -> Path:
-    """Return the path of the file. A relative $XDG_CONFIG_HOME is ignored, as its specification says."""
+    """Return the path of the profiles file. A relative $XDG_CONFIG_HOME is ignored, as the XDG specification
+    demands.
+    """
     base = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     return (base if base.is_absolute() else Path.home() / ".config") / "oncelog" / "config.toml"
 
@@ -55,7 +59,7 @@ def check_name(name: str) -> None:
 
 
 def parse_profiles(text: str) -> Profiles:
-    """Return the profiles in the text of the file. Raises ConfigError."""
+    """Return the profiles in the text of a profiles file. Raises ConfigError for invalid text."""
     try:
         document: dict[str, Any] = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -87,7 +91,7 @@ def _text(name: str, key: str, value: object) -> str:
 
 
 def format_profiles(profiles: Profiles) -> str:
-    """Return the text of the file."""
+    """Return the text of the profiles file for `profiles`."""
     lines = [_HEAD]
     if profiles.current is not None:
         lines.append(f"current = {_quoted(profiles.current)}\n")
@@ -102,7 +106,9 @@ def _quoted(text: str) -> str:
 
 
 def read_profiles() -> Profiles:
-    """Return the profiles of the user; none if there is no file. Raises ConfigError that names the file."""
+    """Return the user's profiles; an empty Profiles if there is no file. Raises ConfigError, whose text names
+    the file.
+    """
     path = config_path()
     try:
         return parse_profiles(path.read_text(encoding="utf-8"))
@@ -117,10 +123,10 @@ def read_profiles() -> Profiles:
 
 
 def write_profiles(profiles: Profiles) -> Path:
-    """Replace the file by one that only its owner can read, and return its path."""
+    """Write the profiles file, readable only by its owner because it has passwords, and return its path."""
     path = config_path()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    target = path.resolve()  # the file may be a symbolic link
+    target = path.resolve()  # replace the target if the file is a symbolic link
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         with open(

@@ -21,8 +21,8 @@ _CONTROL = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 def read_properties(path: Path) -> dict[str, str]:
     """Return the settings in a file.
 
-    Raises ConfigError, whose text has the line number. The text does not contain the line, which may be a
-    password, because error texts end up in logs. Guard: test_an_error_does_not_show_a_password.
+    Raises ConfigError, whose text has the line number. The text does not quote the line, because the line may
+    contain a password and error texts end up in logs. Guard: test_an_error_does_not_show_a_password.
     """
     properties: dict[str, str] = {}
     for number, line in _logical_lines(_text(path)):
@@ -55,7 +55,8 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
     for number, raw in enumerate(re.split(r"\r\n|\r|\n", text), 1):
         line = raw.lstrip(_BLANKS)
         if not pending:
-            # `pending` is also "" after a line that is only a backslash, so a comment may follow that line.
+            # `pending` is also "" after a line that is only a backslash. So a comment is skipped after such a
+            # line too.
             if not line or line[0] in "#!":
                 continue
             first = number
@@ -70,7 +71,9 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _unescaped(text: str) -> str:
-    """Replace escapes, and drop other backslashes. Raises ValueError for an invalid \\uXXXX."""
+    """Replace escapes such as \\t, and drop the backslash before any other character. Raises ValueError for
+    an invalid \\uXXXX.
+    """
 
     def replaced(escape: re.Match[str]) -> str:
         what = escape[1]

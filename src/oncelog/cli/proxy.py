@@ -115,7 +115,7 @@ def _printer(output: str, show_all: bool, stop: threading.Event, failures: list[
         try:
             click.echo(json.dumps(event.to_dict()) if output == "jsonl" else printable(format_line(event)))
         except BrokenPipeError:
-            # The reader of standard output has closed the pipe.
+            # The reader of standard output has closed the pipe: end the proxy, without an error.
             stop.set()
         except OSError as error:
             failures.append(error)

@@ -21,7 +21,7 @@ class JsonField:
     text: str
 
     def matches(self, document: Any) -> bool:
-        """Return True if the document has the field, and its value is the text.
+        """Return True if the document has the field, and the field's value equals `text`.
 
         A field that is not a string is compared as JSON text: the text `true` matches the JSON value true.
         """
@@ -31,7 +31,7 @@ class JsonField:
         if isinstance(found, str):
             return found == self.text
         wanted = _parsed(self.text)
-        # In Python True equals 1, but in JSON it does not.
+        # Compare the types too: in Python True == 1, but JSON's true is not 1.
         return wanted is not _MISSING and found == wanted and type(found) is type(wanted)
 
 
@@ -39,7 +39,8 @@ class JsonField:
 class RecordFilter:
     """A filter of records: a record matches if it meets all conditions.
 
-    `headers` has pairs of a name and a value. The value None stands for any value.
+    `key`: the record's key must equal it. `headers`: pairs of a name and a value that the record's headers
+    must contain; None allows any value. `fields`: conditions on the record's JSON value.
     """
 
     key: bytes | None = None
@@ -47,7 +48,7 @@ class RecordFilter:
     fields: tuple[JsonField, ...] = ()
 
     def __bool__(self) -> bool:
-        """Return True if there is a condition."""
+        """Return True if the filter has at least one condition."""
         return self.key is not None or bool(self.headers or self.fields)
 
     def matches(self, record: Record) -> bool:
@@ -86,7 +87,9 @@ def parse_header(text: str) -> tuple[str, bytes | None]:
 
 
 def parse_json_field(text: str) -> JsonField:
-    """Return the condition `a.b=value`. A number in the path may be an index of a list. Raises ValueError."""
+    """Return the condition in `a.b=value`. A number in the path can be a list index. Raises ValueError for
+    other text.
+    """
     path, separator, value = text.partition("=")
     names = tuple(path.split("."))
     if not separator or not all(names):
@@ -109,6 +112,6 @@ def _parsed(data: bytes | str | None) -> Any:
     """Return the value of JSON text; _MISSING if the text is not JSON."""
     try:
         return _MISSING if data is None else json.loads(data)
-    # Python raises RecursionError for JSON that is nested too deeply.
+    # RecursionError: Python raises it for JSON that is nested too deeply.
     except (ValueError, RecursionError):
         return _MISSING

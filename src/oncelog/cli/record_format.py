@@ -42,15 +42,16 @@ LETTERS: Mapping[str, Callable[[Record], bytes]] = {
 
 
 def parse_format(text: str) -> list[Part]:
-    """Return the parts of a format string: bytes to print unchanged, and functions that format a record's
-    field.
+    """Split a format string. Return its parts: bytes to print unchanged, and functions that return a record's
+    field as bytes.
 
-    `%%` is a percent sign. The escapes are \\n, \\t, \\r, \\0, \\\\ and \\xHH. Raises ValueError.
+    `%%` is a percent sign. The escapes are \\n, \\t, \\r, \\0, \\\\ and \\xHH. Raises ValueError for an
+    unknown letter or escape.
     """
     parts: list[Part] = []
     for letter, escape, plain in _TOKEN.findall(text):
         if plain:
-            # Arguments may contain bytes that are not UTF-8. Python gives them as surrogates.
+            # Restore bytes of the command line that are not UTF-8, which Python decodes to surrogates.
             parts.append(os.fsencode(plain))
         elif escape:
             parts.append(_unescaped(escape))
@@ -67,7 +68,9 @@ def parse_format(text: str) -> list[Part]:
 
 
 def unescape(text: str) -> bytes:
-    """Return text as bytes, with the escapes of a format string replaced. Raises ValueError."""
+    """Return text as bytes, with the escapes of format strings replaced; `%` has no meaning here. Raises
+    ValueError for an unknown escape.
+    """
     parts = parse_format(text.replace("%", "%%"))
     return b"".join(part for part in parts if isinstance(part, bytes))
 

@@ -26,7 +26,7 @@ def default_data_dir() -> Path:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files to the allowed maximum. Each active partition needs an open file."""
+    """Raise the soft limit of open files to the hard limit, because each active partition needs an open file."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -34,15 +34,16 @@ def raise_file_limit() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            # macOS refuses "unlimited" for this limit. If open files run out later, the broker reports it.
+            # macOS refuses "unlimited" for this limit. Continue: if open files run out later, the broker
+            # reports it.
             pass
 
 
 def say(lines: Iterable[str]) -> None:
-    """Write lines to standard output. After a failure, write nothing more.
+    """Write lines to standard output. If that fails, log a warning and write no more lines.
 
     Standard output may be a file on a full disk, or a pipe that nobody reads (`oncelog serve | head -1`).
-    Neither must stop the broker.
+    A failure of either must not stop the broker.
     """
     from oncelog.runtime.event_log import log_event
 
@@ -51,7 +52,8 @@ def say(lines: Iterable[str]) -> None:
             click.echo(line)
     except OSError as error:
         log_event("warning", "standard output cannot be written", error=error)
-        # Discard the buffered text: at exit, Python would try to write it again, and fail.
+        # Redirect standard output to the null device. Otherwise Python would fail at exit, when it writes the
+        # buffered text again.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)

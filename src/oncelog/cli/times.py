@@ -12,17 +12,17 @@ __all__ = ["DurationType", "TimeType", "now_ms", "parse_duration", "parse_time"]
 
 
 def now_ms() -> int:
-    """Return the wall clock's time in ms since 1970."""
+    """Return the wall clock's time in ms since the epoch."""
     return time.time_ns() // 1_000_000
 
 
 class TimeType(click.ParamType):  # type: ignore[type-arg]
-    """The type of an option that takes a time; the command gets ms since 1970."""
+    """The type of a click option that takes a time; the command gets ms since the epoch."""
 
     name = "time"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the time in ms. Raises click.BadParameter."""
+        """Return the time in ms since the epoch. Raises click.BadParameter for malformed text."""
         if isinstance(value, int):
             return value
         try:
@@ -32,12 +32,12 @@ class TimeType(click.ParamType):  # type: ignore[type-arg]
 
 
 class DurationType(click.ParamType):  # type: ignore[type-arg]
-    """The type of an option that takes a duration; the command gets ms."""
+    """The type of a click option that takes a duration; the command gets ms."""
 
     name = "duration"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the duration in ms. Raises click.BadParameter."""
+        """Return the duration in ms. Raises click.BadParameter for malformed text."""
         if isinstance(value, int):
             return value
         try:

@@ -287,7 +287,7 @@ def trim(
 def _trim_plan(
     admin: Any, where: list[tuple[str, list[int] | None]], to_offset: int | None, before_ms: int | None
 ) -> dict[Any, tuple[int, int]]:
-    """Return the present and the planned start offset of each partition."""
+    """Return the current and the planned log start offset of each partition."""
     tps = existing_partitions(admin, where)
     starts = admin.list_offsets(dict.fromkeys(tps, "earliest"))
     ends = admin.list_offsets(dict.fromkeys(tps, "latest"))
@@ -295,7 +295,7 @@ def _trim_plan(
     plan = {}
     for tp in tps:
         start, end = starts[tp].offset or 0, ends[tp].offset or 0
-        # If no record has this time or a later one, the offset is None, and all records are trimmed.
+        # If no record is as young as --before, the offset is None, and all records are trimmed.
         target = found[tp].offset if tp in found else to_offset
         plan[tp] = (start, end if target is None else max(min(target, end), start))
     return plan

@@ -22,7 +22,8 @@ from oncelog.cli.watch import watch_option
 LIST_COLUMNS = ["transactional_id", "producer_id", "state", "coordinator"]
 OPEN_COLUMNS = ["topic", "partition", "producer_id", "epoch", "first_offset", "since", "hanging"]
 DEFAULT_AGE_S = 1_200
-"""In seconds: the default transaction.max.timeout.ms plus five minutes. A younger transaction may still end.
+"""Default of --older-than-s, in seconds: the default transaction.max.timeout.ms plus five minutes. The
+coordinator may still end a younger transaction.
 """
 
 

@@ -169,7 +169,7 @@ def _check_options(master: str, report: Path | None) -> None:
     if not master.startswith("local"):
         raise click.UsageError("--master: a trial kills processes of this machine, so use a local master")
     if report is not None and not report.absolute().parent.is_dir():
-        # Check this now, and not after the runs, which take minutes.
+        # Check the directory before the runs: they take minutes, and their results would be lost.
         raise ConfigError(f"--report {report}: there is no directory {report.parent}")
 
 
@@ -198,9 +198,10 @@ def _show(outcomes: Sequence[Outcome], facts: Mapping[str, str], report: Path | 
 
 @contextmanager
 def _sigterm_exits() -> Iterator[None]:
-    """Exit after SIGTERM, as `timeout` or a CI system sends it, with the same clean-up as after Ctrl-C.
+    """Turn SIGTERM, as sent by `timeout` or a CI system, into SystemExit, so that `finally` blocks run as
+    after Ctrl-C. Ignore further SIGTERMs.
 
-    Otherwise the trial's topics would stay on a cluster of the user.
+    Otherwise the trial's topics would stay on the user's cluster.
     """
 
     def exit_once(number: int, _frame: object) -> None:
@@ -216,7 +217,9 @@ def _sigterm_exits() -> Iterator[None]:
 
 @contextmanager
 def _directory(given: Path | None) -> Iterator[Path]:
-    """Yield the directory of a trial. A temporary one is removed if the `with` block raises no exception."""
+    """Yield the directory of a trial: `given`, which must be empty, or a temporary one. The temporary one is
+    removed at the end, but kept if the `with` block raises an exception.
+    """
     if given is not None:
         if given.exists() and any(given.iterdir()):
             raise ConfigError(f"--work-dir {given} is not empty; choose a new or empty directory")
@@ -226,7 +229,7 @@ def _directory(given: Path | None) -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="oncelog-trial-"))
     try:
         yield directory
-    except BaseException:  # includes the SystemExit of a trial that is not clean
+    except BaseException:  # BaseException, because a trial that is not clean ends with SystemExit
         say(f"logs, checkpoints and targets are in {directory}", err=True)
         raise
     shutil.rmtree(directory, ignore_errors=True)
@@ -234,7 +237,9 @@ def _directory(given: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _cluster(servers: str | None, name: str) -> Iterator[str]:
-    """Yield `servers`, and delete the trial's topics there at the end. If it is None, start a broker."""
+    """Yield `servers`, and at the end delete the trial's topics on that cluster. If `servers` is None, start
+    a broker, and yield its address.
+    """
     from oncelog import Admin, Broker
 
     if servers is None:

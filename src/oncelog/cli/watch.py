@@ -1,4 +1,4 @@
-"""`--watch`: show what a command prints again and again until Ctrl-C."""
+"""The option `--watch`: run a command again and again until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _SecondsType(click.ParamType):  # type: ignore[type-arg]
         try:
             seconds = float(str(value))
         except ValueError:
-            # In `describe --watch NAME`, click takes the name for the seconds.
+            # In `describe --watch NAME`, click takes NAME as the value of --watch.
             self.fail(f"{value!r} is not a number of seconds; put --watch after the names", param, ctx)
         if not _MIN_SECONDS <= seconds <= _MAX_SECONDS:
             self.fail(f"{value!r}: expected {_MIN_SECONDS:g} to {_MAX_SECONDS:g} seconds", param, ctx)
@@ -59,7 +59,9 @@ def watch_option(function: F) -> F:
 
 
 def repeat(show: Callable[[], object], seconds: float) -> None:
-    """Call `show` until Ctrl-C: in place on a terminal, otherwise one output below the other."""
+    """Call `show` every `seconds` until Ctrl-C. On a terminal each output replaces the previous one;
+    otherwise each output is appended.
+    """
     first = _Rounds(show)
     with contextlib.suppress(KeyboardInterrupt):
         if sys.stdout.isatty():
@@ -87,7 +89,7 @@ class _Rounds:
         try:
             self._show()
         except SystemExit:
-            pass  # such as exit code 3 of find-hanging
+            pass  # an exit code, such as 3 of find-hanging, does not end the repetition
         except (OncelogError, click.ClickException) as error:
             if self._is_first:
                 raise
@@ -98,7 +100,9 @@ class _Rounds:
 
 
 class _Screen(io.StringIO):
-    """The output of one round for the terminal. Tables get the terminal's width and bold heads."""
+    """A buffer for the output of one round. It claims to be a terminal, so that tables get the terminal's
+    width and bold heads.
+    """
 
     def isatty(self) -> bool:
         return True

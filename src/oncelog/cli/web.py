@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from oncelog.web.faults import FaultProxy
 
 _SHUTDOWN_S = 2
-"""Seconds after Ctrl-C in which pages may still be sent. A page that waits for a silent broker is never sent.
+"""Seconds after Ctrl-C in which started responses may still be sent. The limit is needed because a page may
+wait for a broker that never answers.
 """
 
 
@@ -101,8 +102,8 @@ def _run(app: Starlette, sock: socket.socket) -> None:
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            # uvicorn waits for pages, and pages wait for brokers that may not answer. So close the clients
-            # first.
+            # Close the clients first: uvicorn waits for unfinished pages, which wait for brokers that may not
+            # answer.
             app.state.close_clients()
             await super().shutdown(sockets)
 
@@ -123,7 +124,9 @@ def _listening(host: str, port: int) -> socket.socket:
 
 @contextlib.contextmanager
 def _fault_proxy(listen: str | None, client_config: dict[str, Any]) -> Iterator[FaultProxy | None]:
-    """Start the fault proxy, and name its address on standard error. Without an address, do nothing."""
+    """Start the fault proxy at the address `listen`, print the address on standard error, and yield the
+    proxy. If `listen` is None, yield None.
+    """
     if listen is None:
         yield None
         return
@@ -149,5 +152,5 @@ def _fault_proxy(listen: str | None, client_config: dict[str, Any]) -> Iterator[
 
 
 def in_url(host: str) -> str:
-    """Return a host for a URL, with brackets around an IPv6 address."""
+    """Return the host as it is written in a URL: an IPv6 address gets brackets."""
     return f"[{host}]" if ":" in host else host

@@ -1,4 +1,5 @@
-"""The state that all steps of one scenario share: broker, connections and variables, and calls that use them.
+"""The state that all steps of one scenario share: broker, connections and variables. Its methods send
+requests with them.
 
 The constructors of `RecordSteps` and `TransactionSteps` take a `Context`. Each of these classes has a table
 `verbs`: word of a step -> method that carries the step out. Tests add further classes of steps.
@@ -28,20 +29,22 @@ from oncelog.wire.messages import API_BY_NAME, Api
 
 CLASSIC_VERSIONS = {"Produce": 11, "EndTxn": 4, "TxnOffsetCommit": 4, "AddPartitionsToTxn": 3}
 EPOCH_VERSIONS = {"Produce": 12, "EndTxn": 5, "TxnOffsetCommit": 5, "AddPartitionsToTxn": 3}
-"""Versions of KIP-890's protocol, in which EndTxn raises the producer epoch."""
+"""Versions of the APIs in KIP-890's transaction protocol, in which EndTxn raises the producer epoch."""
 TRANSACTION_VERSION = "transaction.version"
 RETRIED = {
     "CONCURRENT_TRANSACTIONS", "COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR",
     "NOT_ENOUGH_REPLICAS",
 }  # fmt: skip
-"""Errors after which a step sends its request again, unless the step expects the error."""
+"""Transient errors: a step repeats its request after one of them, unless the step expects this error."""
 
 Verbs = Mapping[str, Callable[..., None]]
-"""Word of a step -> method that takes the step's other words."""
+"""First word of a step -> method that carries the step out. Its arguments are the step's other words."""
 
 
 class Context:
-    """One scenario's connections and variables, with calls in the versions that the scenario names."""
+    """One scenario's connections and variables. Its requests use the API versions that the scenario's header
+    demands.
+    """
 
     def __init__(self, scenario: Scenario, version: int | None, target: Target, deadline: Deadline) -> None:
         self.scenario, self.version, self.target, self.deadline = scenario, version, target, deadline
@@ -95,12 +98,13 @@ class Context:
     # --- words of a step
 
     def split(self, words: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return the options before `->`, and the expected words after it."""
+        """Return the parsed options before the word `->`, and the words of the expected result after it."""
         arrow = words.index("->")
         return parse_options(words[:arrow]), words[arrow + 1 :]
 
     def expected(self, words: tuple[str, ...]) -> list[str]:
-        """Return the words that apply to this broker, without prefix.
+        """Return those words of an expected result that apply to the broker under test, without their
+        prefixes.
 
         For Apache Kafka, `oncelog:0 apache:INVALID_RECORD` becomes INVALID_RECORD. Words without a prefix
         apply to every broker.
@@ -109,7 +113,9 @@ class Context:
         return [word.removeprefix(prefix) for word in words if word.startswith(prefix)] or list(words)
 
     def expect(self, words: tuple[str, ...], actual: object) -> None:
-        """Raise Mismatch unless the result is as expected. A result may be several words."""
+        """Raise Mismatch unless the words of `actual` are the expected words. The expected word for "any
+        result" is ANYTHING.
+        """
         expected = self.expected(words)
         if expected not in ([ANYTHING], str(actual).split()):
             raise got(actual, expected)
@@ -130,7 +136,7 @@ class Context:
         return topics
 
     def group_id(self, name: str) -> str:
-        """Return the group id for this name. The first call for a name chooses an unused id."""
+        """Return the group id that the variable `name` has. The first call for a name chooses an unused id."""
         if name not in self.variables:
             text = f"{self.variables['free']}-{name}"
             self.variables[name] = self.target.coordinated(self.client, text, GROUP, self.deadline)
@@ -138,7 +144,7 @@ class Context:
         return str(self.variables[name])
 
     def transactional_id(self, text: str) -> str:
-        """Return a transactional id that begins with this text, and whose coordinator is the broker."""
+        """Return a transactional id that begins with `text`, and whose coordinator is the node under test."""
         return self.target.coordinated(self.client, text, TRANSACTION, self.deadline)
 
     def take_topic(self, options: tuple[str, ...], count: int) -> Topic:
@@ -149,7 +155,7 @@ class Context:
     # --- calls
 
     def is_under_test(self, api: Api) -> bool:
-        """Return True if the scenario's header names versions of this API."""
+        """Return True if the scenario tests a version of this API (header `Versions:`)."""
         return self.version is not None and api is self.scenario.api
 
     def version_of(self, api: Api) -> int:
@@ -163,7 +169,8 @@ class Context:
         return self.target.offer(self.client).newest(api, offered_versions(api)[-1])
 
     def protocol_version_of(self, api: Api) -> int:
-        """Return the version under test, else that of the scenario's transaction protocol, else the newest.
+        """Return the version under test. For another API of the transaction protocol, return the protocol's
+        version, and for any other API the newest.
 
         Raises Unsupported if the broker offers none.
         """
@@ -172,18 +179,20 @@ class Context:
             return self.version_of(api)
         if not self.is_under_test(api):
             return self.target.offer(self.client).newest(api, versions[api.name])
-        # Clients may use AddPartitionsToTxn up to version 3; later ones are for brokers.
+        # Limit AddPartitionsToTxn to version 3: only brokers may use later versions.
         is_limited = api.name == "AddPartitionsToTxn"
         return min(self.version_of(api), versions[api.name]) if is_limited else self.version_of(api)
 
     def call(self, api_name: str, **body: Any) -> Any:
-        """Send a request, after resolving its variables, and return the response."""
+        """Replace the variables in a request's fields, send the request, and return the response."""
         api = API_BY_NAME[api_name]
         message = add_topic_ids(build(api.request, resolve(body, self.variables)), self.variables)
         return self.client.ask(message, self.protocol_version_of(api))
 
     def require(self, api_name: str, min_version: int) -> None:
-        """Raise Unsupported if the broker offers only versions of the API below this one."""
+        """Raise Unsupported if the version that `call` would use is below `min_version` and the broker does
+        not offer `min_version`.
+        """
         api = API_BY_NAME[api_name]
         if self.protocol_version_of(api) < min_version:
             self.target.offer(self.client).check(api, min_version)
@@ -193,8 +202,9 @@ class Context:
     ) -> Any:
         """Repeat a call until its result is as expected, and return its response.
 
-        `call` returns the result in words, and the response. If another call cannot change the result, raise
-        Mismatch at once. Every result of a read (`is_read`) may change.
+        `call` returns the words of the result, and the response. Repeat it after a transient error, and with
+        `is_read` after any unexpected result. Otherwise raise Mismatch immediately, because a repetition
+        would not change the result.
         """
         expected = self.expected(words)
         results: list[str] = []
@@ -208,7 +218,7 @@ class Context:
         raise AssertionError("attempts ended")
 
     def find_coordinators(self) -> None:
-        """Wait until the broker has coordinators of groups and transactions.
+        """Wait until the cluster has a group coordinator and a transaction coordinator.
 
         A broker creates `__consumer_offsets` and `__transaction_state` at the first FindCoordinator.
         """
@@ -220,7 +230,7 @@ class Context:
 
 
 def got(actual: object, expected: list[str]) -> Mismatch:
-    """Return the error for a step whose result is not the expected words."""
+    """Return the error that reports a step's actual and expected result."""
     return Mismatch(f"got {actual}", " ".join(expected), str(actual))
 
 

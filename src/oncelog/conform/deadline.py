@@ -13,7 +13,7 @@ STEP_S = 0.02
 
 
 class Deadline:
-    """A time of the monotonic clock, at which an unfinished scenario fails."""
+    """The time on the monotonic clock at which an unfinished scenario fails."""
 
     def __init__(self, seconds: float) -> None:
         self._ends_at_s = time.monotonic() + seconds
@@ -27,9 +27,11 @@ class Deadline:
         return type(self)(min(seconds, self.left_s()))
 
     def attempts(self, what: Callable[[], Mismatch]) -> Iterator[int]:
-        """Yield the number of each attempt, and pause after it. The caller leaves the loop once it succeeds.
+        """Yield the number of each attempt, from 0, and pause between attempts. The caller leaves the loop
+        when an attempt succeeds.
 
-        Once the deadline has passed, raise the error that `what` returns.
+        Once the deadline has passed, raise the error that `what` returns. There is always at least one
+        attempt.
         """
         count = 0
         while True:

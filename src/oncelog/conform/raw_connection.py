@@ -1,8 +1,8 @@
 """A blocking connection that sends requests as given, and reads the responses in their order.
 
 Scenarios send wrong requests on purpose. They check which responses a connection gets, in which order, and
-when it ends. The clients of this library hide that, so scenarios use sockets. TLS and SASL are those of the
-clients.
+when it ends. The clients of this library hide these details, so scenarios use sockets. Only TLS and SASL are
+shared with the clients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from oncelog.wire.frames import decode_response, encode_request
 from oncelog.wire.messages import API_BY_KEY, Api, Message
 
 MAX_FRAME_BYTES = 1 << 24
-"""Largest response accepted. Scenarios fetch 1 MB at most."""
+"""Maximum size of an accepted response. Scenarios fetch at most 1 MB."""
 _RECEIVE_BYTES = 1 << 16
 _SHORTEST_WAIT_S = 0.001
 """The minimum timeout of a socket, because a socket with a timeout of 0 would not block."""
@@ -34,7 +34,7 @@ _SIZE = struct.Struct(">i")
 
 
 class NoAnswer(Mismatch):
-    """The broker did not answer in time, or ended the connection instead."""
+    """The broker did not answer in time, or ended the connection instead of answering."""
 
 
 class Unsupported(Exception):
@@ -107,7 +107,9 @@ class RawConnection:
         self._socket.close()
 
     def offer(self) -> Offer:
-        """Return what the broker offers. Raises the same as the constructor."""
+        """Return the versions and features that the broker offers. The first call asks the broker, and raises
+        the same exceptions as the constructor.
+        """
         return Offer(self._core or self._negotiate(self._deadline.within(_setup_s(self._endpoint))))
 
     def _negotiate(self, deadline: Deadline) -> ConnectionCore:
@@ -168,14 +170,18 @@ class RawConnection:
         return self._read(size)
 
     def receive(self, response_cls: type[Any], version: int) -> tuple[int, Any]:
-        """Return the correlation id and the response in the next frame. Raises NoAnswer and PeerError."""
+        """Return the correlation id and the response in the next frame. Raises NoAnswer if there is none, and
+        PeerError if it cannot be decoded.
+        """
         frame = self.read_frame()
         if frame is None:
             raise NoAnswer("the broker ended the connection")
         return decode_response(response_cls, version, frame)
 
     def ask(self, message: Message, version: int) -> Any:
-        """Send a request and return its response. Raises NoAnswer and PeerError."""
+        """Send a request and return its response. Raises NoAnswer and PeerError, and Mismatch if the next
+        response belongs to another request.
+        """
         sent = self.send(message, version)
         correlation_id, response = self.receive(API_BY_KEY[message.api.key].response, version)
         if correlation_id != sent:
@@ -194,7 +200,8 @@ class RawConnection:
             raise NoAnswer(f"the broker ended the connection ({_reason(error)})") from error
 
     def _read(self, size: int) -> bytes | None:
-        # The buffer grows with the bytes that have arrived, never by the size that the broker claims.
+        # Let the buffer grow with the bytes received. Do not allocate the size that the broker claims, which
+        # may be wrong.
         parts = bytearray()
         while len(parts) < size:
             data = self._receive(min(size - len(parts), _RECEIVE_BYTES), self._deadline)
@@ -204,11 +211,14 @@ class RawConnection:
         return bytes(parts)
 
     def _receive(self, max_bytes: int, deadline: Deadline) -> bytes:
-        """Return the bytes that have arrived, or b"" if the broker has closed the connection."""
+        """Wait for bytes and return at most `max_bytes`; b"" if the broker has closed the connection. Raises
+        NoAnswer if none arrive before the deadline.
+        """
         left_s = deadline.left_s()
         self._socket.settimeout(max(left_s, _SHORTEST_WAIT_S))
         try:
-            # Check the deadline each time: a broker that keeps sending single bytes must not extend the run.
+            # Do not receive after the deadline: a broker that keeps sending single bytes must not extend the
+            # run.
             data = self._socket.recv(max_bytes) if left_s else None
         except TimeoutError:
             data = None

@@ -14,12 +14,14 @@ from oncelog.errors import CoordinatorLoadInProgress
 from oncelog.wire.messages import API_BY_NAME
 
 POOL_SIZE = 16
-"""The number of topics without options that one request creates."""
+"""The number of topics that one CreateTopics request creates, if a step's topic has no options. Later steps
+use the others.
+"""
 NOT_LEADER = "NOT_LEADER_OR_FOLLOWER"
 
 
 class RecordSteps:
-    """Topics, producer ids, and batches stored and fetched."""
+    """The steps `topic`, `producer`, `produce` and `fetch`."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._variables = context, context.variables
@@ -72,7 +74,8 @@ class RecordSteps:
             response = context.client.ask(build(api.request, body), context.version_of(api))
             result = response.responses[0].partition_responses[0]
             error = ERROR_NAMES[result.error_code]
-            # Repeat after NOT_LEADER_OR_FOLLOWER: nothing was stored, and a leader may not be elected yet.
+            # Repeat after NOT_LEADER_OR_FOLLOWER unless it is expected: nothing was stored, and the leader
+            # may not be elected yet.
             if error != NOT_LEADER or NOT_LEADER in expected:
                 break
         context.expect(expected, result.base_offset if error == "NONE" else error)

@@ -58,7 +58,7 @@ RESPONSE = re.compile(r"<(\w*) *(?:(\w+) +(\d+) +)?(\{.*\}|closed|nothing)")
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One scenario. With `api` None it runs once, each step in the newest version of its API."""
+    """One scenario. If `api` is None, it runs once, and each step uses the newest version of its API."""
 
     file: str
     title: str
@@ -84,7 +84,9 @@ class Scenario:
 
 
 def read_scenarios(*folders: Path) -> list[Scenario]:
-    """Return the scenarios of all files in these folders, by the files' names."""
+    """Return the scenarios of all files in these folders, ordered by file name. Without folders, read this
+    package's scenarios.
+    """
     paths = [path for folder in folders or (FOLDER,) for path in folder.glob("*.md")]
     return [scenario for path in sorted(paths, key=lambda path: path.name) for scenario in _read_file(path)]
 
@@ -110,7 +112,7 @@ def _read_file(path: Path) -> Iterator[Scenario]:
 
 
 def _versions(text: str | None) -> tuple[Api | None, tuple[int, ...]]:
-    """Return the API that a header names, and those of its versions that Oncelog's broker offers."""
+    """Return the API of a `Versions:` header, and those of the named versions that Oncelog's broker offers."""
     if text is None:
         return None, ()
     name, *limits = re.findall(r"\w+", text)

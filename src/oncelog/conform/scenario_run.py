@@ -1,4 +1,4 @@
-"""A scenario carried out on one broker, over real sockets."""
+"""The code that runs one scenario on one broker, over real sockets."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Steps(Protocol):
 
 
 class Run:
-    """One run of a scenario: its steps in order, each by the verb that it begins with.
+    """One run of a scenario. It carries out the steps in order; the first word of a step selects the method.
 
-    `more_steps` creates further objects with steps.
+    `more_steps` are constructors of further `Steps`, for steps that only tests have.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class Run:
         except OSError as error:
             raise StepFailed(self._scenario, step, NoAnswer(str(error))) from error
         except Exception as error:
-            # A step cannot read some wrong responses: a list may be empty, or a text may not be UTF-8.
+            # Treat any other exception as a mismatch: a step fails to read some wrong responses, for example
+            # if a list is empty or a text is not UTF-8.
             is_known = isinstance(error, (Mismatch, ScenarioError))
             cause = error if is_known else Mismatch(f"{type(error).__name__}: {error}")
             raise StepFailed(self._scenario, step, cause) from error
@@ -95,8 +96,8 @@ class Run:
         self._context.connection = connection
 
     def _eventually(self, verb: str, *words: str) -> None:
-        """Repeat a step until it succeeds: Apache Kafka's broker applies the controller's changes with a
-        delay.
+        """Repeat a step until it succeeds, because Apache Kafka's broker applies the controller's changes
+        with a delay.
         """
         mismatches: list[Mismatch] = []
         for _ in self._context.deadline.attempts(lambda: mismatches[-1]):
@@ -129,7 +130,8 @@ class WrittenRequests:
         self._pending: defaultdict[str, deque[_Pending]] = defaultdict(deque)
         """Name of a connection -> its requests without a response, in the order in which they were sent."""
         self._repeated: tuple[int, Any] | None = None
-        """Version and message of a `>>` step, until the `<` step with the response to wait for."""
+        """Version and message of a `>>` step whose `<` step, with the response to wait for, has not run yet.
+        """
 
     def check_all_answered(self) -> None:
         """Raise ScenarioError if a request has no `<` step for its response."""
@@ -137,7 +139,7 @@ class WrittenRequests:
             raise ScenarioError("a request's answer is not among the steps")
 
     def send(self, arrow: str, name: str, version_text: str | None, text: str) -> None:
-        """Send a request. A `>>` request is only kept, for `receive` to repeat."""
+        """Send a request. A `>>` request is not sent but stored, because `receive` sends it repeatedly."""
         body = resolve(read_yaml(text), self._context.variables)
         if name == "frame":
             self._send_frame(**body)
@@ -168,7 +170,9 @@ class WrittenRequests:
         self._pending[self._context.connection].append(_Pending(correlation_id, None, api_version))
 
     def receive(self, only_broker: str, name: str | None, version_text: str | None, text: str) -> None:
-        """Read the response to the connection's oldest request. Raise Mismatch if it is not as expected."""
+        """Read the response to the connection's oldest request. Raise Mismatch if it is not as expected.
+        After a `>>` request, repeat the request until the response is as expected.
+        """
         if only_broker and only_broker != self._context.target.expects:
             return
         if self._repeated is not None:
@@ -197,7 +201,8 @@ class WrittenRequests:
     def _repeat(self, expected: Any, version: int, message: Any) -> None:
         mismatches: list[Mismatch] = []
         for _ in self._context.deadline.attempts(lambda: mismatches[-1]):
-            # Use a copy: a mismatch may have set variables from a response that is not the last one.
+            # Match on a copy of the variables: a failed match may have set some of them from a response that
+            # is then discarded.
             variables = dict(self._context.variables)
             try:
                 match(expected, self._context.client.ask(message, version), version, variables)

@@ -25,10 +25,10 @@ NO_MORE_ANSWERS = "the broker does not answer any more"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The end of one run of a scenario.
+    """The result of one run of a scenario.
 
-    `differs`: the response is not Apache Kafka's. It is a deviation of Oncelog's broker, and `reason` names
-    its entry in docs/differences.md.
+    The result `differs` means that the response is a documented deviation of Oncelog's broker from Apache
+    Kafka; `reason` names the deviation's entry in docs/differences.md.
     """
 
     section: str
@@ -57,7 +57,7 @@ class Suite:
     """Runs scenarios on a broker, one after the other."""
 
     def __init__(self, endpoints: Sequence[Endpoint], prefix: str, limits: Limits) -> None:
-        """Connect to the first address that answers. Raises OncelogError if none does."""
+        """Choose the first address that answers. Raises OncelogError if none answers."""
         self.names = Names(f"{prefix}-{os.urandom(4).hex()}")
         self.limits = limits
         self._end = Deadline(limits.whole_s)
@@ -66,7 +66,7 @@ class Suite:
         """The reason why the remaining scenarios were not run, or None."""
 
     def prepare(self) -> None:
-        """Choose the node of a cluster, and create a topic, which shows that scenarios can run at all.
+        """Choose the node of a cluster, and create a topic to check that scenarios can run at all.
 
         Raises OncelogError.
         """
@@ -88,7 +88,10 @@ class Suite:
             raise OncelogError(f"{self.target.endpoint.peer}: {error}") from error
 
     def run(self, scenarios: Sequence[Scenario], *, newest_only: bool, keep: bool) -> Iterator[Outcome]:
-        """Yield the outcome of each run. Topics are deleted after each section, unless `keep` is set."""
+        """Run the scenarios and yield their outcomes. Each section's topics and groups are deleted after it,
+        unless `keep` is set or the broker does not answer any more. With `newest_only`, run only the newest
+        version that the broker offers.
+        """
         for section in dict.fromkeys(scenario.file for scenario in scenarios):
             for scenario in scenarios:
                 if scenario.file == section:
@@ -97,7 +100,9 @@ class Suite:
                 self._clean_up_after_section()
 
     def clean_up(self) -> None:
-        """Delete all topics and groups that scenarios left. Raises OncelogError."""
+        """Delete all topics and groups that scenarios left. Raises OncelogError if the broker does not delete
+        them.
+        """
         try:
             self.target.clean_up(Deadline(CLEAN_UP_S), also_unused=True)
         except (Mismatch, Unsupported) as error:
@@ -108,7 +113,8 @@ class Suite:
         try:
             self.target.clean_up(self._end.within(CLEAN_UP_S), also_unused=False)
         except (Mismatch, Unsupported, OncelogError):
-            self.target.topics.taken += topics  # `clean_up` tries again and raises the error
+            # `clean_up` will delete them later, and raise the error if there still is one.
+            self.target.topics.taken += topics
 
     def _run_versions(self, scenario: Scenario, *, newest_only: bool) -> Iterator[Outcome]:
         versions = list(scenario.cases())
@@ -137,8 +143,8 @@ class Suite:
             if scenario.differs and self._has_documented_deviation(scenario, version):
                 return _outcome(scenario, version, "differs", scenario.differs, failure)
             if not self._end.left_s():
-                # The time limit of the whole run ended the scenario. That says nothing about the broker.
-                # Guard: test_a_scenario_that_the_end_of_the_time_cuts_is_no_failure.
+                # The time limit of the whole run ended the scenario, so its failure proves nothing about the
+                # broker. Guard: test_a_scenario_that_the_end_of_the_time_cuts_is_no_failure.
                 self.stopped = OUT_OF_TIME
                 return _outcome(scenario, version, "skipped", OUT_OF_TIME)
             if isinstance(failure.cause, NoAnswer) and not self._answers():
@@ -147,7 +153,9 @@ class Suite:
         return _outcome(scenario, version, "pass", None)
 
     def _run(self, scenario: Scenario, version: int | None) -> None:
-        """Run a scenario. Run it again while a coordinator is loading: its steps do not expect that."""
+        """Run a scenario. If it fails because a coordinator is still loading, run it again, until the
+        scenario's deadline.
+        """
         deadline = self._end.within(self.limits.scenario_s)
         while True:
             try:
@@ -161,7 +169,7 @@ class Suite:
             deadline.pause(STEP_S)
 
     def _has_documented_deviation(self, scenario: Scenario, version: int | None) -> bool:
-        """Return True if the broker responds as Oncelog's broker does, with its documented deviation."""
+        """Run the scenario with the responses expected from Oncelog's broker. Return True if it passes."""
         self.target.expects = "oncelog"
         try:
             self._run(scenario, version)
@@ -203,7 +211,7 @@ def _outcome(
 
 
 def _first_that_answers(endpoints: Sequence[Endpoint], deadline: Deadline) -> Endpoint:
-    """Return the first endpoint that answers ApiVersions. Raises the error of the last if none does."""
+    """Return the first endpoint that answers ApiVersions. If none does, raise the error of the last endpoint."""
     last: OncelogError | None = None
     for endpoint in endpoints:
         try:

@@ -1,8 +1,8 @@
 """The broker that scenarios run on: its address, what it offers, and the names that scenarios use on it.
 
 In a cluster of several nodes, all requests of a scenario go to one node. That node must lead the scenario's
-topics and coordinate its transactional ids and groups. So topics are created on that node, and only ids for
-which FindCoordinator returns that node are used.
+topics and coordinate its transactional ids and groups. So scenarios create topics on that node, and use only
+ids for which FindCoordinator returns that node.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ from oncelog.conform.values import ERROR_NAMES, Mismatch, build
 from oncelog.wire.messages import API_BY_NAME
 
 GROUP, TRANSACTION = 0, 1
-"""Kinds of keys in FindCoordinator."""
+"""The key types of FindCoordinator."""
 FIRST_BATCHED_FIND = 4
 """First version of FindCoordinator whose requests have several keys."""
 GONE = {"NONE", "UNKNOWN_TOPIC_OR_PARTITION"}
 """Results of DeleteTopics after which the topic does not exist."""
 NOT_READY = {"COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR"}
 _MAX_NAMES = 10_000
-"""Number of names that are tried until one has the wanted coordinator."""
+"""Maximum number of names that are tried to find one whose coordinator is the chosen node."""
 _DELETED_AT_ONCE = 100
 
 Expectations = Literal["apache", "oncelog"]
 
 
 class Target:
-    """A broker under test. `expects` names the broker whose responses count where both differ on purpose."""
+    """A broker under test. If a scenario has different expected responses for Apache Kafka and Oncelog,
+    `expects` selects which ones apply.
+    """
 
     def __init__(self, endpoint: Endpoint, names: Names, expects: Expectations = "apache") -> None:
         self.endpoint, self.names, self.expects = endpoint, names, expects
@@ -45,7 +47,9 @@ class Target:
         self._offer: Offer | None = None
 
     def offer(self, client: RawConnection) -> Offer:
-        """Return what the broker offers. The first call asks the broker."""
+        """Return the versions and features that the broker offers. The first call asks the broker; later
+        calls return the same result.
+        """
         if self._offer is None:
             self._offer = client.offer()
         return self._offer
@@ -67,7 +71,9 @@ class Target:
             self.node_id, self.endpoint = node.node_id, self.endpoint.at(node.host, node.port)
 
     def creation(self, client: RawConnection) -> Creation:
-        """Return how topics are created. Raises Unsupported."""
+        """Return the versions and the node for creating topics. Raises Unsupported if the broker offers no
+        usable version.
+        """
         offer = self.offer(client)
         create = offer.newest(API_BY_NAME["CreateTopics"], 7)
         return Creation(create, offer.newest(API_BY_NAME["Fetch"], 13), self.node_id)
@@ -75,7 +81,9 @@ class Target:
     # --- coordinators
 
     def wait_for_coordinator(self, client: RawConnection, key: str, key_type: int, deadline: Deadline) -> int:
-        """Return the node that coordinates a group or transactional id. Wait until there is one."""
+        """Wait until a group or transactional id has a coordinator, and return its node. Raises Mismatch for
+        an unexpected error or at the deadline.
+        """
         api = API_BY_NAME["FindCoordinator"]
         version = self.offer(client).newest(api, api.last_version)
         request = build(api.request, {"key_type": key_type, "key": key, "coordinator_keys": [key]})
@@ -91,7 +99,9 @@ class Target:
         raise AssertionError("attempts ended")
 
     def coordinated(self, client: RawConnection, name: str, key_type: int, deadline: Deadline) -> str:
-        """Return `name`, or in a cluster of several nodes a longer name whose coordinator is the node."""
+        """Return `name`. In a cluster of several nodes, append a number if needed, so that the chosen node is
+        the coordinator.
+        """
         if self.node_id is None:
             return name
         for candidate in _variations(name):
@@ -100,7 +110,9 @@ class Target:
         raise Mismatch(f"node {self.node_id} coordinates none of {_MAX_NAMES} names")
 
     def coordinated_name(self, client: RawConnection, deadline: Deadline) -> str:
-        """Return an unused name whose coordinator is the node, both as a group and as a transactional id."""
+        """Return an unused name. The chosen node is its coordinator both as a group id and as a transactional
+        id.
+        """
         name = self.names.unused()
         if self.node_id is None:
             return name
@@ -117,7 +129,8 @@ class Target:
     # --- clean-up
 
     def clean_up(self, deadline: Deadline, *, also_unused: bool) -> None:
-        """Delete the topics and groups that scenarios have used so far.
+        """Delete the topics and groups that scenarios have used so far; with `also_unused` also the pool's
+        unused topics.
 
         Raises Mismatch, OncelogError and OSError if the broker does not delete them.
         """

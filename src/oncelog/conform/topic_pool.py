@@ -1,4 +1,4 @@
-"""Topics for scenarios. A topic is ready for use when all its partitions have leaders."""
+"""Creates topics for scenarios, and waits until all partitions of a topic have leaders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oncelog.wire.messages import API_BY_NAME, NO_ID, Message
 NO_LEADER = {
     error.code for error in (UnknownTopicOrPartition, NotLeaderOrFollower, UnknownTopicId, UnknownLeaderEpoch)
 }
-"""Codes of the errors that a partition answers until it has a leader."""
+"""Error codes that Fetch returns for a partition that has no leader yet."""
 CREATE_TIMEOUT_MS = 10_000
 FIRST_FETCH_BY_ID = 13
 """First version of Fetch that identifies topics by id instead of name."""
@@ -47,23 +47,27 @@ class Topic(NamedTuple):
 
 
 class Creation(NamedTuple):
-    """The way in which topics are created on a broker."""
+    """The API versions and the node with which topics are created on a broker."""
 
     version: int
     """Version of CreateTopics."""
     fetch_version: int
     node_id: int | None = None
-    """The node that gets all partitions; None: the controller chooses the nodes."""
+    """The node that gets all partitions. If None, the controller chooses the nodes."""
 
 
 class TopicPool:
-    """Unused topics, by their options. One CreateTopics request creates many of them, to save time."""
+    """A pool of unused topics, grouped by their options. One CreateTopics request creates several topics, to
+    save time.
+    """
 
     def __init__(self, names: Names) -> None:
         self._names = names
         self._unused: defaultdict[tuple[str, ...], deque[Topic]] = defaultdict(deque)
         self.taken: list[str] = []
-        """Names of the topics that scenarios took since the last clean-up."""
+        """Names of the topics that scenarios took since the last clean-up. During a creation also the names
+        of the new topics.
+        """
 
     def take(
         self, client: Client, how: Creation, options: tuple[str, ...], count: int, deadline: Deadline
@@ -81,7 +85,7 @@ class TopicPool:
         return topic
 
     def take_all_unused(self) -> list[str]:
-        """Return the names of all unused topics. They are no longer in the pool."""
+        """Remove all unused topics from the pool, and return their names."""
         names = [topic.name for topics in self._unused.values() for topic in topics]
         self._unused.clear()
         return names
@@ -93,7 +97,7 @@ def create_topics(
     """Create topics, and wait for their leaders.
 
     `options` are words `key=value`: `partitions=2`, or a topic setting such as `cleanup.policy=compact`.
-    Raises Mismatch if the broker refuses.
+    Raises Mismatch if the broker refuses to create one, or a partition has no leader at the deadline.
     """
     settings = dict(option.split("=", 1) for option in options)
     partitions = int(settings.pop("partitions", 1))
@@ -125,9 +129,9 @@ def wait_until_led(
 ) -> None:
     """Return when every partition of these topics (topic id -> count) has a leader that answers Fetch.
 
-    Topics are requested by id: after a deletion and a second creation, the name may still lead to the first
-    topic. Fetch carries `min_epoch` as the current leader epoch, so a leader of an older epoch answers
-    UNKNOWN_LEADER_EPOCH. With -1, any leader will do.
+    Fetch identifies the topics by id: if a topic was deleted and created again, the name may still refer to
+    the first topic. Fetch carries `min_epoch` as the current leader epoch, so a leader of an older epoch
+    answers UNKNOWN_LEADER_EPOCH. With -1, any leader will do.
     """
     if not partition_counts:
         return

@@ -193,7 +193,7 @@ class TransactionSteps:
         options, expected = self._context.split(words)
         partition, *flags = options.pop("values")
         topic, _, index = self._context.partition(partition)
-        self._context.require("OffsetFetch", 8)  # since version 8, a request has a list of groups
+        self._context.require("OffsetFetch", 8)  # since version 8, OffsetFetch has a list of groups
         topics = [{"name": topic, "partition_indexes": [index]}]
         request = {"group_id": self._context.group_id(group), "topics": topics}
 
@@ -258,9 +258,10 @@ def _producer_fields(name: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _visible_values(result: Any, is_committed: bool) -> list[str]:
-    """Return the values that a consumer delivers; without `is_committed`, also markers.
+    """Return the values that a consumer would deliver; without `is_committed` (read_uncommitted) also the
+    markers.
 
-    The markers are `<commit>` and `<abort>`.
+    Markers are returned as `<commit>` and `<abort>`.
     """
     isolation = Isolation.READ_COMMITTED if is_committed else Isolation.READ_UNCOMMITTED
     aborted = [(row.producer_id, row.first_offset) for row in result.aborted_transactions or ()]

@@ -77,7 +77,7 @@ class Tagged(NamedTuple):
 
 
 class Mismatch(Exception):
-    """A response that is not as expected. The text says where."""
+    """A response that is not as expected. The text names the field."""
 
     def __init__(self, text: str, expected: str | None = None, received: str | None = None) -> None:
         super().__init__(text)
@@ -119,7 +119,9 @@ def _loader() -> Any:
 
 
 def resolve(value: Any, variables: Variables) -> Any:
-    """Return the value with its variables replaced and its tags for requests evaluated."""
+    """Return the value with its variables replaced, and with tags such as `!batch` replaced by what they
+    build.
+    """
     if isinstance(value, dict):
         return {key: resolve(element, variables) for key, element in value.items()}
     if isinstance(value, Tagged):
@@ -140,7 +142,9 @@ def _look_up(found: re.Match[str], variables: Variables) -> Any:
 
 
 def build(cls: type[Any], body: dict[str, Any]) -> Any:
-    """Return a message, or a part of one, from a mapping. Raises KeyError for a key that is not a field."""
+    """Return a message, or a struct within a message, from a mapping of field names to values. Raises
+    KeyError for a key that is not a field.
+    """
     fields = {field.name: field for field in cls._struct.fields}
     values: dict[str, Any] = {}
     for key, value in body.items():
@@ -157,7 +161,9 @@ _BY_ID = ("Produce", "OffsetCommit", "OffsetFetch")
 
 
 def add_topic_ids(message: Any, variables: Variables) -> Any:
-    """Set the topic ids in a request whose newer versions have no topic names."""
+    """Set the topic ids in a Produce, OffsetCommit or OffsetFetch request, whose newest versions have no
+    topic names. A name that is not a topic of the scenario gets UNKNOWN_ID.
+    """
     if message.api.name in _BY_ID:
         ids = {variables[name[:-3]]: value for name, value in variables.items() if name.endswith(".id")}
         groups = getattr(message, "groups", [])
@@ -169,7 +175,9 @@ def add_topic_ids(message: Any, variables: Variables) -> Any:
 
 
 def batch_of(options: dict[str, Any], variables: Variables) -> bytes:
-    """Return the bytes of one batch, with the damage that its options demand."""
+    """Return the bytes of one batch, damaged as options such as `crc` and `cut` demand. Raises ScenarioError
+    for an unknown option.
+    """
     left = dict(options)
     values, step = left.pop("values"), left.pop("step", 1)
     keys = left.pop("keys", [None] * len(values))
@@ -227,13 +235,15 @@ _BUILDERS: dict[str, Callable[[Any, Variables], Any]] = {
 
 
 def shown(value: object) -> str:
-    """Return a value as text, cut to a length that a table can show."""
+    """Return a value as text of at most MAX_SHOWN characters and "..."."""
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
 def match(expected: Any, actual: Any, version: int, variables: Variables, path: str = "") -> None:
-    """Raise Mismatch unless the response is as expected. Fields that the version lacks are skipped."""
+    """Raise Mismatch unless `actual` is as expected. Set variables that have no value yet. Expected fields
+    that `version` does not have are ignored.
+    """
     if expected == ANYTHING:
         return
     if isinstance(expected, Tagged):
@@ -310,7 +320,7 @@ def _match_not(expected: str, actual: Any, version: int, variables: Variables, p
 
 
 def split_batches(data: Any) -> list[bytes]:
-    """Return the whole batches in the records of a Fetch response."""
+    """Return the complete batches in the records of a Fetch response. A partial batch at the end is left out."""
     raw = bytes(data or b"")
     return [raw[position : position + header.size_bytes] for position, header in iter_batches(raw)]
 
