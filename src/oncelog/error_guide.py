@@ -13,8 +13,8 @@ from typing import NamedTuple
 class ErrorGuide(NamedTuple):
     """The description of one error.
 
-    `seen_by`: the clients that can get the error. `look`: how to find the cause. `action`: what to do. `look`
-    and `action` are empty for errors of APIs that this project's clients do not use.
+    `seen_by`: the clients that can get the error. `look`: how to find the cause. `action`: what to do about
+    it. `look` and `action` are empty if this project's clients do not use the APIs that return the error.
     """
 
     meaning: str

@@ -54,7 +54,7 @@ class StorageError(OncelogError):
 
 
 class TimedOut(OncelogError, TimeoutError):
-    """A wait with a limit (delivery.timeout.ms, max.block.ms, ...) ended without a result."""
+    """A time-out (delivery.timeout.ms, max.block.ms, ...) passed before the operation had a result."""
 
 
 class DisconnectedError(OncelogError, ConnectionError):
@@ -117,7 +117,7 @@ class SerializationError(OncelogError, ValueError):
 class DeserializationError(OncelogError, ValueError):
     """A deserializer failed. The record counts as not delivered, so the next poll raises the error again.
 
-    To continue after the record, seek to `offset + 1`. `part` is "key" or "value". `record` is the record
+    To skip the record, seek to `offset + 1`. `part` is "key" or "value". `record` is the record
     with its bytes. `__cause__` is the error of the deserializer.
     """
 
@@ -130,7 +130,7 @@ class DeserializationError(OncelogError, ValueError):
 
 
 class ProvenanceError(OncelogError, ValueError):
-    """A record has no headers with its source topic, partition and offset, or malformed ones.
+    """A record's headers with its source topic, partition and offset are missing or malformed.
 
     `topic`, `partition` and `offset` are the place of the record, not of its source.
     """
@@ -141,7 +141,7 @@ class ProvenanceError(OncelogError, ValueError):
 
 
 MAX_MESSAGE_CHARACTERS = 1_000
-"""Maximum length of the message in an error response, in characters."""
+"""Maximum number of characters of the message in an error response."""
 
 
 def text_of(error: Exception) -> str:
@@ -153,10 +153,11 @@ def text_of(error: Exception) -> str:
 
 
 class BrokerError(OncelogError):
-    """An error code of the Kafka protocol (org.apache.kafka.common.protocol.Errors).
+    """The base class of the exceptions for Kafka's error codes (org.apache.kafka.common.protocol.Errors).
 
-    `code` and `kafka_name` are the protocol's. `retriable`: True if Java's class is a RetriableException.
-    `oncelog.rules.idempotence.error_policy` decides how a producer reacts to a code.
+    `code` and `kafka_name` are the code and the name in Kafka's protocol. `retriable`: True if Java's
+    exception for the code is a RetriableException. `oncelog.rules.idempotence.error_policy` decides how a
+    producer reacts to a code.
     """
 
     code: ClassVar[int] = -1
@@ -171,7 +172,9 @@ class BrokerError(OncelogError):
     """
 
     record_errors: tuple[tuple[int, str], ...] = ()
-    """(index in the batch, reason) of each rejected record; empty if the error does not concern records."""
+    """(index in the batch, reason) of each record that caused the rejection of its batch; empty if the broker
+    named no record.
+    """
 
     def __init_subclass__(cls, code: int, retriable: bool = False, hint: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -188,7 +191,7 @@ class BrokerError(OncelogError):
 
     @property
     def message(self) -> str:
-        """The description without the error's name: the `error_message` of a response.
+        """The description without the error's name. A broker sends it as the `error_message` of a response.
 
         It is cut to MAX_MESSAGE_CHARACTERS, because it may quote long names that a client chose.
         """
@@ -205,7 +208,9 @@ _ABSENT = {"UNKNOWN_TOPIC_OR_PARTITION", "GROUP_ID_NOT_FOUND", "TRANSACTIONAL_ID
 
 
 def named_text(code: int, name: str) -> str:
-    """Return "NAME does not exist" if the error code means that; otherwise return the name."""
+    """Return "NAME does not exist" if `code` says that a topic, group or transactional id does not exist;
+    otherwise NAME.
+    """
     known = ERROR_BY_CODE.get(code)
     return f"{name} does not exist" if known and known.kafka_name in _ABSENT else name
 

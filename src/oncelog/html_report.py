@@ -20,7 +20,7 @@ svg { width: 100%; height: auto; border: 1px solid #e3e8ee; border-radius: 8px; 
 
 
 def page(title: str, parts: Iterable[str]) -> str:
-    """Return the whole page. `parts` are its contents as HTML."""
+    """Return an HTML document. `parts` are the contents of its body as HTML."""
     head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{_STYLE}</style>"
     body = "\n".join(parts)
     return f"<!doctype html>\n<html lang='en'><head>{head}</head>\n<body>\n{body}\n</body></html>\n"
@@ -32,7 +32,7 @@ def verdict(text: str, *, is_good: bool) -> str:
 
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return an HTML table with one column per key of the first row."""
+    """Return an HTML table with one column per key of the first row. Integers get thousands separators."""
     rows = list(rows)
     names: Sequence[str] = list(rows[0]) if rows else []
     head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in names)

@@ -21,7 +21,7 @@ DRAWN_APIS = frozenset({"Produce", "InitProducerId"} | _TXN_APIS)
 
 
 class Column(IntEnum):
-    """The columns of a diagram, from left to right."""
+    """The vertical lines of a diagram, from left to right: the two sides and the network between them."""
 
     PRODUCER = 0
     NETWORK = 1
@@ -29,7 +29,7 @@ class Column(IntEnum):
 
 
 class Tone(Enum):
-    """The kind of an event. It determines the mark and the colour of the event's arrow."""
+    """The kind of an event. The kind determines how the event's arrow looks."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -44,9 +44,9 @@ class Tone(Enum):
 class Arrow:
     """A message between two columns.
 
-    `remark`: text to the right of the diagram. `seconds`: time since the proxy object was created.
-    `decisions`: the broker's decision about each batch, even if the response was lost: GOOD for a stored
-    batch, REPEAT for a recognised duplicate, REFUSED for an error.
+    `remark`: text to the right of the diagram. `seconds`: time from the creation of the proxy object to the
+    message. `decisions`: the broker's decision about each batch, even if the response was lost: GOOD for a
+    stored batch, REPEAT for a recognised duplicate, REFUSED for an error.
     """
 
     start: Column
@@ -60,7 +60,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark across all columns. `times`: number of consecutive times that the remark was made."""
+    """A line of text across all columns. `times`: how often the same text occurred consecutively."""
 
     text: str
     times: int = 1
@@ -78,8 +78,8 @@ _Batch = tuple[str, int, int | None, int | None, int | None, int | None]
 def plan(events: Iterable[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> list[Step]:
     """Return the arrows and notes of a diagram, in the order of the events.
 
-    Only requests and responses of `apis` are drawn. If batches have different partitions, each arrow names
-    its partition.
+    Only requests and responses of `apis` are drawn. If the batches have several partitions, the arrows name
+    them.
     """
     events = list(events)
     partitions = {(batch.topic, batch.partition) for event in events for batch in event.batches}
@@ -96,7 +96,9 @@ def plan(events: Iterable[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> list
 
 
 def _shortest_label(partitions: set[tuple[str, int]]) -> PartitionLabel:
-    """Return the shortest label that distinguishes these partitions."""
+    """Return the shortest kind of label that distinguishes these partitions: none, the number, or topic and
+    number.
+    """
     if len(partitions) <= 1:
         return PartitionLabel.NONE
     return (
@@ -233,7 +235,7 @@ _RESPONSE_ARROWS: dict[Fate, _ArrowStyle] = {
 
 
 def hidden_apis(events: Sequence[WireEvent], apis: frozenset[str] = DRAWN_APIS) -> dict[str, int]:
-    """Return the number of requests of each API that is not in the diagram."""
+    """Return the number of requests for each API that the diagram does not show."""
     counts: dict[str, int] = {}
     for event in events:
         if event.direction is Direction.REQUEST and event.api not in apis:

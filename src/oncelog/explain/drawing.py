@@ -1,4 +1,4 @@
-"""The lines and the drawing of a played story."""
+"""The results of a story's runs as lines of text, and the runs as one drawing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from oncelog.explain.svg import draw_svg
 
 
 def verdict_lines(run: StoryRun) -> list[str]:
-    """Return the counts of a run, and a line for each check with its result."""
+    """Return lines of text about a run: one with the counts of its records, then one for each check with its
+    result.
+    """
     rows = dataclasses.asdict(run.counts).items()
     numbers = [f"{value} {name}" for name, value in rows if value or name != "failed"]
     return [

@@ -87,8 +87,8 @@ def _arrow(arrow: Arrow, y: float) -> str:
 
 
 def _tip(arrow: Arrow, end: int, y: float, colour: str) -> str:
-    """Return the end of an arrow: a head if the message arrives, a cross if it is lost, a circle if it is
-    held.
+    """Return the SVG for the tip of an arrow: a head if the message arrives, a cross if it is lost, a circle
+    if it is held.
     """
     if arrow.end is Column.NETWORK and arrow.tone is Tone.HELD:
         return f'<circle cx="{end}" cy="{y:g}" r="6" fill="#fff" stroke="{colour}" stroke-width="2"/>'

@@ -51,7 +51,9 @@ def _arrow(arrow: Arrow) -> list[str]:
 
 
 def _label(arrow: Arrow) -> list[str]:
-    """Return the line with the arrow's text. The text begins at the arrow's left end."""
+    """Return the line above an arrow, with the arrow's text. The text begins at the arrow's left end, and is
+    cut if it is too long.
+    """
     left = min(arrow.start, arrow.end)
     line = list(_columns())
     room = _WIDTH - _column(left) - 2
@@ -63,7 +65,7 @@ def _label(arrow: Arrow) -> list[str]:
 
 def _shaft(arrow: Arrow) -> str:
     line = list(_columns())
-    # The arrow has no length if a message was held at the proxy and then lost there.
+    # A message that was held at the proxy and then lost there has an arrow without length: draw only a cross.
     if arrow.start is arrow.end:
         line[_column(arrow.end)] = _LOST
         return "".join(line)

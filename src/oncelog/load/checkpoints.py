@@ -27,13 +27,14 @@ from oncelog.types import TopicPartition
 
 CHECKPOINT_TOPIC = "oncelog-loads"
 PARTITIONS = 16
-"""Number of partitions of the topic.
+"""Number of partitions of the checkpoint topic.
 
 It must never change: a load's checkpoints must stay in one partition, even if the topic gets more partitions.
 """
 _FORMAT = 1
 _TIMEOUT_MS = 90_000
-"""With the default transaction.timeout.ms, the open transaction of a killed loader ends before this time-out.
+"""The time-out for reading checkpoints. With the default transaction.timeout.ms, the open transaction of a
+killed loader ends before it.
 """
 
 
@@ -103,7 +104,8 @@ def _latest_checkpoints(
                 if (index := _file_number(key, load_id)) is None:
                     continue
                 if value is None:
-                    # A tombstone: somebody deleted the checkpoint, and compaction will remove both records.
+                    # A tombstone: somebody deleted the checkpoint. Ignore the checkpoint, as after
+                    # compaction.
                     latest.pop(index, None)
                 else:
                     latest[index] = decode_checkpoint(value)
@@ -138,7 +140,7 @@ def _ensure_topic(admin: Admin) -> None:
             )
             return
         except TopicAlreadyExists:
-            # Another load has created the topic in between.
+            # Another load has created the topic after it was looked up.
             pass
     elif description.error is not None:
         raise description.error

@@ -30,7 +30,7 @@ _CODEC_OF: dict[str, Codec] = {"gz": "gzip", "zst": "zstd"}
 
 
 DELIMITED_BY = ", delimited by "
-"""Separates format and key from the delimiter in `FileCheckpoint.how` of a CSV file."""
+"""The text between format and key, and the delimiter, in `FileCheckpoint.how` of a CSV file."""
 
 
 class Layout(NamedTuple):
@@ -63,7 +63,9 @@ def default_delimiter(name: str) -> str:
 
 
 def _extensions_of(name: str) -> tuple[str, Codec | None]:
-    """Return the extension for the format, in lower case, and the codec of the extension after it."""
+    """Return a file name's extension in lower case, and None. For a compressed file, return the extension
+    before .gz or .zst, and the codec.
+    """
     before, last = ["", "", *name.lower().split(".")[1:]][-2:]
     codec = _CODEC_OF.get(last)
     return (before if codec else last), codec
@@ -274,7 +276,8 @@ def topic_mismatch(checkpoint: FileCheckpoint, topic: str, topic_id: str | None)
 
 
 def content_mismatch(checkpoint: FileCheckpoint, source: Source, digest: str | None) -> str | None:
-    """Return what has changed in the part of the file that was read, as a sentence; None if nothing has.
+    """Return as text what has changed in the part of the file that was already read; None if nothing has
+    changed.
 
     `digest` is None if the file now ends before `checkpoint.position`, or if a finished file now continues
     after that position.
@@ -318,7 +321,9 @@ S = TypeVar("S", bound=Sized)
 
 
 def transactions(chunks: Iterable[S], *, max_records: int, max_bytes: int) -> Iterator[list[S]]:
-    """Yield lists of consecutive chunks. A list stays within both limits, but has at least one chunk."""
+    """Yield lists of consecutive chunks, one list for each transaction. A list stays within both limits,
+    unless it is a single chunk.
+    """
     group: list[S] = []
     records = size_bytes = 0
     for chunk in chunks:

@@ -23,7 +23,7 @@ from oncelog.load.parsing import Options, ParquetRows, TextRows, open_file, text
 from oncelog.load.record_boundaries import chunk_ends
 
 _HEAD_BYTES = 1 << 20
-"""Number of bytes at the start of a CSV file that determine the columns' names and kinds."""
+"""Number of bytes at the start of a CSV file from which the columns' names and kinds are determined."""
 _LONGEST_RECORD_BYTES = 256 << 20
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 """Byte order marks of UTF-16 and UTF-32."""
@@ -59,7 +59,7 @@ class Reader(Protocol):
     """
 
     def digest_at(self, position: int) -> str | None:
-        """Move to `position`. Return the digest of a FileCheckpoint with this position.
+        """Move to `position`. Return the digest that a FileCheckpoint with this position has.
 
         Return None if the file ends before `position`.
         """
@@ -132,7 +132,9 @@ def _check_unchanged(source: Source) -> None:
 
 
 class _TextReader:
-    """A reader of text. The part of `_buffer` from `_at` on is decompressed but not yet in a chunk."""
+    """A reader of text files. The part of `_buffer` from `_at` on has been read and decompressed, but is not
+    in a chunk yet.
+    """
 
     def __init__(self, source: Source, layout: Layout, options: Options) -> None:
         self._source = source

@@ -145,7 +145,7 @@ def run_load(
 
 
 def check_load(load: Load, config: Mapping[str, Any]) -> list[Layout]:
-    """Return the layout of each file.
+    """Check the arguments of a load, and return the layout of each file.
 
     Raises MisuseError for an invalid load id, a `transactional.id` in the config, or an unknown file format.
     """

@@ -102,7 +102,7 @@ def run_load_on_spark(
 def _how(load: Load, index: int, layout: Layout) -> str:
     """Return the parsing options as text, with a mark that the plain loader's text lacks.
 
-    Because of the mark, a load that one of the loaders began is refused by the other. The loaders use
+    Because of the mark, each of the two loaders refuses a load that the other one began. The loaders use
     different transactional ids, so they could not fence each other's transactions.
     """
     return how_of(load, index, layout, more=", with --spark")
@@ -186,7 +186,7 @@ def _load(index: int, checkpoint: FileCheckpoint, load: Load, config: Mapping[st
         match decide_start([checkpoint], [source], topic=load.topic, topic_id=topic_id, hows=[how]):
             case Refused(reason):
                 raise LoadRefused(reason)
-            # An earlier attempt has loaded the file, but Spark lost its result.
+            # An earlier attempt has loaded the file, but Spark lost the attempt's result.
             case Complete():
                 return 0
             case Resume():
@@ -198,7 +198,7 @@ def _load(index: int, checkpoint: FileCheckpoint, load: Load, config: Mapping[st
 
 
 def _is_first_attempt() -> bool:
-    """Return True if this is Spark's first attempt at the task.
+    """Return True if this is Spark's first attempt at the running task, or if no task is running.
 
     The epoch of the transactional id alone does not show this. It restarts at 0 after the last epoch, and
     after the transactional id has expired.

@@ -171,11 +171,11 @@ class JsonLines:
 
 
 def _are_whole_objects(lines: Any) -> bool:
-    """Return True if no line can have less than one JSON object, provided that all of them are valid.
+    """Return True if every line must have exactly one JSON object, provided that Arrow can parse the lines.
 
-    Arrow takes objects one after another, wherever lines end. A line with two objects and a line with none
-    would shift the keys between them by a line. After a `}` inside an object, JSON has no `{`. Therefore an
-    object that begins in a line of this form also ends there. Guard:
+    Arrow parses objects one after another, regardless of line ends. A line with two objects and a line with
+    none would shift the keys between them by a line. After a `}` inside an object, JSON has no `{`. Therefore
+    an object that begins in a line of this form also ends there. Guard:
     test_the_key_of_a_line_is_never_from_another_line.
     """
     return bool(pc.all(pc.and_(pc.starts_with(lines, b"{"), pc.ends_with(lines, b"}"))).as_py())
@@ -302,7 +302,9 @@ class ParquetRows:
             yield self._parse(_joined(batches)), size_bytes
 
     def _batches(self, row: int, max_records: int) -> Iterator[Any]:
-        """Yield the rows from number `row` on, with dictionaries decoded. Earlier row groups are not read."""
+        """Yield batches of the rows from number `row` on, with dictionary-encoded columns decoded. Earlier
+        row groups are not read.
+        """
         groups: list[int] = []
         for index in range(self._file.metadata.num_row_groups):
             rows = self._file.metadata.row_group(index).num_rows

@@ -1,6 +1,7 @@
 """Finds the boundaries of records in the bytes of a file.
 
-The result depends only on the bytes. Therefore a position has the same meaning in every run.
+The boundaries depend only on the bytes. Therefore a position in a checkpoint has the same meaning in every
+run.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def typed_to_json(column: Any) -> Any:
         return quoted(text)
     try:
         return pa.array([None if v is None else _dumps(v) for v in column.to_pylist()], pa.string())
-    # Python's datetime ends with the year 9999.
+    # OverflowError: Python's datetime ends with the year 9999.
     except OverflowError as error:
         raise ValueError(f"a value of type {kind} cannot be written: {error}") from None
 

@@ -13,7 +13,8 @@ __all__ = ["TableAuditResult", "TableFinding", "TableTotals", "audit_files", "au
 
 
 def __getattr__(name: str) -> Any:
-    # Import these at the first use: Spark's workers import modules of this package, but need none of these.
+    # Import these functions on first use: Spark's workers import other modules of this package, but do not
+    # need these functions.
     if name in __all__:
         from oncelog.local_audit import log_audit, table_audit, table_result
 

@@ -9,7 +9,8 @@ from oncelog.wire.records import check_count, payload_of, read_varint
 
 
 def records_problem(data: Buffer, position: int, header: BatchHeader) -> str | None:
-    """Return how the records of the batch at `position` contradict its header, or None if they do not.
+    """Return as text how the records of the batch at `position` contradict its header, or None if they do
+    not.
 
     Gaps in the offsets are allowed, because compaction leaves them. The header's record count shows whether a
     record is missing.

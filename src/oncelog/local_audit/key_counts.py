@@ -1,7 +1,7 @@
 """Count the records of each key in bounded memory.
 
-Records arrive as columns. At most ROWS_AT_ONCE of them, with keys of about BYTES_AT_ONCE together, are in
-memory. Then they are counted by key, and the counts go to a temporary file, in buckets by a hash of the key.
+Records arrive as columns. They are buffered until there are ROWS_AT_ONCE records or BYTES_AT_ONCE bytes of
+keys. Then they are counted by key, and the counts go to a temporary file, in buckets by a hash of the key.
 `merged` then adds up the counts of a few buckets at a time, within the same limits. Only a single bucket may
 exceed the limits; it has about one thousandth of the keys. The records of a frequent key take only one row in
 each file.
@@ -30,8 +30,8 @@ class KeyCounts:
     """The number of records, and the first and last place, of each (group, key).
 
     A group is a topic, or a side of a comparison. Add records in the order of their places. `tp` is the
-    number of the partition in the sorted list of partitions. Records without a key are only counted, in
-    `without_key`.
+    number of the partition in the sorted list of partitions. Records without a key are not in these counts;
+    `without_key` is their number.
     """
 
     def __init__(self, spill: SpillDirectory) -> None:
@@ -62,7 +62,9 @@ class KeyCounts:
             self._write()
 
     def merged(self) -> Iterator[Any]:
-        """Yield a table of group, key, count and places, in pieces. Each key is in one piece only."""
+        """Yield the counts as several tables with a row for each (group, key). All rows of a key are in the
+        same table.
+        """
         if not self._files:
             yield _counted(self._waiting)
             return
@@ -74,7 +76,9 @@ class KeyCounts:
             yield _counted([pa.Table.from_batches(map(reader.get_batch, buckets)) for reader in readers])
 
     def _pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield ranges of buckets that fit in memory together, or that are one bucket."""
+        """Yield ranges (first, end) of buckets whose counts fit in memory together. A bucket that is too
+        large is a range by itself.
+        """
         first = rows = size = 0
         for bucket in range(_BUCKETS):
             more_rows, more_bytes = int(self._bucket_rows[bucket]), int(self._bucket_bytes[bucket])
@@ -91,7 +95,7 @@ class KeyCounts:
         table = _counted(self._waiting).combine_chunks()
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
         keys = table["key"].combine_chunks()
-        # The whole key is hashed: keys may differ only at their end. Guard:
+        # Hash the whole key: long keys may differ only at their end. Guard:
         # test_keys_take_bounded_memory_whatever_they_look_like.
         buckets = ((checksums(keys) & np.uint64(0xFFFFFFFF)) % np.uint64(_BUCKETS)).astype(np.int64)
         sizes = pc.binary_length(keys).to_numpy()
@@ -111,7 +115,7 @@ def _counted(tables: list[Any]) -> Any:
     """Return one row for each (group, key), with the sum of the counts."""
     if not tables:
         return _EMPTY
-    # The aggregates `first` and `last` need the order of rows, which several threads would not keep.
+    # Use one thread: the aggregates `first` and `last` depend on the order of the rows.
     grouped = pa.concat_tables(tables).group_by(_KEYS, use_threads=False)
     ends = [(name, name.partition("_")[0]) for name in _PLACES]
     counted = grouped.aggregate([("count", "sum"), *ends])

@@ -1,6 +1,6 @@
 """Checks of record keys without Spark: does a key occur once in a topic, or as often as in another topic?
 
-The findings are those of oncelog.spark.audit.keys. Committed records are read as columns.
+The findings are the same as those of oncelog.spark.audit.keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from oncelog.types import TopicPartition
 
 
 class KeyCheck(NamedTuple):
-    """The result of a check or comparison of keys. `problem` says why it was not done."""
+    """The result of a check or comparison of keys. If it was not possible, `problem` says why."""
 
     findings: tuple[AuditFinding, ...] = ()
     totals: KeyTotals | None = None
@@ -40,7 +40,7 @@ def read_records(client: Mapping[str, object], now: Available) -> Iterator[tuple
 
 
 def check_keys(client: Mapping[str, object], now: Available, max_findings: int) -> KeyCheck:
-    """Check that each key occurs once per topic. At most `max_findings` keys become findings."""
+    """Check that each key occurs once per topic. The first `max_findings` repeated keys become findings."""
     tps = sorted(now.earliest)
     topics = sorted({tp.topic for tp in tps})
     records = keys = repeated = 0
@@ -71,7 +71,8 @@ def _first_rows(kept: Any, more: Any, order: list[tuple[str, str]], count: int) 
 
 
 def _ends(row: Mapping[str, Any], tps: Sequence[TopicPartition]) -> list[Place]:
-    # Used when retention or DeleteRecords has removed records of the key after the count.
+    # Return the first and the last place from the counts. They are used if retention or DeleteRecords removed
+    # records of the key before `_places` read them.
     ends = [(tps[row[f"{end}_tp"]], row[f"{end}_offset"]) for end in ("first", "last")]
     return [Place(tp.topic, tp.partition, offset) for tp, offset in ends]
 
@@ -79,9 +80,9 @@ def _ends(row: Mapping[str, Any], tps: Sequence[TopicPartition]) -> list[Place]:
 def _places(
     client: Mapping[str, object], now: Available, topics: Sequence[str], repeated: Any
 ) -> list[list[Place]]:
-    """Return the first places of each repeated key, from a second pass over the records.
+    """Return up to OFFSETS_NAMED places of each repeated key. They come from a second pass over the records.
 
-    All places of a key would take memory in proportion to the key's records.
+    The first pass does not keep places, because a frequent key would take much memory.
     """
     places: list[list[Place]] = [[] for _ in range(repeated.num_rows)]
     tps = sorted(now.earliest)
@@ -105,13 +106,15 @@ def _places(
 
 
 FOUND, EXPECTED, LATER = 0, 1, 2
-"""Groups of a comparison: records that were found, that must be there, and that may be there in addition."""
+"""The groups of a comparison by key: what was found, the records that must be found, and the records that may
+be found in addition.
+"""
 
 
 def compare_keys(
     client: Mapping[str, object], now: Available, expected: Available, max_findings: int
 ) -> KeyCheck:
-    """Compare how often each key occurs in `now` and in `expected`."""
+    """Compare how often each key occurs in the topics of `now` and in those of `expected`."""
     sides = (now, expected)
     with SpillDirectory() as spill:
         counts = KeyCounts(spill)
@@ -124,7 +127,9 @@ def compare_keys(
 
 
 class KeyRow(NamedTuple):
-    """A key with different numbers of records on the two sides. A place is (partition number, offset)."""
+    """A key with different numbers of records on the two sides. A place is (index in the sorted list of
+    partitions, offset).
+    """
 
     kind: str
     key: bytes
@@ -140,8 +145,8 @@ def compare_counts(
 ) -> tuple[list[KeyRow], Difference, int]:
     """Return the first keys that differ, the totals, and the number of keys whose surplus is not judged.
 
-    Group FOUND of `counts` has the records that were found, and EXPECTED those that must be there. Those of
-    LATER may be there. Without `judge_surplus`, a key that was found more often is not a difference.
+    `counts` has the groups FOUND, EXPECTED and LATER. Without `judge_surplus`, a key that was found more
+    often than expected is not a difference.
     """
     sums = dict.fromkeys(("expected", "found", *DIFFERENCE_KINDS), 0)
     shown: Any = None
@@ -176,7 +181,9 @@ _ORDER = ("kind", "expected_last_tp", "expected_last_offset", "found_last_tp", "
 
 
 def _both_sides(table: Any) -> Any:
-    """Return one row for each key: how often it was found and expected, where, and the kind of difference."""
+    """Return one row for each key: how often and where it was found and expected, and the kind of difference
+    (null if there is none).
+    """
     sides = []
     for group, name in ((FOUND, "found"), (EXPECTED, "expected")):
         side = table.filter(pc.equal(table["group"], group)).drop_columns(["group"])

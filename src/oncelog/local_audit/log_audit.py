@@ -60,7 +60,7 @@ DAMAGE_KINDS = frozenset(
         FindingKind.BAD_RECORDS,
     )
 )
-"""Findings that explain why a reader of records stops."""
+"""Kinds of findings about damaged data, at which a reader of records stops with an error."""
 
 
 def audit_topic(
@@ -74,7 +74,7 @@ def audit_topic(
     client_config: Mapping[str, object] | None = None,
     max_findings: int = MAX_FINDINGS,
 ) -> AuditResult:
-    """Audit the present contents of topics, in this process.
+    """Audit the current contents of topics, in this process.
 
     The parameters and the result are those of `oncelog.spark.audit.audit_topic`. `key_check` is only a bool
     here: an SQL expression needs Spark.
@@ -127,8 +127,8 @@ def audit_files(
 ) -> AuditResult:
     """Audit partition directories or whole data directories, in this process.
 
-    The parameters and the result are those of `oncelog.spark.audit.audit_files`. Keys are not checked: that
-    needs Spark.
+    The parameters and the result are those of `oncelog.spark.audit.audit_files`, except that keys are not
+    checked: that needs Spark.
 
     Raises ConfigError for a path without segment files, and MisuseError if no path is given.
     """
@@ -155,7 +155,9 @@ def _naming_changed_topics(moved: Callable[[], object]) -> Iterator[None]:
 
 
 def bounds_of(files: PartitionFiles, compacted_topics: Collection[str] | str) -> Bounds:
-    """Return the facts about a partition that its batches do not show, as its checkpoint files have them."""
+    """Return the facts about a partition that its batches do not show, from its checkpoint files and
+    `compacted_topics`.
+    """
     return Bounds(
         log_start_offset=files.log_start_offset,
         is_compacted=files.is_compacted or files.tp.topic in names_of(compacted_topics),
@@ -175,7 +177,8 @@ def _stored_batches(
 ) -> Iterator[StoredBatch]:
     """Yield a partition's batches in stored order.
 
-    Up to the last stable offset, fetch them with read_committed, to see which batches such a reader gets.
+    Up to the last stable offset, fetch them with read_committed, to learn which batches a read_committed
+    reader gets.
     """
     stable = max(now.latest[tp], now.earliest[tp])
     for start, end, isolation in (
@@ -190,7 +193,9 @@ def judge(
     batches: Callable[[TopicPartition], Iterable[StoredBatch]],
     max_findings: int,
 ) -> AuditOutput:
-    """Audit the batches of each partition, which `batches` returns in stored order."""
+    """Audit each partition, and compare the outcomes of transactions over partitions. `batches` returns a
+    partition's batches in stored order.
+    """
     output = AuditOutput()
     outcomes = _Outcomes(sorted(bounds))
     for tp in sorted(bounds):
@@ -210,7 +215,9 @@ def judge(
 
 
 class _Outcomes:
-    """Outcomes of transactions that must be equal in all partitions, as columns."""
+    """A collector of transaction outcomes that must be equal in all partitions. It stores them as columns to
+    save memory.
+    """
 
     def __init__(self, tps: Sequence[TopicPartition]) -> None:
         self._tps = tps
@@ -240,8 +247,8 @@ class _Outcomes:
         both = ends.group_by(keys).aggregate([("is_commit", "min"), ("is_commit", "max")])
         both = both.filter(pc.less(both["is_commit_min"], both["is_commit_max"]))
         both = both.select(keys).sort_by([(key, "ascending") for key in keys]).slice(0, max_findings)
-        # The join returns its rows in random order. Keep the smallest end of each side, so that two reports
-        # of the same log are equal.
+        # The join returns its rows in random order. Report the smallest end of each side, so that two audits
+        # of the same log give equal reports.
         first: dict[tuple[int, int], dict[bool, TransactionEnd]] = {}
         for row in ends.join(both, keys, join_type="inner").to_pylist():
             tp = self._tps[row["tp"]]
@@ -256,7 +263,7 @@ class _Outcomes:
 
 
 def check_distinct(distinct: str | None) -> None:
-    """Raise MisuseError if `distinct` is no way to tell repetitions."""
+    """Raise MisuseError if `distinct` is neither None nor "provenance"."""
     if distinct not in (None, "provenance"):
         raise MisuseError(f"distinct={distinct!r}: the only way to tell repetitions is 'provenance'")
 
@@ -272,13 +279,15 @@ def _check_records(
     key_check: bool,
     distinct: str | None,
 ) -> tuple[KeyCheck, ProvenanceCheck]:
-    """Check what was requested of keys and provenance. A problem is in the KeyCheck."""
+    """Check keys and provenance as requested. If the records cannot be read, the KeyCheck has the problem as
+    text.
+    """
     try:
         provenance = check_provenance(client, now, max_findings) if distinct else ProvenanceCheck()
         return _check_keys(client, now, others, max_findings, key_check=key_check), provenance
     except OncelogError:
-        # Readers of keys stop at damaged data with an error. The findings locate the damage better than this
-        # error, so refer to them.
+        # The reader of records stops at damaged data with an error. If a finding locates the damage, or the
+        # log start moved, report that as a problem instead of the error.
         damage = next((finding for finding in judged.findings if finding.kind in DAMAGE_KINDS), None)
         if damage is not None:
             text = f"{damage.tp} cannot be read at offset {damage.base_offset}"
@@ -293,9 +302,10 @@ def _check_records(
 def _check_keys(
     client: Mapping[str, object], now: Available, others: Available, max_findings: int, *, key_check: bool
 ) -> KeyCheck:
-    """Check that the keys of `now` occur once, and compare them with those of `others` if it has partitions.
+    """If `key_check` is set, check that each key of `now` occurs once. If `others` has partitions, also
+    compare the keys of both.
 
-    One does not replace the other: equal topics may both have a key twice. See
+    The comparison does not replace the check: equal topics may both have a key twice. See
     test_a_comparison_does_not_replace_the_check_of_keys.
     """
     checked = check_keys(client, now, max_findings) if key_check else KeyCheck()

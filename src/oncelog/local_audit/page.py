@@ -17,7 +17,7 @@ _SEQUENCES = ("first_sequence", "last_sequence")
 
 
 def render_audit(result: AuditResult, what: str, summary: Sequence[str]) -> str:
-    """Return the page.
+    """Return the HTML page of an audit.
 
     `what` names the audited topics or paths. `summary` contains lines of plain text, the verdict last.
     """

@@ -1,8 +1,9 @@
-"""The check of provenance without Spark: is a source record stored more than once, and is a filter exact?
+"""The check of provenance without Spark: is a source record stored more than once, and would a
+ProvenanceFilter be exact?
 
-The records of each partition pass through the rule of a filter in stored order, which names the runs of
+The rule of a ProvenanceFilter reads the records of each partition in stored order, and finds the runs of
 repetitions. The copies of each source record are counted, in bounded memory, by partition and by the rule's
-verdict. So the totals do not depend on the order that the rule needs.
+verdict.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class ProvenanceCheck(NamedTuple):
 
 
 def check_provenance(client: Mapping[str, object], now: Available, max_findings: int) -> ProvenanceCheck:
-    """Check that no topic has two copies of a source record. List at most `max_findings` of each kind.
+    """Check that no topic has two copies of a source record. List at most `max_findings` findings of each
+    kind.
 
     Only the records that are visible at the client's isolation level are checked.
     """
@@ -71,7 +73,7 @@ def check_provenance(client: Mapping[str, object], now: Available, max_findings:
 
 
 class _Passed:
-    """Findings about single records and runs, made while the records are read."""
+    """A collector of the findings about single records and runs, made while the records are read."""
 
     def __init__(self, max_findings: int) -> None:
         self.max_findings = max_findings
@@ -100,14 +102,16 @@ def _pass_partition(
             else:
                 passed.unmarked += 1
         for verdict, (sources, offsets) in copies.items():
-            # A group has one partition and one verdict, so that the copies can be told apart below.
+            # Use a group for each partition and verdict, so that `_Copies` can distinguish the copies.
             group = 2 * number + (verdict is Verdict.REPEATED)
             counts.add(group, pa.array(sources, pa.binary()), number, pa.array(offsets, pa.int64()))
     passed.runs += [repeated_run(tp, run) for run in runs.finish()]
 
 
 def _headers(column: Any) -> Iterator[list[tuple[str, bytes | None]]]:
-    """Yield the headers of each record. A `to_pylist` of the whole column would make a dict of each."""
+    """Yield the headers of each record as pairs. `to_pylist` of the column would be slower, because it makes
+    a dict of each header.
+    """
     flat = column.flatten()
     pairs = list(zip(flat.field(0).to_pylist(), flat.field(1).to_pylist(), strict=True))
     end = 0
@@ -117,7 +121,7 @@ def _headers(column: Any) -> Iterator[list[tuple[str, bytes | None]]]:
 
 
 class _Copies:
-    """Sums over the copies of each source record, and the first source records by topic and key."""
+    """The totals over all source records, and the first source records of each kind of finding."""
 
     def __init__(self, tps: Sequence[TopicPartition], max_findings: int) -> None:
         self._tps, self._max_findings = tps, max_findings
@@ -127,7 +131,8 @@ class _Copies:
         self._kept: dict[str, Any] = {}
 
     def add(self, table: Any) -> None:
-        """Add a piece of the counts. All copies of a source record are in one piece."""
+        """Add one of the tables of `KeyCounts.merged`. All copies of a source record are in the same table.
+        """
         by_tp = self._by_partition(table)
         sources = by_tp.group_by(_SOURCE).aggregate([("times", "sum"), ("is_new", "sum")])
         times, new = sources["times_sum"], sources["is_new_sum"]
@@ -138,7 +143,9 @@ class _Copies:
         self._keep("repeated", by_tp, sources.filter(pc.greater(times, 1)))
 
     def _by_partition(self, table: Any) -> Any:
-        """Return a row for each source record and partition. A group is a partition and a verdict."""
+        """Return a row for each source record and partition. It sums the rows of `table`, which are separate
+        for each verdict.
+        """
         is_new = pc.subtract(1, pc.bit_wise_and(table["group"], 1))
         topic = self._topic_of.take(table["first_tp"].combine_chunks())
         table = table.append_column("is_new", is_new).append_column("topic", topic)
@@ -149,7 +156,9 @@ class _Copies:
         return by_tp.rename_columns([names.get(name, name) for name in by_tp.column_names])
 
     def _keep(self, name: str, by_tp: Any, sources: Any) -> int:
-        """Keep the first source records and their places, and return the number of source records."""
+        """Keep the first source records of `sources` and their places under `name`. Return the number of all
+        source records in `sources`.
+        """
         if sources.num_rows:
             order = [(column, "ascending") for column in _SOURCE]
             first = sources.select(_SOURCE).sort_by(order).slice(0, self._max_findings)
@@ -159,7 +168,7 @@ class _Copies:
         return int(sources.num_rows)
 
     def sources_of(self, name: str) -> list[SourceCopies]:
-        """Return the first source records that were kept under a name."""
+        """Return the first source records, at most `max_findings`, that `_keep` stored under `name`."""
         if name not in self._kept:
             return []
         order = [(column, "ascending") for column in (*_SOURCE, "tp")]

@@ -28,7 +28,7 @@ from oncelog.wire.control import ControlType, decode_control
 
 @dataclass(slots=True)
 class PartitionSnapshot:
-    """The offsets of a partition around the moment at which the table was opened.
+    """The offsets of a partition shortly before and after the table was opened.
 
     - `log_start`: records below it are removed. It moves up if the log start overtakes the audit.
     - `expected_end`: committed records below it were visible before the table was opened.
@@ -50,7 +50,7 @@ class _Ends(NamedTuple):
 
 
 class RecordFates:
-    """Reads the fates of the records of one partition, a range of offsets at a time."""
+    """A reader of the fates of the records of one partition, for one range of offsets at a time."""
 
     def __init__(self, consumer: Consumer, tp: TopicPartition, snapshot: PartitionSnapshot) -> None:
         self.snapshot = snapshot
@@ -95,9 +95,10 @@ class RecordFates:
                 yield chunk
                 position = chunk.next_offset
         except TimedOut:
-            # Compaction removed all records from `position` on, up to the last stable offset, above which a
-            # read_committed fetch gets nothing. If a batch is stored there, the broker was only slow, and the
-            # audit must not report a gap. Guard: test_a_broker_that_stalls_ends_the_audit_with_an_error.
+            # A read_committed fetch gets nothing if compaction removed all records from `position` to the
+            # last stable offset. If a batch is stored in this range, the broker was only slow. Then raise the
+            # error, so that the audit does not report a gap. Guard:
+            # test_a_broker_that_stalls_ends_the_audit_with_an_error.
             for chunk in self._consumer.fetch_chunks(self._tp, position, end, Isolation.READ_UNCOMMITTED):
                 headers = [batch.header for batch in chunk.batches]
                 if any(h.base_offset < end and h.last_offset >= position for h in headers):
@@ -106,7 +107,9 @@ class RecordFates:
                     return
 
     def _find_ends(self) -> dict[int, _Ends]:
-        """Return the markers from the last stable offset to the end, by producer id."""
+        """Return the markers from the last stable offset to the end, by producer id. They are read once and
+        kept.
+        """
         if self._ends is not None:
             return self._ends
         found: dict[int, _Ends] = {}
@@ -133,7 +136,9 @@ def _fate_if_stable(batch: FetchedBatch) -> RecordFate | None:
 
 
 def _fate_if_unstable(header: BatchHeader, ends: dict[int, _Ends]) -> RecordFate | None:
-    """Return the fate of a batch at or above the last stable offset: its producer's next marker decides."""
+    """Return the fate of a batch at or above the last stable offset. The next marker of its producer decides
+    it.
+    """
     if header.is_control:
         return None
     if not header.is_transactional or header.producer_id is None:

@@ -1,8 +1,8 @@
 """The rows of a table by partition and offset, in bounded memory.
 
-Rows arrive in any order. Each piece of a table becomes runs of offsets, which are cut at windows of
-WINDOW_OFFSETS offsets. At most RUNS_IN_MEMORY runs are in memory; then they go to a temporary file, by
-partition and window. A run takes 28 bytes, and a row is at most one run.
+Rows arrive in any order. Rows are joined to runs of consecutive offsets, which are cut at the borders of
+windows of WINDOW_OFFSETS offsets. When RUNS_IN_MEMORY runs are in memory, they go to a temporary file, by
+partition and window. A run takes 28 bytes, and there are at most as many runs as rows.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from oncelog.types import TopicPartition
 WINDOW_OFFSETS = 1 << 20
 RUNS_IN_MEMORY = 1 << 20
 OUTSIDE_RUNS = 10_000
-"""Maximum number of runs to keep per partition, of offsets that never existed. All of them are counted."""
+"""Maximum number of runs of nonexistent offsets that are kept per partition. The rows of further runs are
+only counted.
+"""
 OUTSIDE_PARTITIONS = 1000
-"""Maximum number of nonexistent partitions to keep."""
+"""Maximum number of nonexistent partitions whose rows are kept. The rows of further ones are only counted."""
 _SMALLEST, _LARGEST = -(2**63), 2**63 - 1
 
 
@@ -35,7 +37,7 @@ class OutsideRows:
         self._count = 0
 
     def add(self, runs: Runs) -> None:
-        """Add sorted runs."""
+        """Add sorted runs. Keep at most OUTSIDE_RUNS runs, and count the rows of all."""
         self.rows += row_count(runs)
         room = OUTSIDE_RUNS - self._count
         if room > 0 and len(runs):
@@ -43,7 +45,9 @@ class OutsideRows:
             self._count += len(self._runs[-1])
 
     def runs(self) -> Runs:
-        """Return the remembered runs, sorted. Equal runs of one file are added up."""
+        """Return the kept runs, sorted. Runs of one file with the same offsets are joined, and their `times`
+        are added up.
+        """
         if not self._runs:
             return np.empty(0, RUN)
         names = ["first", "last", "file"]
@@ -57,7 +61,9 @@ class OutsideRows:
 
 
 def row_count(runs: Runs) -> int:
-    """Return the number of rows of runs. Runs of SQLite's negative offsets may span more than 2**63."""
+    """Return the number of rows in the runs. The arithmetic is unsigned, because a run of SQLite may span
+    more than 2**63 offsets.
+    """
     sizes = runs["last"].astype(np.uint64) - runs["first"].astype(np.uint64) + np.uint64(1)
     return int((sizes * runs["times"].astype(np.uint64)).sum())
 
@@ -78,7 +84,7 @@ def _by_partition() -> defaultdict[TopicPartition, defaultdict[int, list[Any]]]:
 class RowRuns:
     """The rows of the audited partitions. `ends` has the end offset of each partition, exclusive.
 
-    `spill` is for the runs beyond RUNS_IN_MEMORY, and must be open while rows are added and read.
+    `spill` stores the runs beyond RUNS_IN_MEMORY. It must be open while rows are added and read.
     """
 
     def __init__(self, ends: Mapping[TopicPartition, int], spill: SpillDirectory) -> None:
@@ -89,9 +95,9 @@ class RowRuns:
         """The number of rows with NULL in a column, by file."""
         self.rows_of_other_topics = 0
         self.rows_of_more_partitions = 0
-        """The number of rows of further nonexistent partitions, once OUTSIDE_PARTITIONS of them are kept."""
+        """The number of rows of nonexistent partitions beyond OUTSIDE_PARTITIONS. They are not kept."""
         self.highest: dict[TopicPartition, int] = {}
-        """The highest offset of each partition that is below its end and has a row."""
+        """For each partition, the highest offset below its end that has a row."""
         self.window_offsets = WINDOW_OFFSETS
         self._ends = ends
         self._waiting: defaultdict[TopicPartition, defaultdict[int, list[Runs]]] = _by_partition()
@@ -101,12 +107,12 @@ class RowRuns:
         self._written = 0
 
     def add_file(self, name: str) -> int:
-        """Note a new file of the table, and return its number."""
+        """Register a file of the table, and return its number."""
         self.files.append(name)
         return len(self.files) - 1
 
     def add_rows(self, topic: str, partitions: Ints, offsets: Ints, file: int) -> None:
-        """Add rows of one topic."""
+        """Add rows of one topic, in one file: the partition and the offset of each row."""
         values, inverse = np.unique(partitions, return_inverse=True)
         order = np.argsort(inverse, kind="stable")
         bounds = np.searchsorted(inverse[order], np.arange(len(values) + 1)).tolist()
@@ -128,8 +134,8 @@ class RowRuns:
             return
         end = self._ends.get(tp, 0)
         if ((runs["first"] < 0) | (runs["last"] >= end)).any():
-            # A run may begin below 0 and end above it, or reach beyond the partition's end. Guard:
-            # test_a_row_with_a_negative_offset_does_not_hide_the_rows_after_it.
+            # Split the runs: a run may begin below offset 0 and end above it, or reach beyond the partition's
+            # end. Guard: test_a_row_with_a_negative_offset_does_not_hide_the_rows_after_it.
             outside = self._outside(tp)
             outside.add(_clipped(runs, _SMALLEST, -1))
             outside.add(_clipped(runs, end, _LARGEST))

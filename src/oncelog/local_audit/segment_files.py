@@ -38,7 +38,7 @@ _ZEROS_AT_ONCE = 1 << 20
 
 
 class Segment(NamedTuple):
-    """One `.log` file. `has_index` is True if the segment's `.txnindex` exists and is not empty."""
+    """A segment's `.log` file. `has_index` is True if the segment's `.txnindex` exists and is not empty."""
 
     base_offset: int
     size_bytes: int
@@ -46,7 +46,8 @@ class Segment(NamedTuple):
 
 
 class PartitionFiles(NamedTuple):
-    """A partition directory in the file system of `root`. It has at least one segment, sorted by offset.
+    """A partition directory in the file system of `root`, with at least one segment. `segments` is sorted by
+    offset.
 
     The `.txnindex` files cover every marker below `indexed_to`. A broker had synced everything below
     `recovery_point`, which is None if there is no checkpoint file. Records below `log_start_offset` were
@@ -93,7 +94,7 @@ def file_system(root: str) -> tuple[fs.FileSystem, str]:
 
 
 def find_segments(roots: Sequence[str]) -> list[PartitionFiles]:
-    """Return the partition directories at or directly below `roots`.
+    """Return the partition directories among `roots` and directly below them.
 
     An internal topic's partition is found only if its directory is itself a root. Raises ConfigError for a
     root without segments, for a partition that occurs twice (replicas), and for an interrupted compaction.
@@ -146,8 +147,8 @@ def _partition_of(
     cleaned = _offsets(system, parent, CLEANED_OFFSETS) or {}
     is_compacted = tp in cleaned or tp.topic in _compacted_topics(system, parent)
     flushed = _offsets(system, parent, RECOVERY_POINTS)
-    # After a kill, the newest entries of an index may be missing until a broker starts and restores them. So
-    # the index is used only up to the recovery point. See test_a_planted_fault_is_found_and_nothing_else.
+    # Use the transaction index only up to the recovery point: after a kill, its newest entries may be missing
+    # until a broker starts and restores them. See test_a_planted_fault_is_found_and_nothing_else.
     indexed_to = segments[-1].base_offset if flushed is None else flushed.get(tp, 0)
     recovery_point = None if flushed is None else flushed.get(tp, 0)
     starts = _offsets(system, parent, LOG_STARTS) or {}
@@ -158,7 +159,8 @@ def _partition_of(
 
 
 def _listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
-    """Return the entries of a directory, without names that are not UTF-8: no broker creates such a name."""
+    """Return the entries of a directory. Leave out names that are not UTF-8, because no broker creates them.
+    """
     try:
         infos: list[fs.FileInfo] = system.get_file_info(fs.FileSelector(path))
     except OSError as error:
@@ -196,7 +198,8 @@ def _check_no_swap(directory: str, infos: Sequence[fs.FileInfo]) -> None:
     test_an_interrupted_compaction_is_refused.
     """
     names = {info.base_name for info in infos}
-    # A broker discards the `.swap` files of a segment that is not complete.
+    # Ignore the `.swap` files of a segment that still has a `.cleaned` file: the segment is not complete, and
+    # a broker discards them.
     if swaps := [
         name
         for name in names
@@ -211,15 +214,14 @@ def _check_no_swap(directory: str, infos: Sequence[fs.FileInfo]) -> None:
 def _offsets(system: fs.FileSystem, directory: str, name: str) -> Mapping[TopicPartition, int] | None:
     """Return the contents of a checkpoint file, or None if there is no such file.
 
-    A copy of a partition directory alone has no checkpoint file beside it. Raises ConfigError if the file
-    cannot be decoded. If the file were treated as empty instead, the gaps in compacted topics would be
-    reported.
+    The file is missing beside a copy of a single partition directory. Raises ConfigError if the file cannot
+    be decoded. If it were treated as empty instead, the gaps in compacted topics would be reported.
     """
     path = f"{directory}/{name}"
     try:
         with system.open_input_stream(path) as stream:
             data = stream.read()
-            # Apache Kafka creates this file empty, so an empty one is not an error.
+            # An empty file is not an error, because Apache Kafka creates the file empty.
             return decode_offsets(data) if data else {}
     except OSError:
         return None
@@ -280,7 +282,7 @@ class Damage(NamedTuple):
 
 
 def walk_segment(file: _ArrowFile, size_bytes: int, base_offset: int) -> Iterator[ScannedBatch | Damage]:
-    """Yield every sound batch of a segment file, and every damaged range, in file order."""
+    """Yield every valid batch of a segment file, and every damaged range, in file order."""
     position: int | None = 0
     due = base_offset
     while position is not None:
@@ -370,10 +372,10 @@ def _no_batch(
     file: _ArrowFile,
     size_bytes: int,
 ) -> StoredBatch:
-    """Return a row for a damaged range.
+    """Return the StoredBatch that reports a damaged range.
 
-    The range is a torn tail if no sound batch follows, a crash can leave such bytes, and no broker had synced
-    them.
+    The range is a torn tail if no valid batch follows, if a crash can leave such bytes, and if the range is
+    not below the recovery point. A broker has synced everything below the recovery point.
     """
     torn = None
     if following is None and damage.behind is None:
@@ -386,7 +388,8 @@ def _no_batch(
             "did not cut off these bytes"
         )
     next_offset = following if damage.next_offset is None else damage.next_offset
-    # If no batch follows, the damage ends at its first offset, or at the log start if that is higher.
+    # If no batch follows, the end of the damage is not known. Report its first offset, or the log start if
+    # that is higher.
     due = files.log_start_offset + 1 if next_offset is None else next_offset
     last_offset = max(damage.offset, due - 1)
     return no_batch(damage.offset, last_offset, problem, is_torn=torn is not None)
@@ -407,8 +410,8 @@ def _aborted(
 
     The entry of a transaction is in the index of the segment with its marker. The marker is in the segment of
     the data or in a later one, so the indexes of all these segments are read. If one of them is damaged, the
-    first value is None. The second value describes damage of the segment's own index, or is None. A broker
-    rebuilds the index from the log when it starts, so no data is lost.
+    first value is None. The second value describes damage of the segment's own index, or is None. Such damage
+    loses no data, because a broker rebuilds the index from the log when it starts.
     """
     later = files.segments[index:]
     aborted: list[tuple[int, int]] = []

@@ -1,7 +1,7 @@
 """Read the stored batches of an offset range from a broker, for an audit of their headers.
 
-Below the last stable offset, batches are fetched with read_committed. They then say whether a read_committed
-reader gets them.
+Below the last stable offset, batches are fetched with read_committed, so that the audit learns whether a
+read_committed reader gets them.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ def read_stored_batches(
 ) -> Iterator[StoredBatch]:
     """Yield the stored batches whose last offset is in [start, end), in the order in which they are stored.
 
-    `client` contains consumer settings. If the log start overtakes the read, one item covers the removed
-    offsets. If a batch cannot be read, the last item covers the rest of the range.
+    `client` contains consumer settings. If the log start overtakes the read, one item with `is_removed`
+    covers the removed offsets. If a batch cannot be read, the last item has the problem, and covers all
+    offsets from this batch to `end`.
 
     The client rejects a whole fetch response if it contains bytes that are not a batch. The batches are then
-    fetched one at a time, up to the bad one. If batches were sorted by offset, those that are stored in the
-    wrong order would look sound. See test_batches_in_the_wrong_order_are_found.
+    fetched one at a time, up to the bad one. The batches are never sorted by offset, because then a wrong
+    stored order would not be found. See test_batches_in_the_wrong_order_are_found.
     """
     position = start
     settings, problem = dict(client), None
@@ -57,16 +58,17 @@ def read_stored_batches(
             except OffsetOutOfRange:
                 log_start = consumer.beginning_offsets([tp])[tp]
                 if log_start <= position:
-                    # The offset is above the end of the log: the topic was re-created, or its log was
-                    # truncated.
+                    # The log start is not the reason. `position` is above the end of the log: the topic was
+                    # re-created, or its log was truncated.
                     raise
                 yield no_batch(position, log_start - 1, "")._replace(problem=None, is_removed=True)
                 position = log_start
             except TimedOut:
                 if isolation is Isolation.READ_UNCOMMITTED:
                     raise
-                # Compaction removed all records from this position to the last stable offset. Only
-                # read_uncommitted reads the batches above that offset.
+                # A read_committed fetch gets nothing if compaction removed all records from this position to
+                # the last stable offset. So continue with read_uncommitted, which reads the batches above
+                # that offset.
                 isolation = Isolation.READ_UNCOMMITTED
     if problem is not None:
         yield no_batch(position, end - 1, problem)
@@ -81,7 +83,7 @@ def _batches_of(piece: RangeChunk, isolation: Isolation, check_records: bool) ->
 def stored_batch(
     data: Buffer, position: int, h: BatchHeader, verdict: Verdict | None, *, check_records: bool = False
 ) -> StoredBatch:
-    """Return the StoredBatch at `position` of `data`.
+    """Return the StoredBatch for the batch at `position` of `data`, whose header is `h`.
 
     `verdict` says whether a read_committed reader gets the batch; None means unknown.
     """

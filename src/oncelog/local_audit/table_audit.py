@@ -3,7 +3,7 @@
 The order of the look-ups allows producers and writers to run during the audit:
 
     1. the end of what read_committed readers see (`expected_end`)
-    2. the table is opened: from now on its files, version or transaction are fixed
+    2. the table is opened, which fixes the files, version or transaction that are read
     3. the end of what is written and what is committed (`end`, `stable_end`), and the log start
     4. the table's rows are read, then the topic's headers, window by window
 
@@ -63,15 +63,15 @@ def audit_table(
     rows without a key are only counted. This does not show which row of a key is wrong, or that a row is of
     an aborted record. It finds nothing if one record of a key has no row and another one has two.
 
-    `compacted_topics` are topics that were compacted in the past. The audit itself finds those that are
-    compacted now. `client_config` contains additional consumer settings. `max_findings` limits the listed
+    `compacted_topics` are topics that were compacted in the past. The audit detects by itself which topics
+    are compacted now. `client_config` contains additional consumer settings. `max_findings` limits the listed
     findings per partition.
 
     Raises ConfigError, MissingDependency, MisuseError, StorageError (the table cannot be read),
     UnknownTopicOrPartition, DataLossError (a topic was deleted or re-created during the audit), and
     OncelogError if the topic cannot be read.
     """
-    # A topic that is named twice must not have its rows counted twice. Guard:
+    # Drop repeated names: the rows of a topic that is named twice must not be counted twice. Guard:
     # test_a_topic_that_is_named_twice_is_compared_once.
     names = list(dict.fromkeys(names_of(topics)))
     if not names:
@@ -95,23 +95,24 @@ def audit_table(
                 tp: snapshot_of(tp, before, after, tp.topic in compacted) for tp in sorted(after.earliest)
             }
             result = _audit_offsets(client, opened, snapshots, max_findings)
-    current_offsets(options, before)  # raises if a topic was replaced
+    current_offsets(options, before)  # raises DataLossError if a topic was replaced during the audit
     return result
 
 
 def snapshot_of(
     tp: TopicPartition, before: Available, after: Available, is_compacted: bool
 ) -> PartitionSnapshot:
-    """Return a partition's offsets around the opening of the table, from the look-ups before and after."""
+    """Return a partition's PartitionSnapshot from the look-ups `before` and `after` the opening of the table.
+    """
     log_start = after.earliest[tp]
-    # A partition that was added between the look-ups need not be in the table.
+    # The records of a partition that was added between the look-ups need not be in the table.
     expected_end = before.latest.get(tp, log_start)
     stable_end, end = max(after.latest[tp], log_start), max(after.written[tp], log_start)
     return PartitionSnapshot(log_start, expected_end, stable_end, end, is_compacted)
 
 
 def _open(kind: str, path: str, columns: Columns, topics: Sequence[str]) -> Table:
-    # Each reader imports packages that the others do not need.
+    # Import only the reader of this format: each reader imports packages that the others do not need.
     match kind:
         case "parquet":
             from oncelog.local_audit.tables.arrow_files import open_parquet
@@ -133,7 +134,7 @@ def _open(kind: str, path: str, columns: Columns, topics: Sequence[str]) -> Tabl
             raise ConfigError(f"{kind}: no such format of tables")
 
 
-# By offset
+# Comparison by offset
 
 
 def _audit_offsets(
@@ -197,12 +198,13 @@ class _PartitionAudit:
         yield from with_records
 
     def _judge(self, window: int) -> tuple[list[OffsetRun], list[set[int]]]:
-        """Return the wrong runs of a window, with their files. Count all of them."""
+        """Return the first wrong runs of a window, with their files. Add the window's counts to the totals.
+        """
         start = window * self._rows.window_offsets
         end = min(start + self._rows.window_offsets, self._fates.snapshot.end)
         rows = count_rows(self._rows.read(self._tp, window), start, end)
-        # Keep one more than there is room for, because the first one may continue a run of the previous
-        # window.
+        # Keep one run more than may be listed, because the window's first run may continue the last run of
+        # the previous window.
         room = self._max_findings + 1 - len(self.findings)
         judged = judge_window(self._fates.window(start, end), rows, start, room)
         self._records += judged.records
@@ -212,7 +214,7 @@ class _PartitionAudit:
 
     @property
     def totals(self) -> TableTotals:
-        """Return the totals, after `run`."""
+        """Return the partition's totals. Valid after `run` has ended."""
         outside = self._rows.outside.get(self._tp)
         rows = self._rows.rows[self._tp] + (outside.rows if outside else 0)
         return totals_of(self._records, rows, self._counts, self._not_judged_rows)
@@ -233,7 +235,8 @@ def totals_of(records: int, rows: int, counts: Sequence[int], not_judged_rows: i
 
 
 def _outside(tp: TopicPartition, rows: RowRuns, end: int | None, limit: int) -> list[TableFinding]:
-    """Return findings for rows beyond a partition's offsets: one for each run and file, up to `limit`."""
+    """Return findings for the rows outside a partition's offsets: one for each run and file, at most `limit`.
+    """
     return [
         outside_finding(tp, first, last, (last - first + 1) * times, rows.files[file], end)
         for first, last, times, file in rows.outside[tp].runs()[:limit].tolist()
@@ -264,7 +267,7 @@ def _notes_on_rows(rows: RowRuns) -> list[str]:
     return notes
 
 
-# By key
+# Comparison by key
 
 _KEY_LIMITS = (
     "compared by key only: this cannot tell which row of a key is wrong, nor that one record of a key is "

@@ -21,7 +21,7 @@ _KINDS = {
 def row_finding(
     tp: TopicPartition, run: OffsetRun, files: Collection[str], highest: int | None
 ) -> TableFinding:
-    """Return the finding of a run of wrong offsets.
+    """Return the finding about a run of offsets whose rows are wrong or missing.
 
     `highest` is the highest offset of the partition that has a row; None if there is none.
     """
@@ -49,7 +49,9 @@ def _explain(run: OffsetRun, files: int, *, is_behind: bool) -> str:
 def outside_finding(
     tp: TopicPartition, first: int, last: int, rows: int, file: str, end: int | None
 ) -> TableFinding:
-    """Return the finding of rows beyond a partition's `end`, below 0, or of no partition (`end` None)."""
+    """Return the finding about rows at offsets below 0 or from `end` on, or of a partition that does not
+    exist (`end` is None).
+    """
     has = f"{tp.topic} has no partition {tp.partition}"
     if end is not None:
         has = f"{tp} has offsets from 0 to {end} (exclusive)"
@@ -57,6 +59,6 @@ def outside_finding(
 
 
 def unlocated_finding(file: str, rows: int) -> TableFinding:
-    """Return the finding of rows without a place."""
+    """Return the finding about rows with NULL as topic, partition or offset."""
     text = f"{rows} rows have NULL as topic, partition or offset: they are of no record"
     return TableFinding("unlocated_row", None, None, None, None, rows, (file,), None, text)

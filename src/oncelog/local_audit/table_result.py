@@ -45,7 +45,8 @@ class TableTotals:
     """The totals of one partition. Except `rows` and `not_judged_rows`, they count offsets.
 
     - `records`: committed records that must be in the table.
-    - `rows`: rows below the partition's end. `unknown` also counts rows beyond it.
+    - `rows`: rows of the partition, including those outside its offsets. `unknown` counts each of the latter
+      like an offset.
     - `not_judged_rows`: rows of records that the topic no longer has.
     """
 
@@ -68,9 +69,9 @@ class TableTotals:
 class TableAuditResult:
     """The result of an audit of a table.
 
-    `table` says what was read. `findings` lists at most `max_findings` runs of offsets per partition;
-    `finding_count` counts all offsets. `notes` are lines of text about what was not judged. `difference` is
-    None unless the audit is by key.
+    `table` describes the table and its version. `findings` lists at most `max_findings` runs of offsets per
+    partition; `finding_count` counts all offsets. `notes` are lines of text about what was not judged.
+    `difference` is None unless the audit is by key.
     """
 
     table: str
@@ -89,7 +90,9 @@ class TableAuditResult:
 
     @property
     def finding_count(self) -> int:
-        """Return the number of offsets, rows without a place, and keys at which something is wrong."""
+        """Return the sum of wrong offsets, rows without a place (NULL), rows of nonexistent partitions, and
+        differing keys.
+        """
         keys = self.difference.keys if self.difference else 0
         return self.totals.findings + self.unlocated_rows + self.unknown_partition_rows + keys
 
@@ -106,7 +109,7 @@ class TableAuditResult:
         ]
 
     def summary(self) -> list[str]:
-        """Return lines of text for people. The last one is the verdict."""
+        """Return the result as lines of text. The last line is the verdict."""
         totals, difference = self.totals, self.difference
         if difference is None:
             lines = [

@@ -25,7 +25,8 @@ OFFSETS_TOPIC = "__consumer_offsets"
 
 
 def current_offsets(options: Mapping[str, str], before: Available) -> Available:
-    """Return the offsets that exist now. Raises DataLossError if a topic was replaced since `before`.
+    """Return the current offsets of the partitions. Raises DataLossError if a topic was replaced (deleted and
+    re-created) since `before`.
 
     If a topic is deleted and re-created during the audit, batches of both topics are read. Then neither
     findings nor their absence prove anything.
@@ -52,7 +53,8 @@ def moved_text(log_starts: Mapping[TopicPartition, int]) -> str:
 def with_moved_log_starts(
     result: AuditResult, log_starts: Mapping[TopicPartition, int], bounds: Mapping[TopicPartition, Bounds]
 ) -> AuditResult:
-    """Return the result with notes on the moved log starts, and without a comparison of keys.
+    """Return the result with notes on the moved log starts. If one has moved, leave out the comparison of
+    keys.
 
     While topics lose records at different times, a comparison of their keys proves nothing.
     """
@@ -105,7 +107,9 @@ def of_topics(now: Available, topics: Collection[str]) -> Available:
 def source_options(
     bootstrap_servers: str, topics: Sequence[str], client_config: Mapping[str, object]
 ) -> dict[str, str]:
-    """Return options of `format("oncelog")` that select whole topics. Raises ConfigError for a bad name."""
+    """Return options of Spark's `format("oncelog")` that select all partitions of the topics. Raises
+    ConfigError for an invalid name.
+    """
     if bad := [name for name in topics if "," in name or not name.strip()]:
         raise ConfigError(f"{bad[0]!r} is not a topic name")
     return {
@@ -119,10 +123,11 @@ def source_options(
 def look_up(
     options: Mapping[str, str], compacted_topics: Collection[str] | str
 ) -> tuple[Available, dict[TopicPartition, Bounds]]:
-    """Return the offsets and bounds of each partition. The audit then reads exactly these offsets.
+    """Look up and return the offsets and the bounds of each partition. The audit then reads exactly these
+    offsets.
 
-    If they were looked up a second time before the read, a log start that had moved in between would be
-    reported as a violation.
+    If the offsets were looked up again before the read, a log start that moved in between would be reported
+    as a violation.
     """
     with OffsetResolver(parse_options({**options, "kafka.isolation.level": "read_committed"})) as resolver:
         now = resolver.available()
@@ -136,7 +141,9 @@ def look_up(
 
 
 def ask_coordinators(options: Mapping[str, str], topics: Sequence[str], judged: AuditOutput) -> None:
-    """Ask the coordinators about transactions that are open at the end. Report hanging ones as violations."""
+    """Ask the coordinators about the transactions that `judged` notes as open at the end. Turn the notes
+    about hanging ones into violations, and add the coordinators' answer to the others.
+    """
     kind = FindingKind.OPEN_TRANSACTION.value
     if not any(note.kind == kind for note in judged.notes):
         return

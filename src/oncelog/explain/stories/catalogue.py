@@ -36,7 +36,7 @@ STORIES: dict[str, Story] = {
 def play(name: str, bootstrap_servers: str | None = None) -> list[StoryRun]:
     """Run a story and return its runs.
 
-    `bootstrap_servers` None: the story runs on a broker inside this process. Raises MisuseError for an
+    If `bootstrap_servers` is None, the story runs on a broker inside this process. Raises MisuseError for an
     unknown name. Raises OncelogError if the story cannot be completed.
     """
     story = STORIES.get(name)

@@ -56,7 +56,8 @@ def _run(environment: StoryEnvironment, heading: str, settings: dict[str, object
     ):
         for first in range(1, len(numbers(BATCHES)), GROUP):
             run.send(producer, range(first, first + GROUP))
-            # With acks=0, the producer would otherwise send everything before the first fault.
+            # Pause between groups. With acks=0, the producer would otherwise send everything before the first
+            # fault.
             time.sleep(PACE_SECONDS)
         producer.flush(PATIENCE_SECONDS)
     return run

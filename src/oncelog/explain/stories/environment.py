@@ -23,8 +23,8 @@ READY_SECONDS = 20.0
 class StoryEnvironment:
     """The cluster on which a story runs. A context manager.
 
-    `bootstrap_servers` None: a broker inside this process, which is stopped at the end. Each run has its own
-    topic `oncelog-explain-...`, which is deleted afterwards.
+    If `bootstrap_servers` is None, it is a broker inside this process, which is stopped at the end. Each run
+    has its own topic `oncelog-explain-...`, which is deleted after the run.
     """
 
     def __init__(self, bootstrap_servers: str | None = None) -> None:
@@ -58,7 +58,7 @@ class StoryEnvironment:
 
     @property
     def is_own_broker(self) -> bool:
-        """True if this environment started the broker. Only then may a story kill the broker."""
+        """True if the cluster is this environment's own broker, and not a cluster of the user."""
         return self._bootstrap_servers is None
 
     @contextmanager
@@ -72,10 +72,11 @@ class StoryEnvironment:
         is_drawn: bool = True,
         upstream: str | None = None,
     ) -> Iterator[StoryRun]:
-        """Run the body of the `with` statement as one run. Yield the StoryRun, with topic and proxy ready.
+        """Yield a StoryRun whose topic exists and whose proxy is running, for the body of the `with`
+        statement.
 
-        At the end, read the log and count the records. `upstream`: address of the cluster; default: the
-        environment's.
+        After the body, read the log, count the records and delete the topic. `upstream`: address of the
+        cluster, by default that of the environment.
         """
         address = upstream or self.upstream
         topic = f"oncelog-explain-{uuid.uuid4().hex[:12]}"
@@ -98,7 +99,8 @@ def create_topic(bootstrap_servers: str, topic: str, partitions: int = 1) -> Non
     deadline = time.monotonic() + READY_SECONDS
     with Admin({"bootstrap.servers": bootstrap_servers}) as admin:
         while (error := _try_to_create(admin, topic, partitions)) is not None:
-            # Retry: Apache Kafka refuses to create a topic again until its deletion is complete.
+            # Retry all errors until the deadline: Apache Kafka refuses to create a topic again until its
+            # deletion is complete.
             if time.monotonic() > deadline:
                 raise error
             time.sleep(0.05)

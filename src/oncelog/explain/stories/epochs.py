@@ -1,4 +1,4 @@
-"""Stories of producer epochs and lost producer state: a cache miss, a late message, an unknown producer."""
+"""Stories about producer ids, producer epochs and the producer state that a broker remembers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from oncelog.testing.proxy.rules import Action, Rule
 from oncelog.types import TopicPartition
 
 REMEMBERED_BATCHES = 5
-"""Number of batches that a broker remembers per producer and partition (Kafka's ProducerStateEntry)."""
+"""Number of batches that a broker remembers per producer and partition, to recognise retries. Source: Kafka's
+ProducerStateEntry.
+"""
 
 _AT_ONCE: dict[str, object] = {"linger.ms": 0}
 
@@ -74,7 +76,9 @@ def _hold_response(nth: int) -> Rule:
 
 
 def _lose_first_of(run: StoryRun, batches: int, settings: dict[str, object]) -> None:
-    """Send one batch that is acknowledged, then `batches` more, whose responses are held and later lost."""
+    """Send `1 + batches` batches with one producer. The first is acknowledged; the responses to the others
+    are held and then lost.
+    """
     with run.producer(settings) as producer:
         futures = run.send(producer, numbers(1 + batches))
         run.wait_until("all batches to arrive", has_requests_at_broker(1 + batches))
@@ -297,5 +301,5 @@ def _one_producer_for_all(environment: StoryEnvironment) -> None:
 
 
 def _requests(run: StoryRun, api: str) -> int:
-    """Return the number of requests of one API that reached the broker."""
+    """Return the number of requests of one API that the proxy received."""
     return sum(1 for e in run.proxy.events if e.api == api and e.direction is Direction.REQUEST)

@@ -15,7 +15,8 @@ OUT_OF_ORDER = "OUT_OF_ORDER_SEQUENCE_NUMBER"
 
 
 def in_flight_together(later: int) -> Rule:
-    """Return a rule that holds the second acknowledgement until `later` more Produce requests have passed.
+    """Return a rule that holds the second acknowledgement until `later` more Produce requests have passed the
+    proxy.
 
     The batches of all these requests are in flight together. The first acknowledgement is not held, because
     the producer may wait for it: a broker that does not know the producer accepts any batch as its first.
@@ -24,17 +25,21 @@ def in_flight_together(later: int) -> Rule:
 
 
 def numbers(batches: int) -> range:
-    """Return the numbers of the records in this many batches."""
+    """Return the record numbers 1, 2, ... of `batches` full batches."""
     return range(1, batches * RECORDS_PER_BATCH + 1)
 
 
 def reported_offsets(futures: list[Future[RecordMetadata]]) -> list[int | None]:
-    """Wait for the futures and return the offsets that the application received."""
+    """Wait for the futures of sent records, and return the offsets that the producer reported to the
+    application.
+    """
     return [future.result(PATIENCE_SECONDS).offset for future in futures]
 
 
 def send_and_wait(run: StoryRun, batches: int, settings: dict[str, object] | None = None) -> list[int | None]:
-    """Send batches with one producer and wait for all acknowledgements. Return the reported offsets."""
+    """Send batches with one producer and wait for all acknowledgements. Return the offsets that the producer
+    reported.
+    """
     with run.producer(settings) as producer:
         futures = run.send(producer, numbers(batches))
         producer.flush(PATIENCE_SECONDS)
@@ -191,7 +196,9 @@ def unordered(environment: StoryEnvironment) -> None:
 
 
 def _exactly_once(run: StoryRun) -> None:
-    """Check that the log of a completed run has every record once, in the order of sending."""
+    """Add the checks that the log of a completed run has every record once in the order of sending, and that
+    all were acknowledged.
+    """
     counts = run.counts
     run.check("the log has every record once, in order", run.log == list(range(1, counts.sent + 1)))
     run.check("every record was acknowledged", counts.acknowledged == counts.sent)

@@ -45,7 +45,9 @@ def restart(environment: StoryEnvironment) -> None:
 
 
 def _play(run: StoryRun, broker: BrokerProcess) -> list[int | None]:
-    """Send two batches. Kill the broker before it acknowledges the second. Return the reported offsets."""
+    """Send two batches. Kill the broker after it stored the second batch, and lose the acknowledgement.
+    Restart it, and return the offsets that the producer reported.
+    """
     with run.producer() as producer:
         futures = run.send(producer, range(1, 4))
         producer.flush(PATIENCE_SECONDS)

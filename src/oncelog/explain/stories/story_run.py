@@ -21,13 +21,15 @@ from oncelog.wire.records import record_size_upper_bound
 RECORDS_PER_BATCH = 3
 _VALUE_BYTES = 100
 PATIENCE_SECONDS = 20.0
-"""Time-out of each wait in a story, in seconds. Normally a wait ends within a tenth of this time."""
+"""Time-out of each wait in a story, in seconds. Normally a wait ends within a tenth of it."""
 
 _PRODUCE_FATES_AT_BROKER = {Fate.PASSED, Fate.RELEASED, Fate.COPY}
 
 
 def value_of(number: int) -> bytes:
-    """Return the value of record `number`. All values have the same length, as `batch_settings` assumes."""
+    """Return the value of record `number`. All values have the same length, so that `batch_settings` can
+    limit the records of a batch.
+    """
     return (b"record %d" % number).ljust(_VALUE_BYTES)
 
 
@@ -78,8 +80,9 @@ class Check:
 class StoryRun:
     """One run of a story. After the run, the proxy is closed and the topic is deleted.
 
-    `is_drawn` False: the run is too long for a diagram. `is_counted` False: readers should see no record, so
-    the counts mean nothing. `written`: the transaction's records in the logs, and its markers, as text.
+    `is_drawn` is False if the run is too long for a diagram. `is_counted` is False if the story leaves no
+    visible record, so that the counts mean nothing. `written`: the transaction's records in the logs, and its
+    markers, as text.
     """
 
     heading: str
@@ -115,11 +118,13 @@ class StoryRun:
         return futures
 
     def check(self, text: str, is_true: bool) -> None:
-        """Add a statement about the result of the run, and whether it is true."""
+        """Add a check: a statement about the result of the run, and whether the statement is true."""
         self.checks.append(Check(text, bool(is_true)))
 
     def wait_until(self, what: str, predicate: Any) -> None:
-        """Wait until `predicate(events)` is true. Raises OncelogError after PATIENCE_SECONDS."""
+        """Wait until `predicate` is true for the proxy's events. Raises OncelogError after PATIENCE_SECONDS;
+        its text names `what`.
+        """
         if not self.proxy.wait_until(predicate, PATIENCE_SECONDS):
             raise OncelogError(f"the story did not go on: waited {PATIENCE_SECONDS:g} s for {what}")
 
@@ -150,7 +155,8 @@ class StoryRun:
     def _wait_for_records_under_way(self) -> None:
         """Wait until the records that were sent with acks=0 are stored, at most PATIENCE_SECONDS.
 
-        The producer does not wait for them, so some may be stored after it was closed.
+        The producer does not wait for the broker to store them, so some may be stored after the producer was
+        closed.
         """
         arriving = [
             batch.records_count
@@ -166,10 +172,10 @@ class StoryRun:
                     return
                 time.sleep(0.02)
 
-    # --- facts for the checks
+    # --- facts for the checks of a story
 
     def batches_at_broker(self) -> list[BatchSummary]:
-        """Return the batches in the order in which they reached the broker."""
+        """Return the batches in the order in which they reached the broker, including repeated ones."""
         return [
             batch
             for event in self.proxy.events

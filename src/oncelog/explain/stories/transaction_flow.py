@@ -152,7 +152,8 @@ def restarts(environment: StoryEnvironment) -> None:
 
 
 def _start_three_times(run: StoryRun) -> list[int]:
-    """Start three producers with one transactional id. Each commits once. Then the first two try again.
+    """Start three producers, one after another, with one transactional id. Each commits once. Then the first
+    two, which are fenced, try another transaction.
 
     Return the epochs of the committed batches.
     """
@@ -212,7 +213,7 @@ def lost_commit(environment: StoryEnvironment) -> None:
 
 
 def _names() -> tuple[str, str]:
-    """Return a new transactional id and a new group id."""
+    """Return an unused transactional id and an unused group id."""
     number = uuid.uuid4().hex[:8]
     return f"transfers-{number}", f"readers-{number}"
 
@@ -222,7 +223,9 @@ def _producer(run: StoryRun, name: str) -> Producer:
 
 
 def _work(run: StoryRun, producer: Producer, group: str) -> None:
-    """Begin a transaction. Send records to both partitions, and an offset. Do not end the transaction."""
+    """Initialise the producer and begin a transaction. Send records to both partitions, and a group's offset.
+    Leave the transaction open.
+    """
     producer.init_transactions()
     producer.begin_transaction()
     _send_both(run, producer)
@@ -285,7 +288,7 @@ def _partitions(consumer: Consumer, topics: list[str]) -> Iterator[TopicPartitio
             for info in consumer.partitions_for(topic):
                 yield TopicPartition(topic, info.partition)
         except BrokerError:
-            continue  # __consumer_offsets exists only after the first commit.
+            continue  # __consumer_offsets exists only after the first offset commit
 
 
 def _states_of(consumer: Consumer, name: str) -> tuple[set[int], list[tuple[TopicPartition, int, str, str]]]:
@@ -317,7 +320,7 @@ def _states_of(consumer: Consumer, name: str) -> tuple[set[int], list[tuple[Topi
 
 
 def _written(consumer: Consumer, tp: TopicPartition, producer_ids: set[int]) -> Iterator[str]:
-    """Yield the transactional batches and markers of the given producers in a partition, as text."""
+    """Yield a line of text for each transactional batch and marker that the producers have in a partition."""
     stop = consumer.end_offsets([tp])[tp]
     for chunk in consumer.fetch_batches(tp, consumer.beginning_offsets([tp])[tp], stop):
         for position, header in iter_batches(chunk):

@@ -27,8 +27,8 @@ _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 class DataFile(NamedTuple):
     """An open data file.
 
-    `names` are its columns, and `constants` the values of the columns that its path holds (Hive's
-    `partition=3/`). `batches` returns its rows, with some of its columns.
+    `names` are the columns in the file. `constants` are the values of columns that are in its path, as in
+    Hive's `partition=3/`. `batches` reads the named columns of all rows.
     """
 
     name: str
@@ -38,7 +38,7 @@ class DataFile(NamedTuple):
 
 
 class ArrowTable:
-    """A snapshot of a table in files. `data_files` opens one file after another."""
+    """A snapshot of a table that consists of files. `data_files` opens one file after another."""
 
     def __init__(
         self,
@@ -61,7 +61,9 @@ class ArrowTable:
         """Do nothing: each file is closed when it has been read."""
 
     def read_into(self, rows: RowRuns) -> None:
-        """Add all rows. Raises ConfigError for a missing or unusable column, StorageError for a bad file."""
+        """Add the places of all rows to `rows`. Raises ConfigError for a missing or unusable column,
+        StorageError for a file that cannot be read.
+        """
         for file in self._data_files():
             present = [*file.names, *file.constants]
             topic = topic_column(self._columns, present, self._topics, file.name)
@@ -120,7 +122,7 @@ def _read(file: DataFile, names: list[str]) -> Iterator[Any]:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Raise StorageError for an error of pyarrow."""
+    """Turn an OSError or an error of pyarrow into StorageError, whose text contains `name`."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -190,7 +192,8 @@ def _chosen(column: Any, mask: Any) -> Ints:
 
 
 def open_parquet(path: str, columns: Columns, topics: Sequence[str]) -> ArrowTable:
-    """Return the files that are now in a directory, or one file. A path may be a URI of pyarrow.fs.
+    """Return a table of the Parquet files that are now in a directory, or of one file. `path` may be a URI of
+    pyarrow.fs.
 
     If Spark's file sink wrote the directory, only the files in its log `_spark_metadata` are in the table.
     Raises ConfigError if the path does not exist, or is a table of another format.
@@ -222,7 +225,9 @@ def _batches_of(file: Any) -> Callable[[list[str]], Iterator[Any]]:
 
 
 def _data_files(system: fs.FileSystem, root: str, path: str) -> list[str]:
-    """Return the data files below a directory, relative to it."""
+    """Return the paths of a table's data files, relative to the table's directory. Raises ConfigError for a
+    Delta Lake or Iceberg table.
+    """
     found = system.get_file_info(fs.FileSelector(root, recursive=True))
     names = [info.path[len(root) :].lstrip("/") for info in found if info.type is fs.FileType.File]
     first = {name.partition("/")[0] for name in names}
@@ -239,14 +244,16 @@ def _data_files(system: fs.FileSystem, root: str, path: str) -> list[str]:
 
 
 def _is_hidden(part: str) -> bool:
-    """Return True for a name that Spark also ignores. A name such as `_partition=3` has a column's value."""
+    """Return True for a name that Spark also ignores. A name such as `_partition=3` is not ignored, because
+    it has a column's value.
+    """
     # Source: Spark HadoopFSUtils.shouldFilterOutPathName.
     return (part[0] == "_" and "=" not in part) or part[0] == "." or part.endswith("._COPYING_")
 
 
 def _committed(system: fs.FileSystem, root: str, names: Sequence[str]) -> list[str]:
-    """Return the files that the log of Spark's file sink names. A failed task leaves files that it does not
-    name.
+    """Return those of the files that the log of Spark's file sink lists. The others were left by failed
+    tasks.
     """
     log = {
         int(info.base_name.partition(".")[0]): info
@@ -275,7 +282,9 @@ def _committed(system: fs.FileSystem, root: str, names: Sequence[str]) -> list[s
 
 
 def _constants(name: str) -> dict[str, str | None]:
-    """Return the columns that a path holds, as Hive and Spark write them: `topic=a/partition=3/part-0`."""
+    """Return the columns and values that a path contains in the notation of Hive and Spark:
+    `topic=a/partition=3/part-0`.
+    """
     pairs = [part.partition("=") for part in name.split("/")[:-1] if "=" in part]
     return {key: None if value == _NULL_PARTITION else unquote(value) for key, _, value in pairs}
 

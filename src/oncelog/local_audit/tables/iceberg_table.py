@@ -14,7 +14,7 @@ from oncelog.local_audit.tables.arrow_files import ArrowTable, DataFile
 from oncelog.local_audit.tables.table import Columns
 
 _HINT = "version-hint.text"
-# Source: Iceberg HadoopTableOperations.getMetadataFile. The third form is that of old tables.
+# Source: Iceberg HadoopTableOperations.getMetadataFile. Old tables have the third form.
 _METADATA_ENDINGS = (".metadata.json", ".gz.metadata.json", ".metadata.json.gz")
 
 
@@ -34,7 +34,7 @@ def open_iceberg(place: str, columns: Columns, topics: Sequence[str]) -> ArrowTa
         tasks = list(table.scan().plan_files())
     except ConfigError:
         raise
-    except Exception as error:  # each kind of catalog raises the errors of its own packages
+    except Exception as error:  # each kind of catalog raises exceptions of its own packages
         raise ConfigError(f"{place}: cannot read this Iceberg table: {_without_login(error)}") from error
     tasks.sort(key=lambda task: str(task.file.file_path))
     # `column_names` also has the fields of structs, which are not columns of a batch. See
@@ -51,7 +51,9 @@ def open_iceberg(place: str, columns: Columns, topics: Sequence[str]) -> ArrowTa
 
 
 def _without_login(error: Exception) -> str:
-    """Return an error's text without logins in URLs. Guard: test_an_error_of_a_catalog_hides_its_password."""
+    """Return an error's text in which the user and password of URLs are masked. Guard:
+    test_an_error_of_a_catalog_hides_its_password.
+    """
     return re.sub(r"://[^/\s]*@", "://***@", str(error))
 
 
@@ -67,7 +69,9 @@ def _load(place: str) -> Any:
 
 
 def _newest_metadata(directory: str) -> str:
-    """Return the newest metadata file of a table in a Hadoop catalog. Raises ConfigError."""
+    """Return the path of the newest metadata file of a table in a Hadoop catalog. Raises ConfigError if it
+    cannot be found.
+    """
     from pyiceberg.io import load_file_io
 
     io = load_file_io(location=directory)
@@ -93,7 +97,9 @@ def _newest_metadata(directory: str) -> str:
 
 
 def _metadata_path(io: Any, directory: str, version: int) -> str | None:
-    """Return the metadata file of a version; None if there is none. It may be compressed."""
+    """Return the path of the metadata file of a version, which may be compressed. Return None if there is
+    none.
+    """
     for ending in _METADATA_ENDINGS:
         path = f"{directory}/metadata/v{version}{ending}"
         if io.new_input(path).exists():
@@ -106,7 +112,8 @@ def _batches_in(table: Any, task: Any) -> Callable[[list[str]], Iterator[Any]]:
     from pyiceberg.io.pyarrow import ArrowScan
 
     def batches(names: list[str]) -> Iterator[Any]:
-        # The package reads the chosen columns of a data file at once. It applies the file's position deletes.
+        # pyiceberg loads the chosen columns of the whole data file into memory. It also applies position
+        # deletes, so deleted rows are left out.
         scan = ArrowScan(table.metadata, table.io, table.schema().select(*names), AlwaysTrue())
         try:
             yield from scan.to_record_batches([task])

@@ -20,10 +20,10 @@ from oncelog.types import TopicPartition
 
 _RUNS_AT_ONCE = 10_000
 
-# The offsets of a run differ by the same amount from their row numbers. Negative offsets are numbered
-# downwards: `place - number` of the smallest integer would overflow, and SQLite would continue with a float.
-# Topics are compared as bytes, whatever the column's collation. `main` distinguishes the table from the names
-# in the query itself. Guard: test_a_sqlite_table_may_have_any_name_and_collation.
+# Consecutive offsets differ from their row numbers by the same amount, which identifies their run. Negative
+# offsets are numbered downwards: `place - number` of the smallest integer would overflow, and SQLite would
+# continue with a float. Topics are compared as bytes, whatever the column's collation. `main` distinguishes
+# the table from the names in the query itself. Guard: test_a_sqlite_table_may_have_any_name_and_collation.
 _RUNS = """
 WITH rows_at AS (
   SELECT {topic} COLLATE BINARY AS topic, {partition} AS part, {offset} AS place, COUNT(*) AS times
@@ -38,7 +38,9 @@ GROUP BY topic, part, times, run ORDER BY topic, part
 
 
 class SqliteTable:
-    """One table or view, in one read transaction. `path` may end in `#NAME` of the table."""
+    """A table or view of a database, read in one transaction. `path` may end in `#NAME`, the name of the
+    table.
+    """
 
     def __init__(self, path: str, columns: Columns, topics: Sequence[str]) -> None:
         self._path, _, self._name = path.partition("#")
@@ -92,7 +94,9 @@ class SqliteTable:
         return str(names[0])
 
     def read_into(self, rows: RowRuns) -> None:
-        """Add all rows. Raises ConfigError for values of a wrong type, StorageError for a damaged file."""
+        """Add the places of all rows to `rows`. Raises ConfigError for values of a wrong type, StorageError
+        for a damaged file.
+        """
         number = rows.add_file(self.description)
         with self._reading():
             self._check_types()
@@ -147,10 +151,12 @@ class SqliteTable:
         return int(self._connection.execute(query).fetchone()[0])
 
     def read_keys(self, column: str) -> Iterator[tuple[int, Any]]:
-        """Raise ConfigError: SQLite has no columns of keys, only a Python object for each."""
+        """Raise ConfigError. A comparison by key is not supported, because SQLite returns a Python object for
+        each key and no columns.
+        """
         raise ConfigError("--by key is not for SQLite tables; compare an SQLite table by offset")
 
 
 def _name(name: str) -> str:
-    """Return a quoted identifier."""
+    """Return a name as a quoted SQL identifier."""
     return '"' + name.replace('"', '""') + '"'

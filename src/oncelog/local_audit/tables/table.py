@@ -10,18 +10,19 @@ from oncelog.errors import ConfigError
 from oncelog.local_audit.row_runs import RowRuns
 
 FORMATS = ("parquet", "delta", "iceberg", "sqlite")
-"""The formats that need no Spark."""
+"""The formats of tables that can be audited without Spark."""
 _WITH_SPARK = {
     "jdbc": "read the table with Spark, and use oncelog.spark.audit.audit_table",
 }
 ROWS_AT_ONCE = 65_536
-"""Maximum number of rows that a reader holds as columns."""
+"""Maximum number of rows that a reader has in memory as columns."""
 
 
 class Columns(NamedTuple):
     """The names of a table's columns.
 
-    `topic` is None if the user did not name the column: then a column `topic` is used if there is one.
+    `topic` is None if the user did not name the topic's column. Then the column `topic` is used if the table
+    has one.
     """
 
     topic: str | None = None
@@ -44,7 +45,7 @@ def parse_columns(text: str | None) -> Columns:
 
 
 def parse_table(text: str) -> tuple[str, str]:
-    """Return format and path of a table. Raises ConfigError for a format that cannot be read here."""
+    """Return format and path in `FORMAT:PATH`. Raises ConfigError for a format that cannot be read here."""
     kind, separator, path = text.partition(":")
     if kind in _WITH_SPARK:
         raise ConfigError(f"{text}: {kind} tables cannot be audited here: {_WITH_SPARK[kind]}")
@@ -97,4 +98,4 @@ class Table(Protocol):
 
     @property
     def files(self) -> Sequence[str]:
-        """The names of the files, by number."""
+        """The names of the table's files. The index of a name is the number of the file."""
