@@ -46,7 +46,8 @@ def restore_aborted(segments: Iterable[Segment]) -> Restored:
             try:
                 segment.transactions.add_missing(AbortedTransaction(*entry) for entry in missing)
             except OSError as error:
-                # A full disk must not prevent the start of the broker. Readers use the entries in memory.
+                # Continue: a full disk must not prevent the start of the broker, and readers use the entries
+                # in memory.
                 failure = error
         segment.file.release_handle()
     return Restored(count, failure)

@@ -3,8 +3,8 @@
 Large requests, snapshots, deletions and periodic work run as background tasks. A task is a generator. It does
 a bounded piece of work, called a step, and then yields None or a blocking call (a sync, a deletion). A
 blocking call may run in another thread, and the next step runs after it. A runner, such as the server's event
-loop, calls `BackgroundQueue.step`. Without a runner, as in tests and tools, `add` runs the whole task at
-once.
+loop, calls `BackgroundQueue.step`. Without a runner, as in tests and tools, `add` runs the task to its end
+before it returns.
 """
 
 from __future__ import annotations
@@ -53,11 +53,15 @@ class BackgroundQueue:
 
     @property
     def is_ready(self) -> bool:
-        """True if `step` can run a step now. Blocking calls of other kinds may be running."""
+        """True if a task of some kind waits whose kind has no running blocking call, so that `step` can run a
+        step now.
+        """
         return any(queue.is_ready for queue in self._queues)
 
     def add(self, task: BackgroundTask, kind: Kind = Kind.LOG) -> None:
-        """Start a task. Without a runner, run it to its end, and raise its error."""
+        """Add a task to the queue. Without a runner, run the task to its end immediately, and raise its
+        error.
+        """
         if self.on_added is None:
             run(task)
             return
@@ -65,8 +69,8 @@ class BackgroundQueue:
         self.on_added()
 
     def discard(self, task: BackgroundTask) -> None:
-        """Close a task, so that it takes no further step. If its blocking call is running, the result of the
-        call is ignored.
+        """Cancel a task by closing its generator. If a blocking call of the task is running, its result will
+        be ignored.
         """
         task.close()
         for queue in self._queues:
@@ -99,7 +103,7 @@ class BackgroundQueue:
                 errors.append(error)
                 continue
             if call is not None:
-                with suppress(Exception):  # the next step of the call's task gets the error
+                with suppress(Exception):  # the task gets the error in its next step
                     call()
         if errors:
             raise errors[0]
@@ -108,9 +112,10 @@ class BackgroundQueue:
 class _KindQueue:
     """The tasks of one kind.
 
-    - `waiting`: the tasks; None in the place of a discarded task, because its blocking call may be running.
+    - `waiting`: the tasks in order. A discarded task is replaced by None and not removed, because its
+      blocking call may be running.
     - `call`: the running blocking call of the first task; None if no call is running.
-    - `error`: the error of the last blocking call, for the next step of its task.
+    - `error`: the error of the last blocking call; it is raised in the next step of the call's task.
     """
 
     def __init__(self) -> None:
@@ -142,8 +147,8 @@ class _KindQueue:
 
 
 class RunningCall:
-    """A blocking call to run once, in any thread. If it raises an error, the next step of the task raises the
-    error.
+    """A blocking call to run once, in any thread. If the call raises an error, the error is also raised
+    inside the task, in its next step.
     """
 
     __slots__ = ("_queue", "call")
@@ -160,10 +165,13 @@ class RunningCall:
         self.end(None)
 
     def end(self, error: Exception | None) -> None:
-        """Let the task continue after its blocking call; `error` is what the call raised. Idempotent."""
+        """Let the task continue after its blocking call. `error` is the error of the call, or None.
+        Idempotent.
+        """
         if self._queue.call is self:
             self._queue.error = error
-            # `call` is cleared last, because another thread may run the next step as soon as `call` is None.
+            # Clear `call` last: as soon as it is None, another thread may run the next step, which reads
+            # `error`.
             self._queue.call = None
 
 

@@ -69,7 +69,7 @@ def read_offsets(disk: Disk, path: str) -> dict[TopicPartition, int]:
 
 
 def decode_offsets(data: bytes) -> dict[TopicPartition, int]:
-    """Return the offsets in a checkpoint. Raises StorageError if it is unreadable."""
+    """Return the offsets in the bytes of a checkpoint. Raises StorageError if they cannot be decoded."""
     try:
         lines = (line.split() for line in decode_checkpoint(data))
         return {TopicPartition(t, int(p)): int(offset) for t, p, offset in lines}
@@ -84,7 +84,9 @@ def write_epochs(disk: Disk, directory: str, epochs: Iterable[tuple[int, int]], 
 
 
 def read_epochs(disk: Disk, directory: str) -> list[tuple[int, int]] | None:
-    """Return the leader epoch file's (epoch, start offset) pairs, None if it is missing or unreadable."""
+    """Return the (epoch, start offset) pairs in the leader epoch file. Return None if the file is missing or
+    unreadable.
+    """
     try:
         lines = decode_checkpoint(disk.read(f"{directory}/{LEADER_EPOCHS}"))
         return [(int(epoch), int(start)) for epoch, start in (line.split() for line in lines)]

@@ -37,7 +37,9 @@ from oncelog.wire.compression import most_output
 from oncelog.wire.records import LOSSLESS, DecodedRecord, iter_records
 
 _MAX_FIRST_READS = 100
-"""The maximum number of first batches that one call of `dirty_range` reads. A hundred take about 3 ms."""
+"""The maximum number of segments whose first batch one call of `dirty_range` reads. A hundred take about 3
+ms.
+"""
 _LARGE_BYTES = 1 << 20
 """A compressed batch that may decompress to more bytes than this is decompressed in a thread."""
 
@@ -58,9 +60,11 @@ class LogCleaner:
         """
 
     def dirty_range(self, now_ms: int) -> DirtyRange | None:
-        """Return the dirty range that may be compacted now, None if there is none.
+        """Return the range of offsets that compaction has not read yet and may compact now; None if no
+        compaction is due.
 
-        After a compaction has failed at a damaged batch, the result is None until the next restart.
+        After a compaction has failed because of its data, such as a damaged batch, the result is None until
+        the next restart.
         """
         if self._is_uncleanable:
             return None
@@ -99,7 +103,9 @@ class LogCleaner:
         return stable_offset if unsynced is None else min(stable_offset, unsynced)
 
     def _read_first_timestamps(self, segments: list[Segment]) -> None:
-        """Read the first timestamps that were not read when the segments were opened."""
+        """Read the first timestamps of segments for which they are not known yet, at most _MAX_FIRST_READS
+        per call.
+        """
         unknown = [segment for segment in segments if not segment.is_first_timestamp_known]
         for segment in unknown[:_MAX_FIRST_READS]:
             with suppress(OSError):  # the next call tries again
@@ -108,9 +114,9 @@ class LogCleaner:
     def roll_for_compaction(self, now_ms: int) -> None:
         """Roll the active segment if it is at least as large as all closed segments together.
 
-        Only closed segments can be compacted. Without rolling, the cost of reading the log at a start would
-        depend on its history instead of its live records. `limits.coordinator_roll_bytes` is the minimum
-        size. Raises KafkaStorageError.
+        Only closed segments can be compacted. Without rolling, a coordinator that reads its log at startup
+        would read many superseded records. `limits.coordinator_roll_bytes` is the minimum size. Raises
+        KafkaStorageError.
         """
         log = self._log
         active_bytes, all_bytes = log.segments.active.size_bytes, log.segments.size_bytes
@@ -130,7 +136,7 @@ class LogCleaner:
         log.check_online()
         sources = [segment for segment in log.segments if segment.base_offset < dirty.end_offset]
         if log.is_closed or self._swapper.unfinished is not None or not sources:
-            return  # the log was closed, or its records deleted, after `dirty_range`
+            return  # since `dirty_range`, the log was closed, its records were deleted, or a swap failed
         compaction = Compaction(
             log,
             self._swapper,
@@ -164,9 +170,10 @@ class LogCleaner:
 
     @property
     def may_have_swap_files(self) -> bool:
-        """True if the directory may have files of a compaction, which the next start swaps in or discards.
+        """True if the directory may have `.cleaned` or `.swap` files of a compaction. The next start of the
+        broker swaps them in or discards them.
 
-        This stays true if the log is closed during a compaction.
+        The result stays true if the log is closed during a compaction.
         """
         swapper = self._swapper
         return self._is_compacting or swapper.has_leftovers or swapper.unfinished is not None
@@ -215,11 +222,11 @@ class SegmentSwapper:
             self.has_leftovers = False
 
     def begin(self, segments: list[Segment]) -> None:
-        """Prepare segments for the swap. Their files are kept open, because the swap renames or deletes them.
-        Raises OSError.
+        """Prepare segments for the swap: open their files and stop writing their indexes, because the swap
+        deletes the files' names. Raises OSError.
         """
         for segment in segments:
-            segment.file.pread(1, 0)  # opens the file now, while it still has its name
+            segment.file.pread(1, 0)  # opens the file while it still has its name
             segment.keep_indexes_in_memory()
         self._log.is_swapping = True
 
@@ -316,7 +323,7 @@ class Compaction:
         Raises OSError, StorageError, and BrokerError for an unreadable batch.
         """
         yield from self._read_aborted()
-        # The number of keys is limited, because each key in `latest` takes about 100 bytes of memory.
+        # Limit the number of keys, because each key in `latest` takes about 100 bytes of memory.
         latest = LatestOffsets(self._config.limits.max_compaction_keys)
         end_offset = yield from self._learn_keys(latest)
         cleaner = Cleaner(
@@ -356,8 +363,8 @@ class Compaction:
     def _learn_keys(self, latest: LatestOffsets) -> Generator[BlockingCall | None, None, int]:
         """Add the newest offset of each key in the dirty range to `latest`.
 
-        Returns the offset up to which keys were read. That is below the end of the dirty range if there are
-        too many keys, or if a segment was deleted.
+        Returns the offset up to which keys were read. It is below the end of the dirty range if there are too
+        many keys for `latest`, or if a segment was deleted.
         """
         transactions = yield from self._seen_transactions()
         end_offset, items = self._dirty.first_offset, 0
@@ -437,8 +444,8 @@ class Compaction:
         header = batch.header
         if header.base_offset >= end_offset:
             self._append(output, batch.bytes(), header)
-            # Without the index entry of this ABORT marker, the next compaction would keep the aborted data
-            # before the marker as committed. See
+            # Copy the index entry of an ABORT marker too. Without it, the next compaction would keep the
+            # aborted data before the marker as committed. See
             # test_a_marker_behind_the_end_of_a_round_keeps_its_index_entry.
             if header.is_control and (entry := self._aborted_by_marker.get(header.last_offset)) is not None:
                 output.transactions.append(entry)
@@ -508,7 +515,8 @@ def _groups(segments: Iterable[Segment], config: LogConfig) -> Iterator[list[Seg
 
 
 def _do(call: BlockingCall, header: BatchHeader, step_items: int) -> BackgroundTask:
-    """Run `call`, which decodes a batch: directly, or in a thread if it may take long.
+    """Run `call`, which decodes a batch. If it may take long, yield it as a blocking call, which runs in a
+    thread.
 
     Even a small batch with few records may take long, because 10 KB may decompress to 256 MB.
     """

@@ -52,7 +52,9 @@ class File(Protocol):
         ...
 
     def release_handle(self) -> None:
-        """Close the file descriptor; the next use opens it again. No other thread may be using the file."""
+        """Close the file descriptor; the next use opens the file again. No other thread may be using the
+        file.
+        """
         ...
 
     def close(self) -> None:
@@ -103,8 +105,8 @@ class Disk(Protocol):
         """Write a whole file atomically: a crash leaves the old or the new content.
 
         With `sync` false, a power loss may leave neither, so the caller must be able to rebuild the content.
-        `is_private`: only the owner may read the file. Raises SyncFailed if the new content is in place but a
-        power loss may undo it. After any other OSError, the old content stays.
+        With `is_private`, only the owner may read the file. Raises SyncFailed if the new content is in place
+        but a power loss may undo it. After any other OSError, the old content stays.
         """
         ...
 
@@ -139,7 +141,7 @@ class Disk(Protocol):
         ...
 
     def mutex(self) -> AbstractContextManager[object]:
-        """Return a new lock for the threads that use this disk. Hold it only briefly."""
+        """Return a new lock. All threads that use this disk wait for its holder, so hold it only briefly."""
         ...
 
     def lock(self, path: str) -> DiskLock:
@@ -181,7 +183,9 @@ def write_synced(disk: Disk, path: str, data: bytes) -> None:
 
 
 def sync_file(disk: Disk, path: str, *, rewrites: bool = False) -> None:
-    """Sync a file if it exists. With `rewrites`, write its content again first."""
+    """Sync a file if it exists. With `rewrites`, first write the content again, because an earlier sync may
+    have failed.
+    """
     try:
         file = disk.open(path)
     except FileNotFoundError:

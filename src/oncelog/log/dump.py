@@ -1,7 +1,7 @@
 """Decode the files of a partition directory, of Apache Kafka or Oncelog, into readable rows.
 
-Every function that yields rows raises StorageError for invalid bytes and names their position. For a producer
-snapshot, that is position 0. Source: Kafka's DumpLogSegments.
+Every function that yields rows raises StorageError for invalid bytes; the text has their position. For a
+producer snapshot, the position is always 0. Source: Kafka's DumpLogSegments.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Epochs = list[tuple[int, int]]
 class LeaderEpochs:
     """The leader epochs of a partition as (epoch, start offset) pairs, both increasing.
 
-    Every change is written to leader-epoch-checkpoint at once.
+    Every change is written to leader-epoch-checkpoint immediately.
     """
 
     def __init__(self, disk: Disk, directory: str, entries: Epochs) -> None:
@@ -35,13 +35,13 @@ class LeaderEpochs:
         log_end_offset: int,
         leader_epoch: int,
     ) -> LeaderEpochs:
-        """Load the epochs of the checkpoint file, and correct them by the log. Write the file if they
+        """Load the epochs of the checkpoint file, and correct them to match the log. Write the file if they
         changed.
 
         `found` are the (epoch, first offset) pairs of the batches that recovery read. The pairs above the
         file's latest epoch are added. If the file is missing or unreadable, all pairs are added.
-        `leader_epoch` is the partition's current epoch. It begins at the log end if no batch has it yet. The
-        file is not synced: the partition's first flush syncs it.
+        `leader_epoch` is the partition's current epoch. If no batch has it yet, it begins at the log end. The
+        file is not synced here: the partition's first flush syncs it.
         """
         stored = read_epochs(disk, directory)
         entries = stored or []
@@ -68,7 +68,7 @@ class LeaderEpochs:
             self._entries = entries
 
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int | None, int | None]:
-        """Return the largest epoch at or below `epoch`, and its end offset.
+        """Return the largest known epoch at or below `epoch`, and the offset after its last record.
 
         Returns (None, None) if `epoch` is above the latest epoch, or if no epoch is known. If `epoch` is
         below the first known epoch, returns `epoch` and the start offset of the first known epoch.

@@ -5,11 +5,11 @@
                                                            of its batch
     .txnindex   i16 0 | i64 producer id | i64 first | i64 last | i64 last stable    aborted transactions
 
-Loaded and new entries are kept in memory, those of closed segments until the next checkpoint. New entries of
-`.index` and `.timeindex` are written in runs of `limits.index_run_entries`. If the last entries are missing
-in such a file, look-ups scan more of the log, but stay correct. A missing entry of a `.txnindex` would show
-aborted records to readers, so every sync of a segment also writes and syncs its `.txnindex`. An entry is
-always written at the same position, so a repeated write after a failure is harmless. Source: Kafka's
+Loaded and new entries are kept in memory; the entries of closed segments only until the next checkpoint. New
+entries of `.index` and `.timeindex` are written in runs of `limits.index_run_entries`. If the last entries
+are missing in such a file, look-ups scan more of the log, but stay correct. A missing entry of a `.txnindex`
+would show aborted records to readers, so every sync of a segment also writes and syncs its `.txnindex`. An
+entry is always written at the same position, so a repeated write after a failure is harmless. Source: Kafka's
 OffsetIndex, TimeIndex, TransactionIndex, AbortedTxn.
 """
 
@@ -101,7 +101,7 @@ class _IndexFile(ABC):
             try:
                 self.write_pending()
             except OSError:
-                pass  # an append needs only the log; flush, roll and close raise this error
+                pass  # an append needs only the log; a flush, roll or close tries again
 
     def rewrite_all(self) -> None:
         """Let the next `write_pending` write all entries again, because an earlier sync may have failed."""
@@ -144,10 +144,11 @@ class OffsetIndex(_IndexFile):
         """
         index = cls(disk, path, run_entries)
         data = _read(disk, path)
-        # NumPy instead of a Python loop, which would delay other clients for half a second if there are a
-        # million entries. See test_loading_an_index_takes_no_step_for_each_entry.
+        # Use NumPy: with a million entries, a Python loop would delay other clients for half a second. See
+        # test_loading_an_index_takes_no_step_for_each_entry.
         entries = np.frombuffer(data, ">u4", len(data) // _OFFSET_ENTRY.size * 2).reshape(-1, 2)
-        # Kafka preallocates zeros. No entry has position 0, because the first batch gets no entry.
+        # Stop at position 0: Kafka preallocates zeros, and no entry has position 0, because the first batch
+        # gets no entry.
         entries = entries[: _first(entries[:, 1] == 0)].astype(np.int64)
         offsets, positions = entries.T
         is_wrong = positions >= log_size
@@ -293,7 +294,9 @@ class TimeIndex(_IndexFile):
         self.write_runs()
 
     def offset_before(self, timestamp_ms: int) -> int:
-        """Return a relative offset up to which all timestamps are below `timestamp_ms`, 0 if unknown."""
+        """Return a relative offset up to which all timestamps are below `timestamp_ms`. Return 0 if the index
+        has no such entry.
+        """
         entry = bisect_right(self._timestamps, timestamp_ms - 1) - 1
         return self._offsets[entry] if entry >= 0 else 0
 
@@ -326,7 +329,7 @@ def decode_aborted(data: bytes, base_offset: int, path: str) -> list[AbortedTran
     previous = base_offset - 1
     for fields in _TXN_ENTRY.iter_unpack(data[: len(data) - len(data) % TXN_ENTRY_BYTES]):
         if not any(fields):
-            break  # a power loss may leave a file of full length with zeros at its end
+            break  # zeros at the end are reserved space, or the result of a power loss
         entry = AbortedTransaction(*fields[1:])
         if fields[0] != 0 or entry.last_offset <= previous or entry.first_offset >= entry.last_offset:
             raise StorageError(f"{path}: entry {len(entries)} is {fields}")
@@ -347,10 +350,10 @@ class TransactionIndex(_IndexFile):
     def __init__(self, disk: Disk, path: str, run_entries: int = DEFAULT_LIMITS.index_run_entries) -> None:
         super().__init__(disk, path, run_entries)
         self._entries: list[AbortedTransaction] = []
-        # The file has bytes, written or reserved, for at least this many entries.
+        # The number of entries for which the file has space: written entries and reserved zeros.
         self._placed = 0
-        # Reservations, even failed ones, may have left zeros in the file up to this number of entries. If it
-        # is not above len(self), there are no such zeros.
+        # The number of entries up to which the file may have reserved zeros, even from a failed reservation.
+        # If it is not above len(self), the file has no such zeros.
         self._extent = 0
         self.is_unsynced = False
 
@@ -392,7 +395,7 @@ class TransactionIndex(_IndexFile):
         if count < self._placed:
             return
         file = self._disk.open(self._path, create=True)
-        # `_extent` is raised before the write, because a full disk may store a part of the zeros. See
+        # Raise `_extent` before the write, because a full disk may store a part of the zeros. See
         # test_a_clean_stop_leaves_no_zeros.
         self._extent = count + self._run_entries
         try:
@@ -450,7 +453,8 @@ class TransactionIndex(_IndexFile):
 
         The file's name is durable only after a sync of the directory.
         """
-        # The flag is cleared before the write, because another thread may append an entry and set it again.
+        # Clear the flag before the write: during the write, another thread may append an entry and set the
+        # flag again.
         self.is_unsynced = False
         try:
             self.write_pending(sync=True)
@@ -463,8 +467,8 @@ class TransactionIndex(_IndexFile):
         `store`.
         """
         kept = [entry for entry in self._entries if entry.last_offset < offset]
-        # Entries were removed only in memory, so `store` must write the file. Otherwise a power loss could
-        # bring them back, and the recovery point may have passed them by then.
+        # Entries were removed only in memory, so the next flush must write the file. Otherwise a restart
+        # could load the removed entries again, below a recovery point that has passed them.
         self.is_unsynced |= len(kept) < len(self._entries)
         self._entries = kept
         self._written = min(self._written, len(kept))

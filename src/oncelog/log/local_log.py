@@ -108,11 +108,11 @@ class LocalLog:
 
     @property
     def high_watermark(self) -> int:
-        """Return the offset below which readers see records.
+        """Return the high watermark: readers see only records below it.
 
-        With one replica, that is the log end, as long as fewer than flush.messages records are unsynced. The
-        batch that reaches this number is hidden until the next sync, together with all later batches. Apache
-        Kafka also syncs before it moves the high watermark. See
+        There is only one replica, so the high watermark is the log end as long as fewer than flush.messages
+        records are unsynced. The batch that reaches this number is hidden until the next sync, together with
+        all later batches. Apache Kafka also syncs before it moves the high watermark. See
         test_a_reader_sees_nothing_that_a_power_loss_could_take.
         """
         end_offset, recovery_point = self.end_offset, self.recovery_point
@@ -122,7 +122,7 @@ class LocalLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Return the offset below which read_committed readers see records."""
+        """Return the last stable offset: read_committed readers see only records below it."""
         high_watermark = self.high_watermark
         return last_stable_offset(
             log_start_offset=self.start_offset,
@@ -135,7 +135,7 @@ class LocalLog:
     def is_flush_due(self) -> bool:
         """Return True if a flush would shorten recovery, free deleted segments or let compaction proceed.
 
-        If so, a periodic task requests the flush, because without traffic no append requests one. See
+        A periodic task then requests a flush, because without traffic no append requests one. See
         test_compaction_does_not_wait_for_a_marker_without_end.
         """
         active_base = self.segments.active.base_offset
@@ -169,8 +169,8 @@ class LocalLog:
         if config.timestamp_type is _LOG_APPEND_TIME and not header.is_control:
             header = stamp_append_time(records, now_ms)
         # The batch is stamped in place before the write. If the write fails, the caller's buffer already
-        # contains our base offset. So the request must be answered, and never retried with the same bytes.
-        # See test_the_bytes_of_a_failed_write_are_not_accepted_again.
+        # contains our base offset. So the caller must answer the request, and never retry it with the same
+        # bytes. See test_the_bytes_of_a_failed_write_are_not_accepted_again.
         stamp(records, 0, base_offset, self.leader_epoch)
         last_offset, max_timestamp_ms = base_offset + header.last_offset_delta, header.max_timestamp_ms
         segment = self.segments.active
@@ -227,13 +227,13 @@ class LocalLog:
         self.segments.add(segment)
         self._is_directory_dirty = True
         with suppress(OSError):
-            # The roll succeeds even if this snapshot fails: recovery uses an older snapshot, and a later
-            # deletion of segments writes one if it needs one.
+            # A failed snapshot does not fail the roll: recovery uses an older snapshot, and a later deletion
+            # of segments writes a snapshot if it needs one.
             self.snapshot()
         return segment
 
     def snapshot(self) -> None:
-        """Start a background task that writes a snapshot of the producers as of the log end."""
+        """Start a background task that writes a snapshot of the producers' state at the current log end."""
         self.unsnapshotted_bytes = 0
         self.producers.snapshot(self.end_offset, self._after_snapshot)
 
@@ -257,7 +257,7 @@ class LocalLog:
     def delete_before(self, offset: int, now_ms: int) -> None:
         """Move the log start up to `offset`, and delete the segments wholly below it.
 
-        Raises OSError. Even then the log start has moved, and a later call deletes the remaining segments.
+        Raises OSError. The log start has moved even then, and a later call deletes the remaining segments.
         """
         self.start_offset = max(self.start_offset, offset)
         active, failure = self.segments.active, None
@@ -271,7 +271,7 @@ class LocalLog:
             try:
                 self._wait_for_snapshot(dead)
             except OSError as error:
-                failure = error  # deleting what an older snapshot covers still makes room
+                failure = error  # deleting the segments that an older snapshot covers still makes room
         if dropped := self._drop_dead():
             self._background.add(self._remove(dropped))
         if failure is not None:
@@ -310,8 +310,8 @@ class LocalLog:
         self._sync_needed_to = self.end_offset if offset is None else offset
         if offset is None:
             if self.producers.is_snapshot_refused:
-                # On a full disk, this makes room for the snapshot. See
-                # test_a_full_disk_with_one_segment_gets_room.
+                # Delete the indexes of the dead segments: on a full disk, this makes room for the snapshot.
+                # See test_a_full_disk_with_one_segment_gets_room.
                 self._give_up_indexes(dead)
             self.snapshot()
 
@@ -333,8 +333,8 @@ class LocalLog:
         dropped: list[_DroppedSegment] = []
         dead = dead[: self.config.limits.max_drops_per_step]
         if self.recovery_point <= dead[-1].end_offset:
-            # The next segment becomes the first one, and its name must be durable before that, as in `roll`.
-            # See test_no_power_loss_takes_the_first_segment_that_retention_leaves.
+            # The next segment becomes the first one. Its name must be durable before the older segments are
+            # renamed, as in `roll`. See test_no_power_loss_takes_the_first_segment_that_retention_leaves.
             self.disk.sync_directory(self.directory)
         try:
             # `dead` is limited, because each segment has four files to rename: eight segments take about two
@@ -371,7 +371,7 @@ class LocalLog:
         renamed file of the newer segment exists, recovery knows that all older segments were dropped, too.
         See test_a_power_loss_during_the_deletion_of_segments_leaves_no_gap.
         """
-        with suppress(PartitionClosed, FileNotFoundError):  # the whole directory is being deleted
+        with suppress(PartitionClosed, FileNotFoundError):  # its directory is being deleted
             self.disk.sync_directory(self.directory)
 
     def replace_segments(self, old: list[Segment], new: Segment) -> None:
@@ -397,13 +397,13 @@ class LocalLog:
         if (marker_offset := self.unindexed_marker_offset) is not None:
             end_offset = min(end_offset, marker_offset)
         synced_to = self.recovery_point
-        # The segment that ends at the recovery point is synced again. Its indexes may be newer than the last
+        # Include the segment that ends at the recovery point. Its indexes may have changed since the last
         # flush. Recovery may also have cut off its torn end, and until the next sync a power loss can undo
         # the cut. See test_a_second_power_loss_does_not_bring_a_torn_end_back.
         segments = self.segments.from_offset(synced_to - 1)
         try:
-            # The flag is cleared before the syncs, because a segment that is created during the syncs makes
-            # the directory dirty again.
+            # Clear the flag before the syncs: a segment that is created during the syncs makes the directory
+            # dirty again.
             is_dirty, self._is_directory_dirty = self._is_directory_dirty, False
             is_dirty |= any(segment.transactions.is_unsynced for segment in segments)
             for segment in segments:
@@ -414,7 +414,7 @@ class LocalLog:
             self._fail(error)
             raise KafkaStorageError(f"{self.topic_partition}: {self.failure}") from error
         except OSError as error:
-            # The partition stays online: a full disk or a lack of file descriptors has lost no bytes. See
+            # Leave the partition online: a full disk or a lack of file descriptors has lost no bytes. See
             # test_an_index_that_finds_the_disk_full_does_not_take_the_partition_offline.
             self._is_directory_dirty = True
             raise KafkaStorageError(f"{self.topic_partition} cannot be flushed: {error}") from error
@@ -459,7 +459,7 @@ class LocalLog:
             self.snapshot()
         if 0 < self._sync_needed_to <= self.recovery_point and not self.is_closed:
             self._sync_needed_to = 0
-            with suppress(OSError):  # the next retention run tries again
+            with suppress(OSError):  # on an error, the next retention run tries again
                 self._background.add(self._remove(self._drop_dead()))
 
     def release_handles(self) -> None:
@@ -498,7 +498,8 @@ class LocalLog:
     def close_unchanged(self) -> None:
         """Close the files of a log that has had no append since it was opened."""
         with suppress(OSError):
-            # Cut off the bytes that a failed write may have left after the end of the log.
+            # Cut off bytes after the end of the log that a failed write left, and reserved zeros of its
+            # transaction index.
             self.segments.active.cut_failed_write()
             self.segments.active.transactions.truncate_reserved()
         self.abandon()
@@ -508,12 +509,12 @@ class LocalLog:
         self.is_closed = True
         self.producers.abandon()
         for segment in self.segments:
-            with suppress(OSError):  # a network file system, for example, may fail here
+            with suppress(OSError):  # on a network file system, for example, closing may fail
                 segment.close()
-        # The disk is closed last, because the calls above may remove unfinished files. A closed disk rejects
+        # Close the disk after the calls above, which may remove unfinished files. From then on, it rejects
         # all deferred work.
         self.disk.close()
-        # The callback refers to this log, which refers to the disk. Without the callback, a deleted partition
-        # is freed now. With the callback, the partition would stay until the garbage collector runs, and for
-        # good if GcTuner has frozen it. See test_a_deleted_partition_is_freed_without_the_garbage_collector.
+        # Remove the callback, because it refers to this log, which refers to the disk. With this cycle, a
+        # deleted partition would stay in memory until the garbage collector runs, and for good if GcTuner has
+        # frozen it. See test_a_deleted_partition_is_freed_without_the_garbage_collector.
         self.disk.on_sync_failed = ignore_failure

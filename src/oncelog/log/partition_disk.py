@@ -18,8 +18,8 @@ from oncelog.log.disk import Disk, DiskLock, File, PartitionClosed, SyncFailed, 
 
 DROPPED_SUFFIX = ".deleted"
 """Kafka's ending of deleted files. Recovery removes such files."""
-# The counter makes names unique within the process, in all directories. Recovery removes the files of earlier
-# processes.
+# A counter that makes the names of deleted files unique within the process. Names of earlier processes cannot
+# clash, because recovery removes their files.
 _drops = itertools.count()
 
 
@@ -35,7 +35,7 @@ class PartitionDisk:
         self._lock = disk.mutex()
         self._is_closed = False
         self.on_sync_failed: Callable[[SyncFailed], None] = ignore_failure
-        """Called when a sync of a directory failed, in the thread of that sync."""
+        """A callback for a failed sync of a directory. It is called in the thread of the sync."""
 
     def close(self) -> None:
         """Reject all further calls. Idempotent."""
@@ -128,8 +128,8 @@ class PartitionDisk:
             self._disk.remove_tree(path)
 
     def sync_directory(self, path: str = "") -> None:
-        # The lock is not held, because a sync may take long. If the partition is closed after the check, the
-        # path may belong to another partition, but syncing its directory does no harm.
+        # Do not hold the lock, because a sync may take long. If the partition is closed after the check, the
+        # path may belong to another partition, but syncing that directory does no harm.
         self._check()
         try:
             self._disk.sync_directory(path)
@@ -155,5 +155,6 @@ def ignore_failure(error: SyncFailed) -> None:
 
 def _remove_dropped(disk: Disk, paths: Iterable[str]) -> None:
     for path in paths:
-        # The file is gone if the directory of a deleted partition was renamed. It is then removed as a whole.
+        # The file no longer has this path if the directory of a deleted partition was renamed. That directory
+        # is removed separately.
         remove_if_exists(disk, path)

@@ -89,8 +89,8 @@ class PartitionProducers:
         limits = snapshots.limits
         self.table = ProducerTable(limits.max_producers_at_work, limits.producer_shard_entries)
         self._max_verifying = limits.max_verifying_producers
-        # Not a plain dict, because a dict skips the slots of deleted entries to find its first entry. If
-        # 80,000 open transactions ended one after another, each end would skip up to 80,000 slots. See
+        # An OrderedDict, because a dict skips the slots of deleted entries to find its first entry. If 80,000
+        # open transactions ended one after another, each end would skip up to 80,000 slots. See
         # test_ending_one_of_many_open_transactions_examines_few_others.
         self.open_transactions: OrderedDict[int, int] = OrderedDict()
         self.verifying: dict[int, Verification] = {}
@@ -137,12 +137,14 @@ class PartitionProducers:
         self._note_snapshot(snapshot.offset)
 
     def begin_verification(self, producer_id: int, epoch: int, sequence: int, *, raises_epoch: bool) -> None:
-        """Record that the transaction coordinator is about to be asked whether a batch may be stored."""
+        """Record that the broker is about to ask the transaction coordinator whether a batch may be stored.
+        `epoch` and `sequence` are those of the batch.
+        """
         verification = self.verifying.get(producer_id)
         if verification is not None:
             self.verifying[producer_id] = verification.with_batch(epoch, sequence)
             return
-        # Any client can send any producer id, so the number of entries must be limited.
+        # Limit the number of entries: any client can send any number of producer ids.
         if len(self.verifying) >= self._max_verifying:
             del self.verifying[next(iter(self.verifying))]
         self.verifying[producer_id] = Verification(epoch, sequence, raises_epoch)
@@ -188,11 +190,11 @@ class PartitionProducers:
         return AbortedTransaction(done.producer_id, done.first_offset, done.last_offset, stable)
 
     def _note_unsynced(self, first_offset: int, marker_offset: int, synced_to: int) -> None:
-        """Track a completed transaction whose marker is not synced yet."""
+        """Remember a completed transaction until its marker is synced, for `unsynced_first_offset`."""
         unsynced = self._unsynced
         while unsynced and unsynced[0][1] < synced_to:
             unsynced.popleft()
-        # Entries that the new entry covers are removed, as in `hide`. If there are _MAX_UNSYNCED entries, the
+        # Remove the entries that the new entry covers, as in `hide`. If there are _MAX_UNSYNCED entries, the
         # new entry replaces the last one and takes its first offset, so that it covers both transactions.
         while unsynced and unsynced[-1][0] >= first_offset:
             unsynced.pop()
@@ -209,7 +211,9 @@ class PartitionProducers:
         return next((first for first, marker in self._unsynced if marker >= synced_to), None)
 
     def hide(self, first_offset: int, marker_offset: int) -> None:
-        """Track a completed transaction whose marker is not below the high watermark yet."""
+        """Remember a completed transaction whose marker is not below the high watermark yet, for
+        `hidden_first_offset`.
+        """
         # The new entry has a later marker than all others. It covers those whose first offset is not below
         # its own, so they are removed. Therefore the first entry always has the lowest first offset.
         while self._hidden and self._hidden[-1][0] >= first_offset:
@@ -225,7 +229,9 @@ class PartitionProducers:
         return self._hidden[0][0] if self._hidden else None
 
     def replay(self, header: BatchHeader, batch: memoryview, now_ms: int) -> AbortedTransaction | None:
-        """Apply a stored batch to the table, as its append did. Returns the same as `complete`."""
+        """Update the producers from a stored batch, as its append did. Returns the same as `complete`; None
+        for a data batch.
+        """
         if header.producer_id is None or header.producer_epoch is None:
             return None
         entry = self.table.get(header.producer_id)
@@ -244,7 +250,8 @@ class PartitionProducers:
         return None
 
     def replay_plain(self, rows: np.ndarray, now_ms: int, is_whole: Callable[[int], bool]) -> None:
-        """Apply stored non-transactional batches, given as rows of `scan.HEADERS`.
+        """Update the producers from stored non-transactional batches, which are given as rows of
+        `scan.HEADERS`.
 
         Only the newest five batches of each producer are applied, because the table remembers no more.
         `is_whole` gets the index of a row, and returns True if the checksum of that batch is valid.
@@ -262,10 +269,11 @@ class PartitionProducers:
         return next(iter(self.open_transactions.values()), None)
 
     def snapshot(self, offset: int, then: Callable[[], BackgroundTask]) -> None:
-        """Write a snapshot of the current state as of `offset`, and run `then` once it is durable.
+        """Write a snapshot of the current state, which is the state at `offset`, and run `then` once it is
+        durable.
 
-        Only one snapshot is written at a time. A second one waits, and a third one replaces the waiting one.
-        Raises OSError if the snapshot is written at once (without a background runner) and fails.
+        Only one snapshot is written at a time. A further request waits, and replaces a request that already
+        waits. Without a background runner, the snapshot is written during the call, which may raise OSError.
         """
         if self.snapshot_offset == offset:
             self._background.add(then())
@@ -291,8 +299,8 @@ class PartitionProducers:
             self._writing = self._requested = None
 
     def last_batch_of(self, producer_id: int) -> LastOfProducer | None:
-        """Return the last batch of a producer, or None if the producer is unknown. Compaction keeps this
-        batch.
+        """Return epoch and last offset of a producer's last batch, which compaction must keep. Return None if
+        the producer is unknown.
         """
         entry = self.table.get(producer_id)
         if entry is None or entry.producer_epoch is None:
@@ -300,7 +308,8 @@ class PartitionProducers:
         return LastOfProducer(entry.producer_epoch, entry.batches[-1].last_offset if entry.batches else None)
 
     def snapshot_now(self, offset: int) -> None:
-        """Write a snapshot as of `offset` at once, during opening or closing. Raises OSError.
+        """Write a snapshot of the state at `offset` during the call. Used when a partition is opened or
+        closed. Raises OSError.
 
         A snapshot that is being written in the background is abandoned.
         """
@@ -322,9 +331,11 @@ class PartitionProducers:
         return max((other for other in self._snapshot_offsets if other <= offset), default=None)
 
     def keep_snapshots(self, offsets: Iterable[int], synced_to: int) -> BlockingCall:
-        """Keep the snapshots at `offsets` and the two next to the recovery point `synced_to`.
+        """Forget all snapshots except those at `offsets`, the newest at or below `synced_to`, and the oldest
+        above it.
 
-        Returns a blocking call that deletes the files of all other snapshots.
+        `synced_to` is the recovery point. Returns a blocking call that deletes the files of the forgotten
+        snapshots.
         """
         kept = {*offsets, *around(self._snapshot_offsets, synced_to)}
         self._snapshot_offsets &= kept

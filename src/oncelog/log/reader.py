@@ -1,4 +1,4 @@
-"""Read a partition's log: return whole batches from an offset on, and find records by timestamp."""
+"""Read a partition's log: return complete batches from an offset on, and find records by timestamp."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class LogReader:
         cursors = self._cursors
         cursor = cursors.pop(offset, None)
         if cursor is None or cursor.position >= cursor.segment.size_bytes:
-            # No read ended at this offset, or one ended at the end of a segment that has been closed since.
+            # There is no cached position, or it is the end of a segment that has been closed since.
             cursor = find_cursor(self._segments, offset)
             if cursor is None:
                 return LogSlice(b"", offset)
@@ -90,7 +90,8 @@ class LogReader:
         self._cursors.clear()
 
     def search(self, timestamp_ms: int | None, start_offset: int, cost: StepCost) -> Search:
-        """Find the first record at or after `timestamp_ms`; with None, the record with the largest timestamp.
+        """Find the first record whose timestamp is at least `timestamp_ms`. With None, find the record with
+        the largest timestamp.
 
         Only records at or after `start_offset` count. `cost` is shared by the searches of one request.
         """
@@ -112,7 +113,7 @@ def find_cursor(segments: SegmentList, offset: int) -> ReadCursor | None:
         try:
             cursor = _scan_to(start, segment, offset)
         except CorruptMessage:
-            cursor = _scan_to(0, segment, offset)  # the index entry may be wrong, so scan the whole segment
+            cursor = _scan_to(0, segment, offset)  # scan from the start: the index may be wrong
         if cursor is not None:
             return cursor
     return None
@@ -132,7 +133,7 @@ def _scan_to(start: int, segment: Segment, offset: int) -> ReadCursor | None:
         if header.last_offset < offset:
             continue
         if header.base_offset > offset and (damage or suspect):
-            break  # the damaged bytes, or the suspect batch, contain the offset
+            break  # `offset` is in the damaged bytes or in the suspect batch
         cursor = ReadCursor(segment, batch.position)
         if header.base_offset >= offset or verify_crc(batch.bytes(), 0, header.size_bytes):
             return cursor
@@ -190,8 +191,8 @@ def read_at(cursor: ReadCursor, upper_offset: int, max_bytes: int, at_least_one:
 
 
 def _skip(cursor: ReadCursor, chunk: bytes, upper_offset: int) -> int:
-    """Return the position of the last indexed batch in `chunk`. A walk from this position reads fewer
-    headers.
+    """Return the position in `chunk` of the last batch that has an index entry, so that a walk from there
+    reads fewer headers.
 
     Returns 0 if the chunk may contain batches at or above `upper_offset`.
     """
@@ -261,8 +262,9 @@ def search_timestamp(segments: SegmentList, timestamp_ms: int, start_offset: int
                 yield None
                 is_next_step = True
             if is_next_step and not any(other is segment for other in segments):
-                # The segment was compacted or deleted during the step. Continue in the segment that has these
-                # offsets now. See test_a_look_up_by_time_continues_if_its_segment_is_deleted_during_a_job.
+                # The segment was compacted or deleted while other requests ran. Continue in the segment that
+                # has these offsets now. See
+                # test_a_look_up_by_time_continues_if_its_segment_is_deleted_during_a_job.
                 break
         else:
             start_offset = max(start_offset, segment.end_offset)
@@ -314,6 +316,6 @@ def search_max_timestamp(segments: SegmentList, start_offset: int, cost: StepCos
         record = yield from search_timestamp(segments, newest.max_timestamp_ms, start_offset, cost)
         if record is not None or any(segment is newest for segment in segments):
             return record
-        # Search again: the segment was compacted or deleted during a step, together with its record. Another
-        # record may have the largest timestamp now. See
+        # Search again: the segment was compacted or deleted between two steps, together with its record.
+        # Another record may have the largest timestamp now. See
         # test_a_look_up_of_the_largest_time_continues_if_its_segment_is_deleted_during_a_job.

@@ -17,10 +17,11 @@ from oncelog.wire.primitives import Buffer
 
 try:
     import oncelog.log._scan as _c
-except ImportError:  # not compiled, or compiled for another system
+except ImportError:  # the C module was not compiled, or for another system
     _c = None  # type: ignore[assignment]
 
-# After a batch larger than this, `scan_headers` reads only the next header instead of a whole chunk.
+# After a batch larger than this, `scan_headers` reads only the next header: with large batches, most of a
+# chunk would be records, which it does not need.
 _LARGE_BYTES = 1 << 13
 
 HEADERS = np.dtype(
@@ -146,7 +147,7 @@ def scan_whole(
             yield HeaderBlock(position, position + size_bytes, headers)
             position += size_bytes
             continue
-        # If the file is shorter than `end`, another read would return as few bytes, forever. Guard:
+        # The file is shorter than `end`. Stop, because every further read would return the same bytes. Guard:
         # test_a_batch_larger_than_a_chunk_is_read_whole.
         if len(data) < wanted_bytes:
             return

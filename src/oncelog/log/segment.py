@@ -213,8 +213,8 @@ class Segment:
             self._index.holds_back = self._times.holds_back = True
             self._walk_from_index(self._interval_bytes, verify=False)
             if largest[0] > self.max_timestamp_ms:
-                # The walk ends at damage, so it may miss the largest timestamp. Keep the largest timestamp
-                # that was known before: with a smaller one, retention would delete the segment too early. See
+                # The walk ends at damage, so it may miss the largest timestamp. Keep the timestamp that was
+                # known before: with a smaller one, retention would delete the segment too early. See
                 # test_retention_sees_the_times_behind_a_damage.
                 self.max_timestamp_ms, self.max_timestamp_offset = largest
         self.end_offset = end_offset
@@ -233,8 +233,8 @@ class Segment:
         self.file.release_handle()
 
     def contains_from(self, offset: int) -> bool:
-        """Return True if a whole batch of the segment contains `offset` or a later offset. May be called
-        before the segment is loaded.
+        """Return True if the segment has a valid batch that contains `offset`, or a later one up to the first
+        damage. May be called before the segment is loaded.
         """
         try:
             position = self._read_offset_index().position_for(max(offset - self.base_offset, 0))
@@ -279,10 +279,11 @@ class Segment:
         return bad
 
     def _make_missing_files(self) -> None:
-        """Create the missing file of an index that has no entries. A power loss may have removed it.
+        """Create the offset and time index files if they are missing. A power loss may have removed the file
+        of an index without entries.
 
-        A clean stop does not write an index without entries, so the next restart would report a missing file.
-        See test_a_clean_stop_after_a_lost_index_leaves_nothing_to_report.
+        A clean stop does not write an index without entries, so the next restart would report the file as
+        missing. See test_a_clean_stop_after_a_lost_index_leaves_nothing_to_report.
         """
         with suppress(OSError):  # on a full disk, the next flush tries again
             for index in (self.index, self.times):
@@ -329,7 +330,7 @@ class Segment:
             if follower == self.size_bytes:
                 self.end_offset = sure_offset
                 return None
-            # With this value, the first batch after the damage gets an index entry.
+            # This value makes the first batch after the damage get an index entry.
             self._unindexed_bytes = index_interval_bytes + 1
             bad = self._walk(follower, index_interval_bytes, verify=True)
         if bad is not None:
@@ -359,8 +360,8 @@ class Segment:
                     self.damaged[item.position] = item.end
 
     def is_batch_at(self, position: int) -> bool:
-        """Return True if the bytes at `position` look like a batch. Used to check a position from
-        an index.
+        """Return True if the bytes at `position` begin with a readable batch header. Used to check a position
+        from an index.
         """
         batch = next(scan(self.file, position, self.size_bytes, limits=self.limits), None)
         return isinstance(batch, ScannedBatch)
@@ -384,7 +385,7 @@ class Segment:
             self.transactions = self._read_transaction_index()
         except StorageError:
             self.transactions_from = self.base_offset
-            # Let recovery replace the unreadable file, even by an empty one.
+            # Make recovery replace the unreadable file, even if the index has no entries.
             self.transactions.is_unsynced = True
         self.transactions.cut_below(self.transactions_from)
         self.index.rewrite_all()
@@ -594,7 +595,8 @@ class Segment:
     def append_next(
         self, data: memoryview, size: int, last_offset: int, max_timestamp_ms: int, config: LogConfig
     ) -> bool:
-        """Do the work of `is_full` and `append` for the usual batch. Return True if the batch was written.
+        """Append a batch like `is_full` and `append`, but faster, if it is a usual one. Return True if it was
+        written.
 
         The usual batch has a timestamp and needs no new segment. For any other batch this returns False and
         changes nothing. After an OSError, the segment is unchanged, as after `append`.
@@ -682,7 +684,8 @@ class Segment:
         try:
             return self._disk.modified_ms(self.log_path)
         except OSError:
-            # Use the time at which this object was created, so that nothing is deleted too early.
+            # Use the time at which this object was created: a time that is too late deletes nothing too
+            # early.
             return self.created_ms
 
     def confirm_times(self) -> Iterator[None]:
@@ -701,7 +704,7 @@ class Segment:
             noted_offset = self.base_offset + last[1]
         largest_ms = self.max_timestamp_ms
         if not self.is_batch_at(position):
-            position = 0  # the index or the batch is damaged
+            position = 0  # the index or the batch is damaged, so read the segment from its start
         for block in self.header_blocks(position):
             rows = np.frombuffer(block.headers, HEADERS)
             row = rows[int(rows["max_timestamp_ms"].argmax())]
@@ -716,11 +719,15 @@ class Segment:
                 self.times.write_pending(sync=True)
 
     def note_last_time(self) -> None:
-        """Append the last time entry of a closed segment. Look-ups by time and retention need this entry."""
+        """Add the entry for the largest timestamp to the time index of a closed segment. Look-ups by time and
+        retention need it.
+        """
         self._note_time()
 
     def finish(self) -> None:
-        """Append the last time entry and write all index entries, when the segment is rolled or closed."""
+        """Add the last entry of the time index, and write all indexes. Called when the segment is rolled or
+        closed.
+        """
         self._note_time()
         self.index.write_pending()
         self.times.write_pending()
@@ -728,7 +735,9 @@ class Segment:
         self.transactions.truncate_reserved()
 
     def keep_indexes_in_memory(self) -> None:
-        """Stop writing both index files, because their names will belong to the compacted segment."""
+        """Stop writing the offset index and the time index, because their file names will belong to the
+        compacted segment.
+        """
         self.index.holds_back = self.times.holds_back = self.is_index_synced = True
 
     def release_indexes(self, index_interval_bytes: int) -> None:
@@ -763,7 +772,7 @@ class Segment:
         point.
         """
         if self._is_removed:
-            return  # retention deleted the segment in another thread during this flush
+            return  # retention deleted the segment while this flush was running in another thread
         try:
             if self.transactions.is_unsynced:
                 self.transactions.sync()

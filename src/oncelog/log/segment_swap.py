@@ -25,15 +25,15 @@ def make_swap(disk: Disk, directory: str, output: Segment, newest_path: str) -> 
     A crash after the renames keeps the compacted segment. `newest_path` is the log file of the last segment
     that it replaces.
     """
-    # Keep the modification time: if a segment has no timestamps, retention and compaction use this time. See
+    # Copy the modification time: retention and compaction use it if a segment has no timestamps. See
     # test_compaction_keeps_the_files_time. Source: Kafka's Cleaner, which copies the time of the last
     # segment.
     disk.set_modified_ms(output.log_path, disk.modified_ms(newest_path))
     output.sync(is_active=False)
     for suffix in reversed(SUFFIXES):
         if suffix == LOG_SUFFIX:
-            # The index files get their new names durably before the log file does. A power loss could
-            # otherwise keep only the log's new name. See
+            # Make the index files' new names durable before the log file is renamed. Otherwise a power loss
+            # could keep only the log's new name. See
             # test_a_power_loss_during_a_swap_keeps_aborted_records_hidden.
             disk.sync_directory(directory)
         stem = f"{directory}/{file_name(output.base_offset, suffix)}"
@@ -54,8 +54,8 @@ def take_place(disk: Disk, directory: str, group: list[Segment]) -> None:
     if disk.exists(f"{directory}/{file_name(base_offset, LOG_SUFFIX)}{SWAP}"):
         for segment in group:
             _remove_files(disk, directory, segment.base_offset, "")
-        # The directory is synced before the renames, so that a power loss cannot leave new names beside some
-        # of the old ones.
+        # Sync the deletions before the renames. Otherwise a power loss could leave the successor beside some
+        # of the old files.
         disk.sync_directory(directory)
     _take_names(disk, directory, base_offset)
     disk.sync_directory(directory)
@@ -73,13 +73,14 @@ def finish_swaps(disk: Disk, directory: str) -> None:
         base_offset = int(stem)
         if f"{stem}{LOG_SUFFIX}{SWAP}" in names:
             end_offset = _end_of_swap(disk, f"{directory}/{stem}{LOG_SUFFIX}{SWAP}", base_offset)
-            # An old log file may be deleted already, while its index files still exist. They must not become
-            # index files of the new log. See test_an_index_of_what_is_replaced_is_not_taken_over.
+            # Remove all files of the old segments. A crash may have left index files without their log file,
+            # and they must not become index files of the new log. See
+            # test_an_index_of_what_is_replaced_is_not_taken_over.
             bases = {int(name.partition(".")[0]) for name in names if name.endswith(SUFFIXES)}
             for base in bases:
                 if base_offset <= base < end_offset:
                     _remove_files(disk, directory, base, "")
-            # The deletions are synced before the renames, as in `take_place`.
+            # Sync the deletions before the renames, as in `take_place`.
             disk.sync_directory(directory)
         _take_names(disk, directory, base_offset)
     if swaps:
@@ -91,7 +92,7 @@ def _end_of_swap(disk: Disk, path: str, base_offset: int) -> int:
     file = disk.open(path)
     end_offset = base_offset + 1
     try:
-        # The scan must not end at damage. Otherwise old segments with higher offsets would stay beside the
+        # Scan past damage. If the scan ended there, old segments with higher offsets would stay beside the
         # successor.
         for item in scan_headers_past_damage(file, 0, file.size(), base_offset):
             if isinstance(item, HeaderBlock):
@@ -104,8 +105,8 @@ def _end_of_swap(disk: Disk, path: str, base_offset: int) -> int:
 def discard_leftovers(disk: Disk, directory: str) -> None:
     """Delete the files that a failed compaction could not delete. May run in another thread. Raises OSError.
 
-    Otherwise, recovery would swap them in beside the result of a later compaction, and their records would
-    exist twice. See test_a_segment_of_a_failed_swap_does_not_come_back_beside_newer_ones.
+    Otherwise, recovery would swap these files in beside the result of a later compaction, and their records
+    would exist twice. See test_a_segment_of_a_failed_swap_does_not_come_back_beside_newer_ones.
     """
     stems = {name.partition(".")[0] for name in disk.list(directory) if name.endswith((CLEANED, SWAP))}
     for stem in stems:
@@ -114,7 +115,9 @@ def discard_leftovers(disk: Disk, directory: str) -> None:
 
 
 def discard(disk: Disk, directory: str, base_offset: int) -> None:
-    """Delete a compacted segment. If a crash interrupts this, the remaining files do not look complete."""
+    """Delete the files of a compacted segment that has not taken its final names. If a crash interrupts this,
+    the remaining files do not look like a complete segment.
+    """
     stem = f"{directory}/{base_offset:020d}"
     has_swap = any(disk.exists(stem + suffix + SWAP) for suffix in SUFFIXES)
     if disk.exists(stem + LOG_SUFFIX + SWAP):

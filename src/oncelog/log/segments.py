@@ -41,7 +41,9 @@ class SegmentList:
         return list(self.iter_aborted(from_offset, upper_offset))
 
     def iter_aborted(self, from_offset: int, upper_offset: int) -> Iterator[AbortedTransaction]:
-        """Yield what `aborted_transactions` returns. Segments may be added or dropped meanwhile."""
+        """Yield the elements of `aborted_transactions` one by one. Segments may be added or dropped between
+        two elements.
+        """
         for segment in self.from_offset(from_offset):
             for entry in segment.transactions.from_offset(from_offset):
                 if entry.first_offset < upper_offset:
@@ -56,15 +58,15 @@ class SegmentList:
         self._bases.append(segment.base_offset)
 
     def drop_first(self) -> Segment:
-        """Remove the oldest segment from the list and return it. Its files stay."""
+        """Remove the oldest segment from the list and return it. Its files are not touched."""
         del self._bases[0]
         return self._segments.pop(0)
 
     def replace(self, old: list[Segment], new: Segment) -> None:
-        """Replace neighbouring segments with one segment in the list. The caller handles their files."""
+        """Replace neighbouring segments with one segment in the list. The caller replaces the files."""
         index = self._segments.index(old[0])
-        # `_bases` changes first, because a flush in another thread may read the list between the two lines.
-        # It may then sync segments that are synced already, but it never misses one. See
+        # Change `_bases` first, because a flush in another thread may call `from_offset` between the two
+        # lines. The flush may then sync segments that are synced already, but it never misses one. See
         # test_a_flush_misses_no_segment_while_others_are_replaced.
         self._bases[index : index + len(old)] = [new.base_offset]
         self._segments[index : index + len(old)] = [new]

@@ -50,7 +50,7 @@ _COUNT = struct.Struct(">i")
 _ENTRY = struct.Struct(">qhiqiqiq")
 _FULL_HEAD = struct.Struct(">Ii")
 _VERSION = 1
-# The ending of a file that is being written. Recovery removes such files.
+# The suffix of a file that is being written. Recovery removes files with this suffix.
 _UNFINISHED = ".tmp"
 
 # The fields of a packed entry whose first byte is PLAIN, at fixed positions. NumPy converts such entries
@@ -174,7 +174,7 @@ def _open(data: bytes) -> bytes:
 
 
 def decode_full(data: bytes, snapshot_crc: int) -> PackedProducers:
-    """Decode a `.producers` file, and return the packed entries by producer id.
+    """Decode a `.producers` file, and return a mapping from producer id to packed entry.
 
     `snapshot_crc` is the checksum of the `.snapshot` file to which it must belong. Raises StorageError if the
     file is invalid or belongs to another snapshot.
@@ -203,7 +203,7 @@ def crc_of(data: bytes) -> int:
 
 
 class _SealedFile:
-    """A file that is being written. Its header has a version and the checksum of the content."""
+    """A snapshot file that is being written. Its header has a version and the checksum of the content."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk
@@ -223,14 +223,14 @@ class _SealedFile:
         self._file.pwrite(_HEAD.pack(_VERSION, self.crc), 0)
 
     def finish(self) -> None:
-        """Sync and close the file. The caller then renames it. May run in another thread."""
+        """Sync and close the file, so that the caller can rename it. May run in another thread."""
         self._file.sync()
         self._file.close()
 
     def discard(self) -> None:
         """Close and remove the file unless it was renamed. If removing fails, recovery removes the file.
 
-        Closing a partition calls this, so an error must not be raised. See
+        Errors are ignored, because this also runs when a partition is closed, and closing must not fail. See
         test_a_partition_is_closed_though_an_unfinished_snapshot_cannot_be_removed.
         """
         with suppress(OSError):
@@ -284,11 +284,12 @@ class Snapshots:
         return sorted(_offsets_in(self._disk.list(self._directory)))
 
     def write(self, offset: int, image: ProducerImage) -> BackgroundTask:
-        """Write both files of a snapshot as a background task, and release `image` part by part.
+        """Write both files of a snapshot as a background task. The parts of `image` are released as they are
+        written.
 
         Raises OSError. An earlier snapshot of the same offset may then be gone; other snapshots stay.
         """
-        # The `.producers` file is renamed first, because it is never read without its `.snapshot` file.
+        # Rename the `.producers` file first: it is never read without its `.snapshot` file.
         paths = self._path(offset, FULL_SUFFIX), self._path(offset, SNAPSHOT_SUFFIX)
         files: list[_SealedFile] = []
         try:
@@ -296,14 +297,15 @@ class Snapshots:
                 files.append(_SealedFile(self._disk, path + _UNFINISHED))
             yield from _write_files(files[0], files[1], image, self.limits)
             for file in files:
-                # Unlike `finish`, `seal` does not run in another thread. `discard` may close the file during
-                # a call in another thread, and `seal` could then write to another file that has got the same
+                # Run `seal` in this thread, unlike `finish`. `discard` may close the file during a call in
+                # another thread, and `seal` could then write to a different file that got the same
                 # descriptor.
                 file.seal()
                 yield file.finish
-            # A power loss may keep the second new name and lose the first one. A `.snapshot` file without its
-            # `.producers` file would look like one of Apache Kafka's, and recovery would forget all batches
-            # but the last. See test_a_power_loss_between_the_names_of_a_snapshot_forgets_no_batch.
+            # Sync the directory after each rename. Otherwise a power loss may keep the second new name and
+            # lose the first one. A `.snapshot` file without its `.producers` file would look like one of
+            # Apache Kafka's, and recovery would forget all batches but the last. See
+            # test_a_power_loss_between_the_names_of_a_snapshot_forgets_no_batch.
             for path in paths:
                 self._disk.rename(path + _UNFINISHED, path)
                 yield partial(self._disk.sync_directory, self._directory)
@@ -328,7 +330,7 @@ class Snapshots:
         data = self._disk.read(self._path(offset, SNAPSHOT_SUFFIX))
         full = self._path(offset, FULL_SUFFIX)
         if not self._disk.exists(full):
-            # Without its second file, the snapshot is one of Apache Kafka's.
+            # A snapshot without a `.producers` file was written by Apache Kafka.
             return {pid: pack_entry(entry) for pid, entry in decode_snapshot(data, now_ms)}
         _open(data)
         return decode_full(self._disk.read(full), crc_of(data))

@@ -41,7 +41,7 @@ _CODEC_BITS, _LOG_APPEND_TIME_BIT, _CONTROL_BIT = 0x07, 0x08, 0x20
 _NO_TIMESTAMP = -1
 _MAX_RECORD_ERRORS = 10
 MAX_GROWTH = 4
-"""The maximum size of a decompressed payload, as a multiple of max.message.bytes."""
+"""The maximum ratio of a decompressed payload's size to max.message.bytes."""
 _BYTES_AS_RECORD = 64
 """The number of bytes whose decompression or compression costs as much as checking one record."""
 _CREATE_TIME, _LAST_CODEC = TimestampType.CREATE_TIME, int(Compression.ZSTD)
@@ -59,9 +59,10 @@ def check_batch(
     now_ms: int,
     lead_ms: Callable[[], int] = no_lead_ms,
 ) -> None:
-    """Check the header and checksum of a client's batch. Raises the error of the first failing check.
+    """Check the header and checksum of a client's batch. Raises the BrokerError of the first failing check.
 
-    `lead_ms` returns by how many ms `now_ms` is ahead of the wall clock, if that was set back.
+    `lead_ms` returns by how many ms `now_ms` is ahead of the wall clock; 0 unless the wall clock was set
+    back.
     """
     size = header.batch_length + 12
     if header.base_offset != 0:
@@ -130,7 +131,9 @@ def _check_room(header: BatchHeader) -> None:
 
 
 def _may_be_create_time(header: BatchHeader, config: LogConfig) -> bool:
-    """Return True if a batch marked LogAppendTime has a timestamp, and the topic stores CreateTime."""
+    """Return True if a batch marked LogAppendTime may be stored as CreateTime: the topic stores CreateTime,
+    and the batch has timestamps.
+    """
     return config.timestamp_type is _CREATE_TIME and header.base_timestamp_ms != _NO_TIMESTAMP
 
 
@@ -138,8 +141,8 @@ def _check_times(header: BatchHeader, config: LogConfig, now_ms: int, lead_ms: C
     base_ms, max_ms = header.base_timestamp_ms, header.max_timestamp_ms
     earliest_ms, latest_ms = now_ms - config.timestamp_before_max_ms, now_ms + config.timestamp_after_max_ms
     if not (earliest_ms <= base_ms <= latest_ms and earliest_ms <= max_ms <= latest_ms):
-        # If the wall clock was ahead and has been set back, `now_ms` stays ahead. Without the correction,
-        # records with the right time would look too old. See
+        # Check again with the wall clock's time. If the wall clock was ahead and was set back, `now_ms` stays
+        # ahead, and records with the right time would look too old. See
         # test_a_clock_that_was_ahead_refuses_no_record_once_it_is_right.
         now_ms -= lead_ms()
         _check_time(base_ms, 0, config, now_ms)
@@ -243,6 +246,8 @@ def _recompress(payload: Buffer, header: BatchHeader, config: LogConfig) -> byte
 
 
 def stamp_append_time(records: memoryview, now_ms: int) -> BatchHeader:
-    """Set the batch's timestamp to the broker's time, in place; return the new header."""
+    """Set the batch's timestamps to `now_ms`, and its timestamp type to LogAppendTime, in place. Return the
+    new header.
+    """
     restamp_time(records, 0, TimestampType.LOG_APPEND_TIME, now_ms)
     return read_header(records)
