@@ -1,7 +1,8 @@
 """The child process that runs the streaming query. Its supervisor survives any failure of the child.
 
-The first line of standard input is the job. Any further line is a request to stop. The end of the input means
-that the supervisor has ended. The child writes its events to a pipe, as one line of JSON each.
+The first line of standard input is the job, as JSON. Any further line is a request to stop. The end of the
+input means that the supervisor has ended, and ends the child too. The child writes its events to a pipe, as
+one line of JSON each.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ SendEvent = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The job of a child.
+    """The job of a child: the file with the query, and Spark's master and configuration.
 
-    `query_id`: the query's id in an earlier run. `report_fd`: the file descriptor of the pipe for events.
+    `query_id`: the query's id in an earlier run, which must not change. `report_fd`: the file descriptor of
+    the pipe for events.
     """
 
     file: str
@@ -53,7 +55,7 @@ class Job:
 
 
 def main() -> None:
-    """Run the job. Errors of the job are sent as events, not raised."""
+    """Run the job. Errors of the job are not raised, but sent to the supervisor as events."""
     lines = _lines(0)
     job = Job(**json.loads(next(lines)))
     reports = os.fdopen(job.report_fd, "w")
@@ -106,7 +108,7 @@ def _watch_stdin(lines: Iterator[str], stop: threading.Event) -> None:
 def _exit_fields(error: BaseException, is_started: bool) -> dict[str, str]:
     types = [base.__name__ for base in type(error).__mro__]
     kind = classify_exit(types, str(error), is_started=is_started)
-    # Once the query has started, Spark itself writes the error to standard error.
+    # Print the error only before the query has started. Afterwards Spark itself writes it to standard error.
     if not is_started:
         traceback.print_exception(error)
     message = headline(f"{types[0]}: {error}")
@@ -123,7 +125,7 @@ def _load(path: Path) -> Callable[[SparkSession, Mapping[str, str]], StreamingQu
     check_spark()
     from pyspark import cloudpickle
 
-    # The prefix avoids a clash: the file may have the name of a package.
+    # Add a prefix to the module's name, because the file may have the name of an installed package.
     name = f"pipeline_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -131,7 +133,8 @@ def _load(path: Path) -> Callable[[SparkSession, Mapping[str, str]], StreamingQu
     module: ModuleType = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.insert(0, str(path.parent))
-    # Spark's executors cannot import the file, so its functions are pickled as a whole, not by name.
+    # Pickle the file's functions by value: Spark's executors cannot import the file, so references by name
+    # would fail.
     cloudpickle.register_pickle_by_value(module)
     spec.loader.exec_module(module)
     pipeline = getattr(module, "pipeline", None)
@@ -211,12 +214,14 @@ class _MetricsPipe:
         self._lines = os.fdopen(os.open(path, os.O_RDWR | os.O_NONBLOCK), "rb", buffering=0)
 
     def of(self, query_id: str, batch_id: int) -> SinkMetrics | None:
-        """Return the sink's metrics of a batch; None if there are none, as for sinks of other projects."""
+        """Return the sink's metrics of a batch. Return None if there are none, because the sink is not
+        Oncelog's.
+        """
         for line in (self._lines.read(1 << 20) or b"").decode().splitlines():
             metrics = SinkMetrics.decode(line)
             self._newest[metrics.name, metrics.batch_id] = metrics
         result = self._newest.pop((query_id, batch_id), None)
-        # Drop older entries. They belong to batches that failed after their sink had finished.
+        # Drop entries up to this batch id. They belong to batches that failed after their sink had finished.
         self._newest = {key: metrics for key, metrics in self._newest.items() if metrics.batch_id > batch_id}
         return result
 

@@ -24,12 +24,13 @@ _EXIT_POLL_S = 1.0
 
 
 class ChildProcess:
-    """The child process. It has its own session, so Ctrl-C in the terminal does not reach it. A context
-    manager.
+    """The child process, as a context manager. It has its own session, so Ctrl-C in the terminal does not
+    reach it.
 
-    On exit, `with` waits until the process, its JVM and everything else in its process group have ended. A
-    restarted query must not run beside the old JVM. The constructor raises OSError if the process cannot be
-    started. `output`: the file for its standard output and error; by default they are those of this process.
+    The exit of the `with` block waits until the process, its JVM and all others in its process group have
+    ended, and kills them if they do not end in time. A restarted query must not run beside the old JVM. The
+    constructor raises OSError if the process cannot be started. `output`: the file for the child's standard
+    output and error; by default the child writes to those of this process.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class ChildProcess:
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            # The child has died. `events` will return None.
+            # Ignore the error: the child has died, and `events` will return None.
             pass
 
     def stop(self) -> None:
@@ -77,22 +78,22 @@ class ChildProcess:
             self._send_line("stop")
 
     def kill(self) -> None:
-        """Kill the process and its JVM at once."""
+        """Kill the process and its JVM with SIGKILL."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
 
     def events(self, wake: socket.socket, *, is_ending: bool) -> list[dict[str, Any]] | None:
-        """Wait for events and return them; None if the child will send no more.
+        """Wait for events of the child and return them. Return None if the child will send no more.
 
-        The list may be empty, for example if `wake` becomes readable first. `is_ending`: True if the query
-        has ended. The process is then killed if it does not end within _GRACE_S.
+        The list is empty if `wake` becomes readable first, which happens after a signal. `is_ending`: True if
+        the query has ended. The process is then killed if it does not end within _GRACE_S.
         """
         if is_ending and self._deadline is None:
             self._deadline = time.monotonic() + _GRACE_S
         while True:
-            # The end of the pipe does not show that the process has ended: a process that it forked may keep
+            # Poll the process. The pipe's end is not enough, because a process that the child forked may keep
             # the pipe open. See test_a_query_whose_helper_process_survives_it_is_started_again. This check
             # comes before the select, so that the process's last events are still read.
             has_exited = self._process.poll() is not None
@@ -135,8 +136,8 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             self._process.wait()
-        # Without its driver, the JVM cleans up and exits. The next run must not start before the JVM has
-        # exited.
+        # Without its driver, the JVM cleans up and exits. Wait for this, and kill what is left: the next run
+        # must not start before the JVM has exited.
         self._wait_for_group()
         self.kill()
         self._wait_for_group()

@@ -86,7 +86,7 @@ class Stop:
 def decide_next(
     kind: ExitKind, history: History, limits: Limits, *, now_ms: int, jitter: float
 ) -> Restart | Stop:
-    """Decide by the table of this module.
+    """Decide what follows the exit of a run, by the table in the module docstring.
 
     `now_ms`: time of the exit. `jitter`: a random number from 0 to 1, drawn by the caller.
     """
@@ -100,7 +100,7 @@ def decide_next(
     failures = (*recent, now_ms)
     if len(failures) >= limits.max_failures:
         return Stop(EXIT_GAVE_UP)
-    # The exponent is limited, because a large one would only compute a huge number above the maximum.
+    # Limit the exponent: a large one would produce a huge number, which is above the maximum anyway.
     pause_ms = min(limits.backoff_max_ms, limits.backoff_ms << min(len(recent), 30))
     return Restart(int(pause_ms * (1 + jitter) / 2), failures)
 
@@ -111,15 +111,15 @@ _SETUP = frozenset(
     {"AnalysisException", "ConfigError", "MisuseError", "SyntaxError", "ImportError", "NameError"}
     | {"AttributeError", "TypeError", "ValueError", "LookupError"}
 )
-"""Errors that mean a mistake in the file or its arguments, if they are raised before the query starts."""
+"""Errors that, if raised before the query starts, mean a mistake in the file or its arguments."""
 _ERROR_NAME = re.compile(r"^oncelog(?:\.\w+)*\.(\w+): ", re.MULTILINE)
 
 
 def classify_exit(types: Iterable[str], text: str, *, is_started: bool) -> ExitKind:
     """Return the kind of exit for an error.
 
-    `types`: the names of its class and base classes. `text`: its message, with the tracebacks of tasks.
-    `is_started`: True if the query had been started.
+    `types`: the names of the error's class and base classes. `text`: the error's message, with the tracebacks
+    of tasks. `is_started`: True if the query had been started.
     """
     if not is_started:
         return ExitKind.SETUP if _SETUP & set(types) else ExitKind.FAILED

@@ -115,8 +115,8 @@ class Supervisor:
         try:
             child = ChildProcess(job, pipeline.settings, self._child)
         except OSError as error:
-            # This may be temporary, for example if the machine has no memory or descriptors left. See
-            # test_a_process_that_cannot_be_started_counts_as_a_failure.
+            # Count this as a failure and retry: the machine may be short of memory or file descriptors only
+            # for a moment. See test_a_process_that_cannot_be_started_counts_as_a_failure.
             return ExitInfo(ExitKind.DIED, f"the process of the query could not be started: {error}")
         exit_info: ExitInfo | None = None
         with child:
@@ -148,8 +148,8 @@ class Supervisor:
         elif self._signals:
             if self._status["state"] != "stopping":
                 self._set_state("info", "stopping")
-            # Do this even if the state is already "stopping": the event "started" sets that state after a
-            # signal, before the child is asked to stop. See
+            # Call `stop` even if the state is already "stopping": after a signal, the event "started" sets
+            # that state before the child is asked to stop. See
             # test_a_signal_that_comes_together_with_the_start_stops_it.
             child.stop()
 
@@ -169,7 +169,8 @@ class Supervisor:
         new = path.with_name(f"{path.name}.new")
         try:
             new.write_text(json.dumps(status, indent=2) + "\n")
-            # The rename is atomic: a reader finds the old file or the new one.
+            # Rename a complete file: a reader then finds either the old or the new status, never a partial
+            # one.
             new.replace(path)
         except OSError as error:
             log_event("warning", "status_not_written", error=error)

@@ -43,7 +43,8 @@ class Subscriber(NamedTuple):
     group_instance_id: str | None
     topics: frozenset[str]
     owned: tuple[TopicPartition, ...] = ()
-    """Partitions that the member reads now, or read last. Only the sticky assignors use them."""
+    """Partitions that the member is assigned now, or was last assigned. Only the sticky assignors use them.
+    """
     generation_id: int | None = None
     """The generation in which the member got `owned`; None if the member does not report it."""
 
@@ -62,7 +63,7 @@ GroupAssignment = dict[str, list[TopicPartition]]
 def assign_range(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> GroupAssignment:
     """Give each member a contiguous range of each topic's partitions.
 
-    If a topic's partitions cannot be divided equally, the first members get one more.
+    If a topic's partitions cannot be divided equally, the first members each get one partition more.
     """
     assignment: GroupAssignment = {member.member_id: [] for member in members}
     for topic, count in sorted(partition_counts.items()):
@@ -108,9 +109,9 @@ def assign_sticky(members: Sequence[Subscriber], partition_counts: Mapping[str, 
 
 
 def assign_cooperative(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> GroupAssignment:
-    """Return the sticky assignment without the partitions that another member must revoke first.
+    """Return the sticky assignment without the partitions that another member still owns.
 
-    The members revoke them and rejoin, and the next rebalance assigns them. See
+    The owners revoke these partitions and rejoin, and the next rebalance assigns them. See
     test_cooperative_withholds_what_must_be_given_up_first.
     """
     readers: dict[TopicPartition, set[str]] = {}
@@ -124,7 +125,7 @@ def assign_cooperative(members: Sequence[Subscriber], partition_counts: Mapping[
 
 
 def _owners(members: Iterable[Subscriber]) -> dict[TopicPartition, str]:
-    """Return the owner of each partition.
+    """Return the current owner of each partition that has one.
 
     If several members claim a partition, the member with the latest generation owns it. If several members of
     the latest generation claim the partition, it has no owner.
@@ -182,7 +183,7 @@ class _Loads:
         self._readers = _readers(self._kinds, self._subscriptions, partition_counts)
         self._kept: dict[str, set[int]] = {topic: set() for topic in partition_counts}
         self._topics: list[list[str]] = []
-        """The sorted topics of each member's dict in `_held`. They are maintained during `level`."""
+        """For each member, the sorted topics of which it has partitions. Kept up to date during `level`."""
         self._takers: list[list[tuple[int, int]]] = []
         """A heap of (load, member) for each subscription. Entries with an outdated load are ignored."""
         self._order: list[tuple[int, int]] = []
@@ -221,8 +222,8 @@ class _Loads:
         }
 
     def keep(self, tp: TopicPartition, owner: str) -> None:
-        """Leave a partition with its owner, if the partition exists and the owner still subscribes to its
-        topic.
+        """Assign a partition to its current owner, if the partition exists and the owner still subscribes to
+        its topic.
         """
         index = self._index[owner]
         if tp.topic in self._members[index].topics and 0 <= tp.partition < self._counts.get(tp.topic, 0):
@@ -254,7 +255,8 @@ class _Loads:
     def _least(self, turns: list[tuple[int, int]]) -> int:
         """Return the least loaded member of a heap of (load, member).
 
-        Members may have got partitions since their entries were added, so loads in the heap may be too low.
+        Loads in the heap may be too low, because members got partitions after their entries were added. Such
+        entries are updated.
         """
         while True:
             load, index = turns[0]
@@ -265,10 +267,10 @@ class _Loads:
     def level(self) -> None:
         """Move partitions away from the most loaded members until no move can balance the loads further.
 
-        Partitions may also move along a chain of members. A chain helps only if the load of its last member
-        is at least two below the giver's. If a giver reaches no such member, the giver and all members that
-        it reaches are done. Later chains need not lead through members that are done, because they would also
-        have to end at one of these members.
+        Partitions may also move along a chain of members: each hands one partition to the next. A chain helps
+        only if the load of its last member is at least two below the giver's. If a giver reaches no such
+        member, the giver and all members that it reaches are done. Later chains need not lead through members
+        that are done, because they would also have to end at one of these members.
         """
         self._topics = [sorted(held) for held in self._held]
         self._common = [{} for _ in self._members]
@@ -313,7 +315,8 @@ class _Loads:
             following: list[int] = []
             for source in ring:
                 for topic in self._topics[source]:
-                    # Most members are reached through the first topic, so stop once all members are reached.
+                    # Stop once all members are reached, because most of them are reached through the first
+                    # topic.
                     if len(reached) + len(done) >= len(self._members) or self._steps_left <= 0:
                         break
                     self._steps_left -= 1
@@ -335,9 +338,9 @@ class _Loads:
     def _direct(self, giver: int, done: set[int]) -> tuple[int, str, int] | None:
         """Return the move from the giver to the least loaded reader of one of its topics.
 
-        Return None if that would not balance their loads. The search must not examine all members or topics:
-        many members may join a small group at once, and each partition may belong to a different topic. See
-        test_many_members_join_a_few_in_little_work.
+        Return None if this move would not balance their loads. The search must not examine all members or
+        topics: many members may join a small group at once, and each partition may belong to a different
+        topic. See test_many_members_join_a_few_in_little_work.
         """
         passed: dict[int, tuple[int, int]] = {}
         move = None
@@ -356,9 +359,9 @@ class _Loads:
         return move
 
     def _queue(self, kind: int, done: set[int]) -> bool:
-        """Put the subscription's least loaded member that is not done into `_order`.
+        """Update the entry of the subscription `kind` in `_order`: its least loaded member that is not done.
 
-        Return True if the member was in `_order` already.
+        Return True if this entry was in `_order` already.
         """
         takers = self._takers[kind]
         while takers and (takers[0][0] != self._load[takers[0][1]] or takers[0][1] in done):
@@ -403,7 +406,8 @@ class _Loads:
         partition = self._cheapest(source, topic, target)
         held = self._held[source][topic]
         held.remove(partition)
-        # Forget a topic of which no partition is left: it would slow down every later search.
+        # Remove a topic of which the source has no partition left, because it would slow down every later
+        # search.
         if not held:
             del self._held[source][topic]
             self._topics[source].pop(bisect_left(self._topics[source], topic))
@@ -482,5 +486,7 @@ ASSIGNORS: dict[str, Callable[[Sequence[Subscriber], Mapping[str, int]], GroupAs
 
 
 def is_cooperative(assignors: Iterable[str]) -> bool:
-    """Return True if members with exactly these assignors keep their partitions during a rebalance."""
+    """Return True if members with these assignors keep their partitions during a rebalance: only if
+    cooperative-sticky is the only one.
+    """
     return set(assignors) == {COOPERATIVE}

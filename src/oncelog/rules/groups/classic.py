@@ -37,9 +37,11 @@ from oncelog.rules.groups.deadlines import Deadlines
 NEW_MEMBER_TIMEOUT_MS = 300_000
 """Timeout in ms of a new member until its first generation. Source: kafka ClassicGroup."""
 PROTOCOL_BYTES = 64
-"""Bytes that are counted for a protocol besides its name and metadata, so that even empty protocols count."""
+"""The overhead in bytes that is counted for each protocol in addition to its name and metadata, so that even
+empty protocols count.
+"""
 _MIN_EXTENSION_MS = 1000
-"""Shortest extension in ms of a rebalance that no member has joined."""
+"""Minimum extension, in ms, of a rebalance that no member has joined."""
 
 Protocol = tuple[str, bytes]
 """(name of an assignor, the member's metadata for it, such as its subscription)"""
@@ -76,7 +78,7 @@ class JoinRequest(NamedTuple):
 
 
 class JoinedMember(NamedTuple):
-    """A member in the list that the leader gets for the assignment."""
+    """A member in the list that the leader gets in order to assign the partitions."""
 
     member_id: str
     group_instance_id: str | None
@@ -151,9 +153,9 @@ class Member:
             callback(result)
 
     def fail_pending_requests(self, error: type[BrokerError], member_id: str) -> None:
-        """Answer the member's waiting requests with an error.
+        """Answer the member's waiting JoinGroup and SyncGroup requests with an error.
 
-        As in Kafka, JoinGroup also returns `member_id`.
+        As in Kafka, the response to JoinGroup also contains `member_id`.
         """
         self.complete_join(JoinResult(error.code, member_id))
         callback, self.sync_callback = self.sync_callback, None
@@ -167,7 +169,8 @@ def metadata_bytes(protocols: Collection[Protocol]) -> int:
 
 
 def select_protocol(members: Collection[Member], common: Container[str]) -> str:
-    """Return the protocol that most members prefer. Only protocols in `common` count.
+    """Return the protocol that most members prefer. Each member votes for the first of its protocols that is
+    in `common`.
 
     Every member must support at least one protocol in `common`.
     """
@@ -178,8 +181,8 @@ def select_protocol(members: Collection[Member], common: Container[str]) -> str:
 class MemberList(Mapping[str, Member]):
     """The members of a classic group by member id, in the order in which they joined.
 
-    Sums over all members are updated with every change, because a request of one member must not examine all
-    of them. See test_joins_of_many_members_do_not_look_at_each_other.
+    Sums over all members are updated incrementally, because a request of one member must not examine all
+    members. See test_joins_of_many_members_do_not_look_at_each_other.
     """
 
     def __init__(self) -> None:
@@ -212,7 +215,7 @@ class MemberList(Mapping[str, Member]):
         return self._by_id.get(self.leader_id or "")
 
     def add(self, member: Member) -> None:
-        """Add a member with a new member id."""
+        """Add a member. Its member id must be new."""
         self._by_id[member.member_id] = member
         if member.group_instance_id is not None:
             self.static_ids[member.group_instance_id] = member.member_id
@@ -228,7 +231,7 @@ class MemberList(Mapping[str, Member]):
             self.leader_id = next(iter(self._by_id), None)
 
     def replace(self, old: Member, new: Member) -> None:
-        """Replace `old` by `new`, a static member with the same instance id.
+        """Replace `old` by `new`, which is the same static member under a new member id.
 
         `new` gets the place of `old` in the order.
         """
@@ -281,7 +284,9 @@ class MemberList(Mapping[str, Member]):
         return self._due_ms if self._by_id else None
 
     def update_first_deadline(self, now_ms: int) -> None:
-        """Set `first_deadline_ms` to the first deadline that is after now."""
+        """Set `first_deadline_ms` to the first deadline after `now_ms`. Members with an earlier deadline are
+        protected by a waiting request.
+        """
         coming = (member.deadline_ms for member in self._by_id.values() if member.deadline_ms > now_ms)
         self._due_ms = min(coming, default=None)
 
@@ -333,14 +338,16 @@ class ClassicGroup:
         self.members = MemberList()
         self.is_unsaved = False
         self._pending_member_ids = Deadlines()
-        """Member ids that were given to clients which have not joined with them yet."""
+        """Member ids that the group has given to clients and that have not been used in a join yet, with the
+        deadline for it.
+        """
         self._initial_delay_ms, self._max_size = initial_delay_ms, max_size
         self._max_metadata_bytes = max_metadata_bytes
         self._is_initial_rebalance = False
         self._deadline_ms: int | None = None
-        """The end of the rebalance in ms.
+        """During a rebalance, the time in ms at which it ends.
 
-        After a rebalance, the time at which members without SyncGroup are removed.
+        After a rebalance, the time in ms at which members that have not sent SyncGroup are removed.
         """
         self._replacement_count = 0
         self._replacements: dict[str, _Replacement] = {}
@@ -357,7 +364,7 @@ class ClassicGroup:
         """Handle JoinGroup: add a new member, or let an existing one join again.
 
         `new_member_id` is the id for a member that has none. The callback gets the result when all members
-        have joined, or at once if the join needs no rebalance.
+        have joined, or immediately if the join fails or needs no rebalance.
         """
         error = self._join_error(request)
         if error is not None:
@@ -442,7 +449,9 @@ class ClassicGroup:
         self._rebalance(now_ms)
 
     def _update(self, member: Member, request: JoinRequest, now_ms: int, callback: JoinCallback) -> None:
-        """Set the member's fields from its request, and let the request wait."""
+        """Set the member's fields from its JoinGroup request. The request waits until `join_callback` is
+        called.
+        """
         member.client_id, member.client_host = request.client_id, request.client_host
         member.session_timeout_ms = request.session_timeout_ms
         member.rebalance_timeout_ms = request.rebalance_timeout_ms
@@ -464,7 +473,7 @@ class ClassicGroup:
         member = Member(
             new_member_id, request.group_instance_id, "", "", 0, 0, (), old.assignment, is_new=False
         )
-        # As in Kafka: if the group is stable, the member is not removed for sending no SyncGroup.
+        # As in Kafka, do not remove this member of a stable group for not sending SyncGroup.
         member.has_synced = True
         self.members.replace(old, member)
         self._update(member, request, now_ms, callback)
@@ -487,8 +496,8 @@ class ClassicGroup:
     def _complete_replacements(self, error: BrokerError | None, version: GroupVersion, now_ms: int) -> None:
         """Answer the static members whose new ids are in the stored `version`.
 
-        If storing failed, these members get `error`. If a rebalance has begun since, they get no response
-        yet, and wait for the end of the rebalance like all other members.
+        If storing failed, these members get `error`. If a rebalance has begun in the meantime, they get no
+        response here, and wait for the end of the rebalance like all other members.
         """
         for member_id, replacement in list(self._replacements.items()):
             if replacement.number > version.replacement_count:
@@ -524,8 +533,8 @@ class ClassicGroup:
             delay_ms = self._initial_delay_ms if self._is_initial_rebalance else timeout_ms
             self._enter(GroupState.PREPARING_REBALANCE, now_ms, now_ms + delay_ms)
         if self._is_initial_rebalance and not self._initial_delay_ms:
-            # A group's first rebalance does not wait for clients that have got a member id and not joined:
-            # they may be dead. See the scenario "A member id that was given out holds up nobody".
+            # A group's first rebalance does not wait for clients that got a member id and have not joined,
+            # because they may be dead. See the scenario "A member id that was given out holds up nobody".
             self._complete(now_ms)
         elif not self._is_initial_rebalance:
             self._complete_if_all_joined(now_ms)
@@ -543,8 +552,8 @@ class ClassicGroup:
                 self._remove(member)
         joined = [member for member in self.members.values() if member.join_callback is not None]
         if self.members and not joined:
-            # Only static members are left, and they may still join, so wait longer. Their rebalance timeout
-            # may be 0 or -1, so there is a minimum.
+            # Only static members are left, and none has joined yet. Wait longer, because they may still join.
+            # The minimum is needed because their rebalance timeout may be 0 or -1.
             timeout_ms = max(self.members.max_rebalance_timeout_ms(), _MIN_EXTENSION_MS)
             self._deadline_ms = now_ms + timeout_ms
             return
@@ -598,7 +607,7 @@ class ClassicGroup:
         now_ms: int,
         callback: SyncCallback,
     ) -> None:
-        """Handle SyncGroup: answer the member with its assignment once that is stored.
+        """Handle SyncGroup: answer the member with its assignment once the assignment is stored.
 
         The leader's request has the `assignments` of all members. `protocol` is the protocol's type and name,
         each None if the request does not have it.
@@ -645,7 +654,7 @@ class ClassicGroup:
         if version != self.version or not is_completing or not version.has_assignments:
             return
         if error is None:
-            # Keep the deadline: members that have joined must also send SyncGroup before it (see `tick`).
+            # Keep `_deadline_ms`: members that have joined must send SyncGroup before it passes (see `tick`).
             self._enter(GroupState.STABLE, now_ms, self._deadline_ms)
         for member in self.members.values():
             if error is not None:
@@ -688,16 +697,19 @@ class ClassicGroup:
         self.members.set_deadline(member, now_ms + member.session_timeout_ms)
 
     def restore_member(self, member: Member, now_ms: int) -> None:
-        """Add a member from the log at the start of the broker. The member's session starts now."""
+        """Add a member that was read from the log at the start of the broker. The member's session starts at
+        `now_ms`.
+        """
         self.members.add(member)
         self._renew_session(member, now_ms)
 
     def leave(self, identities: Iterable[tuple[str, str | None]], now_ms: int) -> list[int]:
-        """Handle LeaveGroup: remove members. `identities` has their (member id, instance id).
+        """Handle LeaveGroup: remove the members that `identities` names as (member id, instance id).
 
-        Return an error code for each. The remaining members rebalance once, after all of these have left. If
-        they rebalanced after each removal, the first removal could complete a rebalance that includes a
-        member that is about to leave. Source: kafka GroupMetadataManager.classicGroupLeaveToClassicGroup.
+        Return an error code for each, which is 0 for success. The remaining members rebalance once, after all
+        of these have left. If they rebalanced after each removal, the first removal could complete a
+        rebalance that includes a member that is about to leave. Source: kafka
+        GroupMetadataManager.classicGroupLeaveToClassicGroup.
         """
         codes = [self._leave(member_id, group_instance_id) for member_id, group_instance_id in identities]
         # Rebalance even if the client that left had only a member id and had not joined yet.
@@ -724,7 +736,7 @@ class ClassicGroup:
 
     def tick(self, now_ms: int) -> None:
         """Handle the deadlines that have passed: remove members, and end a rebalance."""
-        # Forget member ids whose clients have not joined in time: these clients may be dead.
+        # Forget member ids that were not used in time, because their clients may be dead.
         self._pending_member_ids.take(now_ms)
         for member in list(self.members.values()):
             is_waiting = member.sync_callback is not None or (

@@ -30,9 +30,11 @@ class CommittedOffset(NamedTuple):
 
 
 def later(held: CommittedOffset | None, materialized: CommittedOffset) -> CommittedOffset:
-    """Return the offset in force after a commit marker: the offset whose record is later in the log.
+    """Return the offset in force after a commit marker: of `held` and `materialized`, the one whose record is
+    later in the log.
 
-    `held` was committed outside of transactions or by an earlier marker; None if there is none.
+    `materialized` was committed in the marker's transaction. `held` was in force before; None if there was
+    none.
     """
     return held if held is not None and held.record_offset > materialized.record_offset else materialized
 

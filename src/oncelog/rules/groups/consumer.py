@@ -54,7 +54,8 @@ FIRST_EPOCH_COMMIT_VERSION = 9
 FIRST_EPOCH = 1
 """Epoch of a new group. The first member that subscribes to topics raises it."""
 ASSIGNMENT_COST_PER_MS = 20
-"""The cost of computing targets that a group may use per ms. A target costs its members and partitions.
+"""The cost of computing target assignments that a group may use per ms. The cost of a target is its number of
+members plus partitions.
 
 At this rate, computing targets takes a fifth of the time of the broker's thread. Kafka limits the targets in
 another way: to one a second. Source: KIP-1263.
@@ -76,7 +77,7 @@ An expression must match the whole topic name.
 """
 
 IsUnresolved = Callable[[frozenset[str]], bool]
-"""(regular expressions) -> True while not all topics that match them are known."""
+"""(regular expressions) -> True as long as the topics that match them have not been looked up completely."""
 
 
 class MemberState(IntEnum):
@@ -96,7 +97,7 @@ class ConsumerMember:
     """A member of a consumer protocol group.
 
     Only a static member has an `instance_id`. `regex` is the regular expression of its subscription, or None.
-    `assigned` are its partitions; `revoking` are those that it must revoke.
+    `assigned` are its partitions, without those in `revoking`, which it must revoke.
     """
 
     member_id: str
@@ -116,7 +117,7 @@ class ConsumerMember:
 
     @property
     def held(self) -> frozenset[TopicIdPartition]:
-        """Partitions that cannot be assigned to another member yet."""
+        """Partitions that the member still owns, so that they cannot be assigned to another member yet."""
         return self.assigned | self.revoking
 
     def is_reconciled_to(self, assignment_epoch: int) -> bool:
@@ -132,7 +133,8 @@ def reconcile(
     owned: Set[TopicIdPartition] | None,
     subscribed_ids: Set[bytes] | None = None,
 ) -> ConsumerMember:
-    """Return the member after the next step towards its target.
+    """Return the member after the next step towards `target`, its part of the target assignment of epoch
+    `assignment_epoch`.
 
     `held_by_others` are the partitions of the target that other members still have. `owned` are the
     partitions that the member reports; None if its heartbeat does not report them. `subscribed_ids` are the
@@ -164,9 +166,8 @@ def reconcile(
 
 
 def _without_unsubscribed(member: ConsumerMember, subscribed_ids: Set[bytes]) -> ConsumerMember:
-    """Make the member revoke the partitions of topics to which it no longer subscribes.
-
-    Return the new member.
+    """Return the member with the additional task to revoke the partitions of topics to which it no longer
+    subscribes.
     """
     kept = frozenset(tp for tp in member.assigned if tp[0] in subscribed_ids)
     if kept == member.assigned:
@@ -182,7 +183,7 @@ def _without_unsubscribed(member: ConsumerMember, subscribed_ids: Set[bytes]) ->
 
 
 NAME_BYTES = 16
-"""Bytes that are counted for a name besides its characters."""
+"""The overhead in bytes that is counted for each name in addition to its characters."""
 
 
 class Subscription(NamedTuple):
@@ -220,8 +221,8 @@ class Subscriptions:
         return result
 
     def shared(self, subscription: Subscription) -> Subscription:
-        """Return the object that members with an equal subscription share; `subscription` if there is no such
-        member.
+        """Return the existing object of members with an equal subscription, so that they share it. Without
+        such members, return `subscription` itself.
         """
         return self._kept.get(subscription, subscription)
 
@@ -343,7 +344,7 @@ class ConsumerGroup:
         self._topics: Mapping[str, TopicInfo] | None = None
         self._subscriptions, self._shares_subscriptions = Subscriptions(), False
         """`_subscriptions` has the subscriptions of all members. `_shares_subscriptions` is true if a copy of
-        the group (see `draft`) uses the same object, so that it must be copied before a change.
+        the group (see `draft`) uses the same object. The object must then be copied before a change.
         """
         self._session_timeout_ms, self._max_size, self._default_assignor = (
             session_timeout_ms,
@@ -369,12 +370,13 @@ class ConsumerGroup:
 
     @property
     def assignor(self) -> str:
-        """The assignor that most members request. If two are requested equally often, it is `uniform`.
+        """The name of the assignor that most members request. If both are requested equally often, it is
+        `uniform`.
 
         If none is requested, it is the broker's default.
         """
-        # Ignore unknown assignors: a log of Apache Kafka may have members with one that this broker does not
-        # have.
+        # Ignore unknown assignors: in a log of Apache Kafka, members may have requested one that this broker
+        # does not have.
         requested = [
             name for member in self.members.values() if (name := member.server_assignor) in SERVER_ASSIGNORS
         ]
@@ -386,9 +388,9 @@ class ConsumerGroup:
         self._session_timeout_ms = session_timeout_ms
 
     def draft(self) -> ConsumerGroup:
-        """Return a copy of the group for a request.
+        """Return a copy of the group, to which a request makes its changes.
 
-        Once the request's changes are stored, the copy replaces the group.
+        Once the changes are stored, the copy replaces the group.
         """
         draft = copy.copy(self)
         draft.members, draft.targets = dict(self.members), dict(self.targets)
@@ -401,7 +403,7 @@ class ConsumerGroup:
         return draft
 
     def static_member(self, instance_id: str) -> ConsumerMember | None:
-        """Return the member with this instance id; None if there is none."""
+        """Return the static member with this instance id; None if there is none."""
         return next((member for member in self.members.values() if member.instance_id == instance_id), None)
 
     # Heartbeats
@@ -409,7 +411,8 @@ class ConsumerGroup:
     def renew(
         self, request: Heartbeat, resolve_topics: TopicResolver, now_ms: int
     ) -> tuple[HeartbeatResult, int] | None:
-        """Handle a heartbeat that only renews its member's session. Return the result and the new deadline.
+        """Handle a heartbeat that only renews its member's session. Return the result and the session's new
+        deadline.
 
         Return None, and change nothing, if `heartbeat` must handle the request.
 
@@ -489,8 +492,8 @@ class ConsumerGroup:
             return self._replace_static(static, request.member_id)
         member = self.members.get(request.member_id)
         if request.epoch == 0:
-            # A member may join again at any time, because the response to its last join may have been lost.
-            # The member keeps its assignment. See the scenarios "joins again" in tests/scenarios.
+            # A known member may join again at any time, because the response to its last join may have been
+            # lost. The member keeps its assignment. See the scenarios "joins again" in tests/scenarios.
             return member or ConsumerMember(request.member_id)
         self._check_instance(request, static)
         if member is None:
@@ -517,7 +520,9 @@ class ConsumerGroup:
             )
 
     def _replace_static(self, old: ConsumerMember, member_id: str) -> ConsumerMember:
-        """Give a static member a new member id, and return it at epoch 0. Its target and assignment stay."""
+        """Give a static member a new member id, and return the member at epoch 0. It keeps its target and its
+        assignment.
+        """
         target = self.targets.get(old.member_id, NO_PARTITIONS)
         self._forget(old.member_id)
         member = replace(old, member_id=member_id, epoch=0, previous_epoch=0)
@@ -597,13 +602,13 @@ class ConsumerGroup:
             is_other = self._targets_differ_from(topics)
         else:
             is_other = topics is not self._topics and topics != self._topics
-        # Changed topics do not raise an epoch that has no target yet: its target will be computed from these
-        # topics.
+        # If the epoch has no target yet, changed topics need no new epoch: the target will be computed from
+        # these topics.
         if is_changed or (is_other and self.epoch == self.assignment_epoch):
             self._raise_epoch()
         self._topics = topics
-        # The limit of the cost matters when a thousand members join in a row. Without it, each join would
-        # compute a target for all members. See test_many_joins_share_few_assignments.
+        # Limit the cost: if a thousand members join in a row, each join would otherwise compute a target for
+        # all members. See test_many_joins_share_few_assignments.
         if self.epoch > self.assignment_epoch and self._can_compute_targets(now_ms):
             self._compute_targets(topics, resolve_topics)
             self._assignment_cost += len(self.members) + sum(
@@ -617,7 +622,7 @@ class ConsumerGroup:
         return self._assignment_cost < self._assignment_burst
 
     def _targets_differ_from(self, topics: Mapping[str, TopicInfo]) -> bool:
-        """Return True if the stored target does not have exactly the partitions that exist now.
+        """Return True if the stored targets together do not have exactly the partitions of `topics`.
 
         This is used after a restart, when the topics of the stored target are unknown.
         """
@@ -656,14 +661,14 @@ class ConsumerGroup:
                 self.targets[member_id] = target
                 self.unsaved[RecordKey(TARGET, member_id)] = None
         if self.assignment_epoch == 0:
-            # This is the group's first target. If its first members have no topics, `_raise_epoch` was never
-            # called, so the record of FIRST_EPOCH must be stored here.
+            # Store the epoch: this is the group's first target. If its first members have no topics,
+            # `_raise_epoch` was never called, so nothing has stored FIRST_EPOCH yet.
             self.unsaved[RecordKey(EPOCH)] = None
         self.assignment_epoch = self.epoch
         self.unsaved[RecordKey(TARGET_EPOCH)] = None
 
     def _held_by_others(self, member: ConsumerMember, target: Set[TopicIdPartition]) -> set[TopicIdPartition]:
-        """Return the partitions of the member's target that other members still have.
+        """Return the partitions of `target` that the member lacks and that other members still have.
 
         Every member that reconciles calls this, so it must not build a set of all partitions of the group.
         """
@@ -697,8 +702,8 @@ class ConsumerGroup:
     def remove_members(self, identities: Sequence[tuple[str, str | None]]) -> list[int]:
         """Remove members; `identities` has their (member id, instance id). Return an error code for each.
 
-        With an instance id, the member id may be empty. All members are looked up before the first one is
-        removed, so a member that is listed twice gets success twice. The epoch rises once.
+        If the instance id is given, the member id may be empty. All members are looked up before the first
+        one is removed, so a member that is listed twice gets success twice. The epoch rises once.
         """
         removed: dict[str, None] = {}
         codes = [0] * len(identities)
@@ -742,7 +747,9 @@ class ConsumerGroup:
             self._revocation_deadlines_ms[member.member_id] = now_ms + member.rebalance_timeout_ms
 
     def resume(self, now_ms: int) -> None:
-        """Start the session and revocation timeouts of all members after a restart of the broker."""
+        """Prepare the group for use after a restart of the broker: count the subscriptions, and start the
+        session and revocation timeouts of all members.
+        """
         self._subscriptions, self._shares_subscriptions = Subscriptions(), False
         for member in list(self.members.values()):
             topics, regex = self._subscriptions.shared(_subscription(member))
@@ -811,7 +818,7 @@ class ConsumerGroup:
             raise StaleMemberEpoch(f"member {member.member_id!r} is at epoch {member.epoch}, not {epoch}")
 
     def subscribed(self) -> Iterable[str] | None:
-        """Return the names of the topics that members subscribe to; no names if the group is empty.
+        """Return the names of the topics that members subscribe to; an empty set if the group has no members.
 
         After a restart, return None until a heartbeat has resolved the members' regular expressions.
         """

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 
 _SPARE_ENTRIES = 64
-"""The number of outdated heap entries that are always tolerated, even if the heap is small."""
+"""The number of outdated entries that the heap may always have, so that a small heap is not rebuilt often."""
 
 
 class Deadlines:
@@ -54,7 +54,7 @@ class Deadlines:
 
     @property
     def next_ms(self) -> int | None:
-        """The earliest deadline; None if there is none."""
+        """The earliest deadline in ms; None if there is none."""
         heap = self._heap
         while heap and self._due_ms.get(heap[0][1]) != heap[0][0]:
             heapq.heappop(heap)

@@ -58,7 +58,8 @@ class GroupAction(Enum):
 
 _COLUMNS = tuple(GroupRequest)
 
-# code: JoinGroup, SyncGroup, Heartbeat, OffsetCommit, OffsetFetch, ConsumerGroupHeartbeat
+# error code: the reactions of JoinGroup, SyncGroup, Heartbeat, OffsetCommit, OffsetFetch and
+# ConsumerGroupHeartbeat
 _ROWS: dict[int, tuple[str, str, str, str, str, str]] = {
     -1: ("raise", "raise", "retry", "raise", "raise", "raise"),  # UNKNOWN_SERVER_ERROR
     7: ("retry", "retry", "retry", "find", "retry", "retry"),  # REQUEST_TIMED_OUT
@@ -68,17 +69,17 @@ _ROWS: dict[int, tuple[str, str, str, str, str, str]] = {
     22: ("lost", "lost", "lost", "lost", "raise", "reset"),  # ILLEGAL_GENERATION
     25: ("reset", "reset", "reset", "reset", "raise", "reset"),  # UNKNOWN_MEMBER_ID
     27: ("join", "join", "join", "join", "retry", "retry"),  # REBALANCE_IN_PROGRESS
-    # The group was empty and has been deleted, so this member was no longer part of it.
+    # The group was empty and has been deleted. So this member was no longer in it, and joins as a new member.
     69: ("reset", "reset", "reset", "reset", "raise", "reset"),  # GROUP_ID_NOT_FOUND
     79: ("join", "join", "raise", "raise", "raise", "raise"),  # MEMBER_ID_REQUIRED
     82: ("end", "end", "end", "end", "raise", "end"),  # FENCED_INSTANCE_ID
-    # A transaction is about to commit another offset, so the error ends with the transaction.
+    # OffsetFetch is retried: a transaction is about to commit another offset, and the error ends with it.
     88: ("raise", "raise", "raise", "raise", "retry", "raise"),  # UNSTABLE_OFFSET_COMMIT
     110: ("raise", "raise", "raise", "reset", "raise", "reset"),  # FENCED_MEMBER_EPOCH
-    # The member has an old epoch. Its next heartbeat brings the current one.
+    # Retry, because the member has an old epoch, and its next heartbeat brings the current one.
     113: ("raise", "raise", "raise", "retry", "retry", "retry"),  # STALE_MEMBER_EPOCH
 }
-"""The reactions by request. All other error codes are raised."""
+"""Error code -> reactions, in the order of GroupRequest. All other error codes are raised."""
 
 
 def group_action(code: int, request: GroupRequest) -> GroupAction:

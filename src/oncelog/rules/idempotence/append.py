@@ -39,8 +39,8 @@ from oncelog.types import Origin
 
 REMEMBERED_BATCHES = 5
 
-# The constructor of tuples, written in C. The decision runs for every batch, and the __new__ that NamedTuple
-# generates takes twice as long.
+# Use the constructor of tuples, which is written in C: the decision runs for every batch, and the `__new__`
+# that NamedTuple generates takes twice as long.
 _make = tuple.__new__
 _CLIENT, _REPLAY = Origin.CLIENT, Origin.REPLAY
 
@@ -122,7 +122,9 @@ class Verification(NamedTuple):
     raises_epoch: bool
 
     def with_batch(self, producer_epoch: int, sequence: int) -> Verification:
-        """Return the verification after the coordinator was also asked about this batch."""
+        """Return the verification after the partition has also asked the coordinator about a batch with this
+        epoch and sequence.
+        """
         is_lower = producer_epoch == self.producer_epoch and sequence < self.lowest_sequence
         if is_lower or producer_epoch > self.producer_epoch:
             return self._replace(producer_epoch=producer_epoch, lowest_sequence=sequence)
@@ -246,7 +248,7 @@ def _find_remembered(entry: ProducerEntry, batch: ProducedBatch) -> RememberedBa
     if entry.producer_epoch != batch.producer_epoch:
         return None
     last, delta = batch.last_sequence, batch.last_offset_delta
-    # With equal last sequences and equal lengths, the first sequences are equal, too.
+    # Comparing the last sequence and the length is enough: then the first sequences are equal, too.
     for remembered in entry.batches:
         if remembered.last_sequence == last and remembered.offset_delta == delta:
             return remembered

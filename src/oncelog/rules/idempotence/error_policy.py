@@ -1,4 +1,4 @@
-"""The policy of a producer for each error code of a Produce response, by the producer's mode.
+"""The reaction of a producer to each error code of a Produce response. It depends on the producer's mode.
 
 The table has a row for each code and a column for each mode. If a code has no row, the batch fails and is
 treated as possibly stored. The error class tells the application what it can do:
@@ -60,8 +60,8 @@ class ErrorClass(Enum):
 class ErrorPolicy(NamedTuple):
     """The action and the consequences of an error.
 
-    `may_be_stored` is true if the batch may be in the log despite the error. `is_metadata_stale` is true if
-    the producer must refresh its metadata before it sends again.
+    `may_be_stored` is true if the broker may have stored the batch despite the error. `is_metadata_stale` is
+    true if the producer must refresh its metadata before it sends again.
     """
 
     action: Action
@@ -78,9 +78,10 @@ _ROWS_BY_NAME: dict[str, tuple[str, str, str, bool, bool]] = {
     "CORRUPT_MESSAGE": ("retry", "retry", "retry", False, False),
     "UNKNOWN_TOPIC_OR_PARTITION": ("retry", "retry", "retry", True, True),
     "LEADER_NOT_AVAILABLE": ("retry", "retry", "retry", True, True),
-    # A broker also sends this if it loses the leadership while the stored batch waits for replicas.
+    # May be stored: a broker also sends this if it loses the leadership while the stored batch waits for
+    # replicas.
     "NOT_LEADER_OR_FOLLOWER": ("retry", "retry", "retry", True, True),
-    # The batch stays in the log when its replication times out.
+    # May be stored: the batch stays in the log when its replication times out.
     "REQUEST_TIMED_OUT": ("retry", "retry", "retry", True, False),
     "REPLICA_NOT_AVAILABLE": ("retry", "retry", "retry", True, True),
     "MESSAGE_TOO_LARGE": ("split", "split", "split", False, False),
@@ -113,7 +114,7 @@ _ROWS_BY_NAME: dict[str, tuple[str, str, str, bool, bool]] = {
         False,
         False,
     ),
-    # The batch may be written but not flushed.
+    # May be stored: the batch may have been written but not flushed.
     "KAFKA_STORAGE_ERROR": ("retry", "retry", "retry", True, True),
     "UNKNOWN_PRODUCER_ID": ("fail", "renumber", "abort", False, False),
     "FENCED_LEADER_EPOCH": ("retry", "retry", "retry", False, True),
@@ -121,7 +122,7 @@ _ROWS_BY_NAME: dict[str, tuple[str, str, str, bool, bool]] = {
     "UNSUPPORTED_COMPRESSION_TYPE": ("fail", "fail", "abort", False, False),
     "INVALID_RECORD": ("fail", "fail", "abort", False, False),
     "THROTTLING_QUOTA_EXCEEDED": ("retry", "retry", "retry", False, False),
-    # Brokers do not send this in a Produce response.
+    # Only for completeness: brokers do not send this in a Produce response.
     "PRODUCER_FENCED": ("fail", "fail producer", "fail producer", False, False),
     "UNKNOWN_TOPIC_ID": ("retry", "retry", "retry", False, True),
     "INCONSISTENT_TOPIC_ID": ("retry", "retry", "retry", False, True),

@@ -16,7 +16,7 @@ def last_stable_offset(
     open_first_offset: int | None,
     unreplicated_first_offset: int | None = None,
 ) -> int:
-    """Return the offset below which every transaction has its outcome.
+    """Return the last stable offset: below it, every transaction has a visible outcome.
 
     `open_first_offset` is the first offset of the oldest open transaction; None if none is open.
     `unreplicated_first_offset` is the first offset of the oldest transaction whose marker is at or above the
@@ -31,7 +31,7 @@ def last_stable_offset(
 
 
 def stable_offset_after(completed: CompletedTransaction, open_first_offset: int | None) -> int:
-    """Return the last stable offset as of the end of the transaction `completed`.
+    """Return the partition's last stable offset immediately after the transaction `completed` has ended.
 
     The transaction index stores this offset. `open_first_offset` is the first offset of the oldest
     transaction that is still open; None if none is open.

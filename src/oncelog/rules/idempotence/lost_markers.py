@@ -44,8 +44,8 @@ def decided_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
     """Return the producer id and epoch of the KIP-890 transaction that a record decides.
 
     Return None for a classic transaction, for a record without a decision, and if the epoch is unclear.
-    Fencing writes the largest epoch, whatever epoch the transaction had, so that epoch is unclear. But with a
-    next producer id in the record, the transaction had the last epoch that a client gets.
+    Fencing may write the largest epoch, whatever epoch the transaction had, so a record with it is unclear.
+    If such a record has a next producer id, the transaction had the last epoch that a client gets.
     """
     if not entry.state.is_prepared or entry.client_version < EPOCH_PER_TRANSACTION:
         return None
@@ -57,7 +57,7 @@ def decided_transaction(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
 
 
 def aborted_classic(entry: TransactionEntry) -> ProducerIdAndEpoch | None:
-    """Return the producer id and epoch of the classic transaction that a record aborts; None for other
+    """Return the producer id and epoch of the classic transaction that a record aborts. Return None for other
     records.
     """
     is_classic = entry.client_version < EPOCH_PER_TRANSACTION
@@ -83,12 +83,13 @@ def lost_end(
     decision: TransactionEntry | None,
     newest: TransactionEntry | None,
 ) -> TransactionEntry | None:
-    """Return the decision whose marker a leftover lacks in a partition; None if its outcome is unknown.
+    """Return the decision whose marker must be written for a leftover in the partition `tp`; None if no
+    marker is due.
 
-    `leftover` is the leftover's producer, `decision` the record that decides it. `newest` is the newest
-    record of the transactional id. If `newest` is the decision, return None, because the coordinator writes
-    its markers anyway. If `newest` has another producer id, return an abort, because no later transaction of
-    the old producer id will end the leftover. See
+    `leftover` is the leftover's producer, and `decision` the record that decides it, or None. `newest` is the
+    newest record of the transactional id; None if there is none. If `newest` is the decision, return None,
+    because the coordinator writes its markers anyway. If `newest` has another producer id, return an abort,
+    because no later transaction of the old producer id will end the leftover. See
     test_an_open_transaction_is_ended_when_another_producer_id_takes_over.
     """
     if decision is not None and tp in decision.partitions and newest != decision:

@@ -5,7 +5,7 @@
     else                                                              StoreMarker
 
 The marker is compared with the partition's entry for the producer id. If no transaction is open, the marker
-is stored, too, and completes nothing. If the marker has the entry's epoch, the entry keeps its batches,
+is stored too, but completes no transaction. If the marker has the entry's epoch, the entry keeps its batches,
 because sequences continue in the next transaction. A higher epoch drops the batches. Source: Kafka's
 ProducerAppendInfo.appendEndTxnMarker.
 """
@@ -40,7 +40,7 @@ class CompletedTransaction(NamedTuple):
 
 
 class StoreMarker(NamedTuple):
-    """Write the marker to the log. `entry` is the producer's new entry.
+    """The decision to write the marker to the log. `entry` is the producer's new entry.
 
     `completed` is None if no transaction was open.
     """
@@ -70,7 +70,8 @@ def decide_marker(
 
 
 def reject_same_epoch(entry: ProducerEntry | None, producer_id: int, producer_epoch: int) -> Reject | None:
-    """Return a rejection if a marker of transaction version 2 has the epoch of the open transaction.
+    """Return a rejection if a marker of transaction version 2 has the epoch of the open transaction;
+    otherwise None.
 
     With version 2 every end of a transaction raises the epoch, so such a marker belongs to an earlier
     transaction and is late. If no transaction is open, the marker is harmless. Since the largest epoch cannot

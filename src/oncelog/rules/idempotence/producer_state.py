@@ -149,8 +149,8 @@ class ProducerImage(NamedTuple):
         yield from self.idle
 
     def drain(self) -> Iterator[dict[int, bytes]]:
-        """Yield the entries as `parts` does, and release each part, so that no single step has to free all of
-        them.
+        """Yield the entries as `parts` does, and remove each part from the image, so that the memory is not
+        freed all in one step.
         """
         yield {producer_id: pack_entry(entry) for producer_id, entry in self.active.items()}
         self.idle.reverse()
@@ -163,7 +163,8 @@ class ProducerTable:
 
     At most `max_active` entries are kept as objects. If there are more, the entry that became active first is
     packed. `shard_entries` is the average number of packed entries in a shard. If all ids are even, some
-    shards have twice as many. The default is chosen so that the dict of such a shard does not have to grow.
+    shards have twice as many. The default of `shard_entries` is chosen so that even the dict of such a shard
+    needs no resize.
     """
 
     def __init__(
@@ -177,8 +178,8 @@ class ProducerTable:
         self._idle: list[dict[int, bytes]] = [{}]
         # One byte for each shard: 1 if an image may share it.
         self._is_shared = bytearray(1)
-        # An id's shard has the index that the id's bits under this mask and the next higher bit form. If
-        # there is no such shard yet, the index is the bits under the mask alone.
+        # The index of an id's shard is the number in the id's bits under this mask and the next higher bit.
+        # If there is no shard with this index yet, the index is the number in the bits under the mask alone.
         self._mask = 0
         self._idle_count = 0
         self._next_shard = 0
@@ -228,7 +229,7 @@ class ProducerTable:
         self._idle_count += len(entries)
 
     def image(self) -> ProducerImage:
-        """Return an image of the table. This copies the active entries and no shards."""
+        """Return an image of the table. Active entries are copied; shards are shared until they change."""
         self._is_shared = bytearray(b"\1") * len(self._idle)
         return ProducerImage(len(self), self.active.copy(), self._idle.copy())
 
@@ -240,7 +241,7 @@ class ProducerTable:
                 yield producer_id, unpack_entry(packed)
 
     def epochs_of(self, producer_ids: Container[int]) -> Iterator[tuple[int, int]]:
-        """Yield (producer id, epoch) for each of these ids that has an epoch in the table.
+        """Yield (producer id, epoch) for those of `producer_ids` that have an epoch in the table.
 
         Reads the whole table.
         """
@@ -286,7 +287,7 @@ class ProducerTable:
             del shard[producer_id]
         self._idle_count -= len(expired)
         if len(expired) > len(shard):
-            # A dict never shrinks, so make a new one.
+            # Copy the dict, because a dict never shrinks.
             self._idle[index] = dict(shard)
 
     def _shard_of(self, producer_id: int) -> int:

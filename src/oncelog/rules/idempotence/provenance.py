@@ -44,13 +44,13 @@ PREFIX = "__oncelog.source."
 HEADERS = TOPIC, PARTITION, OFFSET = f"{PREFIX}topic", f"{PREFIX}partition", f"{PREFIX}offset"
 """Names of the headers. All values are UTF-8 text, the two numbers in decimal digits."""
 _MAX_PARTITION, _MAX_OFFSET = 2**31 - 1, 2**63 - 1
-# Kafka's rule for names. It also limits what hostile headers take in memory, in states and in findings.
+# Kafka's rule for topic names. It also limits the memory that hostile headers can use in states and findings.
 _TOPIC_NAME = re.compile(rb"[a-zA-Z0-9._-]{1,249}")
 _SHOWN_BYTES = 100
 
 
 class Provenance(NamedTuple):
-    """The place of the record from which another one was made."""
+    """The place of the source record from which a record was made."""
 
     topic: str
     partition: int
@@ -58,20 +58,20 @@ class Provenance(NamedTuple):
 
 
 class Malformed(NamedTuple):
-    """Headers that name no place. `reason` says why."""
+    """Provenance headers that name no source record. `reason` says why."""
 
     reason: str
 
 
 class Verdict(Enum):
-    """The decision about a record."""
+    """The decision about a record with provenance."""
 
     NEW = "new"
     REPEATED = "repeated"
 
 
 def read_provenance(headers: Iterable[tuple[str, bytes | None]]) -> Provenance | Malformed | None:
-    """Return the place that the headers name; None if they have none of the three names."""
+    """Return the source record's place that the headers name; None if there is none of the three headers."""
     values: dict[str, bytes | None] = {}
     for name, value in headers:
         if name in HEADERS:
@@ -95,14 +95,14 @@ def read_provenance(headers: Iterable[tuple[str, bytes | None]]) -> Provenance |
 
 
 def _shown(value: bytes) -> str:
-    # A header may have megabytes, and an audit lists a thousand such findings.
+    # Cut the value: it may have megabytes, and an audit lists a thousand such findings.
     more = f" and {len(value) - _SHOWN_BYTES} more bytes" if len(value) > _SHOWN_BYTES else ""
     return f"{value[:_SHOWN_BYTES]!r}{more}"
 
 
 def _number(text: bytes, maximum: int) -> int | None:
-    # 19 digits hold every offset. int() would take time quadratic in the length of a hostile header, and
-    # would take signs, spaces and underscores, which Spark does not write.
+    # Check the text before int(): 19 digits are enough for every offset, and int() takes quadratic time for a
+    # long hostile header. It would also accept signs, spaces and underscores, which Spark does not write.
     if not 0 < len(text) <= 19 or not text.isdigit():
         return None
     number = int(text)
@@ -131,5 +131,5 @@ class HighestOffsets:
         return self._highest.get(source)
 
     def items(self) -> Mapping[TopicPartition, int]:
-        """Return a copy of the state."""
+        """Return a copy of the state: the highest offset by source partition."""
         return dict(self._highest)

@@ -62,7 +62,9 @@ class ProducerIdAndEpoch(NamedTuple):
 
 
 def next_epoch(producer: ProducerIdAndEpoch) -> ProducerIdAndEpoch | None:
-    """Return the same id with the next epoch; None at the largest epoch, so that a new id is needed."""
+    """Return the same producer id with the next epoch. At the largest epoch return None: a new producer id is
+    needed.
+    """
     if producer.producer_epoch >= MAX_EPOCH:
         return None
     return ProducerIdAndEpoch(producer.producer_id, producer.producer_epoch + 1)
@@ -152,7 +154,9 @@ class PartitionSequencer(Generic[B]):
     # Sending
 
     def may_assign_sequence(self, current: ProducerIdAndEpoch) -> bool:
-        """Return True if a new batch may now get a sequence of the producer `current` and be sent."""
+        """Return True if a new batch may now get the next sequence of the producer id and epoch `current` and
+        be sent.
+        """
         if self.is_restart_needed:
             return False
         if not self.unacknowledged:
@@ -227,7 +231,7 @@ class PartitionSequencer(Generic[B]):
         self._remove(batch)
         self.acked_producer_id = batch.identity.producer_id if batch.identity else None
         if is_above_unknown:
-            # A broker stores batches in sequence, so the failed batch before this batch is stored.
+            # A broker stores batches in sequence. So the failed batch, which is before this one, was stored.
             self.unresolved = None
 
     def on_no_outcome(self, batch: B, *, may_be_stored: bool) -> None:
@@ -274,7 +278,7 @@ class PartitionSequencer(Generic[B]):
     # New sequences
 
     def resume(self, producer: ProducerIdAndEpoch, next_sequence: int, acked_producer_id: int | None) -> None:
-        """Restore the state of a partition. The producer had dropped it, because the topic was idle
+        """Restore the state of a partition that the producer dropped because the topic was idle
         (metadata.max.idle.ms).
         """
         self.identity, self.next_sequence = producer, next_sequence
@@ -293,7 +297,7 @@ class PartitionSequencer(Generic[B]):
             self.next_sequence = advance(self.next_sequence, batch.record_count)
 
     def split(self, batch: B, parts: Sequence[B]) -> None:
-        """Replace a batch with its parts. The sequences of the batch are divided among them.
+        """Replace a batch with its parts. The parts get the sequences of the batch.
 
         Raises ValueError if the batch has no sequence, or if the parts do not have as many records as the
         batch.

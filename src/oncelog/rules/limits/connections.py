@@ -28,11 +28,13 @@ from oncelog.errors import ConfigError
 Key = TypeVar("Key")
 
 CREDIT_BYTES, CREDIT_MS = 1 << 20, 1_000
-"""Bytes and time that are added to each connection's own before its rate is computed. Without them, a
-connection that has just begun to use memory would count as the slowest.
+"""Bytes and time that are added to each connection's bytes and time before its rate is computed. Without
+them, a connection that has just begun to use memory would count as the slowest.
 """
 _RELIEF = 0.75
-"""Fraction of its limit to which the memory in use is reduced by closing the slowest connections."""
+"""Fraction of the memory limit. Above the limit, connections are closed until their memory falls to this
+fraction.
+"""
 
 
 class CloseReason(StrEnum):
@@ -52,7 +54,9 @@ class CloseReason(StrEnum):
 
 @dataclass(slots=True)
 class ConnectionLimiter:
-    """The number of connections, in total and by address. `overrides` maps addresses to their own limits."""
+    """A counter of connections, in total and by address. `overrides` maps addresses to limits that replace
+    `max_per_address`.
+    """
 
     max_connections: int
     max_per_address: int
@@ -65,7 +69,7 @@ class ConnectionLimiter:
 
         Even a connection that exceeds a limit counts until `leave`. `descriptor` is the connection's file
         descriptor; None skips the check of descriptors. The operating system allocates the lowest free
-        number, so the number tells how many descriptors are in use.
+        number, so the number shows about how many descriptors are in use.
         """
         self.count += 1
         address_count = self.counts[address] = self.counts.get(address, 0) + 1
@@ -101,7 +105,8 @@ def parse_overrides(text: str) -> dict[str, int]:
 
 
 def usable_descriptors(limit: int) -> int:
-    """Return the number of file descriptors that connections may use. The rest of `limit` is for the log."""
+    """Return how many of `limit` file descriptors connections may use. The others are reserved for the log.
+    """
     return limit - min(limit // 4, 1_024)
 
 
@@ -142,7 +147,7 @@ class Deadlines:
 
 
 def expired_deadline(activity: ConnectionActivity, deadlines: Deadlines, now_ms: int) -> CloseReason | None:
-    """Return the deadline that a connection has missed; None if it has missed no deadline."""
+    """Return the reason to close a connection that has missed a deadline; None if it has missed none."""
     idle_ms, age_ms = now_ms - activity.active_ms, now_ms - activity.opened_ms
     if activity.phase is Phase.CLOSING:
         return CloseReason.LINGER if idle_ms > deadlines.linger else None
@@ -159,7 +164,8 @@ def expired_deadline(activity: ConnectionActivity, deadlines: Deadlines, now_ms:
 
 @dataclass(slots=True)
 class Usage:
-    """The memory that is in use for one connection since `since_ms`.
+    """The memory of one connection's requests or responses. It has been in use without a break since
+    `since_ms`.
 
     `moved_bytes` counts all bytes that the connection has sent or received, `moved_before` those before
     `since_ms`.
@@ -195,7 +201,8 @@ class MemoryBudget(Generic[Key]):
         return key in self._by_key
 
     def update(self, key: Key, held_bytes: int, moved_bytes: int, now_ms: int) -> bool:
-        """Set the memory in use for a connection, and the number of bytes that it has moved in total.
+        """Record the memory in use for a connection, and the total number of bytes that the connection has
+        sent or received.
 
         Return True if the memory of all connections exceeds the limit.
         """
@@ -218,7 +225,7 @@ class MemoryBudget(Generic[Key]):
             self.total_bytes -= usage.held_bytes
 
     def response_budget(self) -> int | None:
-        """Return the largest size of the next response in bytes: a quarter of the free memory.
+        """Return the maximum size of the next response in bytes: a quarter of the free memory.
 
         None means no limit.
         """
@@ -226,13 +233,16 @@ class MemoryBudget(Generic[Key]):
         return None if self.limit_bytes < 0 else free_bytes // 4
 
     def eviction_candidates(self, now_ms: int) -> list[Key]:
-        """Return the connections to close so that memory falls to the fraction _RELIEF of its limit."""
+        """Return the slowest connections, which must be closed so that the memory in use falls to _RELIEF of
+        its limit.
+        """
         excess_bytes = self.total_bytes - int(self.limit_bytes * _RELIEF)
         return slowest_first(self._by_key.items(), excess_bytes, now_ms)
 
 
 def slowest_first(usages: Iterable[tuple[Key, Usage]], excess_bytes: int, now_ms: int) -> list[Key]:
-    """Return connections whose memory is at least `excess_bytes` in total, or all connections.
+    """Return the slowest connections whose memory is at least `excess_bytes` in total, or all connections if
+    that is not enough.
 
     The slowest connections are first. Equally slow connections are ordered by their memory, the largest
     first.

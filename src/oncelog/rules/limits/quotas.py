@@ -52,7 +52,7 @@ class _Kind(NamedTuple):
 USER_QUOTAS: dict[str, _Kind] = {
     PRODUCER_BYTES: _Kind("bytes of Produce requests a second", 2**63 - 1, is_integral=True),
     CONSUMER_BYTES: _Kind("bytes of Fetch responses a second", 2**63 - 1, is_integral=True),
-    # The maximum throttle time is short, because heartbeats are throttled, too.
+    # Keep the maximum throttle time short, because this quota also throttles heartbeats.
     REQUEST_PERCENTAGE: _Kind("percent of the broker's thread", max_wait_ms=1_000),
     MUTATIONS: _Kind("partitions created or deleted a second"),
     PRODUCER_IDS: _Kind("producer ids a second"),
@@ -79,7 +79,7 @@ class QuotaEntity(NamedTuple):
 
     @property
     def parts(self) -> dict[str, str]:
-        """The entity's parts by entity type."""
+        """The entity's parts that are not None, by entity type."""
         named = zip(ENTITY_TYPES, self, strict=True)
         return {kind: name for kind, name in named if name is not None}
 
@@ -124,7 +124,9 @@ def normalize_entity(entity: QuotaEntity) -> QuotaEntity:
 
 
 def apply_changes(entity: QuotaEntity, values: Values, changes: Iterable[tuple[str, float | None]]) -> Values:
-    """Return the entity's quotas after `changes`. A rate of None removes a quota. Raises InvalidRequest."""
+    """Return the entity's quotas `values` after `changes`. A rate of None removes a quota. Raises
+    InvalidRequest for an invalid change.
+    """
     kinds = USER_QUOTAS if entity.ip is None else IP_QUOTAS
     result, named = dict(values), set()
     for key, value in changes:
@@ -154,15 +156,17 @@ def _check_value(key: str, value: float, kind: _Kind) -> None:
 class QuotaFilter:
     """A filter of entities. It selects the entities that match all its parts.
 
-    If `is_strict`, they must have no other parts. `parts` maps a type to a name, to DEFAULT, or to None,
-    which matches any name and the default.
+    If `is_strict`, the entities must have no other parts. `parts` maps a type to a name, to DEFAULT, or to
+    None, which matches any name and the default.
     """
 
     parts: Mapping[str, str | None] = field(default_factory=dict)
     is_strict: bool = False
 
     def check(self) -> None:
-        """Raise UnsupportedVersion for an unknown entity type, InvalidRequest for an ip with another type."""
+        """Raise UnsupportedVersion for an unknown entity type, and InvalidRequest if ip is combined with
+        another type.
+        """
         for kind in self.parts:
             if kind not in ENTITY_TYPES:
                 raise UnsupportedVersion(
@@ -180,7 +184,9 @@ class QuotaFilter:
 
 
 class QuotaPrincipal(NamedTuple):
-    """The client whose usage is counted, as user and client id. For new connections, only `ip` is set."""
+    """The identity under which usage is counted: user and client id. For quotas of new connections, only `ip`
+    is set.
+    """
 
     user: str = ""
     client_id: str = ""
@@ -230,7 +236,7 @@ def _candidates(principal: QuotaPrincipal) -> Iterator[tuple[QuotaEntity, QuotaP
 
 
 class Bucket(NamedTuple):
-    """The usage that has not drained yet, as of `at_ms`."""
+    """The usage that had not drained yet at the time `at_ms`."""
 
     amount: float
     at_ms: int
@@ -240,12 +246,12 @@ EMPTY = Bucket(0.0, 0)
 
 
 def drain(bucket: Bucket, rate: float, now_ms: int) -> Bucket:
-    """Return the bucket as of now, after it has drained at `rate` units a second."""
+    """Return the bucket at `now_ms`, after it has drained at `rate` units a second."""
     return Bucket(max(bucket.amount - rate * (now_ms - bucket.at_ms) / 1000, 0.0), now_ms)
 
 
 def charge(bucket: Bucket, amount: float, rate: float, now_ms: int) -> Bucket:
-    """Return the bucket as of now, with `amount` added."""
+    """Return the bucket at `now_ms`, after it has drained, with `amount` added."""
     return Bucket(drain(bucket, rate, now_ms).amount + amount, now_ms)
 
 

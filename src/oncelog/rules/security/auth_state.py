@@ -66,7 +66,7 @@ def may_authenticate_again(expires_ms: int | None, last_begun_ms: int | None, no
 def next_state(state: AuthState, api_key: int, *, may_authenticate_again: bool = True) -> AuthState | None:
     """Return the state after a request of this API; None if the request is not allowed.
 
-    `may_authenticate_again` is the result of the function with this name.
+    `may_authenticate_again` is the result of the function with this name; it matters only for SaslHandshake.
     """
     if api_key == SASL_HANDSHAKE and not may_authenticate_again:
         if state is AuthState.AUTHENTICATED:
@@ -80,8 +80,8 @@ def next_state(state: AuthState, api_key: int, *, may_authenticate_again: bool =
 def session_lifetime_ms(max_reauth_ms: int, token_lifetime_ms: int | None) -> int:
     """Return the session lifetime in ms; 0 means that the session never expires.
 
-    The session lifetime is connections.max.reauth.ms (`max_reauth_ms`), or the rest of the token's lifetime
-    if that is shorter.
+    The lifetime is connections.max.reauth.ms (`max_reauth_ms`), or the remaining lifetime of the token if
+    that is shorter. If `max_reauth_ms` is 0, only the token limits it.
     """
     if token_lifetime_ms is None:
         return max_reauth_ms

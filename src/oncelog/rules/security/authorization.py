@@ -66,7 +66,7 @@ class Operation(IntEnum):
 
 
 class Permission(IntEnum):
-    """The effect of an ACL. Source: kafka AclPermissionType."""
+    """The effect of an ACL: it allows or denies. ANY is for filters. Source: kafka AclPermissionType."""
 
     ANY = 1
     DENY = 2
@@ -169,7 +169,9 @@ class AclTable:
         self._acls: dict[Acl, None] = {}
         self._by_name: dict[tuple[ResourceType, PatternType, str], list[Acl]] = {}
         self._prefix_lengths: dict[ResourceType, Counter[int]] = {}
-        """Resource type -> counter of the lengths of prefixes. A lookup only tries lengths that exist."""
+        """Resource type -> for each length, the number of prefixes with this length. A look-up only tries
+        lengths that exist.
+        """
         for acl in acls:
             self.add(acl)
 
@@ -206,9 +208,9 @@ class AclTable:
                 del lengths[len(acl.name)]
 
     def patterns_matching(self, resource_type: ResourceType, name: str) -> Iterator[tuple[PatternType, str]]:
-        """Yield the (pattern type, name) pairs under which ACLs for a resource can be stored.
+        """Yield the (pattern type, name) pairs of all ACLs that can match a resource.
 
-        There are few of them, even for a long resource name.
+        The pairs are few even for a long resource name, because only existing lengths of prefixes are tried.
         """
         yield PatternType.LITERAL, name
         if name != WILDCARD:
@@ -225,7 +227,8 @@ class AclTable:
     def candidates(self, acl_filter: AclFilter) -> Iterable[Acl]:
         """Return the ACLs that a filter may select.
 
-        If the filter names one pattern, only ACLs with this pattern are returned, else all.
+        If the filter names one pattern (resource type, pattern type and name), return only its ACLs;
+        otherwise return all ACLs.
         """
         pattern_type, name = acl_filter.pattern_type, acl_filter.name
         is_exact = pattern_type in (PatternType.LITERAL, PatternType.PREFIXED)
@@ -264,8 +267,8 @@ def is_allowed_somewhere(
 ) -> bool:
     """Return True if ACLs allow the operation on at least one resource of the type, existing or not.
 
-    An ALLOW ACL for a name or prefix counts unless a DENY ACL covers it completely. Source: kafka
-    Authorizer.authorizeByResourceType; KIP-679.
+    An ALLOW ACL for a name or prefix counts unless a DENY ACL covers it completely. Operations that imply
+    this operation do not count. Source: kafka Authorizer.authorizeByResourceType; KIP-679.
     """
     own = [
         acl

@@ -87,10 +87,10 @@ def _parse(rules: str) -> Iterable[tuple[re.Pattern[str], list[str | int], str]]
 
 
 def _replacement(text: str) -> list[str | int]:
-    """Split the replacement of a rule into texts and numbers of groups.
+    """Split the replacement of a rule into its parts: texts, and numbers of groups to insert.
 
-    As in Java, a backslash makes the next character literal. `re.Match.expand` has other escapes, and would
-    raise an error for some of them at a client's connection. See
+    As in Java, a backslash makes the next character literal. `re.Match.expand` is not used, because it has
+    other escapes, and would raise an error for some of them when a client connects. See
     test_a_backslash_in_a_replacement_makes_the_next_character_literal.
     """
     tokens = re.findall(r"\\(.)|\$(\d)|([^\\])", text, re.S)

@@ -35,7 +35,7 @@ class Mechanism(IntEnum):
 
 
 class Credential(NamedTuple):
-    """The stored form of a password."""
+    """The stored form of a password, from which the password cannot be read."""
 
     salt: bytes
     stored_key: bytes
@@ -56,7 +56,7 @@ def make_credential(mechanism: Mechanism, salt: bytes, salted_password: bytes, i
 
 
 def salt_password(mechanism: Mechanism, password: str, salt: bytes, iterations: int) -> bytes:
-    """Return the salted password: PBKDF2 of the password. This takes milliseconds of CPU time."""
+    """Return the salted password, computed with PBKDF2. This takes milliseconds of CPU time."""
     return hashlib.pbkdf2_hmac(mechanism.hash_name, password.encode(), salt, iterations)
 
 
@@ -73,8 +73,9 @@ def check_mechanism(number: int) -> Mechanism:
 def load_scramp() -> ModuleType:
     """Return the package scramp, which computes the messages of SCRAM, and let it accept salts of any length.
 
-    From version 1.5 on it requires 12 bytes. Kafka requires none, and its users may have shorter ones. They
-    were told that their password is wrong. See test_a_user_with_a_short_salt_can_log_in.
+    From version 1.5 on, scramp requires salts of at least 12 bytes. Kafka has no minimum, so its users may
+    have shorter salts. Such users were told that their password is wrong. See
+    test_a_user_with_a_short_salt_can_log_in.
     """
     import scramp
     import scramp.core

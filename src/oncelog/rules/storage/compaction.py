@@ -32,9 +32,9 @@ _DIGEST_BYTES = 16
 
 
 class Span(NamedTuple):
-    """A closed segment.
+    """The offsets, size and timestamps of a closed segment.
 
-    `first_timestamp_ms` is the timestamp of its first batch; None if it is unknown or missing.
+    `first_timestamp_ms` is the timestamp of the first batch; None if it is unknown or missing.
     """
 
     base_offset: int
@@ -47,9 +47,9 @@ class Span(NamedTuple):
 class DirtyRange(NamedTuple):
     """The dirty range: offsets from `first_offset` to below `end_offset`.
 
-    `clean_bytes` and `dirty_bytes` are the sizes of the whole segments before and in the range. `oldest_ms`
-    is the smallest first timestamp of the dirty segments. A segment whose first timestamp is unknown counts
-    with its largest timestamp.
+    `clean_bytes` is the total size of the segments before the range, and `dirty_bytes` that of the segments
+    in it. `oldest_ms` is the smallest first timestamp of the dirty segments. A segment whose first timestamp
+    is unknown counts with its largest timestamp.
     """
 
     first_offset: int
@@ -70,7 +70,8 @@ def find_dirty(
 ) -> DirtyRange | None:
     """Return the range of closed segments that may be cleaned now; None if there is none.
 
-    Earlier rounds have cleaned the log below `cleaned_to`. Records at `stable_offset` and above must stay.
+    Earlier rounds have cleaned the log below `cleaned_to`. Segments with records at or above `stable_offset`,
+    or younger than `min_lag_ms`, are not in the range.
     """
     clean_bytes = dirty_bytes = 0
     end_offset, times = cleaned_to, list[int]()
@@ -93,7 +94,9 @@ def find_dirty(
 
 
 class LatestOffsets:
-    """The newest offset of each key, for at most about `capacity` keys. A long key is stored as a digest."""
+    """The newest offset of each key, for about `capacity` keys. To save memory, a long key is stored as a
+    digest.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._offsets: dict[bytes, int] = {}
@@ -110,7 +113,7 @@ class LatestOffsets:
         self._offsets[_short(key)] = offset
 
     def is_superseded(self, key: bytes, offset: int) -> bool:
-        """Return True if a record with this key has a larger offset."""
+        """Return True if a record with this key and a larger offset was noted."""
         return self._offsets.get(_short(key), -1) > offset
 
 
@@ -130,7 +133,7 @@ class Aborted(NamedTuple):
 class SeenTransactions:
     """The transactions that still have data, determined by reading the log from its start.
 
-    `aborted` are the entries of the transaction index. More may be added before the first other call.
+    `aborted` are entries of the transaction index. Call `add` for further entries before any other method.
     """
 
     def __init__(self, aborted: Iterable[tuple[int, int, int, int]] = ()) -> None:
@@ -155,9 +158,10 @@ class SeenTransactions:
         return aborted is not None and last_offset < aborted.last_offset
 
     def end(self, producer_id: int, last_offset: int) -> tuple[bool, Aborted | None]:
-        """Handle a marker. Return whether its transaction still has data, and the index entry to keep.
+        """Handle a marker. Return True if its transaction still has data, and the index entry that must be
+        kept.
 
-        The entry is None for a commit, and for an abort without data.
+        The entry is None for a commit, and for an abort without remaining data.
         """
         self._begin_to(last_offset)
         aborted = self._aborting.pop(producer_id, None)
@@ -184,7 +188,9 @@ class UnindexedAborts:
         self._first_offsets: dict[int, int] = {}
 
     def data(self, producer_id: int, base_offset: int) -> None:
-        """Note a transactional data batch. The producer's first one after a marker begins a transaction."""
+        """Handle a transactional data batch. The producer's first data batch after a marker begins a
+        transaction.
+        """
         self._first_offsets.setdefault(producer_id, base_offset)
 
     def gap(self) -> None:
@@ -192,7 +198,9 @@ class UnindexedAborts:
         self._first_offsets.clear()
 
     def marker(self, producer_id: int, offset: int, *, is_abort: bool) -> Aborted | None:
-        """Handle a marker. Return the entry that the transaction index lacks; None if it lacks none."""
+        """Handle a marker. Return the entry that the transaction index lacks for it; None if no entry is
+        missing.
+        """
         first_offset = self._first_offsets.pop(producer_id, None)
         if first_offset is None or not is_abort or offset in self._indexed_markers:
             return None
@@ -229,9 +237,9 @@ class BatchFacts(NamedTuple):
 class Retention(NamedTuple):
     """The decision about a batch.
 
-    If `drops_all`, no record stays. If `keeps_header`, the header stays even without records. `is_empty_end`
-    is true for a marker whose transaction no longer has data. `noted` is an entry that the transaction index
-    must keep.
+    If `drops_all`, all records are removed. If `keeps_header`, the header stays even without records.
+    `is_empty_end` is true for a marker whose transaction no longer has data. `noted` is an entry that the
+    transaction index must keep.
     """
 
     drops_all: bool
@@ -276,7 +284,7 @@ class Cleaner:
         return Retention(drops_all, self._keeps_header(batch), is_empty_end, noted)
 
     def keeps(self, key: bytes | None, offset: int, has_value: bool, horizon_ms: int | None) -> bool:
-        """Return True if a data record stays. Its batch must not have `drops_all`.
+        """Return True if a data record stays. Do not call it for a batch whose decision has `drops_all`.
 
         `horizon_ms` is the batch's delete horizon; None if the batch has no horizon.
         """

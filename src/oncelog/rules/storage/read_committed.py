@@ -5,11 +5,10 @@
     transactional, its transaction aborted  DELIVER            ABORTED
     anything else                           DELIVER            DELIVER
 
-Only DELIVER reaches the application. All three move the consumer's position to the batch's last offset + 1.
-The broker never sends read_committed consumers records at or above the last stable offset. So every
-transaction in a response has an outcome, and the response lists the aborted transactions that overlap its
-records.
-Source: Kafka's CompletedFetch.
+Only a batch with DELIVER reaches the application. Each of the three verdicts moves the consumer's position to
+the batch's last offset + 1. The broker never sends read_committed consumers records at or above the last
+stable offset. So every transaction in a response has an outcome, and the response lists the aborted
+transactions that overlap its records. Source: Kafka's CompletedFetch.
 """
 
 from __future__ import annotations

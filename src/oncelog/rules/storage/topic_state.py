@@ -86,9 +86,9 @@ def is_going(state: TopicState) -> bool:
 def listed(state: TopicState, partition_count: int, directory_count: int) -> ListedTopic:
     """Return the entry of a topic in the list.
 
-    `partition_count` is the number of partitions that the topic has or will have. Every directory of the
-    topic has an index below `directory_count`, even one that a failed creation of a partition has left. A
-    deletion must cover all of them.
+    `partition_count` is the number of partitions that the topic has or will have. `directory_count` is above
+    the index of every directory of the topic, even of one that a failed creation of a partition has left. A
+    deletion must cover all directories.
     """
     if is_going(state):
         return ListedTopic(True, max(partition_count, directory_count))

@@ -122,12 +122,12 @@ class OffsetsCall(NamedTuple):
     def of(
         cls, group: ConsumerGroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> OffsetsCall:
-        """Return the call that commits `offsets` for `group`."""
+        """Return the OffsetsCall for `offsets` and `group`."""
         return cls(group, frozenset(offsets.items()))
 
 
 class Session:
-    """The state of one session.
+    """The state of one producer's session.
 
     `error` is set in ABORTABLE_ERROR and FATAL. `unconfirmed` has the calls whose offsets are unconfirmed.
     `number` counts the transactions that have begun.
@@ -313,13 +313,15 @@ DESCRIBE = RequestKind(
         TransactionalIdNotFound.code: ErrorAction.RAISE,
     },
 )
-"""A lookup of the transactional id. If permission is missing or the id is unknown, the caller decides."""
+"""DescribeTransactions for the transactional id. If permission is missing or the id is unknown, the caller
+decides.
+"""
 
 UNKNOWN_TOPIC_PATIENCE_MS = 3_000
 """Time in ms after which a topic that TxnOffsetCommit does not find is treated as missing.
 
-A new topic is known to all brokers within this time. Java retries until max.block.ms. That does not help:
-committing offsets does not create a topic.
+Within this time, all brokers learn of a new topic. Java retries until max.block.ms, which does not help,
+because committing offsets does not create a topic.
 """
 
 
@@ -404,10 +406,10 @@ def fenced_abort_action(
 
 
 SUCCESSOR_PATIENCE_MS = 3_000
-"""Time in ms within which a new producer repeats InitProducerId after the first request has aborted an open
+"""Time in ms within which a new producer repeats InitProducerId, if its first request has aborted an open
 transaction.
 
-A client waits at most retry.backoff.max.ms before this, by default 1 s.
+A client waits at most retry.backoff.max.ms, by default 1 s, before it repeats the request.
 """
 
 
@@ -418,8 +420,8 @@ def has_successor(
     may_have_timed_out: bool,
     completed_for_ms: float = 0,
 ) -> bool | None:
-    """Return True if another producer got the transactional id after `ours`; None to ask the coordinator
-    again.
+    """Return True if another producer got the transactional id after `ours`, and False if not. Return None if
+    this is not known yet, and the coordinator must be asked again.
 
     Call this for a producer whose transaction was ended by another producer or by the coordinator. The
     coordinator raises the epoch by one if it aborts a transaction that has been open for too long.

@@ -53,23 +53,27 @@ from oncelog.types import TopicPartition
 
 
 class Append(NamedTuple):
-    """Append the entry. The request succeeds once its record is durable (`when_durable`)."""
+    """The decision to append the entry. The request succeeds once the entry's record is durable
+    (`when_durable`).
+    """
 
     entry: TransactionEntry
 
 
 class FenceAndAbort(NamedTuple):
-    """Append the entry, which aborts the open transaction. The client must retry the request."""
+    """The decision to append the entry, which aborts the open transaction. The client must then retry the
+    request.
+    """
 
     entry: TransactionEntry
 
 
 class NoChange(NamedTuple):
-    """Append nothing. The request succeeds, because its effect is already in the entry."""
+    """The decision to append nothing. The request succeeds, because its effect is already in the entry."""
 
 
 class NeedsProducerId(NamedTuple):
-    """Allocate a new producer id, and call the decision again with it."""
+    """No decision yet: the caller must allocate a new producer id, and call the function again with it."""
 
 
 _NO_CHANGE, _NEEDS_PRODUCER_ID = NoChange(), NeedsProducerId()
@@ -125,7 +129,8 @@ def decide_init(
         client_version=0,
     )
     is_next = expected is None or expected.producer_epoch == entry.producer_epoch
-    # Epoch 32767 is not for clients, but an older Oncelog may have given it to one that repeated a request.
+    # No client should have epoch 32767, but an older Oncelog may have given it to a client that repeated a
+    # request.
     is_beyond = entry.producer_epoch == MAX_EPOCH
     if entry.is_exhausted and (is_next or (is_beyond and _is_repeated(entry, expected))):
         if new_producer_id is None:
@@ -153,7 +158,9 @@ def _raise_epoch(
 
 
 def _is_repeated(entry: TransactionEntry, expected: ProducerIdAndEpoch | None) -> bool:
-    """Return True if the client repeats a request whose response was lost."""
+    """Return True if the client sends the previous epoch, because it repeats a request whose response was
+    lost.
+    """
     return expected is not None and NO_EPOCH != expected.producer_epoch == entry.last_producer_epoch
 
 
@@ -177,10 +184,10 @@ def _is_next_producer(entry: TransactionEntry, producer: ProducerIdAndEpoch) -> 
 
 
 def retire(entry: TransactionEntry, now_ms: int) -> TransactionEntry:
-    """Return an entry that fences every epoch of this producer id.
+    """Return a new version of the entry that fences every epoch of its producer id.
 
-    If a transaction is open, the entry aborts it. The next InitProducerId allocates a new producer id, as it
-    does after the last epoch.
+    If a transaction is open, the entry aborts it. The next InitProducerId allocates a new producer id, as
+    always after the last epoch.
     """
     is_ongoing = entry.state is TransactionState.ONGOING
     return entry._replace(
@@ -318,7 +325,8 @@ def _decide_end_with_epoch(
     is_raised = entry.producer_epoch == producer.producer_epoch + 1
     is_again = entry.client_version >= EPOCH_PER_TRANSACTION and (is_raised or has_rotated)
     if entry.producer_epoch == MAX_EPOCH and not entry.state.is_prepared:
-        # The response would give the client the largest epoch, which no later epoch can fence.
+        # Do not accept a repetition: its response would give the client the largest epoch, which no later
+        # epoch can fence.
         is_again = False
     if entry.state.is_prepared and is_current:
         return _being_completed(entry)
@@ -374,9 +382,10 @@ def fence(
 ) -> TransactionEntry | NeedsProducerId:
     """Return the entry that aborts an open transaction and fences its producer.
 
-    The coordinator does this if a new instance uses the transactional id, or if the transaction times out.
-    With an epoch per transaction, the producer may still get its next epoch by InitProducerId, as if it had
-    lost the response to EndTxn. A producer that already has the last epoch gets epoch 0 of `new_producer_id`.
+    The coordinator fences a producer if a new instance uses the transactional id, or if the transaction times
+    out. With an epoch per transaction, the producer may still get its next epoch by InitProducerId, as if it
+    had lost the response to EndTxn. A producer that already has the last epoch gets epoch 0 of
+    `new_producer_id`.
     """
     if server_version >= EPOCH_PER_TRANSACTION:
         if not entry.is_exhausted:

@@ -63,8 +63,8 @@ def hanging_reason(opened: OpenTransaction, entry: KnownTransaction | None) -> s
     `entry` is the coordinator's entry with the same producer id; None if there is none.
     """
     if entry is None:
-        # A coordinator hides transactional ids that the client may not DESCRIBE, so an entry may exist
-        # although `entry` is None.
+        # The text mentions the permission: a coordinator hides transactional ids that the client may not
+        # DESCRIBE, so an entry may exist although `entry` is None.
         return f"no coordinator knows producer id {opened.producer_id}{_YOURS}"
     if entry.producer_epoch != opened.producer_epoch and entry.state not in ("PrepareCommit", "PrepareAbort"):
         return f"{entry.transactional_id!r} is at epoch {entry.producer_epoch}"
@@ -78,7 +78,7 @@ def hanging_reason(opened: OpenTransaction, entry: KnownTransaction | None) -> s
 class Hanging(Enum):
     """The verdict on an open transaction.
 
-    PERHAPS: it looks hanging, but its last record is too recent to be sure.
+    PERHAPS: the transaction looks hanging, but its last record is too recent to be sure.
     """
 
     YES = "yes"

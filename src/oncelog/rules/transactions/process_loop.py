@@ -73,8 +73,8 @@ from oncelog.rules.transactions.client_session import State
 class Step(Enum):
     """The step of the loop that raised an error.
 
-    START is the first `init_transactions` of the loop, and INIT that of a later producer. GO_BACK is the seek
-    to the committed positions.
+    START is the `init_transactions` of the loop's first producer, and INIT that of each later producer.
+    GO_BACK is the seek to the committed positions.
     """
 
     START = "start"
@@ -155,7 +155,8 @@ def reaction_to(step: Step, error: OncelogError, state: State, *, is_overdue: bo
 
 
 def is_outage(error: OncelogError) -> bool:
-    """Return True if the error only means that brokers are out of reach, or that the group has rebalanced.
+    """Return True if the error or its cause only means that brokers are out of reach, or that the group has
+    rebalanced.
 
     The loop waits for the end of an outage. After MAX_ERRORS other errors without a commit in between, it
     stops, because the next attempt would probably fail as well.
@@ -171,12 +172,12 @@ MAX_ERRORS = 10
 
 
 def is_refused_record(error: Exception | None) -> bool:
-    """Return True if a broker refused this record, and would refuse it again."""
+    """Return True if the error means that a broker refused a record, and would refuse the record again."""
     return isinstance(error, _REFUSED_RECORD)
 
 
 class Verdict(Enum):
-    """The treatment of a record whose transform raised, or whose output cannot be sent.
+    """The treatment of a record whose transformation raised an error, or whose output cannot be sent.
 
     RETRY        call the transform again
     GO_BACK      abort the transaction, and process its records again from the committed positions
