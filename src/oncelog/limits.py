@@ -17,7 +17,9 @@ class Limits:
 
     # Compaction
     max_compaction_keys: int = 1 << 20
-    """Keys in the map of one compaction pass. A dirty range with more keys needs several passes."""
+    """Maximum number of keys that one compaction pass keeps in memory. A dirty range with more keys needs
+    several passes.
+    """
     compaction_step_items: int = 500
     """Batches and records that compaction handles in one step. A larger batch is decoded in a thread."""
 
@@ -27,7 +29,7 @@ class Limits:
     max_relative_offset: int = 2**31 - 1
     """Largest distance of an offset from its segment's base offset. The index file formats allow no more."""
     max_drops_per_step: int = 8
-    """Number of segments that one step of a deletion renames."""
+    """Maximum number of segments whose files one step of a deletion renames."""
 
     # Reading
     max_read_cursors: int = 64
@@ -35,15 +37,21 @@ class Limits:
     scan_chunk_bytes: int = 1 << 20
     """Bytes that a scan of a log reads at a time. At least 61, the size of a batch header."""
     scan_first_chunk_bytes: int = 1 << 12
-    """Bytes that a scan for one batch reads first. At least 61."""
+    """Bytes that a scan reads first; its next reads grow. Small, because many scans need only one batch. At
+    least 61.
+    """
     scan_block_headers: int = 4096
-    """Batch headers that recovery processes together."""
+    """Number of batch headers that recovery processes together in one block."""
     search_step_cost: int = 4096
-    """Work of a look-up by time in one step: the sum of the batches, records and kilobytes that it reads."""
+    """Maximum work of one step of a look-up by time: the sum of the batches, records and kilobytes that it
+    reads.
+    """
 
     # Producers
     max_producers_at_work: int = 2048
-    """Producer entries of a partition that are Python objects. Further entries are stored in packed form."""
+    """Maximum number of producer entries of a partition that are kept as Python objects. Further entries are
+    packed into bytes.
+    """
     producer_shard_entries: int = 680
     """Average number of packed producer entries per shard. With evenly spread ids, no shard has more than
     twice as many.
@@ -51,7 +59,9 @@ class Limits:
     expire_step_producers: int = 8192
     """Producer entries that one step of expiry checks."""
     max_verifying_producers: int = 1_000
-    """Pending transaction verifications of a partition. Above the limit, the oldest ones are dropped."""
+    """Maximum number of pending transaction verifications of a partition. Above it, the oldest ones are
+    dropped.
+    """
     snapshot_every_bytes: int = 64 << 20
     """Minimum number of bytes since the last producer snapshot for a checkpoint to take a new one."""
     snapshot_step_shards: int = 256
@@ -76,7 +86,7 @@ class Limits:
     expire_step_entries: int = 100
     """Groups or transactional ids that one step of expiry checks."""
     pattern_step_cost: int = 4_000_000
-    """Work of matching a regular expression per heartbeat or step: at most 20 ms.
+    """Maximum work of matching regular expressions in one heartbeat or step. It takes at most 20 ms.
 
     The unit is instructions of the expression times matched bytes.
     """
@@ -86,7 +96,7 @@ class Limits:
     An assignment costs its members plus its partitions. The cost decreases by 20 per ms.
     """
     max_catalogued_topics: int = 100_000
-    """Topics in the cached subscriptions of all consumer groups together."""
+    """Maximum number of topics in the cached subscriptions of all consumer groups together."""
     step_member_responses: int = 200
     """Responses to JoinGroup and SyncGroup that one step sends."""
 
@@ -94,13 +104,15 @@ class Limits:
     request_step_elements: int = 1_000
     """Elements of a request that one step handles."""
     partitions_per_step: int = 16
-    """Partitions that one step creates or removes, or new topics that it checks."""
+    """Maximum number of partitions that one step creates or removes, or of new topics that it checks."""
     large_answer_partitions: int = 100
     """Minimum number of partitions in a Metadata response that is cached as encoded bytes."""
     max_answers_kept: int = 16
-    """Number of encoded Metadata responses in the cache."""
+    """Maximum number of encoded Metadata responses in the cache."""
     max_session_partitions: int = 200_000
-    """Partitions in all fetch sessions together. The default needs about 80 MB. At least 0."""
+    """Maximum number of partitions in all fetch sessions together. The default needs about 80 MB of memory.
+    At least 0.
+    """
     session_eviction_ms: int = 120_000
     """Idle time after which a fetch session may be evicted in favour of a new one. At least 0."""
     session_expiry_ms: int = 600_000

@@ -47,7 +47,8 @@ SettingValue = int | float | bool | str | list[str] | Password | None
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The definition of one setting. `choices`: the only valid values. `default` None: unset.
+    """The definition of one setting. `choices`, if not empty, are the only valid values. `default` None means
+    that the setting is unset by default.
 
     `low` and `high` are inclusive bounds. For a list, `low` is the minimum length.
     """
@@ -61,7 +62,8 @@ class Setting:
     choices: tuple[str, ...] = ()
 
     def parse(self, raw: object) -> SettingValue:
-        """Return the value in the setting's type; None stays None.
+        """Convert a raw value to the setting's type, and check it against choices and bounds. None stays
+        None.
 
         Raises ConfigError, whose text names the key.
         """
@@ -189,11 +191,13 @@ class Settings(Mapping[str, Any]):
         return {key: self._values[key] for key in self._values if key in self._user}
 
     def configured(self, key: str) -> Any:
-        """Return the value that the setting has without the layers."""
+        """Return the value that the setting has without `layers`."""
         return self._configured[key]
 
     def lay_over(self, layers: Sequence[Mapping[str, str]]) -> None:
-        """Replace the layers. All code that uses this object sees the new values. Raises ConfigError."""
+        """Replace `layers`. All code that uses this object sees the new values immediately. Raises
+        ConfigError for an invalid setting, and then changes nothing.
+        """
         values = self._configured
         for layer in reversed(layers):
             parsed = self._table.parse(layer)
@@ -201,7 +205,9 @@ class Settings(Mapping[str, Any]):
         self._values, self.layers = values, tuple(layers)
 
     def replaced(self, changes: Mapping[str, Any]) -> Settings:
-        """Return a copy with changed values. `is_user_set` has the same results for the copy."""
+        """Return a copy with changed values and without layers. `is_user_set` has the same results for the
+        copy.
+        """
         return Settings(self._table, {**self._values, **changes}, self._user)
 
 
@@ -235,9 +241,10 @@ class SettingsTable:
         return [s.key for s in self.settings]
 
     def parse(self, values: Mapping[str, object]) -> Settings:
-        """Return the settings with defaults.
+        """Parse `values` and return all settings. Settings that are not in `values` have their defaults.
 
-        Keys may be written with dots or underscores. Raises ConfigError.
+        Keys may be written with dots or underscores. Raises ConfigError for an unknown key or an invalid
+        value.
         """
         by_key, by_underscore = self._by_key, self._by_underscore
         parsed = self._defaults.copy()

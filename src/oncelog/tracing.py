@@ -46,7 +46,9 @@ class TracedProducer:
         on_delivery: Any = None,
         **options: Any,
     ) -> RecordFuture:
-        """Send a record with the trace context in its headers. Arguments and errors: `Producer.send`."""
+        """Send a record with the trace context in its headers. The arguments and errors are those of
+        `Producer.send`.
+        """
         span = self._tracer.start_span(
             f"send {topic}", kind=SpanKind.PRODUCER, attributes=_attributes("send", topic)
         )
@@ -76,7 +78,8 @@ def process_span(
     """Yield a span of kind CONSUMER for the work on one record.
 
     The span is linked with the span that sent the record. If no other span is current, that span is also its
-    parent, so that both are in one trace. An exception of the block is recorded, and raised again.
+    parent, so that both are in one trace. An exception of the `with` block is recorded in the span, and
+    raised again.
     """
     texts = {name: (value or b"").decode("ascii", "replace") for name, value in record.headers}
     sent = propagate.extract(texts)

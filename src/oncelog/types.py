@@ -62,9 +62,9 @@ class Origin(Enum):
 
 
 class Record(NamedTuple):
-    """One record as a reader receives it. `timestamp_ms`: milliseconds since 1970.
+    """One record as a reader receives it. `timestamp_ms` is in milliseconds since the epoch.
 
-    `key` and `value` are bytes or None, or what the consumer's deserializers made of the bytes.
+    `key` and `value` are bytes or None, or the results of the consumer's deserializers.
     """
 
     topic: str
@@ -80,8 +80,8 @@ class Record(NamedTuple):
 class ProducerRecord(NamedTuple):
     """A record to send, as `oncelog.process` takes it. The fields are the arguments of `Producer.send`.
 
-    Without a partition, the partitioner chooses one. Without a time, the record gets the time of its sending.
-    `key` and `value` are bytes or None, or what the serializers take.
+    Without a partition, the partitioner chooses one. Without a timestamp, the record gets the time at which
+    it is sent. `key` and `value` are bytes or None, or values that the serializers accept.
     """
 
     topic: str
@@ -130,7 +130,7 @@ class PartitionInfo:
 class OffsetAndMetadata(NamedTuple):
     """A position to commit: the offset of the next record to read, and free text.
 
-    `leader_epoch` None: unknown.
+    `leader_epoch` is None if it is unknown.
     """
 
     offset: int

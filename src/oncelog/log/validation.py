@@ -95,8 +95,8 @@ def check_batch(
 
 
 def is_usual_batch(fields: HeaderFields, config: LogConfig, now_ms: int) -> bool:
-    """Return True if a client's batch with these header fields passes `check_batch`, provided that its
-    checksum is right.
+    """Return True if a client's batch with these header fields passes `check_batch`. The caller must check
+    the checksum, the producer fields and segment.bytes.
 
     On a topic that stores batches as they were sent, such a batch does not need `prepare_batch`. False does
     not mean a rejection: `check_batch` and `prepare_batch` must then decide.

@@ -6,7 +6,7 @@ from oncelog.runtime import system
 
 
 class Clock:
-    """A clock of milliseconds since 1970 that never goes back.
+    """A clock of milliseconds since the epoch that never goes back.
 
     If the wall clock is set forward, this clock follows. If the wall clock is set back, this clock continues
     at normal speed until the wall clock has caught up. So no deadline or expiry is delayed.
@@ -23,7 +23,7 @@ class Clock:
         self._anchor_ns = self._wall_ns() - self._monotonic_ns()
 
     def now_ms(self) -> int:
-        """Return the time in milliseconds since 1970."""
+        """Return the time in milliseconds since the epoch."""
         monotonic_ns = self._monotonic_ns()
         ahead_ns = self._wall_ns() - monotonic_ns
         if ahead_ns > self._anchor_ns:

@@ -23,7 +23,9 @@ _FINALIZED = (
     "example with atexit"
 )
 _SIGNAL_SECONDS = 0.5
-"""Maximum length of one wait in a blocking call, in seconds. Between waits, signal handlers can raise."""
+"""Maximum length of one wait in a blocking call, in seconds. Between two waits, signal handlers can run and
+raise exceptions.
+"""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -37,7 +39,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def check_running_loop(own: asyncio.AbstractEventLoop | None, client: str) -> asyncio.AbstractEventLoop:
-    """Return the running loop. Raises MisuseError if the running loop is not `own`, the client's loop.
+    """Return the running loop. Raises MisuseError if `own`, the loop in which the client was first used, is a
+    different loop.
 
     Futures and connections of one loop never complete in another loop, so every call would wait forever.
     """
@@ -150,7 +153,8 @@ class _Call(Generic[T]):
 
         Return False after `timeout` seconds, or if the loop has ended before the coroutine.
         """
-        # Each wait is short, because a signal that arrives just before a wait begins does not interrupt it.
+        # Wait in short pieces, because a signal that arrives just before a wait begins does not interrupt the
+        # wait.
         while not self._has_ended and (timeout is None or timeout > 0):
             # A loop that has ended will never complete this call.
             if has_loop_ended():
@@ -179,7 +183,7 @@ class LoopThread:
         self._process_id = os.getpid()
         self._loop = loop or new_event_loop()
         self._stopped = False
-        # This flag is set when `_run` ends. Thread.is_alive is not used, because it can be wrong: if a signal
+        # Set when `_run` ends. Thread.is_alive is not used, because it can be wrong: if a signal
         # handler raises during is_alive() or join(), is_alive() later returns False although the thread is
         # running.
         self._is_loop_closed = False
@@ -266,7 +270,7 @@ class LoopThread:
             call.start()
             has_ended = call.wait(timeout, self._has_loop_ended)
         except BaseException:
-            # RuntimeError: the loop is closed, so the coroutine has ended.
+            # Ignore RuntimeError: the loop is closed, so the coroutine has ended.
             with suppress(RuntimeError):
                 call.cancel()
                 call.wait(None, self._has_loop_ended)
@@ -288,13 +292,13 @@ class LoopThread:
         try:
             return call.result()
         except asyncio.CancelledError:
-            # Another thread called `stop`, which cancels every task.
+            # If the client is stopped, another thread called `stop`, which cancels every task.
             if self._stopped:
                 raise MisuseError(_CLOSED_BY_OTHER_THREAD) from None
             raise
 
     def wait_for(self, news: queue.SimpleQueue[None], timeout: float) -> None:
-        """Wait for an entry of `news` and remove it. May return without one, so call it in a loop.
+        """Wait for an entry of `news` and remove it. May return without an entry, so call this in a loop.
 
         One call waits at most `timeout` seconds and at most _SIGNAL_SECONDS, so that signal handlers run.
         """
@@ -315,7 +319,7 @@ class LoopThread:
             self._stopped = True
             return
         self._stopped = True
-        # RuntimeError: the loop is already closed.
+        # Ignore RuntimeError: the loop is already closed.
         with suppress(RuntimeError):
             # Stop the loop even if `_stopped` was already True: an interrupt may have ended an earlier call
             # before this line.

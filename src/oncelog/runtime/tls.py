@@ -126,13 +126,14 @@ def _load_own(context: ssl.SSLContext, settings: Settings) -> bool:
     Raises ConfigError if the key or the chain is missing, or if they cannot be loaded.
     """
     key_password = settings["ssl.key.password"]
-    # Without a password, OpenSSL would ask for one on the terminal. The empty password prevents this.
+    # Pass an empty password if none is set. Otherwise OpenSSL would ask for one on the terminal.
     password = key_password.value if key_password else ""
     chain, key = settings["ssl.keystore.certificate.chain"], settings["ssl.keystore.key"]
     if chain or key:
         if not (chain and key):
             raise ConfigError("set both ssl.keystore.certificate.chain and ssl.keystore.key, or neither")
-        # OpenSSL loads certificates from files only. The temporary file has mode 0600.
+        # Use a temporary file, because OpenSSL loads certificates only from files. It has mode 0600, because
+        # it contains the key.
         with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
             file.write(f"{chain.value}\n{key.value}\n")
             file.flush()
@@ -176,8 +177,8 @@ class _ServerSide(ssl.SSLObject):
     """The server side of a TLS connection. If the handshake fails, the client gets an alert.
 
     asyncio closes the socket of a failed handshake while the alert is still in asyncio's buffer. Therefore
-    this class does not raise the failure at once: asyncio then sends the alert. The failure is raised when
-    the client sends more or closes. If the client does neither, the handshake times out. See
+    this class does not raise the failure immediately, so that asyncio sends the alert. The failure is raised
+    when the client sends more or closes. If the client does neither, the handshake times out. See
     test_a_client_whose_certificate_is_refused_learns_why.
     """
 
@@ -253,7 +254,9 @@ class WatchedFile:
         self.text: str | None = None
 
     def refresh(self) -> str | None:
-        """Read the file if it has changed. Return the text that was read last."""
+        """Read the file if it has changed since it was last read. Return the text that was read last, or
+        None.
+        """
         stamp = _stamp(self._path)
         if stamp is not None and stamp != self._seen:
             try:
@@ -261,7 +264,7 @@ class WatchedFile:
             except (OSError, UnicodeDecodeError) as error:
                 if stamp != self._failed:
                     log_event("error", f"{self._setting} cannot be read", error=error)
-                # The file is retried on each call, as in ServerTls.refresh.
+                # Leave `_seen` unchanged, so that each call retries the file, as in ServerTls.refresh.
                 self._failed = stamp
             else:
                 self._seen = stamp

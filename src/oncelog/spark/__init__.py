@@ -13,7 +13,7 @@ __all__ = ["provenance_headers", "require_deterministic", "write_atomic"]
 
 
 def __getattr__(name: str) -> Any:
-    # These modules need PySpark, so they are imported at the first use.
+    # Import these modules on first use, because they need PySpark.
     if name in __all__:
         from oncelog.spark import _pyspark as _pyspark
         from oncelog.spark import provenance

@@ -17,8 +17,8 @@ _CLIENT_PREFIX = "kafka."
 class Option:
     """One option.
 
-    `default` None: the option is unset by default. `mode` is the kind of query in which the option has an
-    effect.
+    `default` None means that the option is unset by default. `mode` is the kind of query that may set the
+    option.
     """
 
     name: str
@@ -43,7 +43,7 @@ def client_settings(
     defaults: Mapping[str, object],
     instead_of: Mapping[str, str],
 ) -> dict[str, object]:
-    """Return the client settings: the options `kafka.*` without that prefix, which override `defaults`.
+    """Return the client settings: `defaults`, overridden by the options `kafka.*` without this prefix.
 
     `instead_of` maps each setting that a user cannot set to advice for the error text. Raises ConfigError for
     a setting in `instead_of`, for a value that `table` refuses, and if bootstrap servers are missing.

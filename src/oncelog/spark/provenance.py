@@ -1,4 +1,6 @@
-"""Headers that say from which source record a row was made, for sinks that are at least once."""
+"""Headers that say from which source record a row was made. With them, repetitions of at-least-once sinks can
+be found.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def provenance_headers(*, keep: str | None = None) -> Column:
 
     The rows need the columns topic, partition and offset of a Kafka source. Only built-in functions of Spark
     are used, so that the query may run in real-time mode. `keep` names a column with headers of the source
-    (includeHeaders); they are kept, except those of an earlier provenance.
+    (includeHeaders). These headers are kept, except earlier provenance headers.
 
     `oncelog.ProvenanceFilter` and `oncelog audit --distinct provenance` read these headers.
     """

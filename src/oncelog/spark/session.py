@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1"
-"""A JVM option for short sessions: it turns off the JVM's optimizing compiler (C2). In a short session that
-compiler takes a sixth of the processor time, and its faster code saves less time than that.
+"""A JVM option for short sessions: it turns off the JVM's optimizing compiler (C2). In a short session, the
+compiler takes a sixth of the processor time, and the code that it optimizes saves less than that.
 """
 _LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
 
@@ -67,14 +67,15 @@ def _start(app_name: str, master: str, conf: Mapping[str, str], *, is_short: boo
 
     # Planning and tasks run in Python worker processes, which need the packages of this interpreter.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # PySpark warns about pandas versions newer than it was tested with. Nothing here uses pandas.
+    # Hide PySpark's warning about pandas versions with which it was not tested, because nothing here uses
+    # pandas.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     builder = SparkSession.builder.master(master).appName(app_name)
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        # The JVM reads its log configuration when it starts, before setLogLevel could be called.
+        # Configure logging by a JVM option: the JVM starts to log before setLogLevel can be called.
         "spark.driver.extraJavaOptions": _java_options(is_short=is_short),
     }
     if master.startswith("local"):
@@ -90,8 +91,8 @@ def _start(app_name: str, master: str, conf: Mapping[str, str], *, is_short: boo
 
 
 def _java_options(*, is_short: bool) -> str:
-    # A JVM ignores TMPDIR, and a killed JVM leaves its temporary files. So they go to Python's temporary
-    # directory, which the caller can set and remove.
+    # Put the JVM's temporary files into Python's temporary directory, which the caller can set and remove: a
+    # JVM ignores TMPDIR, and leaves the files if it is killed.
     temporary = shlex.quote(f"-Djava.io.tmpdir={tempfile.gettempdir()}")
     options = f"-Dlog4j2.configurationFile={_LOG_CONFIG.as_uri()} {temporary}"
     return f"{options} {SHORT_LIVED}" if is_short else options

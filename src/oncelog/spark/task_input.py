@@ -1,8 +1,8 @@
-"""The rows that Spark sends to a task, and whether all of them came.
+"""The rows that Spark sends to a task, with a check that all of them have arrived.
 
 If a step before the task fails in the middle of its rows, Spark closes the connection to the task's Python
-worker. For pyarrow, the end of a connection between two batches is the end of the rows. A sink that commits
-in its tasks would then commit a part of the rows.
+worker. If the connection ends between two batches, pyarrow takes this for the end of the rows. A sink that
+commits in its tasks would then commit only a part of the rows.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _STREAM_NAMES = ("input_data_stream", "infile")
 class TaskInput:
     """The batches of a task's rows.
 
-    `is_checked`: `batches` raises SinkError if Spark has cut off the rows. It is False if the connection of
-    the worker is not known, as outside of a task, or in a version of Spark whose worker program is different.
+    If `is_checked` is True, `batches` raises SinkError when Spark has cut off the rows. `is_checked` is False
+    if the worker's connection is not found: outside of a task, or in a version of Spark whose worker program
+    is different.
     """
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -35,7 +36,8 @@ class TaskInput:
 
     def _complete(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
-        # After complete rows, Spark sends a number that tells the worker to finish.
+        # After the last row, Spark sends a number that tells the worker to finish. Without it, the rows are
+        # not complete.
         if self._stream is not None and not self._stream.peek(1):
             raise SinkError("Spark cut off the rows, because a step before the sink has failed")
 
@@ -43,7 +45,8 @@ class TaskInput:
 def _worker_stream() -> Any:
     """Return the connection from which Spark's worker program reads the rows; None if it is not found.
 
-    Spark has no public way to get it, so this looks for it in the calling functions.
+    Spark has no public way to get the connection, so this looks for it in the local variables of the calling
+    functions.
     """
     frame = sys._getframe()
     while (caller := frame.f_back) is not None:

@@ -21,7 +21,8 @@ READY_TIMEOUT_S = 120.0
 
 
 class BrokerProcess:
-    """A broker process on 127.0.0.1. A context manager. A restarted broker keeps its port.
+    """A broker process on 127.0.0.1, as a context manager. A restarted broker keeps its port and its data
+    directory.
 
     `settings`: broker settings, by Kafka's keys. Standard error is appended to `log_file`, by default
     `data_dir` with `.log` added to its name.

@@ -36,7 +36,8 @@ _BLOCK_BYTES = (16, 64, 512)
 
 
 class SimulatedCrash(BaseException):
-    """Ends the simulated process. It is not an Exception, so that no `except Exception` handles it."""
+    """Raised to end the simulated process. It is a BaseException, so that no `except Exception` handles it.
+    """
 
 
 class _Inode:
@@ -64,7 +65,7 @@ class _Inode:
             self.lost.append((same, len(self.data)))
 
     def written(self, start: int, stop: int) -> None:
-        """Note that bytes were written again.
+        """Record that the bytes from `start` to below `stop` were written again.
 
         The next sync then writes these bytes, even if an earlier sync of them failed.
         """
@@ -130,7 +131,7 @@ class _Directory:
         return directory
 
     def survivor(self, rng: Random) -> _Directory:
-        """Return one of the directories that a power loss may leave, chosen at random.
+        """Return the directory as a power loss may leave it, chosen at random among the possible states.
 
         Files keep their modification times.
         """
@@ -324,7 +325,7 @@ class MemoryDisk:
         self.steps += done
         if done < count:
             self._is_dead = True
-            # `on_crash` inspects the disk. No thread of the process may run in the meantime.
+            # Hold a mutex, so that no other thread of the process runs while `on_crash` inspects the disk.
             self.held_count += 1
             self.on_crash()
             self.held_count -= 1
@@ -529,16 +530,17 @@ def _survivor(inode: _Inode, rng: Random, entry_bytes: int) -> bytes:
         length = max(durable, length - length % entry_bytes)
     kept = data[:length]
     if fate == "holed" and len(kept) > durable:
-        # The length has reached the disk, but the last bytes have not.
+        # Simulate that the length has reached the disk, but the last bytes have not.
         hole = rng.randint(durable, len(kept) - 1)
         kept = kept[:hole] + bytes(len(kept) - hole)
     return kept
 
 
 def _some_blocks(data: bytes, synced: bytes, durable: int, rng: Random) -> bytes:
-    """Return the first `durable` bytes, then for each block its written or its synced content, at random.
+    """Return the first `durable` bytes, followed by blocks. Each block has its written or its synced content,
+    chosen at random.
 
-    The length of the result is the written or the synced one.
+    The length of the result is that of the written or of the synced content.
     """
     length = rng.choice((len(data), len(synced)))
     size = rng.choice(_BLOCK_BYTES)

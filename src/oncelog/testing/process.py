@@ -92,7 +92,8 @@ def deferring_interrupt() -> Iterator[None]:
 
 
 def dying_with_parent() -> list[str]:
-    """Return the words to put before a command, so that it ends when the thread that starts it ends.
+    """Return words to put before a command, so that the command's process is killed when the thread that
+    started it ends.
 
     Return an empty list if setpriv is not installed.
     """

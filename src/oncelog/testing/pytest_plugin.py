@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-# pytest loads this plug-in in every run, but few runs use a broker. The fixtures import what they need.
+# Import clients and brokers inside the fixtures: pytest loads this plug-in in every run, but few runs use a
+# broker.
 if TYPE_CHECKING:
     from oncelog.client.admin.blocking import Admin
     from oncelog.client.consumer.blocking import Consumer
@@ -27,7 +28,7 @@ _MAX_NAME = 100
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the marker `oncelog_broker`, which gives settings to a test's broker."""
     config.addinivalue_line("markers", _MARKER)
 
 

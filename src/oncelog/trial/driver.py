@@ -16,7 +16,7 @@ from oncelog.trial.plan import Strike
 
 
 class Driver:
-    """The process of a pipeline, with its JVM. A context manager that kills it at the end.
+    """The process of a pipeline and its JVM. As a context manager, it kills both at the end.
 
     Output of all starts is appended to `log_file`. `control` is the directory for `fault_point`.
     """
@@ -37,10 +37,10 @@ class Driver:
         self._thread: threading.Thread | None = None
         self.query_id: str | None = None
         self.exit_info: ExitInfo | None = None
-        """The result of a process that ended by itself; None while it is running."""
+        """The way in which the last process ended; None while a process is running."""
 
     def start(self) -> None:
-        """Start the process. Raises OSError."""
+        """Start the process. Raises OSError if this fails."""
         self.exit_info = None
         with self._log_file.open("ab") as log:
             job = {**self._job, "query_id": self.query_id}
@@ -53,7 +53,7 @@ class Driver:
         self._thread.start()
 
     def _watch(self, child: ChildProcess, wake: socket.socket) -> None:
-        """Follow the process's events until it has ended."""
+        """Read the process's events until it has ended, and set `query_id` and `exit_info`."""
         exit_info: ExitInfo | None = None
         while (events := child.events(wake, is_ending=exit_info is not None)) is not None:
             for event in events:

@@ -136,7 +136,9 @@ class Strikes:
         self._has_failed_query = False
 
     def arm(self) -> None:
-        """Let tasks fail, or hold micro-batches. Forget earlier failures, because they did not count."""
+        """Arm the fault: let tasks fail, or hold micro-batches. Forget earlier failures of tasks, because
+        they had no effect.
+        """
         for file in (*self._control.glob(f"{STRUCK}-*"), *self._control.glob(f"{RAISED}-*")):
             file.unlink()
         self._writes_before.clear()
@@ -158,7 +160,9 @@ class Strikes:
         self._writes = writes
 
     def query_failed(self) -> None:
-        """Note that the query has failed by itself. If a task was made to fail before, that counts."""
+        """Handle a failure of the query. If a task was made to fail before, the failure counts as its effect,
+        and the fault is disarmed.
+        """
         if any(self._control.glob(f"{RAISED}-*")):
             self._has_failed_query = True
             self.disarm()

@@ -17,8 +17,8 @@ _SHOWN = 5
 def row_id(row: Mapping[str, Any], name: str) -> str | None:
     """Return the id of a row of the target; None if it has none.
 
-    It is the column `name`. If there is none, it is the field `name` of a JSON object in the column `value`,
-    or else the column `key`.
+    The id is in the column `name`. Without this column, it is the field `name` of a JSON object in the column
+    `value`, or else the column `key`.
     """
     if row.get(name) is not None:
         return _text(row[name])

@@ -132,7 +132,9 @@ def run_cell(trial: Trial, cell: Cell) -> Outcome:
 
 
 class _Watch:
-    """The messages that crossed the wire since the fault was prepared. The proxy's thread calls `see`."""
+    """Counts of the messages that passed the proxy since the fault was prepared. The proxy's thread calls
+    `see`.
+    """
 
     def __init__(self) -> None:
         self.writes = self.reads_lost = self.commits_lost = 0
@@ -152,7 +154,7 @@ class _Watch:
             self.commits_lost += 1
 
     def rules(self, network: Network | None) -> list[Rule]:
-        """Return the proxy's rules for a fault of the network."""
+        """Return the proxy's rules that cause a network fault; no rules for None."""
         match network:
             case None:
                 return []
@@ -174,7 +176,7 @@ class _Watch:
 
 
 class _CellRun:
-    """One run: a source, a target, a checkpoint and a driver of its own."""
+    """One run of a cell, with its own source, target, checkpoint and driver."""
 
     def __init__(self, trial: Trial, cell: Cell) -> None:
         self._trial, self._cell = trial, cell
@@ -227,8 +229,8 @@ class _CellRun:
         except OncelogError:
             raise
         except Exception as failure:
-            # A pipeline may write anything, and each library that reads it raises its own exceptions. They
-            # must not end the trial, because the results of the other cells would be lost.
+            # Catch every exception: a pipeline may write anything, and each library that reads it raises its
+            # own exceptions. If one ended the trial, the results of the other cells would be lost.
             text = f"the target {self._target.address} cannot be read: {type(failure).__name__}: {failure}"
             raise OncelogError(text) from failure
 
@@ -241,7 +243,8 @@ class _CellRun:
             self._start_driver()
             feeds = spread(self._trial.rows, self._trial.micro_batches)
             for number, ids in enumerate(feeds):
-                # The first micro-batch has no fault, so that the fault happens while the query is running.
+                # Arm the fault only after the first micro-batch, so that it happens while the query is
+                # running.
                 is_armed = not self._has_happened and number >= min(1, len(feeds) - 1)
                 if is_armed:
                     self._arm()
@@ -265,7 +268,9 @@ class _CellRun:
 
     @contextmanager
     def _parts(self) -> Iterator[None]:
-        """Run the proxy and a producer for the `with` block, and kill the driver at the end."""
+        """Run the proxy and a producer during the `with` block, and create the driver. At the end, kill the
+        driver.
+        """
         from oncelog import Producer
 
         with ExitStack() as stack:
@@ -298,7 +303,7 @@ class _CellRun:
         self._starts += 1
         self._mark(MarkKind.START, f"driver, start {self._starts}")
 
-    # The fault
+    # Injecting the fault
 
     def _arm(self) -> None:
         self._watch, self._writes_before = _Watch(), self._target.count_writes()
@@ -323,7 +328,9 @@ class _CellRun:
                 self._mark(MarkKind.NOTE, self._detail)
 
     def _kill_driver(self) -> None:
-        """Wait for the cell's moment, kill the driver and start it again; do nothing if it never comes."""
+        """Wait for the cell's moment, then kill the driver and start it again. Do nothing if all rows are
+        consumed before the moment comes.
+        """
         moment = self._cell.kill_at
         assert moment is not None
         evidence = self._wait(lambda now: has_come(moment, now) or now.is_consumed)

@@ -90,7 +90,7 @@ def _is_position(item: tuple[str, Any]) -> bool:
 
 
 def _objects(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects in a value, including those in strings."""
+    """Yield the JSON objects in a value at any depth, including objects in strings of JSON text."""
     if depth > _MAX_DEPTH:
         return
     if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
@@ -107,7 +107,9 @@ def _objects(value: Any, depth: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def remove_last_commit(directory: Path) -> int | None:
-    """Remove the last entry of the commit log and its checksum, and return its micro-batch."""
+    """Remove the last entry of the commit log and its checksum. Return the number of its micro-batch; None if
+    the log is empty.
+    """
     last = newest_entry(_names(directory / "commits"))
     if last is not None:
         (directory / "commits" / str(last)).unlink()

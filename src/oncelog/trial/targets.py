@@ -89,7 +89,7 @@ class TopicTarget:
                 TopicPartition(self.address, part.partition) for part in reader.partitions_for(self.address)
             ]
             deadline = time.monotonic() + _STABLE_TIMEOUT_S
-            # Markers are written after the response to a commit, so the last stable offset may advance later.
+            # Wait for the last stable offset, because markers are written after the response to a commit.
             while (stable := reader.end_offsets(tps)) != (ends := watcher.end_offsets(tps)):
                 if time.monotonic() > deadline:
                     raise TimedOut(
@@ -208,7 +208,7 @@ class IcebergTarget:
 
 
 class SqliteTarget:
-    """A SQLite database. `tables_with_rows` chooses its tables."""
+    """The tables of a SQLite database. `tables_with_rows` chooses which of them are read."""
 
     def __init__(self, file: Path, id_name: str) -> None:
         self.address, self._file, self._id_name = str(file), file, id_name
@@ -242,7 +242,8 @@ class SqliteTarget:
                     yield dict(zip(tables[table], values, strict=True))
 
     def _own_name(self, column: str) -> str:
-        # SQLite ignores the case of column names.
+        # Return the id's column with the spelling of `id_name`, because SQLite ignores the case of column
+        # names.
         return self._id_name if column.lower() == self._id_name.lower() else column
 
 
@@ -262,8 +263,8 @@ def tables_with_rows(tables: Mapping[str, Sequence[str]], id_name: str) -> list[
 def data_files(directory: Path, suffix: str) -> list[Path]:
     """Return the files with this suffix below a directory, except hidden files and files in hidden folders.
 
-    Folders may vanish meanwhile, as Spark's `_temporary` does. So hidden folders are not entered. `os.walk`
-    is used because it ignores a folder that has vanished, unlike `Path.rglob`.
+    Folders such as Spark's `_temporary` may vanish during the search. So hidden folders are not entered, and
+    `os.walk` is used: unlike `Path.rglob`, it ignores a folder that has vanished.
     """
     files = []
     for folder, folders, names in os.walk(directory):

@@ -1,6 +1,6 @@
 """The POST requests of the pages. They change the cluster, play a story, or switch the faults of a proxy.
 
-Each request needs the token of these pages. With --read-only, all of them are refused.
+Each request needs the token of these pages. With --read-only, all requests are refused.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ Action = Callable[[FormData], Response]
 _FORM_TYPE = "application/x-www-form-urlencoded"
 MAX_FORM_BYTES = 8_000_000
 MAX_FORM_FIELDS = 200_000
-"""The limit is high, because the form of an offset reset has a field for each partition."""
+"""Maximum number of fields in a form. It is high, because the form of an offset reset has a field for each
+partition.
+"""
 _TOKEN_FIELD = re.compile(rb"(?:^|&)token=([^&]*)")
 _MAX_OFFSET = (1 << 63) - 1
 
@@ -73,7 +75,7 @@ class Actions:
         return endpoint
 
     async def _read_form(self, request: Request) -> FormData:
-        """Return the fields of a form with the token. Raises _BadForm.
+        """Return the fields of a form that has the pages' token. Raises _BadForm for any other form.
 
         Any page in the user's browser can send a form here. Starlette's `request.form` would write files to
         the disk, and keep up to 1 GB of fields in memory, before the token could be checked. It would also
@@ -107,7 +109,8 @@ class Actions:
             raise _BadForm(
                 "the form needs topic, partition, producer_id, producer_epoch and first_offset"
             ) from None
-        # Compare all fields that the page showed. The producer may have begun another transaction since then.
+        # Abort only if all fields are as the page showed them: the producer may have begun another
+        # transaction since then.
         for opened in self._admin.open_transactions([tp.topic]):
             shown = [opened.producer_id, opened.producer_epoch, opened.first_offset]
             if opened.tp == tp and shown == confirmed:

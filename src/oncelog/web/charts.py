@@ -17,7 +17,9 @@ _WIDTH, _HEIGHT = 160, 36
 
 
 def sparkline(values: Sequence[float | None], label: str) -> str:
-    """Return a line of values over time, from 0 to their maximum. Unknown values leave a gap."""
+    """Return a line chart of values over time, scaled from 0 to their maximum. Unknown values leave a gap.
+    Return an empty text if fewer than two values are known.
+    """
     known = [value for value in values if value is not None]
     if len(known) < 2:
         return ""
@@ -42,7 +44,8 @@ def offsets_bar(ends: PartitionEnds) -> str:
     visible = 100 * (min(max(stable, start), end) - start) / (end - start)
     held = 100 - visible
     text = f"offsets {start} to {end}; read_committed readers see up to {stable}"
-    # An open transaction must be visible, even if it holds back only one record of a million.
+    # Draw at least 3 %, so that an open transaction is visible even if it holds back only one record of a
+    # million.
     if held:
         held, visible = max(held, 3.0), min(visible, 97.0)
     parts = f'<rect class="seen" width="{visible:.2f}" height="10"/>'

@@ -51,7 +51,8 @@ class FaultProxy:
         """Keep an event, and drop the oldest ones beyond the limits."""
         self._events.append(event)
         self._partition_count += len(event.partitions)
-        # Each load of the page plans all kept batches. See test_large_requests_replace_older_ones.
+        # Limit the batches too, because each load of the page examines all kept batches. See
+        # test_large_requests_replace_older_ones.
         while len(self._events) > MAX_EVENTS or self._partition_count > MAX_PARTITIONS:
             self._partition_count -= len(self._events.popleft().partitions)
 

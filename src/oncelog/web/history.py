@@ -78,7 +78,7 @@ class History:
         return self._samples[-1] if self._samples else None
 
     def values(self, value: Callable[[Sample], float | None]) -> list[float | None]:
-        """Return one value per sample."""
+        """Return `value(sample)` for each sample, in order of time."""
         return [value(sample) for sample in self._samples]
 
     def rates(self, total: Callable[[Sample], float]) -> list[float]:

@@ -62,8 +62,8 @@ class Search:
     """A filter for the records that are read.
 
     A record matches if its key, its value and one of its headers (as `name=value`) contain the given bytes.
-    `limit` is the maximum number of messages. Markers count, and match only without a filter. The search in
-    one partition ends when it has decoded about `max_decoded_bytes`.
+    `limit` is the maximum number of messages, including markers. Markers match only if no bytes are given.
+    The search in one partition ends when it has decoded about `max_decoded_bytes`.
     """
 
     limit: int = 50
@@ -99,7 +99,9 @@ class Found:
 
 
 class LogReader:
-    """Reads logs with one consumer, which the first call creates. Only one call at a time uses it."""
+    """A reader of logs with one consumer, which the first read creates. A lock lets only one call at a time
+    use the consumer.
+    """
 
     def __init__(self, admin: Admin, make_consumer: Callable[[], Consumer]) -> None:
         self._admin = admin
@@ -111,7 +113,7 @@ class LogReader:
     def close(self) -> None:
         """Close the consumer. A call that waits for a broker ends with MisuseError.
 
-        This method does not take the lock, which that call holds.
+        This method does not take the lock, because the waiting call holds it.
         """
         self._is_closed = True
         if self._consumer is not None:
@@ -126,7 +128,9 @@ class LogReader:
         self.close()
 
     def search(self, tp: TopicPartition, ends: PartitionEnds, start: int, search: Search) -> Found:
-        """Return the messages from offset `start` on that match, up to the limit or MAX_BYTES."""
+        """Return the matching messages from offset `start` on. The search ends at the limits of `search`, or
+        after MAX_BYTES.
+        """
         found = Found(start, start)
         if ends.start is None or ends.end is None or ends.stable_end is None:
             return found
@@ -217,8 +221,8 @@ class LogReader:
     def _read(
         self, tp: TopicPartition, start: int, ends: PartitionEnds, max_bytes: int = MAX_BYTES
     ) -> Iterator[tuple[StoredBatch, RangeChunk, FetchedBatch]]:
-        """Yield the batches from `start` on, up to `max_bytes`. Those above the last stable offset have no
-        verdict.
+        """Yield the batches from `start` on, up to `max_bytes`. Batches above the last stable offset have no
+        verdict (`is_aborted` is None).
         """
         if self._is_closed:
             raise MisuseError("the pages are closed")

@@ -17,7 +17,7 @@ from oncelog.web.history import History, Sample, lag, sum_by_topic
 _LOG = logging.getLogger("oncelog.web")
 INTERVAL_S = 2.0
 IDLE_S = 60.0
-"""Sampling stops if no page was requested for this time."""
+"""Sampling stops if no page was requested for this number of seconds."""
 MAX_PARTITIONS = 2_000
 MAX_GROUPS = 100
 
@@ -40,7 +40,7 @@ class Sampler:
         self._is_closed = False
 
     def touch(self) -> None:
-        """Note that a page was requested."""
+        """Record that a page was requested, and start the sampling thread if it is not running."""
         with self._lock:
             self._touched_s = time.monotonic()
             if self._thread is None and not self._is_closed:
@@ -68,7 +68,7 @@ class Sampler:
                 self.take()
             except OncelogError:
                 pass  # the page itself shows that the cluster does not answer
-            except Exception:  # do not end: nothing would start the thread again
+            except Exception:  # continue: nothing would start the thread again
                 _LOG.exception("the sample failed")
             took_s = time.monotonic() - started_s
             self._wake.wait(max(INTERVAL_S - took_s, 4 * took_s))
@@ -99,7 +99,8 @@ class Sampler:
         return sample
 
     def _ends(self, tps: list[TopicPartition]) -> dict[TopicPartition, PartitionEnds]:
-        # As in `partition_ends`, look up stable ends before ends: both only grow.
+        # Look up stable ends before ends, as in `partition_ends`: both only grow, so no stable end is above
+        # its end.
         starts = self._admin.list_offsets(dict.fromkeys(tps, "earliest"), raise_errors=False)
         stable = self._admin.list_offsets(
             dict.fromkeys(tps, "latest"), Isolation.READ_COMMITTED, raise_errors=False

@@ -95,7 +95,8 @@ def _is_task(part: str) -> bool:
 
 
 def _whole(note: Mapping[str, Any], name: str) -> int | None:
-    """Return a whole number of a note; None for anything else. Every client that may commit can write a note.
+    """Return the whole number `name` in a note; None for any other value. The type is checked because every
+    client that may commit can write a note.
 
     Guard: test_a_note_with_other_values_than_numbers_does_not_end_the_page.
     """

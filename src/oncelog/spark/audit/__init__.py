@@ -21,7 +21,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The modules of the audit need PySpark, so they are imported at the first use.
+    # Import the modules of the audit on first use, because they need PySpark.
     if name in __all__:
         from oncelog.audit import result
         from oncelog.spark.audit import audit, table

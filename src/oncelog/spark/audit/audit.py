@@ -63,7 +63,7 @@ def audit_topic(
     offsets_per_task: int = OFFSETS_PER_TASK,
     max_findings: int = MAX_FINDINGS,
 ) -> AuditResult:
-    """Audit the present contents of topics.
+    """Audit the current contents of topics.
 
     `key_check`: True checks that each record key occurs once per topic. A Column or an SQL expression over
     the source's columns selects another business key (`"get_json_object(CAST(value AS STRING), '$.id')"`).
@@ -73,9 +73,9 @@ def audit_topic(
 
     `distinct="provenance"`: also check that each source record is stored once (`provenance_headers()`).
 
-    `compacted_topics` are topics that were compacted in the past. The audit itself finds those that are
-    compacted now. `client_config` contains additional consumer settings. `offsets_per_task` is the maximum
-    number of offsets per Spark task, and `max_findings` limits the listed findings per partition.
+    `compacted_topics` are topics that were compacted in the past. The audit detects by itself which topics
+    are compacted now. `client_config` contains additional consumer settings. `offsets_per_task` is the
+    maximum number of offsets per Spark task, and `max_findings` limits the listed findings per partition.
 
     Raises ConfigError, MisuseError, UnknownTopicOrPartition, DataLossError (a topic was deleted or re-created
     during the audit), and Spark's exception if a task fails.
@@ -126,8 +126,8 @@ def audit_files(
     A path is local or a URI that pyarrow.fs supports (file:, s3:, gs:, hdfs:). Every executor must reach it.
     All paths must belong to one cluster, and only one of them may contain a given partition. A topic is
     treated as compacted if it is in the data directory's `cleaner-offset-checkpoint`, if the directory's
-    `oncelog-topics.json` says so, or if it is in `compacted_topics`. `against` contains paths too; otherwise
-    `key_check` and `against` work as in `audit_topic`.
+    `oncelog-topics.json` says so, or if it is in `compacted_topics`. `key_check` and `against` work as in
+    `audit_topic`, but `against` contains paths.
 
     Raises ConfigError for a path without segment files, and MisuseError if no path is given or if `against`
     contains an audited partition.
@@ -166,7 +166,7 @@ def _with_keys(
     moved: Callable[[], Mapping[TopicPartition, int]],
     distinct: str | None = None,
 ) -> AuditResult:
-    """Return the result of `judged` and of the checks of keys and provenance.
+    """Return the result that combines `judged` with the requested checks of keys and provenance.
 
     If `other` is given, the keys of `records` are compared with the keys of `other`. If `key_check` is True,
     or requests it and `other` is not given, the keys are checked for repetition. `moved` returns the log
@@ -190,8 +190,8 @@ def _with_keys(
             differing, difference = compare_keys(records(), other, key, max_findings)
             key_findings = [*key_findings, *differing]
     except (PySparkException, Py4JError):
-        # Readers of keys and headers stop at damaged data with an error. The findings locate the damage
-        # better than this error, so refer to them.
+        # The reader of records stops at damaged data with an error. If a finding locates the damage, or the
+        # log start moved, report that as a problem instead of the error.
         checked = "keys were" if is_requested or other is not None else "provenance was"
         damage = next((finding for finding in judged.findings if finding.kind in DAMAGE_KINDS), None)
         if damage is not None:

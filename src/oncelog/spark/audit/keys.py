@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def _keyed(records: DataFrame, key: bool | str | Column) -> DataFrame:
-    """Return topic, key and place of each record. If `key` is a bool, the record's own key is selected."""
+    """Return a DataFrame with topic, key and place of each record. If `key` is a bool, it has the records'
+    own keys.
+    """
     from pyspark.sql import functions as f
 
     what = f.col("key") if isinstance(key, bool) else f.expr(key) if isinstance(key, str) else key
@@ -57,8 +59,8 @@ def check_keys(
 def _places(keyed: DataFrame, repeated: Sequence[Row]) -> Mapping[int, Sequence[Row]]:
     """Return the first places of each repeated key, by the key's index in `repeated`.
 
-    The places come from a second pass over the records. Collecting all places of a key in one row would take
-    memory in proportion to the key's records. See test_a_key_of_many_records_is_shown_with_a_few_places.
+    The places come from a second pass over the records. If the first pass collected all places of a key in
+    one row, a frequent key would need much memory. See test_a_key_of_many_records_is_shown_with_a_few_places.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -81,7 +83,8 @@ def _places(keyed: DataFrame, repeated: Sequence[Row]) -> Mapping[int, Sequence[
 
 
 def _repeated(row: Row, places: Sequence[Row]) -> AuditFinding:
-    # With fewer than two places, retention or DeleteRecords removed records of the key after the count.
+    # If fewer than two places were found, retention or DeleteRecords has removed records of the key since the
+    # count. Then use the places from the count.
     if len(places) < 2:
         places = row["first"], row["last"]
     return repeated_key(row["key"], row["times"], [Place(*place) for place in places])

@@ -33,9 +33,9 @@ _OUTCOME = "outcome"
 _ROWS_AT_ONCE = 10_000
 _TOTALS_FIELDS = tuple(asdict(PartitionTotals()))
 _RESULT_SCHEMA = pa.schema([*FINDING_SCHEMA, *((name, pa.int64()) for name in _TOTALS_FIELDS)])
-"""The rows that a task returns: one row per finding, and one row per partition with the totals and `kind`
-null. A transaction outcome that must be equal in all partitions also has a row. Its `base_offset` is the
-offset of the transaction's first data, and its `other_offset` is the offset of the marker.
+"""The rows that a task returns: one row per finding, one row per partition with the totals and `kind` null,
+and one row per transaction outcome that must be equal in all partitions. In a row for an outcome,
+`base_offset` is the offset of the transaction's first data, and `other_offset` is the offset of the marker.
 """
 _RESULT_DDL = (
     "kind string, topic string, partition int, base_offset bigint, last_offset bigint, producer_id bigint, "
@@ -45,7 +45,9 @@ _RESULT_DDL = (
 
 
 def judge(headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findings: int) -> AuditOutput:
-    """Audit the headers in a DataFrame of HEADERS_SCHEMA. A partition without batches gets empty totals."""
+    """Audit the batch headers in a DataFrame of HEADERS_SCHEMA, and compare the outcomes of transactions over
+    partitions. A partition without batches gets empty totals.
+    """
     ordered = headers.repartition("topic", "partition").sortWithinPartitions(*PLACE_COLUMNS)
     rows = ordered.mapInArrow(_audit_function(bounds, max_findings), _RESULT_DDL).persist()
     try:
@@ -63,7 +65,8 @@ def judge(headers: DataFrame, bounds: Mapping[TopicPartition, Bounds], max_findi
 
 
 def _collected(rows: list[dict[str, Any]], bounds: Iterable[TopicPartition]) -> AuditOutput:
-    # Sort the rows: their order after a shuffle is random, but two reports of the same log should be equal.
+    # Sort the rows: their order after a shuffle is random, but two audits of the same log should give equal
+    # reports.
     rows.sort(key=lambda row: (row["topic"], row["partition"], row["base_offset"] or 0))
     output = AuditOutput(partitions={tp: PartitionTotals() for tp in sorted(bounds)})
     for row in rows:

@@ -1,7 +1,8 @@
-"""The check of provenance by Spark queries: is a source record stored more than once, and is a filter exact?
+"""The check of provenance by Spark queries: is a source record stored more than once, and would a
+ProvenanceFilter be exact?
 
-The findings and totals are those of oncelog.local_audit.provenance_check. The decisions are those of
-oncelog.rules.idempotence.provenance, as SQL: test_spark_and_one_process_find_the_same compares them.
+The findings and totals are the same as those of oncelog.local_audit.provenance_check. The rules of
+oncelog.rules.idempotence.provenance are written in SQL. See test_spark_and_one_process_find_the_same.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from oncelog.types import TopicPartition
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# `get`, because Spark's compiled code may evaluate an index of an empty array before the size is compared.
-# Guard: test_compiled_queries_read_no_header_that_is_missing.
+# Use `get` instead of an index: Spark's compiled code may read the element of an empty array before it
+# compares the size. Guard: test_compiled_queries_read_no_header_that_is_missing.
 _IS_SOUND = r"""
 size(topics) = 1 AND size(partitions) = 1 AND size(offsets) = 1
 AND source_topic RLIKE r'\A[a-zA-Z0-9._-]{1,249}\z'
@@ -38,7 +39,7 @@ _IS_NEW = "highest IS NULL OR source_offset > highest"
 def check_provenance(
     records: DataFrame, max_findings: int
 ) -> tuple[list[AuditFinding], list[AuditFinding], ProvenanceTotals]:
-    """Return findings and notes, at most `max_findings` of a kind, and totals.
+    """Return violations and notes, at most `max_findings` of each kind, and totals.
 
     `records` has the columns of `format("oncelog")` with headers.
     """
@@ -80,7 +81,9 @@ def check_provenance(
 
 
 def _read_headers(records: DataFrame) -> DataFrame:
-    """Return place and provenance of each record, with is_marked (any of the headers) and is_sound."""
+    """Return place and provenance of each record. `is_marked`: the record has any of the headers. `is_sound`:
+    it has all three, well-formed.
+    """
     from pyspark.sql import functions as f
 
     def values(name: str) -> Column:
@@ -108,7 +111,9 @@ def _read_headers(records: DataFrame) -> DataFrame:
 
 
 def _judged(sound: DataFrame) -> DataFrame:
-    """Return the rule's verdict on each record: `is_new`, and `highest`, the highest source offset before."""
+    """Return each record with `is_new`, the verdict of a ProvenanceFilter, and `highest`, the highest source
+    offset before the record.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -124,7 +129,8 @@ def _runs(judged: DataFrame, max_findings: int) -> list[AuditFinding]:
     from pyspark.sql import functions as f
 
     names = ("topic", "partition", "source_topic", "source_partition")
-    # Repetitions between the same two new records of the pair are one run.
+    # Consecutive repetitions of a source partition in a target partition are one run: no new record of the
+    # same pair is between them.
     new_before = f.count_if("is_new").over(Window.partitionBy(*names).orderBy("offset"))
     repeated = judged.withColumn("run", new_before).where("NOT is_new")
     runs = repeated.groupBy(*names, "run").agg(
@@ -164,7 +170,7 @@ def _malformed(read: DataFrame, max_findings: int) -> list[AuditFinding]:
     findings = []
     rows = read.orderBy("topic", "partition", "offset").limit(max_findings)
     for row in rows.select("topic", "partition", "offset", "headers").collect():
-        # bytes, because PySpark returns bytearray.
+        # Convert to bytes, because PySpark returns bytearray.
         headers = [(name, None if value is None else bytes(value)) for name, value in row["headers"]]
         found = read_provenance(headers)
         reason = found.reason if isinstance(found, Malformed) else "the headers name no source record"

@@ -15,7 +15,9 @@ from oncelog.local_audit.segment_files import PartitionFiles, read_segment
 from oncelog.spark.audit.topic_batches import HEADERS_SCHEMA, is_checking_records, to_arrow
 
 BYTES_PER_TASK = 256 << 20
-"""The maximum total size of the segments of one task. A larger segment has a task of its own."""
+"""The maximum total size of the segments that one task reads. A segment above this size gets a task of its
+own.
+"""
 
 
 class SegmentHeadersSource(DataSource):  # type: ignore[misc]
@@ -53,7 +55,7 @@ class SegmentReader(DataSourceReader):  # type: ignore[misc]
         return [InputPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # If there are no segments, Spark still runs one task, whose partition is empty.
+        # If there are no segments, Spark still runs one task. Its partition has no value.
         task = partition.value or ()
         return to_arrow(
             (*files.tp, files.segments[index].base_offset, position, *batch)

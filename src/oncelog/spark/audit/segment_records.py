@@ -54,8 +54,8 @@ def committed_records(spark: SparkSession, found: Sequence[PartitionFiles]) -> D
         .withColumn("is_committed", f.coalesce(ended, f.lit(False)))
         .where("NOT is_control AND NOT is_committed")
     )
-    # Hidden batches are few, but Spark cannot estimate the size of either side of the join. Without the
-    # broadcast hint Spark would shuffle all records.
+    # Hint that `hidden` is small: hidden batches are few, but Spark cannot estimate this, and would shuffle
+    # all records.
     return records.join(f.broadcast(hidden), ["topic", "partition", *_PLACE], "left_anti").drop(*_PLACE)
 
 

@@ -1,9 +1,10 @@
 """The audit of a table as a Spark job, for tables of any format that Spark reads.
 
-A first job counts the table's rows by offset, and Spark keeps the counts. Then the end of the topic is looked
-up, so a row that a writer adds meanwhile is never judged as a row of an unknown record. In a second job each
-task gets the counts of some windows of offsets. It reads the headers of the topic's batches in a window, and
-judges them with the rules of oncelog.audit.table_rows, as the audit without Spark does.
+A first job counts the table's rows by offset, and Spark keeps the counts. The end of the topic is looked up
+only after this job. So a row that a writer adds during the job is never judged as a row of an unknown record.
+In a second job each task gets the counts of some windows of offsets. It reads the headers of the topic's
+batches in a window, and judges them with the rules of oncelog.audit.table_rows, as the audit without Spark
+does.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ _RESULT = pa.schema(
         ("counts", pa.list_(pa.int64())),
     ]
 )
-"""One row for each run of offsets with a wrong verdict, and one row for each window, with its totals and
-`verdict` null.
+"""The rows that a task returns: one for each run of offsets with a wrong verdict, and one for each window,
+with the window's totals and `verdict` null.
 """
 _RESULT_DDL = (
     "topic string, partition bigint, verdict int, first bigint, last bigint, rows bigint, "
     "files array<string>, records bigint, not_judged bigint, highest bigint, counts array<bigint>"
 )
 _MAX_LISTED = 100_000
-"""Maximum number of runs of wrong offsets that the driver collects. All of them are counted."""
+"""Maximum number of runs of wrong offsets that the driver collects. The totals count all runs."""
 
 
 def audit_table(
@@ -107,12 +108,14 @@ def audit_table(
             judged.unpersist()
     finally:
         counted.unpersist()
-    current_offsets(options, before)  # raises if a topic was replaced
+    current_offsets(options, before)  # raises DataLossError if a topic was replaced during the audit
     return result
 
 
 def _placed(table: DataFrame, columns: Columns, topics: Sequence[str]) -> DataFrame:
-    """Return topic, partition, offset and file of the rows of `topics`. Raises ConfigError."""
+    """Return topic, partition, offset and file of the rows that belong to `topics` or have no topic. Raises
+    ConfigError for a missing or unusable column.
+    """
     from pyspark.sql import functions as f
     from pyspark.sql.types import IntegralType, StringType
 
@@ -130,7 +133,7 @@ def _placed(table: DataFrame, columns: Columns, topics: Sequence[str]) -> DataFr
         return f.col("`" + name.replace("`", "``") + "`")
 
     placed = table.select(
-        # The cast drops a collation, which could treat the topics `t` and `T` as equal.
+        # Cast to drop the column's collation, which could treat the topics `t` and `T` as equal.
         (f.lit(topics[0]) if topic is None else column(topic).cast(StringType())).alias("topic"),
         column(columns.partition).cast("bigint").alias("partition"),
         column(columns.offset).cast("bigint").alias("offset"),
@@ -144,7 +147,7 @@ def _counted(placed: DataFrame, window_offsets: int) -> DataFrame:
     from pyspark.sql import functions as f
 
     is_located = f.col("topic").isNotNull() & f.col("partition").isNotNull() & f.col("offset").isNotNull()
-    # Rows without a place are counted by file.
+    # Count rows without a place by file.
     placed = placed.select(
         *[f.when(is_located, f.col(name)).alias(name) for name in ("topic", "partition", "offset")],
         "file",
@@ -153,7 +156,8 @@ def _counted(placed: DataFrame, window_offsets: int) -> DataFrame:
     counted = placed.groupBy("topic", "partition", "offset", "unlocated_in").agg(
         f.count(f.lit(1)).alias("times"), f.min("file").alias("first_file"), f.max("file").alias("last_file")
     )
-    # All negative offsets are in window -1, because DIV would round some of them up to window 0.
+    # Put all negative offsets into window -1, because DIV rounds toward 0 and would put some of them into
+    # window 0.
     window = f.expr(f"CASE WHEN offset < 0 THEN -1 ELSE offset DIV {window_offsets} END")
     return counted.withColumn("window", window).select(*_COUNTS)
 
@@ -167,7 +171,9 @@ def _unlocated(counted: DataFrame) -> DataFrame:
 def _windows(
     snapshots: Mapping[TopicPartition, PartitionSnapshot], size: int
 ) -> list[tuple[str, int, int, None, int, None, None]]:
-    """Return a row without an offset for each window in which the topic has records."""
+    """Return a row without an offset for each window in which the topic has records, so that windows without
+    table rows are judged too.
+    """
     return [
         (*tp, window, None, 0, None, None)
         for tp, s in snapshots.items()
@@ -184,7 +190,9 @@ class _WindowRows(NamedTuple):
 
 
 def _split(batches: Iterable[pa.RecordBatch]) -> Iterator[_WindowRows]:
-    """Yield the windows of sorted batches one after another. A window may span several batches."""
+    """Yield the rows of each window in turn, from batches that are sorted by window. A window may span
+    several batches.
+    """
     key: tuple[str, int, int] | None = None
     pieces: list[pa.Table] = []
     for batch in batches:
@@ -231,7 +239,7 @@ def _judge(
 def _judged(
     tp: TopicPartition, window: int, rows: pa.Table, fates: RecordFates | None, size: int, max_findings: int
 ) -> pa.RecordBatch:
-    """Return the wrong runs and the totals of a window."""
+    """Return rows of _RESULT: the wrong runs of a window, and the window's totals."""
     offsets: Ints = rows["offset"].to_numpy()
     times: Ints = rows["times"].to_numpy()
     start, end = window * size, 0 if fates is None else min((window + 1) * size, fates.snapshot.end)

@@ -1,11 +1,12 @@
 """The headers of a topic's stored batches as a Spark table with one row per batch, for the audit.
 
-The table has the options of `format("oncelog")`. It shows all stored batches, including markers and aborted
-ones. A task parses the 61-byte header of a batch and verifies the checksum. With the option `checkRecords`
-the task also compares the records with the header.
+The table has the options of `format("oncelog")`. It has all stored batches, including markers and batches of
+aborted transactions. A task parses the 61-byte header of a batch and verifies the checksum. With the option
+`checkRecords` the task also compares the records with the header.
 
-Offsets below the last stable offset are fetched with read_committed. So the rows of their batches say whether
-a read_committed reader gets the batch. local_audit/stored_batches.py reads the batches.
+Offsets below the last stable offset are fetched with read_committed. So the rows of these batches say whether
+a read_committed reader gets the batch. Above it, this is unknown. local_audit/stored_batches.py reads the
+batches.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ _COLUMNS = (
     ("is_removed", BooleanType(), pa.bool_()),
     ("is_index", BooleanType(), pa.bool_()),
 )
-"""The columns after PLACE_COLUMNS are the fields of oncelog.audit.partition.StoredBatch."""
+"""(name, Spark type, Arrow type) of each column: PLACE_COLUMNS, and then the fields of
+oncelog.audit.partition.StoredBatch.
+"""
 HEADERS_SCHEMA = StructType([StructField(name, spark) for name, spark, _ in _COLUMNS])
 _ARROW_SCHEMA = pa.schema([(name, arrow) for name, _, arrow in _COLUMNS])
 _ROWS_PER_BATCH = 20_000
@@ -100,7 +103,9 @@ def encode_available(now: Available) -> str:
 
 
 def decode_available(text: str) -> Available:
-    """Return the Available that `encode_available` encoded, but without topic ids."""
+    """Return the Available that `encode_available` encoded. Topic ids are not encoded, so the result has
+    none.
+    """
     rows = [(TopicPartition(topic, number), bounds) for topic, number, *bounds in json.loads(text)]
     earliest, latest, written = ({tp: bounds[n] for tp, bounds in rows} for n in range(3))
     return Available(earliest, latest, written)
@@ -114,7 +119,7 @@ def is_checking_records(options: Mapping[str, str]) -> bool:
 
 
 class _StoredRange(InputPartition):  # type: ignore[misc]
-    """The range that one task reads, and its isolation level."""
+    """The offset range that one task reads, and the isolation level with which it reads."""
 
     def __init__(self, wanted: OffsetRange, isolation: Isolation) -> None:
         super().__init__(wanted)
@@ -145,7 +150,7 @@ class BatchHeadersReader(DataSourceReader):  # type: ignore[misc]
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # If there are no ranges, Spark still runs one task, with a partition of another class.
+        # If there are no ranges, Spark still runs one task, with a partition of a different class.
         if not isinstance(partition, _StoredRange):
             return iter(())
         tp, start, end = partition.value

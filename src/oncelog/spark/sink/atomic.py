@@ -63,7 +63,7 @@ _log = logging.getLogger("oncelog.spark")
 class AtomicWrite(NamedTuple):
     """The outcome of one call of `write_atomic`.
 
-    `already_committed`: an earlier call committed the batch, and this one wrote nothing. `size_bytes` counts
+    `already_committed`: an earlier call committed the batch, and this call wrote nothing. `size_bytes` counts
     keys and values. `commit_seconds` is the time from the end of the last task to the response to the commit.
     `size_bytes` and `commit_seconds` are 0 if `already_committed`.
     """
@@ -100,8 +100,8 @@ def write_atomic(
     """
     settings = parse_sink_options({key: str(value) for key, value in options.items()}, "stream")
     if not repeats_whole_stages(lambda setting: df.sparkSession.conf.get(setting, None)):
-        # Rows without a key get a random partition and are then shuffled. If Spark repeats only a part of the
-        # shuffle, some rows are doubled and others lost (finding R408: 125 of 600). See
+        # Refuse, because rows without a key get a random partition and are then shuffled. If Spark repeats
+        # only a part of the shuffle, some rows are doubled and others lost (finding R408: 125 of 600). See
         # test_unsafe_atomic_writes_are_refused.
         raise ConfigError(
             f"write_atomic needs {FULL_RETRY}=true, Spark's default: otherwise lost shuffle "
@@ -130,7 +130,7 @@ def write_atomic(
         except OncelogError as error:
             text = explain_error(error, f"batch {batch_id}", settings, None)
             raise type(error)(text) if isinstance(error, SinkError) else SinkError(text) from error
-        # If a task failed, Spark raises one of its own exceptions.
+        # Retry after an exception of Spark, which means that a task has failed.
         except Exception as error:
             if not attempts_left or "RowRefused" in str(error):
                 raise
@@ -170,7 +170,7 @@ def _write_once(
         Producer({**settings.producer, "transactional.id": sink.group}) as producer,
         Admin(settings.admin) as admin,
     ):
-        # After InitProducerId no earlier attempt can write or commit.
+        # This sends InitProducerId. After it, no earlier attempt can write or commit.
         producer.init_transactions()
         marker = _marker(sink, admin)
         first = settings.first_batch_id
@@ -187,8 +187,8 @@ def _write_once(
                 with producer.transaction():
                     reports = _run(df, batch_id, sink, producer.share_transaction(), counts)
                     total, size_bytes = check_reports(reports)
-                    # Without this check, the new topic would have only the rows that were sent after its
-                    # creation, and the batch would count as committed. Guard:
+                    # Check that no topic was created again. Otherwise the new topic would have only the rows
+                    # that were sent after its creation, and the batch would count as committed. Guard:
                     # test_a_topic_created_again_while_its_tasks_write_gets_no_rows.
                     before = {(report.topic, report.topic_id) for report in reports}
                     check_topics(admin, before, batch_id)
@@ -203,7 +203,8 @@ def _write_once(
 def _marker(sink: Sink, admin: Admin) -> TaskMarker | None:
     """Return the newest committed batch, from its marker or from the driver's note; None if neither exists.
 
-    The marker may have expired; the note is stored for years.
+    If both exist, the one with the higher batch id counts. The note is needed because the marker may have
+    expired; the note is stored for years.
     """
     finished = sink.finished(admin)
     noted = None
@@ -222,7 +223,7 @@ def _marker(sink: Sink, admin: Admin) -> TaskMarker | None:
 def _compare(df: DataFrame, batch_id: int, sink: Sink, there: RowSum, is_in_stream: bool) -> None:
     """Raise SinkError if the rows of the committed batch differ from those of `df`.
 
-    The caller does not compare a batch that a streaming query repeats as planned. Its rows may differ
+    Do not call this for a batch that a streaming query repeats with the same plan. Its rows may differ
     (`rand()`), and the committed rows stay.
     """
     columns = [name for name in KINDS if name in df.columns]
@@ -253,7 +254,7 @@ def digest_of_plan(df: DataFrame) -> str:
             text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
         finally:
             stream.close()
-    # The calls above use internals of Spark that another version may lack.
+    # Catch all exceptions: the calls above use internals of Spark that another version may lack.
     except Exception as error:
         _log.debug("the checkpoint of batch %s cannot be read: %s", batch_id, error)
         return ""
@@ -261,7 +262,7 @@ def digest_of_plan(df: DataFrame) -> str:
 
 
 def _metrics(name: str, written: AtomicWrite) -> SinkMetrics:
-    """Return the metrics of one transaction. It counts as a single task."""
+    """Return the metrics of one call of `write_atomic`, whose transaction counts as a single task."""
     report = TaskReport(0, RowSum(written.rows), *written[2:])
     return SinkMetrics.of(name, written.batch_id, [report])
 
@@ -275,7 +276,7 @@ def _partition_counts(admin: Admin, topic: str | None) -> dict[str, int]:
 def _run(
     df: DataFrame, batch_id: int, sink: Sink, share: TransactionShare, counts: Mapping[str, int]
 ) -> list[ShareReport]:
-    """Run the tasks and return their reports."""
+    """Run the two stages of tasks (see atomic_task.py), and return the reports of the second stage."""
     columns = [name for name in KINDS if name in df.columns]
     placed_schema = ", ".join(
         f"{name} {_ddl(df, name)}" for name in columns if name not in ("topic", "partition")
@@ -298,7 +299,7 @@ def _ddl(df: DataFrame, name: str) -> str:
 
 
 def check_reports(reports: Sequence[ShareReport]) -> tuple[RowSum, int]:
-    """Return the sum of all rows, and the sum of their bytes.
+    """Return the sum over the rows of all reports, and the number of their bytes.
 
     Raises SinkError if two tasks wrote one partition.
     """

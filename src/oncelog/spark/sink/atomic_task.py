@@ -44,7 +44,7 @@ _REPORT = pa.schema(
 )
 SUM_SCHEMA = "rows bigint, hash string"
 _SUM = pa.schema([("rows", pa.int64()), ("hash", pa.string())])
-"""The hash is text, because it is an unsigned 64-bit number and Spark has no type for that."""
+"""The hash is text, because it is an unsigned 64-bit number, for which Spark has no type."""
 _CAUSE_CHARS = 600
 
 
@@ -66,7 +66,8 @@ class ShareReport(NamedTuple):
 def place_rows(
     batches: Iterable[pa.RecordBatch], *, settings: SinkSettings, counts: dict[str, int]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows with the columns topic and partition filled in. Raises RowRefused.
+    """Yield the rows with topic and partition in every row. Raises RowRefused for a row that cannot be
+    written.
 
     `counts` maps topics to their number of partitions. Missing topics are looked up and added.
     """
@@ -101,7 +102,9 @@ def _count(settings: SinkSettings, topic: str) -> int:
 
 
 def _choose(rows: pa.RecordBatch, partitioner: Partitioner, count: int) -> Partitions:
-    """Return each row's partition: chosen by its key as the producer does, evenly for rows without a key."""
+    """Return each row's partition. It is chosen by the row's key, as a producer does; rows without a key are
+    spread evenly.
+    """
     spread: Partitions = ((np.arange(rows.num_rows) + random.randrange(count)) % count).astype(np.int32)
     if "key" not in rows.schema.names or partitioner.is_round_robin:
         return spread
@@ -153,7 +156,9 @@ def _task_number() -> int:
 
 
 def hash_part(part: Part) -> int:
-    """Return the sum of the rows' hashes over key, value, headers and topic. The partition is not hashed."""
+    """Return the sum of the rows' hashes. A row's hash covers key, value, headers and topic, but not the
+    partition.
+    """
     rows = part.rows
     names = [name for name in ("key", "value", "headers") if name in rows.schema.names]
     topics = pa.array([part.topic], pa.string()).take(pa.array(np.zeros(rows.num_rows, np.int32)))
@@ -195,7 +200,7 @@ def _write(
             delivery.result()
     except BaseException:
         with suppress(TimedOut):
-            # Drop unsent rows: the whole batch is written again, under a new epoch.
+            # Drop unsent rows, because the whole batch will be written again under a new epoch.
             producer.close(0)
         raise
     producer.close()
@@ -232,7 +237,7 @@ class TaskLease:
             self._is_mine = True
 
     def record_failure(self, text: str) -> None:
-        """Store the reason why this attempt failed. The next attempt's error quotes the reason."""
+        """Store the reason why this attempt failed, so that the next attempt's error can quote it."""
         if not self._is_mine:
             return
         with (

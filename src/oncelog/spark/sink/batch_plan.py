@@ -35,21 +35,22 @@ themselves.
 _MAX_ATTEMPTS, _MAX_PAUSE_S = 20, 1.6
 _DEFAULT_RETENTION_MINUTES = 10_080
 _FENCED = ProducerFenced, InvalidProducerEpoch, InvalidTxnState
-"""Errors that mean that another task has taken over the note. A commit gets InvalidTxnState if the other task
-has only called `init_transactions`. See test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note.
+"""Errors that mean that another task has taken over the writing of the note. A commit gets InvalidTxnState if
+the other task has called `init_transactions` and nothing else yet. See
+test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note.
 """
 
 
 def agree_on_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) -> PlanNote:
-    """Return the note that names this run as the writer of the batch, and store it unless it is stored
-    already. Raises SinkError.
+    """Store the note that names this run as the writer of the batch, unless it is stored already. Return the
+    note. Raises SinkError if the run must not write the batch.
     """
     admin, is_left_open, max_pause_s = clients.admin, False, _PAUSE_S
     for look in range(_LOOKS + _MAX_ATTEMPTS):
         try:
-            # A transaction that a dead writer left open ends only when the next writer begins, or at its
-            # timeout. Task 0 is the next writer, so it never waits for that transaction. Other tasks wait
-            # once. See test_a_commit_record_left_open_by_a_dead_writer_is_resolved.
+            # A transaction that a dead writer of the note left open ends only when the next writer begins, or
+            # at its timeout. Task 0 is the next writer, so it never waits for that transaction. Other tasks
+            # wait once. See test_a_commit_record_left_open_by_a_dead_writer_is_resolved.
             found = sink.plan(admin, is_stable=task > 0 and not is_left_open)
         except UnstableOffsetCommit:
             is_left_open = True
@@ -60,8 +61,8 @@ def agree_on_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) ->
         if plan == found:
             return plan
         if task and look < _LOOKS and not is_left_open:
-            # If several tasks stored the note at the same time, they would fence each other. So the other
-            # tasks first wait for task 0 to store it.
+            # If several tasks stored the note at the same time, they would fence each other. So all tasks
+            # except task 0 first wait for task 0 to store it.
             admin._thread.run(asyncio.sleep(_PAUSE_S))
             continue
         try:
@@ -69,8 +70,8 @@ def agree_on_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) ->
         except _FENCED:
             # The producer has failed, so the next attempt needs another one.
             clients.drop_producer()
-            # Another task, of this run or another run, has fenced this one and stores the note itself.
-            # Without a random pause, tasks that began together would fence each other again and again. See
+            # Another task, of this or another run, has fenced this task and will store the note. Pause for a
+            # random time: tasks that began together would otherwise fence each other again and again. See
             # test_tasks_that_fence_each_other_pause_for_random_times.
             admin._thread.run(asyncio.sleep(current().rng.uniform(0, max_pause_s)))
             max_pause_s = min(2 * max_pause_s, _MAX_PAUSE_S)
@@ -78,7 +79,8 @@ def agree_on_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) ->
 
 
 def _note_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) -> PlanNote:
-    """Read and replace the note in one step: InitProducerId fences all other writers of the note.
+    """Read and replace the note atomically: InitProducerId fences all other writers of the note before the
+    note is read.
 
     All tasks of a batch follow the same note, so they agree on whether the batch is a repeat. In a repeat the
     tasks only prepare their transactions, and the driver ends them. See
@@ -103,10 +105,11 @@ def _note_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) -> Pl
 
 
 def note_begun(sink: Sink, admin: Admin, batch_id: int) -> BatchBegun | None:
-    """Store the note that this run begins the batch. If another run began it before, return its note instead.
+    """Store the note that this run begins the batch, and return None. If another run began the batch before,
+    store nothing and return the note of that run.
 
-    Otherwise return None. Raises SinkError if the other run began so long ago that its markers may have
-    expired.
+    Raises SinkError if the other run began so long ago that its markers may have expired, or if a later batch
+    was begun.
     """
     begun, now_ms = sink.begun(admin), current().wall_ns() // 1_000_000
     is_vouched = sink.settings.vouched_batch_id == batch_id

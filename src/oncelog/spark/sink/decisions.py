@@ -54,7 +54,7 @@ class RowSum(NamedTuple):
     hash: int = 0
 
     def plus(self, rows: int, hashes: int) -> RowSum:
-        """Return the sum with `rows` more rows. `hashes` is the sum of their hashes."""
+        """Return the sum after adding `rows` rows. `hashes` is the sum of the hashes of these rows."""
         return RowSum(self.rows + rows, (self.hash + hashes) % (1 << 64))
 
 
@@ -154,9 +154,10 @@ class PlanNote(NamedTuple):
 
 
 class BatchBegun(NamedTuple):
-    """The newest batch that a run began, and when (ms since the epoch).
+    """The newest batch that was begun, the run that began it, and the time of the beginning (ms since the
+    epoch).
 
-    The note is stored for years. So a batch stays known even after its markers have expired.
+    The note is stored for years, so that the batch is known even after its markers have expired.
     """
 
     batch_id: int
@@ -329,8 +330,9 @@ class Refuse:
 
     def error(self, batch_id: int, task: int | None = None) -> SinkError:
         """Return the error to raise for this batch, and for this task if one is given."""
-        # Two reasons are not SinkRefused. A zombie whose run was not noted yet can take the batch from the
-        # present run, and a topic is replaced once. The next start succeeds, so a supervisor may try again.
+        # Two reasons give a SinkError that is not a SinkRefused, so that a supervisor tries again, because
+        # the next start succeeds. OVERTAKEN: a zombie whose run was not noted yet has taken the batch from
+        # the current run. TOPIC_REPLACED: a topic is not replaced at every start.
         is_passing = self.reason in (Reason.OVERTAKEN, Reason.TOPIC_REPLACED)
         kind = SinkError if is_passing else SinkRefused
         return kind(self.reason.value.format(batch=batch_id, task=task, found=self.found))
@@ -339,7 +341,8 @@ class Refuse:
 def decide_plan(batch_id: int, run_id: str, note: PlanNote | None) -> PlanNote | Refuse:
     """Return the note that names `run_id` as the writer of the batch, or a refusal.
 
-    The note is `note` itself, or a new one that the caller stores before it writes.
+    The result is `note` itself if it already names the run, or a new note, which the caller must store before
+    it writes.
     """
     if note is None or note.batch_id < batch_id:
         return PlanNote(batch_id, run_id)
@@ -362,7 +365,8 @@ def decide_still_mine(plan: PlanNote, now: PlanNote | None) -> Refuse | None:
 def decide_begun(
     batch_id: int, run_id: str, begun: BatchBegun | None, now_ms: int, retention_ms: int
 ) -> Refuse | None:
-    """Return a refusal if another run began the batch so long ago that its markers may have expired.
+    """Return a refusal if a later batch was begun, or if another run began this batch so long ago that its
+    markers may have expired.
 
     Otherwise return None. `now_ms` is in ms since the epoch. `retention_ms` is how long the broker keeps
     offsets.
@@ -432,7 +436,7 @@ def is_plan_repeated(committed: str, now: str) -> bool:
     """Return True if a streaming query repeats the committed batch with the same plan.
 
     Both arguments are digests of the checkpoint's entry for the batch. Spark plans a batch once, and a
-    repetition uses the same plan. A batch that was planned a second time has another digest. Its plan may
+    repetition uses the same plan. A batch that was planned a second time has a different digest. Its plan may
     cover additional rows, which would be lost if the batch were skipped. If a digest is missing (""), the
     plans are assumed to be the same.
     """
@@ -442,8 +446,8 @@ def is_plan_repeated(committed: str, now: str) -> bool:
 def decide_same_content(expected: RowSum, now: RowSum, *, is_in_stream: bool = False) -> Refuse | None:
     """Return a refusal if a second write_atomic for the same batch has different rows, otherwise None.
 
-    The write_atomic of version 0.4.1 did not hash the rows, and stored the hash 0. Then only the numbers of
-    rows are compared.
+    A stored hash of 0 is from version 0.4.1, which did not hash the rows. Then only the numbers of rows are
+    compared.
     """
     if expected.rows == now.rows and expected.hash in (0, now.hash):
         return None
@@ -483,13 +487,15 @@ class WriteLease(NamedTuple):
 
 
 def may_acquire_lease(mine: WriteLease, found: WriteLease | None) -> bool:
-    """Return True if a task may write: no attempt has begun for this transaction or a later one."""
+    """Return True if a task may write, because no attempt has acquired a lease for this transaction or a
+    later one.
+    """
     if found is None or found.batch_id < mine.batch_id:
         return True
     if found.batch_id > mine.batch_id:
         return False
-    # After the last epoch the coordinator assigns another producer id. Ids have no order, so a different id
-    # is treated as newer.
+    # Treat `mine` as newer if the producer ids differ: after the last epoch, the coordinator assigns another
+    # producer id, and ids have no order.
     return found.producer_id != mine.producer_id or found.producer_epoch < mine.producer_epoch
 
 
@@ -527,8 +533,8 @@ def decide_finish(
     """Return the note that the driver stores once every task has succeeded, or a refusal.
 
     `tasks` are the numbers of the tasks that reported, and `total` is the sum of their rows. In a repeat,
-    `beyond` maps higher task numbers of earlier runs to their markers. Raises SinkError if Spark did not
-    report each task exactly once.
+    `beyond` has the markers of earlier runs' tasks whose numbers are above those in `tasks`. Raises SinkError
+    if Spark did not report each task exactly once.
     """
     if sorted(tasks) != list(range(len(tasks))):
         raise SinkError(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _WALL_CLOCK = {"Now", "CurrentTime"}
-"""Expressions that read the clock in each attempt. The times of current_timestamp() and current_date() are
-stored in the checkpoint, so every attempt gets the same ones.
+"""Expressions that read the clock in each attempt. current_timestamp() and current_date() are not among them:
+their times are stored in the checkpoint, so every attempt gets the same times.
 """
 _BY_ORDER = {
     "GlobalLimit": "keeps the rows that arrive first",
@@ -136,7 +136,7 @@ def _parts(plan: Any) -> Iterator[PlanPart]:
     """Yield the operators and expressions of a plan in the JVM, including those of its subqueries."""
     plans = [plan]
     while plans:
-        # A loop and no recursion: a plan can be deeper than Python's recursion limit. See
+        # Use a loop instead of recursion: a plan can be deeper than Python's recursion limit. See
         # test_subqueries_and_long_plans_are_examined.
         plan = plans.pop()
         name = plan.getClass().getSimpleName()
@@ -150,7 +150,8 @@ def _parts(plan: Any) -> Iterator[PlanPart]:
 
 
 def _is_sorted(plan: Any) -> bool:
-    """Return True if the rows of a plan come from a sort of all rows, and still have its order."""
+    """Return True if the rows of a plan come from a sort of all rows, and still have the order of this sort.
+    """
     while (name := plan.getClass().getSimpleName()) in _KEEPS_ORDER and (inputs := _items(plan.children())):
         plan = inputs[0]
     return name == "Sort" and bool(getattr(plan, "global")())

@@ -29,8 +29,8 @@ _FENCED = (
 _HINTS: tuple[tuple[type[OncelogError], str], ...] = (
     (ProducerFenced, _FENCED),
     (InvalidProducerEpoch, _FENCED),
-    # If a transaction times out, the coordinator aborts it and raises the epoch (KIP-890). The response to a
-    # later commit is INVALID_TXN_STATE.
+    # INVALID_TXN_STATE may mean a time-out: the coordinator has aborted the transaction and raised the epoch
+    # (KIP-890), and a later commit gets this error.
     (InvalidTxnState, _FENCED),
     (
         InvalidTransactionTimeout,
@@ -51,7 +51,7 @@ _HINTS: tuple[tuple[type[OncelogError], str], ...] = (
 def explain_error(
     error: OncelogError, where: str, settings: SinkSettings, largest: tuple[int, int] | None
 ) -> str:
-    """Return the error's text with `where`, the topic and a hint.
+    """Return the error's text, preceded by `where` and the topic, and followed by a hint if there is one.
 
     `largest` is (bytes, row number) of the task's largest row, or None if it is unknown.
     """

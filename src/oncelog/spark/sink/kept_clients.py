@@ -26,7 +26,7 @@ from oncelog.spark.sink.sink_options import SinkSettings
 from oncelog.spark.sink.topic_ids import topic_ids
 
 MAX_KEPT = 4
-"""The maximum number of client pairs that a worker keeps, each for different settings."""
+"""The maximum number of TaskClients that a worker keeps. Each has different settings."""
 _MAX_IDLE_NS, _MAX_AGE_NS = 30 * 10**9, 300 * 10**9
 
 
@@ -43,7 +43,8 @@ class TaskClients:
         self.made_ns = self.used_ns = current().monotonic_ns()
 
     def begin(self, scope: object) -> None:
-        """Note the scope of the next use: within one scope, partitions and ids of topics are looked up once.
+        """Set the scope of the next use, such as a micro-batch. Within one scope, partitions and ids of
+        topics are looked up once.
 
         Guard: test_a_micro_batch_uses_the_partitions_that_its_topic_has_now.
         """
@@ -61,8 +62,9 @@ class TaskClients:
             try:
                 found = topic_ids(self.admin, [topic])
             except UnknownTopicOrPartition:
-                # The admin client never lets the broker create a topic, and a broker may not know a new topic
-                # yet. Guard: test_the_broker_creates_a_missing_topic_of_the_column_topic.
+                # Let the producer look the topic up: the admin client never lets the broker create a topic,
+                # and a broker may not know a new topic yet. Guard:
+                # test_the_broker_creates_a_missing_topic_of_the_column_topic.
                 assert self._producer is not None
                 self._producer._look_up_topic(topic)
                 found = topic_ids(self.admin, [topic])
@@ -70,7 +72,9 @@ class TaskClients:
         return self._topic_ids[topic]
 
     def producer(self, transactional_id: str) -> Producer:
-        """Return the producer, with this transactional id. The caller must call `init_transactions` first."""
+        """Return the producer, set to this transactional id. Before any other use, the caller must call
+        `init_transactions`.
+        """
         if self._producer is None:
             self._producer = Producer({**self._settings.producer, "transactional.id": transactional_id})
         else:
@@ -79,13 +83,15 @@ class TaskClients:
         return self._producer
 
     def drop_producer(self) -> None:
-        """Close the producer. The next call of `producer` makes another one."""
+        """Close the producer. The next call of `producer` creates a new one."""
         producer, self._producer = self._producer, None
         if producer is not None:
             producer.close()
 
     def is_usable(self, now_ns: int) -> bool:
-        """Return True if the clients were made and used recently."""
+        """Return True if the clients were created less than five minutes ago and used less than half a minute
+        ago.
+        """
         return now_ns - self.used_ns < _MAX_IDLE_NS and now_ns - self.made_ns < _MAX_AGE_NS
 
     def close(self) -> None:

@@ -41,13 +41,15 @@ if TYPE_CHECKING:
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 _ONLY_BATCH = 0
 _kept = KeptClients()
-"""The clients that this process keeps between tasks or commits."""
+"""The clients that this process keeps from one task or commit to the next."""
 _log = logging.getLogger("oncelog.spark")
 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):  # type: ignore[misc]
-    """A task's message to the driver. `query_id` is None in a batch write."""
+    """The message that a task sends to the driver after its rows are written. `query_id` is None in a batch
+    write.
+    """
 
     report: TaskReport
     query_id: str | None = None
@@ -66,8 +68,8 @@ class OncelogFormat(OncelogSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         freeze_modules()
-        # In complete mode, Spark sets `overwrite`. The rows are appended even then, as by Spark's own Kafka
-        # sink.
+        # Ignore `overwrite`, which Spark sets in complete mode: the rows are appended, as by Spark's own
+        # Kafka sink.
         settings = parse_sink_options(self.options, "stream")
         _check(schema, settings)
         return StreamWriter(settings)
@@ -85,8 +87,8 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
     """
 
     def __init__(self, settings: SinkSettings) -> None:
-        # The driver creates this object once and sends pickled copies to the tasks. So all tasks and their
-        # retries use the same generated name.
+        # Generate the name here: the driver creates this object once and sends pickled copies to the tasks,
+        # so all tasks and their retries use the same name.
         name, is_named = settings.write_id or str(uuid.uuid4()), settings.write_id is not None
         self._sink = Sink(name, settings, is_named=is_named)
 
@@ -105,7 +107,8 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
     def abort(self, messages: Sequence[Written | None]) -> None:
         """Abort the transactions that tasks prepared.
 
-        The rows of committed tasks stay. A repetition with the same writeId does not write them again.
+        The rows of committed tasks stay in the topic. A repetition of the write with the same writeId does
+        not write them again.
         """
         abandon(self._sink, [message.report for message in messages if message is not None])
 
@@ -114,8 +117,9 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
     """The sink of a streaming query, identified by the query id in its checkpoint."""
 
     def __init__(self, settings: SinkSettings) -> None:
-        # On the driver, Spark creates a writer for each attempt at a micro-batch and sends pickled copies to
-        # the tasks. So all tasks of one attempt have the same run id, and each attempt has a different one.
+        # Create the run id here: the driver creates a writer for each attempt at a micro-batch and sends
+        # pickled copies to the tasks. So all tasks of an attempt have the same run id, and each attempt has a
+        # different one.
         self._settings, self._run_id = settings, new_run_id()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -138,7 +142,9 @@ class StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
             publish(SinkMetrics.of(sink.name, batchId, reports))
 
     def abort(self, messages: Sequence[Written | None], batchId: int) -> None:
-        """Abort the transactions that tasks of a repeat prepared. Other tasks commit or abort their own."""
+        """Abort the transactions that tasks have prepared (see task.py). All other tasks commit or abort
+        their own transactions.
+        """
         written = [message for message in messages if message is not None]
         if written and written[0].query_id is not None:
             sink = Sink(written[0].query_id, self._settings, run_id=self._run_id)

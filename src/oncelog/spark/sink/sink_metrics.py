@@ -25,10 +25,10 @@ class SinkMetrics:
     """Metrics of one micro-batch or batch write.
 
     `name` is the query's id, the writeId, or the name given to write_atomic. `rows` counts the rows of the
-    batch, and `size_bytes` the bytes of their keys and values. `lanes` is the number of tasks; earlier
-    attempts had committed `lanes_skipped` of them. `commit_seconds` is the time of the slowest task's commit,
-    its flush included. A call of `write_atomic` counts as one task. If the call is skipped, the size is
-    unknown (0).
+    batch, and `size_bytes` the bytes of their keys and values. `lanes` is the number of tasks.
+    `lanes_skipped` is the number of tasks whose rows an earlier attempt had committed. `commit_seconds` is
+    the time of the slowest task's commit, including its flush. A call of `write_atomic` counts as one task.
+    If the call is skipped, the size is unknown (0).
     """
 
     name: str
@@ -55,12 +55,12 @@ class SinkMetrics:
 
     @classmethod
     def decode(cls, line: str) -> Self:
-        """Return the metrics in a line of the file."""
+        """Return the metrics in a line of the metrics file."""
         return cls(**json.loads(line))
 
 
 def publish(metrics: SinkMetrics) -> None:
-    """Log the metrics, and append them to the file.
+    """Log the metrics, and append them to the file that the environment variable names, if it is set.
 
     If the file cannot be written, only log the error: the batch must not fail.
     """

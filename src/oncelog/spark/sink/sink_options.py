@@ -35,7 +35,7 @@ _CHECKSUM = "spark.sql.shuffle.orderIndependentChecksum"
 _ON_MISMATCH = ("enableFullRetryOnMismatch", "enableQueryLevelRollbackOnMismatch")
 FULL_RETRY = f"{_CHECKSUM}.{_ON_MISMATCH[0]}"
 REQUEST_OVERHEAD_BYTES = 200
-"""Upper bound, in bytes, of a produce request with one row, not counting the row's key and value."""
+"""Upper bound of the size in bytes of a Produce request with one row, without the row's key and value."""
 _INSTEAD_OF = {
     "transactional.id": "each task sets its own; use transactionalIdPrefix",
     "enable.idempotence": "the sink writes in transactions, which imply it",
@@ -63,7 +63,7 @@ class SinkSettings:
 
 
 def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"]) -> SinkSettings:
-    """Return the parsed options. Raises ConfigError."""
+    """Return the parsed options. Raises ConfigError for an unknown, invalid or missing option."""
     options = {name.lower(): value for name, value in given.items()}
     refuse_unknown(options, _NAMES, "writing with format('oncelog')")
     if "path" in options:
@@ -93,10 +93,11 @@ def parse_sink_options(given: Mapping[str, str], mode: Literal["batch", "stream"
 
 
 def repeats_whole_stages(setting: Callable[[str], str | None]) -> bool:
-    """Return True if Spark repeats all tasks that read a lost shuffle file whose new contents differ.
+    """Return True if Spark repeats all tasks of a stage after a shuffle file was lost and its new contents
+    differ.
 
-    If Spark repeats only some of these tasks, rows are doubled and lost, unless the plan is deterministic.
-    `setting` returns the value of a Spark setting, or None if it is not set.
+    If Spark repeated only some of these tasks, rows would be doubled and lost, unless the plan is
+    deterministic. `setting` returns the value of a Spark setting, or None if it is not set.
     """
     retries, rolls_back = (setting(f"{_CHECKSUM}.{name}") for name in _ON_MISMATCH)
     return (retries or "true").lower() == "true" or (rolls_back or "false").lower() == "true"

@@ -24,7 +24,7 @@ KINDS = {
     "partition": ("int",),
     "headers": ("array<struct<key:string,value:binary>>",),
 }
-"""Each column's allowed Spark types. Other columns are not written; Spark's own sink ignores them too."""
+"""The written columns and their allowed Spark types. Other columns are ignored, as by Spark's own sink."""
 
 
 def check_columns(types: Sequence[tuple[str, str]], topic: str | None) -> None:
@@ -47,8 +47,8 @@ def check_columns(types: Sequence[tuple[str, str]], topic: str | None) -> None:
 class Part(NamedTuple):
     """Rows for one topic.
 
-    `partition` None: the producer chooses each row's partition by its key. `first_row` is the number of the
-    first row within the task, from 0.
+    If `partition` is None, the producer chooses each row's partition by the row's key. `first_row` is the
+    number of the first row within the task, from 0.
     """
 
     topic: str
@@ -69,7 +69,7 @@ class SinkRows:
         """(bytes, row number) of the largest checked row."""
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Check and count the rows of a batch; return the columns that are written.
+        """Check and count the rows of a batch. Return the batch with only the columns that are written.
 
         Raises RowRefused, whose text names the row.
         """
@@ -86,8 +86,8 @@ class SinkRows:
         return rows
 
     def parts(self, rows: pa.RecordBatch) -> Iterator[Part]:
-        """Yield the rows that `take` returned last, grouped by topic and partition. Each group is in row
-        order.
+        """Yield `rows`, the last result of `take`, grouped by topic and partition. Within a group, the order
+        of the rows is kept.
         """
         first = self.count - rows.num_rows
         names = rows.schema.names
@@ -109,7 +109,7 @@ class SinkRows:
             return
         lists = rows.column("headers")
         structs = lists.flatten()
-        # A null struct is refused like a null name.
+        # Find null names and null structs, which are both refused.
         names = structs.field("key") if structs.null_count == 0 else pc.struct_field(structs, "key")
         if not structs.null_count and not names.null_count:
             return
@@ -160,7 +160,7 @@ def _plain(column: Any) -> Any:
 
 
 def row_sizes(rows: pa.RecordBatch) -> Any:
-    """Return an array with the bytes of key and value of each row."""
+    """Return an array with the number of bytes of each row's key and value."""
     total = np.zeros(rows.num_rows, np.int64)
     for name in ("key", "value"):
         if name in rows.schema.names:

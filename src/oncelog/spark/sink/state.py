@@ -75,7 +75,9 @@ class Sink:
 
     @property
     def plan_id(self) -> str:
-        """Return the transactional id, and group, of the note that names the run that writes a batch."""
+        """Return the transactional id, which is also the group, of the note that names the run that writes a
+        batch (PlanNote).
+        """
         return f"{self.group}/plan"
 
     @property
@@ -94,7 +96,9 @@ class Sink:
 
     @property
     def id_in_0_4_1(self) -> str:
-        """Return the group that version 0.4.1 and older used for the sink. Two sinks could share a group."""
+        """Return the group that version 0.4.1 and older used for the sink. Two sinks could have the same
+        group.
+        """
         return f"{self.settings.prefix}-{self.name}{self.part and '-' + self.part}"
 
     # Stored state
@@ -102,8 +106,8 @@ class Sink:
     def plan(self, admin: Admin, *, is_stable: bool = True) -> PlanNote | None:
         """Return the note that names the run that writes the newest batch, or None.
 
-        With `is_stable`, first wait for an open transaction that may change the note. If its writer died, the
-        transaction ends at its timeout or when the next writer begins.
+        With `is_stable`, first wait for the end of an open transaction that may change the note. If the
+        transaction's writer died, it ends at its timeout or when the next writer begins.
         """
         return PlanNote.decode(self.plan_id, self._kept(admin, self.plan_id, is_stable=is_stable))
 
@@ -119,28 +123,28 @@ class Sink:
         try:
             return BatchCommit.decode(self.id_in_0_4_1, self._kept(admin, self.id_in_0_4_1))
         except SinkError:
-            # In 0.4.1, task 1 of a sink "x" had the same name as a sink "x-1". So the note may be another
-            # sink's marker.
+            # The offset may be another sink's marker: in 0.4.1, task 1 of a sink "x" had the same group as a
+            # sink "x-1".
             return None
 
     def has_ended(self, admin: Admin) -> bool:
-        """Return True if a write without a name has ended. After that none of its tasks may write."""
+        """Return True if a write without a name has ended. From then on, none of its tasks may write."""
         return BatchCommit.decode(self.finished_id, self._kept(admin, self.finished_id)) is not None
 
     def atomic_marker(self, admin: Admin) -> TaskMarker | None:
-        """Return the last batch that `write_atomic` committed as one transaction, or None.
+        """Return the marker of the last batch that `write_atomic` committed, or None.
 
-        Fence earlier attempts before this call. Brokers with the classic group coordinator show a
-        transaction's offsets only a moment after it is complete, so this call waits for them.
+        The caller must have fenced earlier attempts. Brokers with the classic group coordinator show a
+        transaction's offsets only a moment after the transaction is complete, so this call waits for them.
         """
         return TaskMarker.decode(self.group, self._kept(admin, self.group, is_stable=True))
 
     def task_marker(self, admin: Admin, task: int, *, is_fenced: bool) -> TaskMarker | None:
-        """Return the last batch that the task committed, or None.
+        """Return the marker of the last batch that the task committed, or None.
 
-        If earlier attempts are fenced, `is_fenced` is True and the call waits for the offsets of complete
-        transactions, as `atomic_marker` does. Otherwise a transaction may still be open, and the call does
-        not wait for its end.
+        Set `is_fenced` if earlier attempts are fenced. Then the call waits for the offsets of complete
+        transactions, as `atomic_marker` does. Otherwise an earlier attempt's transaction may be open, and the
+        call does not wait for its end.
         """
         name = self.task_id(task)
         return TaskMarker.decode(name, self._kept(admin, name, is_stable=is_fenced))
@@ -162,7 +166,7 @@ class Sink:
         """Store a note of the driver as the offset of a group, without a transaction, for `retention_ms` ms.
 
         Offsets that a transaction commits expire, so a missing marker does not prove that nothing was
-        written. So this call uses version 4 of OffsetCommit, which can set the retention time. See
+        written. Therefore this call uses version 4 of OffsetCommit, which can set the retention time. See
         test_an_offset_is_kept_as_long_as_its_commit_says.
         """
         admin.alter_group_offsets(group, {self.marker_at: kept}, retention_ms=retention_ms)
@@ -174,7 +178,9 @@ class Sink:
     # Version 0.4.1
 
     def has_state_of_0_4_1(self, admin: Admin) -> bool:
-        """Return True if version 0.4.1 may have written a batch. Markers of its tasks may then exist."""
+        """Return True if version 0.4.1 may have written a batch of this sink, so that markers of that version
+        may exist.
+        """
         finished = self.finished(admin)
         if finished is not None:
             return finished.sum is None
@@ -186,7 +192,7 @@ class Sink:
         return sorted(_numbers(names, f"{self.id_in_0_4_1}-"))
 
     def task_in_0_4_1(self, task: int) -> str:
-        """Return the name that version 0.4.1 gave a task."""
+        """Return the transactional id and group that a task had in version 0.4.1."""
         return f"{self.id_in_0_4_1}-{task}"
 
     def marker_in_0_4_1(self, admin: Admin, name: str) -> TaskMarker | None:
@@ -200,7 +206,7 @@ class Sink:
             return None
 
     def is_transactional_id(self, admin: Admin, name: str) -> bool:
-        """Return True if a coordinator has the transactional id.
+        """Return True if a coordinator has an entry for the transactional id.
 
         Brokers before Kafka 3.0 cannot list transactional ids; for them, return True.
         """
@@ -215,23 +221,24 @@ class Sink:
 def forget_markers(sink: Sink, admin: Admin, tasks: Iterable[int]) -> None:
     """Delete the markers of a write that cannot be repeated, as far as the user's ACLs allow.
 
-    Copies of the write's tasks may still start or run. So a note that the write has ended is stored first. A
-    task that finds no marker looks for this note and, if the note exists, writes nothing.
+    Late copies of the write's tasks may still start or run. So a note that the write has ended is stored
+    first. If a task finds no marker but this note, it writes nothing.
     """
     tasks = list(tasks)
     try:
         sink.keep(admin, sink.finished_id, BatchCommit(0, len(tasks)).encode(), retention_ms=_ENDED_KEPT_MS)
     except OncelogError:
-        # Without the note, a late copy of a task would find no marker and write its rows again. So the
-        # markers stay until they expire.
+        # Keep the markers until they expire: without the note and the marker, a late copy of a task would
+        # write its rows again.
         return
     for task in tasks:
         try:
-            # The group can be deleted only after its transaction is complete.
+            # Wait for the end of the task's transaction: only then can the group be deleted.
             sink._kept(admin, sink.task_id(task), is_stable=True)
             admin.delete_group(sink.task_id(task))
         except OncelogError:
-            # The ACLs forbid the deletion, or the marker is missing. A marker that is not deleted expires.
+            # Ignore the error: the ACLs forbid the deletion, or the marker is missing. A marker that is not
+            # deleted will expire.
             continue
 
 

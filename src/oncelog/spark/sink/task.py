@@ -59,10 +59,11 @@ __all__ = ["Sink", "TaskReport", "abandon", "finish", "send_part", "write_task"]
 class TaskReport:
     """The result of one task.
 
-    `already_committed`: an earlier attempt committed the rows, and this attempt wrote nothing. `size_bytes`
-    counts keys and values. `commit_seconds` is the time from sending the last row to the response to the
-    commit, or to the end of the preparation. `plan` is set only in a repeat. `prepared` is the transaction
-    that the driver has to end. `topic_ids` has its topics, and their ids before the task sent the first rows.
+    If `already_committed`, an earlier attempt committed the rows, and this attempt wrote nothing.
+    `size_bytes` counts keys and values. `commit_seconds` is the time from sending the last row to the
+    response to the commit, or to the end of the preparation. `plan` is set only in a repeat. `prepared` is
+    the transaction that the driver has to end. `topic_ids` has the topics of the prepared transaction, with
+    their ids before the task sent the first rows.
     """
 
     task: int
@@ -86,7 +87,7 @@ def write_task(
 ) -> TaskReport:
     """Write the rows of one task once, in one transaction. Raises SinkError.
 
-    Without `commits`, the driver commits the transaction.
+    Without `commits`, the task only prepares the transaction, and the driver commits it.
     """
     attempt = _SinkTask(sink, batch_id, task, commits=commits)
     filled = (batch for batch in batches if batch.num_rows)
@@ -108,10 +109,12 @@ class _SinkTask:
         self._sink, self._batch_id, self._task, self._commits = sink, batch_id, task, commits
         self.rows = TaskRows(sink.settings.topic, sink.settings.max_row_bytes)
         self._topic_ids: dict[str, str | None] = {}
-        """The ids of topics before the first rows were sent to them; None on a cluster without topic ids."""
+        """Topic -> the topic's id before the first rows were sent to it; None on a cluster without topic ids.
+        """
 
     def write(self, clients: TaskClients, batches: Iterator[pa.RecordBatch], is_empty: bool) -> TaskReport:
-        """Write, prepare or compare the rows. `is_empty`: `batches` has no rows. Raises SinkError."""
+        """Write, prepare or compare the rows. `is_empty` is True if `batches` has no rows. Raises SinkError.
+        """
         admin, sink, plan = clients.admin, self._sink, PlanNote(self._batch_id, self._sink.run_id)
         finished: BatchCommit | None = None
         if sink.is_named:
@@ -120,7 +123,8 @@ class _SinkTask:
                 case AlreadyCommitted():
                     return self._count(batches, already_committed=not is_empty)
                 case Refuse(Reason.BATCH_ID_WENT_BACK) as refused:
-                    # A zombie of an older batch must not fence the task of the present batch.
+                    # Raise before `init_transactions`: a zombie of an older batch must not fence the task of
+                    # the current batch.
                     raise refused.error(self._batch_id, self._task)
                 case Refuse(Reason.UNKNOWN) as refused if not is_empty:
                     raise refused.error(self._batch_id, self._task)
@@ -128,7 +132,8 @@ class _SinkTask:
         if is_empty and not plan.is_repeat:
             return self._without_rows(admin, plan)
         producer = clients.producer(sink.task_id(self._task))
-        # After InitProducerId no earlier attempt can write, and no transaction of an earlier attempt is open.
+        # This sends InitProducerId. After it, no earlier attempt can write, and no transaction of an earlier
+        # attempt is open.
         producer.init_transactions()
         if sink.is_named:
             refusal = decide_still_mine(plan, sink.plan(admin))
@@ -161,8 +166,8 @@ class _SinkTask:
         sink = self._sink
         found = sink.task_marker(admin, self._task, is_fenced=True)
         if not sink.is_named:
-            # `forget_markers` stores the note that the write has ended before it deletes markers. So the note
-            # is read after the marker.
+            # Read the note after the marker, because `forget_markers` stores the note that the write has
+            # ended before it deletes markers.
             if found is None and sink.has_ended(admin):
                 raise Refuse(Reason.ENDED).error(self._batch_id, self._task)
             return found
@@ -175,7 +180,7 @@ class _SinkTask:
         return sink.marker_in_0_4_1(admin, name)
 
     def _without_rows(self, admin: Admin, plan: PlanNote, marker: TaskMarker | None = None) -> TaskReport:
-        """Report no rows, without a transaction.
+        """Return a report without rows. It needs no transaction.
 
         Raises SinkError if the task had committed rows of this batch.
         """
@@ -237,8 +242,8 @@ class _SinkTask:
         sent_at = time.monotonic()
         kept = {sink.marker_at: TaskMarker(self._batch_id, self.rows.sum).encode()}
         producer.send_offsets_to_transaction(kept, sink.task_id(self._task))
-        # Without this check, the new topic would have only the rows for partitions to which none was sent
-        # before, and the marker would say that all rows are there. Guard:
+        # Check that no topic was created again. Otherwise the new topic might have only some of the rows, and
+        # the marker would say that all rows are stored. Guard:
         # test_a_topic_created_again_while_a_task_writes_gets_no_rows.
         producer.flush()
         check_topics(clients.admin, before.items(), self._batch_id, self._task)
@@ -290,8 +295,8 @@ def _finish(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[TaskRepor
         if isinstance(decided, Refuse):
             raise decided.error(batch_id)
         if decided == before and before.sum is not None:
-            # The committed tasks already wrote all rows of the batch. The prepared transactions would double
-            # the rows.
+            # Abort, because the committed tasks already wrote all rows of the batch, and the prepared
+            # transactions would double them.
             _end(sink, prepared, is_commit=False)
             return
     except BaseException:
@@ -337,8 +342,8 @@ def _commit_prepared(sink: Sink, admin: Admin, batch_id: int, reports: Sequence[
     prepared = _prepared(reports)
     before = {topic for report in reports if report.prepared is not None for topic in report.topic_ids}
     try:
-        # A task has compared the ids when it prepared its transaction, which may be long ago. Guard:
-        # test_a_topic_created_again_before_the_driver_commits_gets_no_rows.
+        # Compare the ids again: the task has compared them when it prepared its transaction, which may be
+        # long ago. Guard: test_a_topic_created_again_before_the_driver_commits_gets_no_rows.
         check_topics(admin, before, batch_id)
     except BaseException:
         with suppress(OncelogError):
@@ -364,7 +369,7 @@ def _end(sink: Sink, prepared: Iterable[TransactionShare], *, is_commit: bool) -
 def abandon(sink: Sink, reports: Iterable[TaskReport]) -> None:
     """Abort the prepared transactions of a batch. The driver calls this after another task has failed."""
     reports = list(reports)
-    # If an abort fails here, the next run or the transaction timeout aborts the transaction.
+    # Ignore a failure: the next run or the transaction timeout then aborts the transaction.
     with suppress(OncelogError):
         _end(sink, _prepared(reports), is_commit=False)
     if not sink.is_named:

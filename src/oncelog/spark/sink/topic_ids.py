@@ -9,7 +9,7 @@ from oncelog.spark.sink.decisions import decide_same_topics
 
 
 def topic_ids(admin: Admin, topics: Iterable[str]) -> dict[str, str | None]:
-    """Return the present ids of topics, or None for each on a cluster without topic ids."""
+    """Return the current id of each topic; None for each topic on a cluster without topic ids."""
     topics = sorted(topics)
     found = admin.describe_topics(topics) if topics else {}
     return {topic: description.topic_id for topic, description in found.items()}
@@ -18,7 +18,7 @@ def topic_ids(admin: Admin, topics: Iterable[str]) -> dict[str, str | None]:
 def check_topics(
     admin: Admin, before: Collection[tuple[str, str | None]], batch_id: int, task: int | None = None
 ) -> None:
-    """Raise SinkError if a topic of `before` does not have the id now that it has there."""
+    """Raise SinkError if the current id of a topic differs from its id in `before`."""
     refusal = decide_same_topics(before, topic_ids(admin, {topic for topic, _ in before}))
     if refusal is not None:
         raise refusal.error(batch_id, task)

@@ -9,19 +9,19 @@ from oncelog.spark.source.offset_ranges import Offsets, Position
 from oncelog.types import TopicPartition
 
 REFRESH_MS = 600_000
-"""Time after which all offsets are committed again. Otherwise a broker would let the offsets of an idle query
-expire.
+"""Time after which all offsets are committed again, even unchanged ones. Otherwise a broker would let the
+offsets of an idle query expire.
 """
 RETRY_MS = 60_000
-"""Pause after a failed commit. A commit can take as long as MAX_COMMIT_MS, and the query waits for it."""
+"""Pause after a failed commit. It is long because each commit can delay the query by up to MAX_COMMIT_MS."""
 
 
 @dataclass(slots=True)
 class CommitSchedule:
     """The commits of one run of a query. Times are those of a monotonic clock in milliseconds.
 
-    `failures` counts the failed commits since the run began, and `failures_in_row` those since the last one
-    that succeeded.
+    `failures` counts the failed commits since the run began, and `failures_in_row` the failed commits since
+    the last successful one.
     """
 
     failures: int = 0
@@ -39,11 +39,12 @@ class CommitSchedule:
             return {}
         if now_ms >= self._refresh_at_ms:
             return dict(finished.offsets)
-        # A re-created topic begins at 0 again, so an offset may also be lower than the committed one.
+        # Compare with `!=`: a re-created topic begins at 0 again, so an offset may be lower than the
+        # committed one.
         return {tp: offset for tp, offset in finished.offsets.items() if self._committed.get(tp) != offset}
 
     def succeed(self, offsets: Mapping[TopicPartition, int], now_ms: int) -> None:
-        """Note that `offsets` were committed."""
+        """Record that `offsets` were committed."""
         if now_ms >= self._refresh_at_ms:
             self._committed.clear()
             self._refresh_at_ms = now_ms + REFRESH_MS
@@ -51,7 +52,7 @@ class CommitSchedule:
         self.failures_in_row = 0
 
     def fail(self, now_ms: int) -> None:
-        """Note that a commit failed."""
+        """Record that a commit failed. The next one is due after RETRY_MS."""
         self.failures += 1
         self.failures_in_row += 1
         self._retry_at_ms = now_ms + RETRY_MS

@@ -17,13 +17,13 @@ from oncelog.spark.source.offset_ranges import Position
 
 T = TypeVar("T")
 MAX_COMMIT_MS = 5_000
-"""Longest time that a micro-batch waits for a commit."""
+"""Maximum time in ms that a micro-batch waits for a commit."""
 
 _log = logging.getLogger("oncelog.spark")
 
 
 class GroupOffsets:
-    """The group to which one run of a query commits. Close it after use."""
+    """The consumer group to which one run of a query commits its offsets. Call `close` after use."""
 
     def __init__(self, group: str, client: Mapping[str, object]) -> None:
         self._group = group
@@ -32,7 +32,7 @@ class GroupOffsets:
         self._schedule = CommitSchedule()
 
     def refuse_members(self) -> None:
-        """Raise ConfigError if the group has members, whose offsets these commits would replace.
+        """Raise ConfigError if the group has members, because the commits would replace the members' offsets.
 
         If the cluster does not respond, or forbids the request, only log the error.
         """
@@ -52,14 +52,15 @@ class GroupOffsets:
             )
 
     def commit(self, finished: Position, now_ms: int) -> None:
-        """Commit the end of a finished micro-batch if that is due. Failures are only logged and counted."""
+        """Commit the end of a finished micro-batch if a commit is due. Failures are only logged and counted.
+        """
         schedule = self._schedule
         if not (offsets := schedule.due(finished, now_ms)):
             return
         try:
             admin = self._connected()
             self._run(admin, admin._async.alter_group_offsets(self._group, offsets))
-        except Exception as error:  # monitoring must not end a query
+        except Exception as error:  # a commit is only for monitoring, so its failure must not end a query
             schedule.fail(now_ms)
             self._log_failure(error)
             return
@@ -83,8 +84,8 @@ class GroupOffsets:
         )
 
     def _run(self, admin: Admin, call: Coroutine[Any, Any, T]) -> T:
-        # The settings bound each request, but a call can consist of several. See
-        # test_a_call_that_does_not_end_is_cancelled.
+        # Limit the whole call: the settings limit each request, but a call can consist of several requests.
+        # See test_a_call_that_does_not_end_is_cancelled.
         return admin._thread.run(call, MAX_COMMIT_MS / 1000)
 
     def _connected(self) -> Admin:
@@ -99,7 +100,7 @@ class GroupOffsets:
 
 
 def _short_timeouts(client: Mapping[str, object]) -> dict[str, object]:
-    """Return the admin settings of `client`, with times to wait of at most MAX_COMMIT_MS."""
+    """Return those settings of `client` that an Admin has, with time-outs of at most MAX_COMMIT_MS."""
     settings = {key: value for key, value in client.items() if ADMIN.get(key)}
     parsed = ADMIN.parse(settings)
     bounded = ("request.timeout.ms", "socket.connection.setup.timeout.ms", "oncelog.bootstrap.timeout.ms")

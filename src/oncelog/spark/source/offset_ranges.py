@@ -1,7 +1,8 @@
 """Decide which offsets a micro-batch and its tasks read, and which requested offsets are lost.
 
-Nothing here talks to a cluster or to Spark. The position of a stream is JSON in Spark's checkpoint. It has
-the form of Spark's own Kafka source, with additional keys that cannot be topic names:
+This module talks neither to a cluster nor to Spark. The position of a stream is stored as JSON in Spark's
+checkpoint. The JSON has the form of Spark's own Kafka source, with additional keys that cannot be topic
+names:
 
     {"flights": {"0": 120, "1": 118},
      "@ids": {"flights": "b3J..."},          topic ids; a re-created topic has another id
@@ -56,7 +57,7 @@ class OffsetsSpec:
     timestamps_ms: Mapping[TopicPartition, int] | None = None
 
     def uses(self, special: int) -> bool:
-        """Return True if `special` (EARLIEST or LATEST) applies to any partition."""
+        """Return True if the user set `special` (EARLIEST or LATEST) for any partition."""
         return self.special == special or special in (self.offsets or {}).values()
 
     def times(self, partitions: Iterable[TopicPartition]) -> Offsets | None:
@@ -72,7 +73,8 @@ class OffsetsSpec:
         return dict(self.timestamps_ms)
 
     def resolve(self, earliest: Offsets, latest: Offsets) -> Offsets:
-        """Return the offset of each partition in `earliest`.
+        """Return the offset of each partition, with EARLIEST and LATEST replaced by the offsets in `earliest`
+        and `latest`.
 
         Raises ConfigError if the user set offsets for a different set of partitions.
         """
@@ -201,7 +203,7 @@ def split_ranges(
     fewer than `min_partitions` pieces only if the ranges contain fewer offsets than that.
     """
     pieces = [1 if max_records is None else -(-r.size // max_records) for r in ranges]
-    # Use a heap, because a scan of all ranges for each piece took 8 s (3,000 ranges, minPartitions=10000).
+    # Use a heap: a scan of all ranges for each additional piece took 8 s (3,000 ranges, minPartitions=10000).
     by_size = [(-r.size / count, index) for index, (r, count) in enumerate(zip(ranges, pieces, strict=True))]
     heapq.heapify(by_size)
     for _ in range((min_partitions or 0) - sum(pieces)):
@@ -219,11 +221,12 @@ def _cut(whole: OffsetRange, count: int) -> list[OffsetRange]:
 
 
 def limit_end(start: Offsets, end: Offsets, limit: int | None) -> Offsets:
-    """Return `end`, moved back so that at most `limit` offsets are read. None: no limit.
+    """Return `end`, moved back so that at most `limit` offsets are read. If `limit` is None, return `end`
+    unchanged.
 
-    Each partition gets a share in proportion to its waiting offsets, rounded down. The offsets that rounding
-    leaves go to the partitions with the largest fractions, and on a tie to the lowest partition. No partition
-    starves, because its share grows with its waiting offsets.
+    Each partition gets a share in proportion to its waiting offsets, rounded down. The offsets left over by
+    rounding go to the partitions with the largest fractions, and on a tie to the lowest partition. No
+    partition starves, because its share grows with its waiting offsets.
     """
     waiting = {tp: end[tp] - start[tp] for tp in sorted(end) if end[tp] > start.get(tp, end[tp])}
     total = sum(waiting.values())
@@ -243,7 +246,7 @@ def limit_end(start: Offsets, end: Offsets, limit: int | None) -> Offsets:
 class Position:
     """The position of a stream: the next offset per partition.
 
-    `topic_ids` lacks the topics of a broker without topic ids. The module's docstring explains `begin` and
+    `topic_ids` is empty if the broker has no topic ids. The module's docstring explains `begin` and
     `is_initial`.
     """
 
@@ -302,7 +305,7 @@ def ranges_of_batch(start: Position, end: Position) -> list[OffsetRange]:
 
 @dataclass(frozen=True, slots=True)
 class Available:
-    """The offsets that exist on the cluster now, per partition.
+    """The offsets that existed in each partition when they were looked up.
 
     `earliest` has the log start offsets, `latest` the ends for the query's isolation level, and `written` the
     high watermarks.
@@ -369,7 +372,9 @@ def _window(
 
 
 def find_losses(start: Position, now: Available) -> list[DataLoss]:
-    """Return a loss for each partition whose requested offsets no longer exist."""
+    """Return a loss for each partition whose position is outside the existing offsets, that is gone or
+    re-created, or that was added and has lost offsets.
+    """
     losses = [_loss_of(tp, offset, start, now) for tp, offset in sorted(start.offsets.items())]
     losses += [
         DataLoss(
@@ -403,7 +408,7 @@ def _loss_of(tp: TopicPartition, offset: int, start: Position, now: Available) -
 
 
 def describe_change(before: Available, after: Available) -> str | None:
-    """Return how a topic was replaced since `before`, or None if offsets only moved forward."""
+    """Return as text how a topic was replaced since `before`, or None if offsets only moved forward."""
     for tp, written in sorted(before.written.items()):
         old, new = before.topic_ids.get(tp.topic), after.topic_ids.get(tp.topic)
         if old and new and old != new:

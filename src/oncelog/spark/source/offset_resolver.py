@@ -45,7 +45,9 @@ def _partitions_of(described: Mapping[str, TopicDescription]) -> set[TopicPartit
 
 
 class OffsetResolver:
-    """The driver's admin connection of one source. Close it after use."""
+    """An admin connection with which the driver looks up partitions and offsets for one source. Close it
+    after use.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -70,9 +72,9 @@ class OffsetResolver:
         """Return the offsets that exist now in the subscribed partitions. No record is read.
 
         Raises UnknownTopicOrPartition if a topic that the user named does not exist, and ConfigError if a
-        partition that the user assigned does not exist. With `may_miss`, leave missing topics and partitions
-        out instead, because a running stream reports the loss itself. `expected` are the partitions of the
-        stream's last position.
+        partition that the user assigned does not exist. With `may_miss`, leave out missing topics and
+        partitions instead: a running stream passes it, because it reports the loss itself. `expected` are the
+        partitions of the stream's last position.
         """
         partitions, topic_ids = self._partitions(may_miss, expected)
         latest = self._offsets(partitions, "latest", self._isolation)
@@ -129,8 +131,8 @@ class OffsetResolver:
                 f"{spec.option}: {tp} has no record at or after {times[tp]}; set "
                 "startingOffsetsByTimestampStrategy to latest to begin at its end"
             )
-        # A start may be above the last stable offset. If it were lowered to that offset, the query would
-        # later read the records between the two, although they are older than the starting time. See
+        # Allow a start above the last stable offset. If it were lowered to that offset, the query would later
+        # read the records between the two, although they are older than the starting time. See
         # test_a_starting_timestamp_may_lie_behind_an_open_transaction.
         bound = now.written if is_start else now.latest
         return {tp: min(first.get(tp, now.latest[tp]), bound[tp]) for tp in times}
@@ -145,7 +147,7 @@ class OffsetResolver:
         return {tp: result.offset for tp, result in results.items() if result.offset is not None}
 
     def is_compacted(self, topics: Collection[str]) -> dict[str, bool]:
-        """Map each topic to True if it is compacted. Compaction leaves gaps in the log."""
+        """Return for each topic whether it is compacted, because compaction leaves gaps in the log."""
         resources = [ConfigResource("topic", name) for name in topics]
         configs = self._admin.describe_configs(resources)
         policies = {

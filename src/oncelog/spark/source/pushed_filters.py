@@ -35,13 +35,15 @@ _MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Whole numbers from `low` to `high`, both inclusive."""
+    """A range of integers from `low` to `high`, both inclusive."""
 
     low: int = 0
     high: int = _MAX
 
     def intersect(self, other: Span) -> Span:
-        """Return the numbers in both spans. If there are none, `high` of the result is below `low`."""
+        """Return the span of the numbers that are in both spans. If there are none, its `high` is below its
+        `low`.
+        """
         return Span(max(self.low, other.low), min(self.high, other.high))
 
 
@@ -49,7 +51,8 @@ class Span:
 class PushedFilters:
     """The offsets, partitions and topics that can contain matching rows.
 
-    `topics` None means all topics. No record with a timestamp before `since_ms` (ms since the epoch) matches.
+    `topics` None means all topics. Records with a timestamp before `since_ms` (ms since the epoch) do not
+    match; None means no bound.
     """
 
     offsets: Span = Span()
@@ -58,10 +61,10 @@ class PushedFilters:
     since_ms: int | None = None
 
     def apply(self, ranges: Sequence[OffsetRange], firsts: Offsets | None = None) -> list[OffsetRange]:
-        """Return the parts of `ranges` to read.
+        """Return the parts of `ranges` that can contain matching rows.
 
         `firsts` maps each partition to its first offset at or after `since_ms`, and lacks partitions that
-        have no such offset. If `firsts` is None, times exclude nothing.
+        have no such offset. If `firsts` is None, `since_ms` excludes nothing.
         """
         kept = []
         for tp, start, end in ranges:
@@ -124,8 +127,8 @@ def _names(condition: Filter) -> frozenset[str] | None:
 def _low_ms(condition: Filter) -> int | None:
     """Return the earliest time (ms since the epoch) that satisfies a filter, or None for no bound.
 
-    A bound of 0 or less is ignored, because records without a timestamp have -1 and ListOffsets accepts no
-    negative time. A time without a time zone is also ignored.
+    Bounds of 0 or less are ignored, because records without a timestamp have -1, and ListOffsets accepts no
+    negative time. Times without a time zone are also ignored.
     """
     match condition:
         case (

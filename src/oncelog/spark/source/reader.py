@@ -16,7 +16,7 @@ from oncelog.spark.source.offset_ranges import DataLoss, DataLossError, OffsetRa
 from oncelog.spark.source.offset_resolver import describe_with_retry
 
 SMALL_BATCH_BYTES = 1 << 20
-"""Batches below this size are joined, because each batch costs Spark a fixed time."""
+"""Size in bytes below which batches are joined, because each batch costs Spark a fixed time."""
 LARGE_BATCH_BYTES = 4 << 20
 
 _log = logging.getLogger("oncelog.spark")
@@ -30,11 +30,13 @@ def read_range(
     include_headers: bool,
     fail_on_data_loss: bool,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the visible records of a range, in order. Raises DataLossError if some offsets no longer exist.
+    """Yield the visible records of a range, in order. If some offsets no longer exist, raise DataLossError
+    with `fail_on_data_loss`; otherwise log a warning and skip them.
 
     Offsets without a visible record (markers, aborted transactions, compaction) are not a loss. `topic_id` is
     the topic's id when the range was planned. If a topic of the same name now has another id, the range is
-    lost. If `topic_id` is None, the id is not checked.
+    lost. If `topic_id` is None, the id is not checked. If the topic is re-created after rows were returned,
+    DataLossError is always raised, because these rows may be of the new topic.
     """
     has_rows = False
     with _TopicCheck(client, wanted, topic_id) as check, Consumer(client) as consumer:
@@ -47,7 +49,8 @@ def read_range(
                 if (loss := check.loss()) is None:
                     raise
             else:
-                # Topic ids are never reused, so the same id before and after the read means the same topic.
+                # Check again: topic ids are never reused, so the same id before and after the read means that
+                # one topic was read.
                 loss = check.loss()
                 if loss is not None and has_rows:
                     # The rows already returned may belong to the new topic. The next micro-batch starts at
@@ -79,7 +82,7 @@ class _TopicCheck:
         self._admin.close()
 
     def loss(self) -> DataLoss | None:
-        """Return the loss if the topic was deleted or re-created, otherwise None."""
+        """Return a DataLoss if the topic was deleted or re-created, otherwise None."""
         tp, start, end = self._wanted
         requested = f"{tp}: offsets {start} to {end - 1} were requested"
         topic = describe_with_retry(self._admin, [tp.topic], [tp])[tp.topic]
@@ -117,7 +120,8 @@ def _after_loss(
 ) -> int:
     """Return the offset at which to continue after a failed read at `position`.
 
-    Raises `error` itself if `position` exists. Otherwise raises DataLossError if failOnDataLoss is set.
+    If `position` exists, raise `error`, because there is no loss. Otherwise raise DataLossError if
+    failOnDataLoss is set.
     """
     tp, _, end = wanted
     low, high = consumer.beginning_offsets([tp])[tp], consumer.end_offsets([tp])[tp]

@@ -75,7 +75,7 @@ COLUMNS = (
     ("timestamp", TimestampType()),
     ("timestampType", IntegerType()),
 )
-"""The same columns, in the same order and with the same types, as in Spark's own Kafka source."""
+"""The names and types of the columns, the same and in the same order as in Spark's own Kafka source."""
 HEADERS_COLUMN = (
     "headers",
     ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
@@ -126,7 +126,7 @@ class OncelogSource(DataSource):  # type: ignore[misc]
 def plan_batch(
     options: SourceOptions, resolver: OffsetResolver, filters: PushedFilters | None
 ) -> list[RangePartition]:
-    """Return the partitions of a batch read, from the offsets that exist on the cluster now.
+    """Look up the offsets that exist on the cluster now, and return the partitions of a batch read.
 
     Raises DataLossError and ConfigError.
     """
@@ -194,8 +194,8 @@ class FilteringReader(BatchReader):
 
     def __init__(self, options: SourceOptions) -> None:
         super().__init__(options)
-        # Spark's planning process creates this reader, then decodes the filters, then calls `pushFilters`. So
-        # `times_beyond_python` is entered here and left in `pushFilters`.
+        # Enter `times_beyond_python` here and leave it in `pushFilters`: between the two calls, Spark's
+        # planning process decodes the filters.
         self._filter_decoding = ExitStack()
         self._filter_decoding.enter_context(times_beyond_python())
 
@@ -219,7 +219,7 @@ def _is_push_down_on() -> bool:
 
 def _read(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     freeze_modules()
-    # If a batch has no ranges, Spark still runs one task, with a partition of another class.
+    # If a batch has no ranges, Spark still runs one task, with a partition of a different class.
     if not isinstance(partition, RangePartition):
         return iter(())
     return read_range(
@@ -253,7 +253,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return {**self.__dict__, "_resolver": None, "_group_offsets": None}
 
     def _group(self) -> GroupOffsets | None:
-        """Return the group of commitOffsetsToGroup, or None. The first call refuses a group with members."""
+        """Return the group of the option commitOffsetsToGroup, or None. The first call raises ConfigError for
+        a group with members.
+        """
         name = self._options.commit_offsets_to_group
         if self._group_offsets is None and name is not None:
             group = GroupOffsets(name, self._options.client)
@@ -277,8 +279,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return self._seen
 
     def initialOffset(self) -> dict[str, Any]:
-        # Spark calls initialOffset() twice before the first micro-batch. "latest" must mean the same offsets
-        # both times.
+        # Keep the first result: Spark calls initialOffset() twice before the first micro-batch, and "latest"
+        # must mean the same offsets both times.
         if self._initial is None:
             now = self._available(may_miss=False)
             assert self._resolver is not None
@@ -287,8 +289,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return self._initial.to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Spark's Python API has no limit that combines a minimum, a maximum and a delay. So latestOffset()
-        # applies them.
+        # The result is only a hint: Spark's Python API has no limit that combines a minimum, a maximum and a
+        # delay. latestOffset() applies all three.
         max_offsets, min_offsets = (
             self._options.max_offsets_per_trigger,
             self._options.min_offsets_per_trigger,
@@ -302,8 +304,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         before = Position.from_json(start)
-        # Spark calls commit() for a micro-batch only when it has planned another one. Without this line,
-        # tools would show the last one before a pause as lag. See
+        # Commit here too: Spark calls commit() for a micro-batch only when it has planned another one.
+        # Otherwise, tools would show the last micro-batch before a pause as lag. See
         # test_the_group_has_the_offsets_of_every_finished_micro_batch.
         self._commit(before)
         now = self._available(may_miss=True, expected=before.offsets)

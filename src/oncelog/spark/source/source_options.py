@@ -85,13 +85,13 @@ class Subscription:
     partitions: tuple[TopicPartition, ...] = ()
 
     def matches(self, topic: str) -> bool:
-        """Return True if the pattern matches the whole topic name."""
+        """Return True if `pattern` is set and matches the entire topic name."""
         return self.pattern is not None and re.fullmatch(self.pattern, topic) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The parsed options. Limits that the user did not set are None.
+    """The parsed options of the source. Limits that the user did not set are None.
 
     `latest_without_record`: if True, a partition without a record at or after the starting time is read from
     its end. If False, the query fails with ConfigError. `client` contains the consumer settings of the
@@ -114,7 +114,7 @@ class SourceOptions:
 
 
 def parse_options(given: Mapping[str, str], mode: Mode | None = None) -> SourceOptions:
-    """Return the parsed options. Raises ConfigError.
+    """Return the parsed options. Raises ConfigError for unknown, invalid, missing or contradictory options.
 
     `mode` is None while Spark asks only for the schema, before the kind of query is certain.
     """
@@ -234,7 +234,7 @@ def _parse_group(options: Mapping[str, str]) -> str | None:
             "commitOffsetsToGroup is empty: set it to the name of a consumer group, or remove it"
         )
     if group.startswith(_SINK_GROUPS):
-        # If the stream read the topic of the sink's markers, its commit would replace a marker.
+        # Refuse this group: its commit for a marker topic of the sink would replace a marker.
         raise ConfigError(
             f"commitOffsetsToGroup={group!r}: groups that begin with {_SINK_GROUPS} are those of the sink, "
             "which keeps its markers there; choose another name"

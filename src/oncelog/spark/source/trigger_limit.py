@@ -10,8 +10,8 @@ class TriggerLimit:
     """The limits of one run of a query. Spark calls `may_begin` at every trigger.
 
     The first micro-batch of a run does not wait, as in Spark's own Kafka source. Unlike Spark's
-    maxTriggerDelay, `max_delay_ms` counts from the trigger that first finds waiting offsets. `min_offsets`
-    None: never wait.
+    maxTriggerDelay, `max_delay_ms` counts from the trigger that first finds waiting offsets. If `min_offsets`
+    is None, micro-batches never wait.
     """
 
     min_offsets: int | None
@@ -20,7 +20,7 @@ class TriggerLimit:
     _is_first: bool = True
 
     def may_begin(self, waiting: int, now_ms: int) -> bool:
-        """Return True if a micro-batch of `waiting` offsets begins now.
+        """Return True if a micro-batch must begin now, when `waiting` offsets can be read.
 
         `now_ms` is the time of a monotonic clock in milliseconds.
         """

@@ -15,7 +15,7 @@ from oncelog.testing.proxy.txn_messages import TxnRequest, describe_request, des
 
 
 class Direction(StrEnum):
-    """The direction of a message. NOTE: a remark of the proxy, or of the program that runs it."""
+    """The direction of a message. NOTE marks a remark by the proxy, or by the program that runs it."""
 
     REQUEST = "request"
     RESPONSE = "response"
@@ -71,7 +71,8 @@ class BatchSummary:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a Produce request for one partition. `base_offset` None: the broker returned none."""
+    """The result of a Produce request for one partition. `base_offset` is None if the broker returned none.
+    """
 
     topic: str
     partition: int
@@ -185,6 +186,8 @@ class EventLog:
             return list(self._events)
 
     def wait_until(self, predicate: Callable[[Sequence[WireEvent]], bool], timeout: float) -> bool:
-        """Wait until `predicate(events)` is true, at most `timeout` seconds. Return its last result."""
+        """Wait until `predicate(events)` is true, at most `timeout` seconds. Return the predicate's last
+        result.
+        """
         with self._changed:
             return self._changed.wait_for(lambda: predicate(self._events), timeout)

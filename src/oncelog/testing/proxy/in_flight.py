@@ -43,13 +43,15 @@ class HeldMessage:
 
     api: str
     remaining: int | None
-    """Number of requests of `api` that must still pass before the release; None: not released by requests."""
+    """Number of requests of `api` that must still pass before the release; None if requests do not release
+    the message.
+    """
     on_release: Callable[[bool], None]
     timer: asyncio.TimerHandle | None = None
     is_done: bool = False
 
     def release(self, lose: bool = False) -> None:
-        """Release the message: forward it, or lose it."""
+        """Release the message: forward it, or drop it if `lose` is True. Further calls do nothing."""
         if not self.is_done:
             self.is_done = True
             if self.timer:
@@ -57,7 +59,9 @@ class HeldMessage:
             self.on_release(lose)
 
     def count_down(self, api: str) -> None:
-        """Note that a later request of `api` has passed. Release the message if enough have passed."""
+        """Count a later request of `api` that has passed. Release the message if enough requests of its own
+        API have passed.
+        """
         if self.remaining is not None and api == self.api:
             self.remaining -= 1
             if self.remaining <= 0:

@@ -27,7 +27,7 @@ def parse_address(text: str) -> Address:
 
 
 class Proxy:
-    """A fault-injecting proxy for Kafka's protocol, in its own thread. A context manager.
+    """A fault-injecting proxy for Kafka's protocol, as a context manager. It runs in its own thread.
 
     When a response names a broker for the first time, the proxy opens a listening port for it. Clients that
     bootstrap at the proxy therefore never bypass it. Plaintext connections are supported, also with SASL, but
@@ -110,7 +110,7 @@ class Proxy:
         return self._core.book.states()
 
     def add(self, rule: Rule) -> int:
-        """Append a rule, and return its number for `remove`. It counts matches from now on."""
+        """Append a rule, and return its number for `remove`. The rule counts matches from now on."""
         return self._core.book.add(rule)
 
     def remove(self, number: int) -> bool:
@@ -160,7 +160,9 @@ class Proxy:
         self._core.log.note(text)
 
     def wait_until(self, predicate: Callable[[Sequence[WireEvent]], bool], timeout: float = 10.0) -> bool:
-        """Wait until `predicate(events)` is true, at most `timeout` seconds. Return its last result."""
+        """Wait until `predicate(events)` is true, at most `timeout` seconds. Return the predicate's last
+        result.
+        """
         return self._core.log.wait_until(predicate, timeout)
 
     def release(self, *, lose: bool = False) -> int:

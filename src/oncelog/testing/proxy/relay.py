@@ -101,7 +101,7 @@ class Relay:
             await asyncio.gather(responses, *ending_tasks, return_exceptions=True)
 
     async def abort(self) -> None:
-        """Close both connections at once. Data that are not yet written are lost."""
+        """Close both connections immediately. Data that are not yet written are lost."""
         self._writer.transport.abort()
         self._to_broker.transport.abort()
         await self._wait_closed()
@@ -193,7 +193,8 @@ class Relay:
             self._send(copy, Fate.COPY)
 
     def _send(self, request: InFlightRequest, fate: Fate) -> None:
-        """Send a request to the broker. Then release the held messages that waited for it to pass."""
+        """Send a request to the broker. Then release the held messages that waited for this request to pass.
+        """
         self.context.log.record(request.event, fate, "a copy" if request.is_copy else "")
         if self._has_broker_closed:
             request.response.set_result(None)
@@ -289,7 +290,8 @@ class Relay:
                 break
             earlier.append(other)
         if any(other.is_dropped for other in earlier):
-            # The response will be lost. `_lose_responses` records this.
+            # Do not queue the response: it cannot be delivered after a dropped one, and `_lose_responses`
+            # records it as lost.
             return
         if earlier and (self._is_blocked or any(not other.response.done() for other in earlier)):
             self._queue(request, frame)

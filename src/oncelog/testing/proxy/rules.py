@@ -123,7 +123,7 @@ class Rule:
         if self.probability is not None and not 0 <= self.probability <= 1:
             raise ConfigError(f"probability={self.probability} must be between 0 and 1")
         if self.delay_ms is not None and not 0 <= self.delay_ms < math.inf:
-            # NaN also fails this comparison.
+            # This comparison also rejects NaN.
             raise ConfigError(f"delay_ms={self.delay_ms} must be 0 or more, and finite")
 
     def matches(self, event: WireEvent) -> bool:
@@ -175,7 +175,7 @@ class RuleState:
 class Decision:
     """The decision about one message: wait `delay_ms`, then apply `rule`.
 
-    `rule` None: forward the message.
+    If `rule` is None, forward the message.
     """
 
     delay_ms: float = 0.0
@@ -197,7 +197,7 @@ class RuleBook:
             self.add(rule)
 
     def add(self, rule: Rule) -> int:
-        """Append a rule, and return its number. It counts matches from now on."""
+        """Append a rule, and return its number. The rule counts matches from now on."""
         with self._lock:
             number = self._next_number
             self._entries.append(_Entry(rule, number))
