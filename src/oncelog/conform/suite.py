@@ -54,7 +54,7 @@ class Limits:
 
 
 class Suite:
-    """Runs scenarios on a broker, one after the other."""
+    """A test run that performs scenarios on a broker, one after the other."""
 
     def __init__(self, endpoints: Sequence[Endpoint], prefix: str, limits: Limits) -> None:
         """Choose the first address that answers. Raises OncelogError if none answers."""

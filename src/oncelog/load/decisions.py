@@ -34,7 +34,7 @@ DELIMITED_BY = ", delimited by "
 
 
 class Layout(NamedTuple):
-    """A file's format, and its compression codec (None: not compressed)."""
+    """A file's format, and its compression codec, None if it is not compressed."""
 
     format: Format
     codec: Codec | None
@@ -107,7 +107,7 @@ class FileCheckpoint(NamedTuple):
 
 
 class Resume(NamedTuple):
-    """The decision to resume at the `checkpoint` (None: the beginning) of file number `file`.
+    """The decision to resume at `checkpoint` of file number `file`; None means the beginning of the file.
 
     Then the later files are read.
 

@@ -52,7 +52,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load to run. All runs with the same `load_id` are one load. `format` None: the file names decide.
+    """A load to run. All runs with the same `load_id` are one load. `format` None means that the file names
+    decide.
 
     A transaction has at most `max_records` records and about `max_bytes` bytes.
     """

@@ -67,7 +67,7 @@ class PartitionFiles(NamedTuple):
         return f"{self.directory}/{segment.base_offset:020}{suffix}"
 
     def to_plain(self) -> list[Any]:
-        """Return plain values for JSON."""
+        """Return a list of values that JSON can store. `from_plain` reads the list."""
         return list(self)
 
     @classmethod

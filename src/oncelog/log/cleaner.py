@@ -45,7 +45,7 @@ _LARGE_BYTES = 1 << 20
 
 
 class LogCleaner:
-    """The compaction of one partition."""
+    """The compaction of one partition: it finds what to compact, and replaces segments by compacted ones."""
 
     def __init__(self, log: LocalLog, cleaned_to: int) -> None:
         self._log = log

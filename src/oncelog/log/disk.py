@@ -71,7 +71,7 @@ class DiskLock(Protocol):
 
 
 class Disk(Protocol):
-    """A data directory."""
+    """The file operations on a data directory. All paths are relative to it."""
 
     def describe(self, path: str) -> str:
         """Return the full path, for error messages."""

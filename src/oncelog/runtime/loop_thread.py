@@ -246,7 +246,8 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Run a coroutine on the loop and return its result. Wait at most `timeout` seconds (None: no limit).
+        """Run a coroutine on the loop and return its result. Wait at most `timeout` seconds; None means no
+        limit.
 
         If a signal handler raises, for example KeyboardInterrupt, `run` cancels the coroutine, waits for its
         end, and then raises the exception. No part of the call continues in the background.

@@ -14,7 +14,7 @@ from oncelog.trial.run import Trial
 
 
 def facts_of(trial: Trial, *, is_own_broker: bool) -> dict[str, str]:
-    """Return the facts by name."""
+    """Return the facts about a trial that its report shows, by name."""
     facts = {
         "pipeline": trial.file.name,
         "target": trial.kind.value,

@@ -22,7 +22,9 @@ from typing import NamedTuple
 
 
 class Fate(Enum):
-    """The fate of a batch's records."""
+    """The fate of a batch's records. The records are OPEN if their transaction has not ended, and PLAIN if
+    they belong to no transaction.
+    """
 
     COMMITTED = "committed"
     ABORTED = "aborted"

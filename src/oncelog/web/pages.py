@@ -56,7 +56,9 @@ _UNIT_MS = {"ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d":
 
 
 class Pages:
-    """The pages over one cluster."""
+    """The data of all pages about one cluster. Each public method except `show` returns the variables for one
+    page's template.
+    """
 
     def __init__(
         self,
@@ -322,7 +324,7 @@ class Pages:
         }
 
     def story_list(self, request: Request) -> dict[str, Any]:
-        """Return the stories."""
+        """Return all stories of the catalogue."""
         return {"stories": self.stories.catalogue.values()}
 
     def story(self, request: Request) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Renderer:
         self._templates.globals |= {"safe_svg": Markup, "page_path": page_path}
 
     def page(self, template: str, variables: dict[str, Any], status: int = 200) -> HTMLResponse:
-        """Return a page."""
+        """Return the page of a template, with `variables` and the values that every page needs."""
         nonce = secrets.token_urlsafe(16)
         text = self._templates.get_template(template).render(
             **variables,

@@ -21,7 +21,7 @@ READY_SECONDS = 20.0
 
 
 class StoryEnvironment:
-    """The cluster on which a story runs. A context manager.
+    """The cluster on which a story runs, as a context manager.
 
     If `bootstrap_servers` is None, it is a broker inside this process, which is stopped at the end. Each run
     has its own topic `oncelog-explain-...`, which is deleted after the run.

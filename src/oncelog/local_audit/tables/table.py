@@ -91,7 +91,7 @@ class Table(Protocol):
         """The path of the table, and its version or number of files, for messages."""
 
     def read_into(self, rows: RowRuns) -> None:
-        """Add all rows of the snapshot."""
+        """Add all rows of the table's snapshot to `rows`."""
 
     def read_keys(self, column: str) -> Iterator[tuple[int, Any]]:
         """Yield binary columns of keys, each with the number of its file."""

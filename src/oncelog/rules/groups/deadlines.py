@@ -15,7 +15,7 @@ _SPARE_ENTRIES = 64
 
 
 class Deadlines:
-    """Deadlines by key, in ms."""
+    """Deadlines in ms, at most one for each key."""
 
     __slots__ = ("_due_ms", "_heap")
 

@@ -110,6 +110,6 @@ def is_awaited(tp: TopicPartition, leftover: ProducerIdAndEpoch, newest: Transac
 
 
 def abort_of(leftover: ProducerIdAndEpoch) -> TransactionEntry:
-    """Return a decision that aborts a leftover."""
+    """Return the transaction entry with the decision to abort a leftover."""
     epoch = min(leftover.producer_epoch + 1, MAX_EPOCH)
     return TransactionEntry("", leftover.producer_id, epoch, 0, TransactionState.PREPARE_ABORT)

@@ -22,7 +22,9 @@ from oncelog.types import Isolation
 
 
 class Verdict(Enum):
-    """The decision about one batch."""
+    """The decision about one batch: deliver its records, or skip it because it is a marker or belongs to an
+    aborted transaction.
+    """
 
     DELIVER = "deliver"
     MARKER = "marker"

@@ -134,7 +134,7 @@ class Proxy:
         return self._fault(Action.HOLD, topic, nth, count, release_after=1)
 
     def delay_acks(self, delay_ms: float, topic: str | None = None) -> int:
-        """Delay all acknowledgements."""
+        """Delay the acknowledgements of all Produce requests; with `topic`, only those for this topic."""
         return self._fault(Action.DELAY, topic, None, None, direction=Direction.RESPONSE, delay_ms=delay_ms)
 
     def refuse(self, error: str, topic: str | None = None, *, nth: int = 1, count: int = 1) -> int:
@@ -156,7 +156,7 @@ class Proxy:
         self._core.book.clear()
 
     def note(self, text: str) -> None:
-        """Add a remark to the events."""
+        """Add `text` to the recorded events, as a remark."""
         self._core.log.note(text)
 
     def wait_until(self, predicate: Callable[[Sequence[WireEvent]], bool], timeout: float = 10.0) -> bool:
