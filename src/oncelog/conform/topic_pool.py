@@ -76,7 +76,7 @@ class TopicPool:
         unused = self._unused[options]
         if not unused:
             names = [self._names.unused() for _ in range(count)]
-            self.taken += names  # so that they are deleted even if the creation fails
+            self.taken += names  # before the creation, so that the topics are deleted even if it fails
             topics = create_topics(client, names, options, how, deadline)
             self.taken = self.taken[: -len(names)]
             unused.extend(topics)

@@ -55,7 +55,7 @@ class Reader(Protocol):
     """A reader of one file.
 
     Its methods raise StorageError if the file cannot be read or parsed, and LoadRefused if the file was
-    changed meanwhile.
+    changed while it was being read.
     """
 
     def digest_at(self, position: int) -> str | None:

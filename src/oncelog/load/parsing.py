@@ -39,10 +39,12 @@ A row may need much more memory than the file's metadata says.
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options for parsing. `key`: the column, or member of a JSON object, that becomes the record's key.
+    """Options for parsing. All except `key` are for CSV files.
 
-    The other options are for CSV files. `delimiter` None: a tab in files named .tsv, otherwise a comma.
-    `nulls`: texts that mean null. `is_text`: all columns are text.
+    - `key`: the column, or member of a JSON object, that becomes the record's key.
+    - `delimiter`: None means a tab in files named .tsv, otherwise a comma.
+    - `nulls`: the texts that mean null.
+    - `is_text`: if True, all columns are text.
     """
 
     key: str | None = None

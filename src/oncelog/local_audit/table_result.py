@@ -61,7 +61,9 @@ class TableTotals:
 
     @property
     def findings(self) -> int:
-        """Return the number of offsets at which something is wrong."""
+        """Return the number of offsets with a finding: missing or doubled rows, or rows of aborted, open or
+        unknown records.
+        """
         return self.missing + self.doubled + self.aborted + self.open + self.unknown
 
 

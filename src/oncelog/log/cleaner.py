@@ -226,7 +226,7 @@ class SegmentSwapper:
         deletes the files' names. Raises OSError.
         """
         for segment in segments:
-            segment.file.pread(1, 0)  # opens the file while it still has its name
+            segment.file.pread(1, 0)  # open the file now, because it still has its name
             segment.keep_indexes_in_memory()
         self._log.is_swapping = True
 

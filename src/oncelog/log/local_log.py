@@ -371,7 +371,7 @@ class LocalLog:
         renamed file of the newer segment exists, recovery knows that all older segments were dropped, too.
         See test_a_power_loss_during_the_deletion_of_segments_leaves_no_gap.
         """
-        with suppress(PartitionClosed, FileNotFoundError):  # its directory is being deleted
+        with suppress(PartitionClosed, FileNotFoundError):  # the partition's directory is being deleted
             self.disk.sync_directory(self.directory)
 
     def replace_segments(self, old: list[Segment], new: Segment) -> None:

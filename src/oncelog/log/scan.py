@@ -17,7 +17,7 @@ from oncelog.wire.primitives import Buffer
 
 try:
     import oncelog.log._scan as _c
-except ImportError:  # the C module was not compiled, or for another system
+except ImportError:  # the C module was not compiled, or was compiled for another system
     _c = None  # type: ignore[assignment]
 
 # After a batch larger than this, `scan_headers` reads only the next header: with large batches, most of a

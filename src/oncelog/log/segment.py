@@ -186,8 +186,9 @@ class Segment:
     def load_closed(self, next_base_offset: int, index_interval_bytes: int) -> None:
         """Load a closed, synced segment that ends at `next_base_offset`.
 
-        Of the offset index and the time index, only the last time entry is read. The rest is read when it is
-        first needed. Raises StorageError if an index file is missing or unreadable; then call `rebuild`.
+        Of the offset index and the time index, only the last time entry is read. All other entries are read
+        when they are first needed. Raises StorageError if an index file is missing or unreadable; then call
+        `rebuild`.
         """
         if not self._disk.exists(self._path(INDEX_SUFFIX)):
             raise StorageError(f"{self._disk.describe(self._path(INDEX_SUFFIX))} is missing")

@@ -152,11 +152,14 @@ def choose_cells(names: Collection[str], kind: TargetKind) -> tuple[Cell, ...]:
 class Evidence:
     """The facts since the cell's fault was prepared.
 
-    `is_planned`: Spark's offset log has a micro-batch that its commit log lacks. `is_consumed`: every row
-    sent so far is in a committed micro-batch. `has_rows`: the last committed micro-batch has rows. `writes`:
-    responses that report stored rows, or new files or rows in the target. The other numbers count lost
-    responses. `has_struck`: a task was made to fail. `has_counted`: Spark repeated that task, or the query
-    failed because of it.
+    - `is_planned`: Spark's offset log has a micro-batch that its commit log lacks.
+    - `is_consumed`: every row sent so far is in a committed micro-batch.
+    - `has_rows`: the last committed micro-batch has rows.
+    - `writes`: the number of responses that report stored rows, or of new files or rows in the target.
+    - `has_struck`: a task was made to fail.
+    - `has_counted`: Spark repeated that task, or the query failed because of it.
+
+    The other numbers count lost responses.
     """
 
     is_planned: bool = False
@@ -210,8 +213,8 @@ def why_not(cell: Cell, evidence: Evidence) -> str | None:
             return "the micro-batch was committed before the driver was dead"
         case Moment.COMMITTED if not evidence.is_consumed:
             return "the micro-batch was not committed"
-        # After the restart, Spark repeats the newest planned micro-batch. Unless that is the micro-batch
-        # whose commit was removed, and it has rows, the repetition proves nothing.
+        # After the restart, Spark repeats the newest planned micro-batch. The repetition proves something
+        # only if this is the micro-batch whose commit was removed, and only if it has rows.
         case Moment.COMMITTED if cell.removes_commit and evidence.is_planned:
             return "the next micro-batch was planned before the driver was dead"
         case Moment.COMMITTED if cell.removes_commit and not evidence.has_rows:

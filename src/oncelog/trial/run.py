@@ -74,8 +74,11 @@ class Mark(NamedTuple):
 class Trial:
     """The settings that all cells have in common.
 
-    `settings` are those of the pipeline, with placeholders. `row` is the value of a row, with `{n}` for its
-    id. `servers`: the cluster. `timeout_s`: time limit of one cell. `name`: prefix of the names of topics.
+    - `servers`: the addresses of the cluster, as in bootstrap.servers.
+    - `name`: the prefix of the names of topics.
+    - `settings`: the settings of the pipeline, with placeholders.
+    - `row`: the value of a row, with `{n}` for its id.
+    - `timeout_s`: the time limit of one cell, in seconds.
     """
 
     file: Path

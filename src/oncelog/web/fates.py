@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 class Fate(Enum):
     """The fate of a batch's records. The records are OPEN if their transaction has not ended, and PLAIN if
-    they belong to no transaction.
+    they belong to no transaction. Markers are PLAIN, too.
     """
 
     COMMITTED = "committed"

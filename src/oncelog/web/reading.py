@@ -331,5 +331,5 @@ def _entries(records: list[Record]) -> list[TransactionEntry]:
         try:
             entries.append(decode_value(decode_key(record.key), record.value))
         except (OncelogError, ValueError):
-            continue  # a version that this client does not know
+            continue  # the record has a format version that this client does not know
     return entries

@@ -119,7 +119,7 @@ def _batches_in(table: Any, task: Any) -> Callable[[list[str]], Iterator[Any]]:
             yield from scan.to_record_batches([task])
         except (OSError, pa.ArrowException):
             raise
-        except Exception as error:  # for example ValueError for Avro files
+        except Exception as error:  # pyiceberg raises, for example, ValueError for Avro files
             raise StorageError(f"{task.file.file_path}: pyiceberg cannot read this file: {error}") from error
 
     return batches

@@ -11,7 +11,7 @@ the dirty range (`LatestOffsets`). Then it examines every batch from the log sta
     a record without a key                              dropped
     a COMMIT or ABORT whose data is all gone,           dropped
         past the batch's delete horizon
-    the rest                                            kept
+    anything else                                       kept
 
 The first round that finds a tombstone in a batch, or a marker without data, sets the batch's delete horizon:
 delete.retention.ms after that round. Until then, a consumer that starts at the beginning can still see the

@@ -74,10 +74,12 @@ _FLOAT_MOMENTS = {
 class PlanPart:
     """An operator or expression of a plan.
 
-    `name` is Spark's class, `text` its SQL or a short description. `is_random`: Spark reports that this part
-    is not deterministic, although all of its inputs are. `input_types` are the types of its inputs.
-    `has_dropped_columns`: a deduplication ignores some columns when it compares rows. `is_sorted`: the plan
-    sorts the part's input or output, or their order does not matter.
+    - `name`: the name of Spark's class.
+    - `text`: the part's SQL, or a short description.
+    - `is_random`: Spark reports that this part is not deterministic, although all of its inputs are.
+    - `input_types`: the types of the part's inputs.
+    - `has_dropped_columns`: the part is a deduplication that ignores some columns when it compares rows.
+    - `is_sorted`: the plan sorts the part's input or output, or their order does not matter.
     """
 
     name: str

@@ -231,7 +231,7 @@ class _SinkTask:
     def _send(self, clients: TaskClients, producer: Producer, batches: Iterator[pa.RecordBatch]) -> float:
         """Send rows and marker. Return the monotonic time in seconds at which the last row was sent.
 
-        Raises SinkError if a topic was deleted and created again meanwhile.
+        Raises SinkError if a topic was deleted and created again while the rows were sent.
         """
         sink, before = self._sink, self._topic_ids
         for batch in batches:

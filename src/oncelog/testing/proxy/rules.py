@@ -64,11 +64,15 @@ _ALLOWED_FOR = {
 class Rule:
     """One kind of fault, and the messages to which it applies.
 
-    `api`: Kafka's name ("Produce"); None matches any API. `direction` None: "response" for cut, "request" for
-    other actions. `nth`: number of the first match to which the rule applies, from 1. `count`: number of
-    matches to which the rule applies, beginning with `nth`; None means one if `nth` is set, otherwise all.
-    `probability` (0 to 1) selects among these matches at random. `topic`: with api="Produce", match only
-    messages with a batch of this topic. `match`: a further condition on the event.
+    - `api`: Kafka's name of the API, such as "Produce"; None matches any API.
+    - `direction`: None means "response" for the action cut, and "request" for other actions.
+    - `nth`: the number of the first match to which the rule applies, from 1.
+    - `count`: the number of matches to which the rule applies, beginning with `nth`. None means one if `nth`
+      is set, otherwise all.
+    - `probability`: the probability (0 to 1) with which the rule applies to each of these matches. None
+      means that it always applies.
+    - `topic`: match only messages with a batch of this topic. Allowed only with api="Produce".
+    - `match`: a further condition on the event.
 
     Raises ConfigError if the options contradict each other.
     """
