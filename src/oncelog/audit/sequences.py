@@ -146,9 +146,7 @@ class SequenceAudit:
         )
 
     def finish(self) -> None:
-        """Report the holes that no batch has filled. In a compacted log, report none. In a compacted log,
-        report none.
-        """
+        """Report the holes that no batch has filled. In a compacted log, report none."""
         for producer_id, state in self._producers.items():
             self._report_holes(producer_id, state)
 

@@ -144,7 +144,7 @@ class TransactionAudit:
             if producer.opened is not None:
                 self._report_open(producer_id, producer.opened)
 
-    # Data batches batches
+    # Data batches
 
     def _see_data(self, batch: StoredBatch, producer: _Producer, producer_id: int, epoch: int) -> None:
         opened = producer.opened

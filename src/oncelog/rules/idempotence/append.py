@@ -132,13 +132,15 @@ class Verification(NamedTuple):
 
 
 class Store(NamedTuple):
-    """Write the batch to the log. `entry` is the producer's new entry."""
+    """The decision to write the batch to the log. `entry` is the producer's new entry."""
 
     entry: ProducerEntry
 
 
 class Duplicate(NamedTuple):
-    """Write nothing, and acknowledge the batch with the offsets and largest timestamp of the stored batch."""
+    """The decision to write nothing, and to acknowledge the batch with the offsets and largest timestamp of
+    the stored batch.
+    """
 
     base_offset: int
     last_offset: int
@@ -146,7 +148,7 @@ class Duplicate(NamedTuple):
 
 
 class Reject(NamedTuple):
-    """Write nothing, keep the entry, and respond with `error` and `reason`."""
+    """The decision to write nothing, keep the entry, and respond with `error` and `reason`."""
 
     error: type[BrokerError]
     reason: str

@@ -147,7 +147,7 @@ def _counted(placed: DataFrame, window_offsets: int) -> DataFrame:
     from pyspark.sql import functions as f
 
     is_located = f.col("topic").isNotNull() & f.col("partition").isNotNull() & f.col("offset").isNotNull()
-    # Count rows without a place by file.
+    # Count rows without a topic, partition or offset separately for each file.
     placed = placed.select(
         *[f.when(is_located, f.col(name)).alias(name) for name in ("topic", "partition", "offset")],
         "file",
