@@ -33,9 +33,10 @@ _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 class Chunk:
     """Consecutive records of a file. `table` has the column value, and the column key if the load has a key.
 
-    `size_bytes`: bytes of the records' text after decompression, or of Parquet rows in memory. `position` and
-    `digest`: the values for the FileCheckpoint after this chunk. `consumed_bytes`: for progress, about how
-    many bytes of the file on disk have been read. `is_last`: True if the file ends after this chunk.
+    - `size_bytes`: the size of the records' text after decompression, or of Parquet rows in memory.
+    - `position`, `digest`: the values for the FileCheckpoint after this chunk.
+    - `consumed_bytes`: for progress, about how many bytes of the file on disk have been read.
+    - `is_last`: True if the file ends after this chunk.
     """
 
     source: Source

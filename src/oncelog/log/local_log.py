@@ -75,8 +75,8 @@ class LocalLog:
         names, so no segment may be deleted.
         """
         self.unindexed_marker_offset: int | None = None
-        """The offset of the ABORT marker that is being appended, until its transaction index entry is in
-        memory; otherwise None.
+        """The offset of the transaction marker that is being appended; None if no append of a marker is in
+        progress. The append of an ABORT marker includes its transaction index entry in memory.
         """
         self._reader = reader
         self._background = background

@@ -70,7 +70,7 @@ def topic_column(columns: Columns, present: Sequence[str], topics: Sequence[str]
 
 
 def missing_column(name: str, present: Sequence[str], where: str) -> ConfigError:
-    """Return the error for a table without a column."""
+    """Return the error that the table `where` lacks the column `name`."""
     return ConfigError(
         f"{where} has no column {name!r}, but {', '.join(present) or 'no columns'}: name the columns with "
         "--columns topic=NAME,partition=NAME,offset=NAME,key=NAME"

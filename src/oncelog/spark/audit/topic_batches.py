@@ -98,7 +98,7 @@ class BatchHeadersSource(DataSource):  # type: ignore[misc]
 
 
 def encode_available(now: Available) -> str:
-    """Return the value of the option AVAILABLE."""
+    """Return `now` as text, for the option AVAILABLE. Topic ids are left out."""
     return json.dumps([[*tp, now.earliest[tp], now.latest[tp], now.written[tp]] for tp in now.earliest])
 
 

@@ -55,7 +55,9 @@ if TYPE_CHECKING:
 
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 _RUN_ID = "spark.jobGroup.id"
-"""The local property that names the job group. In a streaming query the name is the id of the query's run."""
+"""Spark's local property with the name of the job group. In a streaming query, this name is the id of the
+query's run.
+"""
 _ATTEMPTS = 3
 _log = logging.getLogger("oncelog.spark")
 
