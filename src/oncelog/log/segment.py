@@ -638,7 +638,7 @@ class Segment:
         )
 
     def _cut_failed_write_later(self) -> None:
-        """Cut off the bytes of a failed write now, or before the next append or roll."""
+        """Cut off the bytes of a failed write now. If this fails, the next append or roll tries again."""
         self._needs_cut = True
         with suppress(OSError):
             self.cut_failed_write()

@@ -190,7 +190,7 @@ class Pages:
     # Messages
 
     def messages(self, request: Request) -> dict[str, Any]:
-        """Return the messages of the topic in the URL that the query selects.
+        """Return those messages of the topic in the URL that the URL's query selects.
 
         The query has `partition` (a number, or empty for all), `from` (last, offset, since or time) with its
         `at`, `limit`, and the filters `key`, `value` and `header`.

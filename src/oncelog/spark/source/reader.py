@@ -68,7 +68,7 @@ def read_range(
 class _TopicCheck:
     """A check that a topic has not been deleted or re-created since the range was planned.
 
-    A context manager: both checks of a range use one connection.
+    It is a context manager, so that both checks of a range use one connection.
     """
 
     def __init__(self, client: Mapping[str, object], wanted: OffsetRange, topic_id: str | None) -> None:
