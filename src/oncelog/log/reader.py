@@ -220,8 +220,8 @@ def _whole_batches(chunk: bytes, upper_offset: int, max_bytes: int, start: int) 
 
 
 class StepCost:
-    """The cost of the current step so far, shared by the searches of one request. `spent` counts records and
-    kilobytes.
+    """The cost of the current step so far, shared by the searches of one request. `spent` is the sum of the
+    batches, kilobytes and searched records so far.
     """
 
     __slots__ = ("spent",)
