@@ -67,7 +67,9 @@ class PartitionContents(NamedTuple):
 
 
 class DirectoryContents(NamedTuple):
-    """The contents of a data directory: of its partitions, and the names of its small files."""
+    """The contents of a data directory: those of its partitions, and the names of the small files that the
+    next start needs.
+    """
 
     partitions: Mapping[TopicPartition, PartitionContents]
     files: list[str]
@@ -83,7 +85,9 @@ def encode_contents(contents: DirectoryContents) -> bytes:
 
 
 def decode_contents(data: bytes) -> DirectoryContents:
-    """Return the contents in a file. An unreadable file gives none, so nothing is compared."""
+    """Return the contents that are stored in a file; NO_CONTENTS if it is unreadable, so that nothing is
+    compared.
+    """
     try:
         lines = [line.split() for line in decode_checkpoint(data)]
         partitions = {

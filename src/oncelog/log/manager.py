@@ -66,8 +66,9 @@ FOREIGN_LOGS = frozenset({"__cluster_metadata"})
 """Logs of Apache Kafka's controllers. They are not topics and must not be deleted."""
 _META_VERSION = 1
 _KEPT_FILE = re.compile(r"meta\.properties|oncelog-(acls|configs|quotas|users)\.json")
-"""Files whose loss a start cannot notice. Without them it would have no ACLs, or the default
-retention. A lost oncelog-topics.json stops the start anyway.
+"""Small files whose loss a start could not notice otherwise. Without them, the broker would have, for
+example, no ACLs or the default retention. oncelog-topics.json is not among them, because its loss stops the
+start anyway.
 """
 _NO_IDS: Mapping[str, bytes] = MappingProxyType({})
 _DIRECTORY = re.compile(r"(?P<topic>[a-zA-Z0-9._-]{1,249})-(?P<partition>0|[1-9][0-9]{0,9})")
@@ -113,7 +114,7 @@ class LogManager:
         self.was_clean = disk.exists(CLEAN_SHUTDOWN)
         self._last_stop = _UNKNOWN_STOP
         self._contents: dict[TopicPartition, PartitionContents] = {}
-        """The contents that the last stop left, of the partitions that this start has not opened yet."""
+        """The contents that the last stop left in the partitions that this start has not opened yet."""
         self._recovery_points = read_offsets(disk, RECOVERY_POINTS)
         self._log_starts = read_offsets(disk, LOG_STARTS)
         self._cleaned = read_offsets(disk, CLEANED_OFFSETS)
@@ -224,13 +225,13 @@ class LogManager:
     ) -> Partition:
         """Open a partition and recover it if necessary, or create it. `now_ms` is the wall clock in ms.
 
-        Raises MisuseError if the partition is open, and StorageError.
+        Raises MisuseError if the partition is open already, and StorageError if it cannot be opened.
         """
         if topic_partition in self.partitions:
             raise MisuseError(f"{topic_partition} is open already")
         cleaned_to = self._cleaned.get(topic_partition, 0)
-        # Removed, because a later partition of this name must not inherit them. See
-        # test_a_recreated_partition_begins_at_0_whatever_the_last_stop_left.
+        # Remove the contents from the table, because a later partition of this name must not inherit them.
+        # See test_a_recreated_partition_begins_at_0_whatever_the_last_stop_left.
         contents = self._contents.pop(topic_partition, None)
         log_start_offset = self._log_starts.get(topic_partition, 0)
         if contents is not None:
@@ -309,8 +310,9 @@ class LogManager:
         Call this after opening all existing partitions. A later topic of the same name must begin at offset
         0. See test_a_new_partition_begins_at_0_beside_checkpoints_of_a_missing_one.
 
-        A recovery point above its log's end is also lowered at once. Otherwise, after a kill, the next start
-        would treat new records below it as synced. See test_a_lost_end_lowers_the_recovery_point_on_disk.
+        A recovery point above its log's end is also lowered immediately. Otherwise, after a kill, the next
+        start would treat new records below it as synced. See
+        test_a_lost_end_lowers_the_recovery_point_on_disk.
         """
         tables = (self._recovery_points, self._log_starts, self._cleaned, self._indexed, self._index_starts)
         listed = {tp for table in tables for tp in table} | self._contents.keys()
@@ -372,7 +374,8 @@ class LogManager:
                 if count % self.limits.partitions_per_step == 0:
                     yield from self._yield_to_others()
             if self._is_forgetting:
-                # A new partition of the same name must not inherit the checkpoints.
+                # Write the files now, because a new partition of the same name must not inherit the old
+                # entries.
                 self._write_offsets()
                 self._is_forgetting = False
             # The directory is renamed before its files are removed, so that a crash cannot leave a part of
@@ -382,7 +385,7 @@ class LogManager:
                     if tp in opened or self._is_of_topic(tp, topic_ids.get(tp.topic)):
                         renamed.append(self._rename_deleted(tp))
                 except FileNotFoundError:
-                    pass  # an earlier attempt removed it, or it was never created
+                    pass  # an earlier attempt removed the directory, or it was never created
                 except OSError as error:
                     failures.setdefault(tp.topic, KafkaStorageError(f"{tp} cannot be deleted: {error}"))
                 if count % self.limits.partitions_per_step == 0:
@@ -561,7 +564,8 @@ class LogManager:
             raise KafkaStorageError(f"checkpoints cannot be written: {error}") from error
 
     def _write_aside(self, path: str) -> BackgroundTask:
-        """Write a checkpoint file in a thread, then rename it unless a partition was deleted since."""
+        """Write a checkpoint file in a thread, then rename it unless a partition was deleted in the meantime.
+        """
         data, deletion_count, new_path = self._encode_offsets(path), self._deletion_count, path + ".new"
         points = dict(self._recovery_points)
         yield partial(write_synced, self.disk, new_path, data)
@@ -666,7 +670,9 @@ class LogManager:
         return self._new_uuid()
 
     def give_back(self) -> None:
-        """Restore `.kafka_cleanshutdown` after a start that was rejected before it opened any partition."""
+        """Restore `.kafka_cleanshutdown` after a start that was rejected before it opened any partition. Do
+        nothing if the last stop was not clean.
+        """
         if self.was_clean and not self.partitions:
             if self._last_stop.contents_data:
                 self.disk.replace(CONTENTS, self._last_stop.contents_data)
@@ -721,7 +727,7 @@ def _clean_mark(contents_data: bytes) -> bytes:
 
 
 def _check_files(disk: Disk, names: Iterable[str]) -> None:
-    """Raise StorageError if a small file of the last clean stop is missing. See
+    """Raise StorageError if a small file that existed at the last clean stop is missing. See
     test_a_small_file_that_was_lost_since_a_clean_stop_stops_the_start.
     """
     lost = [name for name in names if not disk.exists(name)]
@@ -813,8 +819,8 @@ def _settle_properties(
 
 
 def _check_version(path: str, properties: dict[str, str], key: str, newest: int) -> int:
-    """Return the version stored under `key`, or 0 if there is none. Raises StorageError if it is newer or
-    invalid.
+    """Return the version stored under `key`, or 0 if there is none. Raises StorageError if the version is
+    above `newest` or not a number.
     """
     text = properties.get(key, "0")
     if not text.isdecimal():

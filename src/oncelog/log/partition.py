@@ -144,16 +144,17 @@ class Partition:
         """Open the partition in `directory`, or create it.
 
         A new directory survives a power loss after its parent directory is synced. Its files survive after
-        the first flush. Raises StorageError with the file and the position.
+        the first flush. Raises StorageError, whose text has the file and the position.
 
         - `topic_id`: 16 bytes; None uses the id stored in the directory.
-        - `clean_shutdown`: the last process closed the partition. If not, recovery checks unsynced records.
+        - `clean_shutdown`: True if the last process closed the partition. If False, recovery checks unsynced
+          records.
         - `recovery_point`: every record below this offset is synced.
         - `cleaned_to`: compaction has cleaned the log at least up to this offset.
         - `indexed_from`: segments from this base offset on had a transaction index file; None if unknown.
-        - `contents`: what a clean stop left in the directory; None if unknown.
+        - `contents`: the contents that a clean stop left in the directory; None if unknown.
         - `checks_all`: even after a clean stop, recovery reads all records and rebuilds all indexes.
-        - `background`: runs deferred work; with None, deferred work runs at once.
+        - `background`: runs deferred work; with None, deferred work runs immediately.
         """
         disk = PartitionDisk(disk)
         background = BackgroundQueue() if background is None else background
@@ -570,7 +571,8 @@ class Partition:
         return entry is not None and entry.producer_epoch == producer_epoch
 
     def open_transaction(self, producer_id: int) -> ProducerIdAndEpoch | None:
-        """Return the id and epoch of a producer; None if it has no open transaction in this partition."""
+        """Return the producer's id and epoch; None if the producer has no open transaction in this partition.
+        """
         if producer_id not in self._producers.open_transactions:
             return None
         entry = self._producers.table.get(producer_id)
@@ -668,7 +670,7 @@ class Partition:
     def confirm_times(self, now_ms: int) -> Iterator[None]:
         """Verify the largest timestamps of the segments that `enforce_retention` would delete now.
 
-        The generator runs in bounded steps. Raises KafkaStorageError.
+        The generator runs in bounded steps. Raises KafkaStorageError if a segment cannot be read.
         """
         log, config = self.log, self.log.config
         if not config.is_deleted or config.retention_ms is None or log.is_swapping:
@@ -770,9 +772,10 @@ class Partition:
             self.log.close(now_ms)
 
     def contents(self) -> PartitionContents | None:
-        """Return what the files contain after `close`; None if the next start may find other contents.
+        """Return the contents of the files after `close`; None if the next start may find other contents.
 
-        That is so if it completes or discards a compaction, or if entries of an index could not be stored.
+        A start finds other contents if it completes or discards a compaction, or if entries of an index could
+        not be stored.
         """
         segments = list(self.log.segments)
         if self.cleaner.may_have_swap_files or not all(s.transactions.is_stored for s in segments):

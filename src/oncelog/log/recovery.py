@@ -2,9 +2,9 @@
 
 After a clean stop, all files are valid, and only the ends of the indexes are read. After an unclean stop,
 only the records below the recovery point are known to be synced, so everything above it is read and checked.
-At the first batch there that is torn or has a wrong checksum, the log is cut, and later segments are deleted.
-Indexes are rebuilt. Producer state is loaded from the newest readable snapshot at or below the recovery
-point, and every later batch is replayed. Source: Kafka's LogLoader, LogSegment.recover and
+At the first batch in this range that is torn or has a wrong checksum, the log is cut, and later segments are
+deleted. Indexes are rebuilt. Producer state is loaded from the newest readable snapshot at or below the
+recovery point, and every later batch is replayed. Source: Kafka's LogLoader, LogSegment.recover and
 UnifiedLog.rebuildProducerState; behaviour I17 (docs/behaviours.md).
 """
 
@@ -68,12 +68,13 @@ class Recovered:
 class OpenOptions:
     """The settings and the checkpoints for opening a directory.
 
-    - `is_clean`: the last process closed the partition, so all its records are synced.
+    - `is_clean`: True if the last process closed the partition. All its records are then synced.
     - `recovery_point`: all records below this offset are synced.
     - `cleaned_to`: compaction has cleaned the log up to this offset, so a gap below it is not a loss.
-    - `indexed_from`: the value that `Recovered` had when it was last stored; None if unknown.
-    - `contents`: what a clean stop left in the directory; None if unknown.
-    - `checks_all`: no file is trusted, because it is unknown what the last stop left.
+    - `indexed_from`: the last stored value of `Recovered.indexed_from`; None if unknown.
+    - `contents`: the contents that a clean stop left in the directory; None if unknown.
+    - `checks_all`: if True, no file is trusted. True if the stored contents of the last stop were lost, or if
+      the directory differs from them.
     """
 
     config: LogConfig
@@ -273,7 +274,9 @@ def _drop_failed_rolls(
 def _open_segments(
     disk: Disk, directory: str, bases: list[int], options: OpenOptions, warnings: list[str]
 ) -> tuple[list[Segment], int | None]:
-    """Return the segments, and the offset from which indexes were rebuilt; None if none were rebuilt."""
+    """Open the segments, check and repair them, and remove segments after a loss. Return the remaining ones,
+    and the offset from which indexes were rebuilt; None if none were rebuilt.
+    """
     segments: list[Segment] = []
     replay_from: int | None = None
     interval = options.config.index_interval_bytes
@@ -345,7 +348,8 @@ def _is_loaded(segment: Segment, next_base: int | None, interval: int, warnings:
 
 
 def _drop_empty_tail(segments: list[Segment], options: OpenOptions, warnings: list[str]) -> bool:
-    """Remove empty segments at the end of the log that follow a gap. Return True if there were any.
+    """After an unclean stop, remove empty segments at the end of the log that follow a gap. Return True if
+    there were any.
 
     Compaction always keeps the last batch of the range that it cleans. So a gap before an empty segment is a
     loss, and the log ends before the gap. See test_a_compacted_log_ends_where_its_last_batch_does.
@@ -374,7 +378,7 @@ def _may_be_compacted(segment: Segment, options: OpenOptions) -> bool:
 
 
 def _lost_text(end_offset: int, cut_bytes: int, later_bases: list[int] | None) -> str:
-    """Return the warning about a cut. It says whether acknowledged records are lost, or may be lost.
+    """Return the warning about a cut. The warning says whether acknowledged records are lost, or may be lost.
 
     `later_bases` has the base offsets of the later segments, which are removed. None means that the segment
     is whole, and that the bytes after its last batch are no records.
@@ -425,7 +429,7 @@ def _offset_of_gap(segments: SegmentList, options: OpenOptions) -> int | None:
     Snapshots after such a gap are not used, because they may cover lost batches and markers. If a COMMIT
     marker is lost, its transaction may have been aborted since, but such a snapshot still says that it was
     committed. See test_a_snapshot_behind_a_gap_does_not_restore_a_lost_marker. If `_may_be_compacted`
-    is true, the segments after the gap stay.
+    is true, the segments after the gap are kept.
     """
     if options.is_clean:
         return None
@@ -451,7 +455,7 @@ def _replay(recovered: Recovered, start: int, now_ms: int, *, knows_all: bool) -
         reported = set(segment.damaged)
         position = segment.index.position_for(max(start - segment.base_offset, 0))
         if position and not segment.is_batch_at(position):
-            position = 0  # the index or the batch is damaged
+            position = 0  # read the whole segment: the index or the batch is damaged
         for block in segment.header_blocks(position):
             _replay_block(recovered, segment, block, start, now_ms)
         for damaged in sorted(set(segment.damaged) - reported):
@@ -480,7 +484,7 @@ def _replay_block(
 
 def _is_whole(segment: Segment, row: np.void, end: int) -> bool:
     """Return True if the checksum of the batch that ends at position `end` is valid. Otherwise add the batch
-    to `damaged`.
+    to `segment.damaged`.
 
     If a damaged header were used, the broker could reject a producer's next batch or treat it as a duplicate.
     See test_a_damaged_header_gives_no_state_of_producers. Batches that `rebuild` has verified are not read

@@ -44,9 +44,9 @@ def file_name(offset: int, suffix: str) -> str:
 
 
 def is_stem(stem: str) -> bool:
-    """Return True if `stem` is an offset as in `file_name`. `5` and digits of other scripts are not.
+    """Return True if `stem` is an offset in the form that `file_name` writes: 20 ASCII digits.
 
-    Files with other names are not the log's, and are left alone. See
+    Files whose names have another form, such as `5`, do not belong to the log and are left alone. See
     test_a_file_with_a_strange_name_is_left_alone.
     """
     return _STEM.fullmatch(stem) is not None
