@@ -147,8 +147,7 @@ class Partition:
         the first flush. Raises StorageError, whose text has the file and the position.
 
         - `topic_id`: 16 bytes; None uses the id stored in the directory.
-        - `clean_shutdown`: True if the last process closed the partition. If False, recovery checks unsynced
-          records.
+        - `clean_shutdown`: if False, the last process was killed, and recovery checks unsynced records.
         - `recovery_point`: every record below this offset is synced.
         - `cleaned_to`: compaction has cleaned the log at least up to this offset.
         - `indexed_from`: segments from this base offset on had a transaction index file; None if unknown.

@@ -274,9 +274,7 @@ def _drop_failed_rolls(
 def _open_segments(
     disk: Disk, directory: str, bases: list[int], options: OpenOptions, warnings: list[str]
 ) -> tuple[list[Segment], int | None]:
-    """Open the segments, check and repair them, and remove segments after a loss. Return the remaining ones,
-    and the offset from which indexes were rebuilt; None if none were rebuilt.
-    """
+    """Repair and return the segments, and return the offset from which indexes were rebuilt, or None."""
     segments: list[Segment] = []
     replay_from: int | None = None
     interval = options.config.index_interval_bytes
