@@ -48,7 +48,7 @@ class BumpedOutcome(NamedTuple):
 
 
 class _Span:
-    """The first and the last offset of the batches that were added. `first` is None before the first `add`."""
+    """The first and the last offset of the added batches. `first` is None before the first `add`."""
 
     __slots__ = ("first", "last")
 

@@ -136,7 +136,7 @@ class Context:
         return topics
 
     def group_id(self, name: str) -> str:
-        """Return the group id that the variable `name` has. The first call for a name chooses an unused id."""
+        """Return the group id in the variable `name`. The first call for a name chooses an unused id."""
         if name not in self.variables:
             text = f"{self.variables['free']}-{name}"
             self.variables[name] = self.target.coordinated(self.client, text, GROUP, self.deadline)

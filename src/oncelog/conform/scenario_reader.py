@@ -112,7 +112,7 @@ def _read_file(path: Path) -> Iterator[Scenario]:
 
 
 def _versions(text: str | None) -> tuple[Api | None, tuple[int, ...]]:
-    """Return the API of a `Versions:` header, and those of the named versions that Oncelog's broker offers."""
+    """Return the API of a `Versions:` header, and the named versions that Oncelog's broker offers."""
     if text is None:
         return None, ()
     name, *limits = re.findall(r"\w+", text)

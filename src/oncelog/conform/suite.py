@@ -211,7 +211,7 @@ def _outcome(
 
 
 def _first_that_answers(endpoints: Sequence[Endpoint], deadline: Deadline) -> Endpoint:
-    """Return the first endpoint that answers ApiVersions. If none does, raise the error of the last endpoint."""
+    """Return the first endpoint that answers ApiVersions. If none does, raise the error of the last one."""
     last: OncelogError | None = None
     for endpoint in endpoints:
         try:

@@ -320,7 +320,7 @@ def _match_not(expected: str, actual: Any, version: int, variables: Variables, p
 
 
 def split_batches(data: Any) -> list[bytes]:
-    """Return the complete batches in the records of a Fetch response. A partial batch at the end is left out."""
+    """Return the complete batches in the records of a Fetch response, without a partial batch at the end."""
     raw = bytes(data or b"")
     return [raw[position : position + header.size_bytes] for position, header in iter_batches(raw)]
 

@@ -131,8 +131,7 @@ class _Copies:
         self._kept: dict[str, Any] = {}
 
     def add(self, table: Any) -> None:
-        """Add one of the tables of `KeyCounts.merged`. All copies of a source record are in the same table.
-        """
+        """Add one of the tables of `KeyCounts.merged`. All copies of a source record are in one table."""
         by_tp = self._by_partition(table)
         sources = by_tp.group_by(_SOURCE).aggregate([("times", "sum"), ("is_new", "sum")])
         times, new = sources["times_sum"], sources["is_new_sum"]

@@ -159,7 +159,8 @@ def _partition_of(
 
 
 def _listed(system: fs.FileSystem, path: str) -> list[fs.FileInfo]:
-    """Return the entries of a directory. Leave out names that are not UTF-8, because no broker creates them.
+    """Return the entries of a directory. Leave out names that are not UTF-8, because no broker creates
+    them.
     """
     try:
         infos: list[fs.FileInfo] = system.get_file_info(fs.FileSelector(path))

@@ -102,7 +102,8 @@ def audit_table(
 def snapshot_of(
     tp: TopicPartition, before: Available, after: Available, is_compacted: bool
 ) -> PartitionSnapshot:
-    """Return a partition's PartitionSnapshot from the look-ups `before` and `after` the opening of the table.
+    """Return a partition's PartitionSnapshot from the look-ups `before` and `after` the opening of the
+    table.
     """
     log_start = after.earliest[tp]
     # The records of a partition that was added between the look-ups need not be in the table.
@@ -198,7 +199,8 @@ class _PartitionAudit:
         yield from with_records
 
     def _judge(self, window: int) -> tuple[list[OffsetRun], list[set[int]]]:
-        """Return the first wrong runs of a window, with their files. Add the window's counts to the totals.
+        """Return the first wrong runs of a window, with their files. Add the window's counts to the
+        totals.
         """
         start = window * self._rows.window_offsets
         end = min(start + self._rows.window_offsets, self._fates.snapshot.end)
@@ -235,7 +237,8 @@ def totals_of(records: int, rows: int, counts: Sequence[int], not_judged_rows: i
 
 
 def _outside(tp: TopicPartition, rows: RowRuns, end: int | None, limit: int) -> list[TableFinding]:
-    """Return findings for the rows outside a partition's offsets: one for each run and file, at most `limit`.
+    """Return findings for the rows outside a partition's offsets: one for each run and file, at most
+    `limit`.
     """
     return [
         outside_finding(tp, first, last, (last - first + 1) * times, rows.files[file], end)

@@ -564,8 +564,7 @@ class LogManager:
             raise KafkaStorageError(f"checkpoints cannot be written: {error}") from error
 
     def _write_aside(self, path: str) -> BackgroundTask:
-        """Write a checkpoint file in a thread, then rename it unless a partition was deleted in the meantime.
-        """
+        """Write a checkpoint file in a thread. Then rename it, unless a partition was deleted meanwhile."""
         data, deletion_count, new_path = self._encode_offsets(path), self._deletion_count, path + ".new"
         points = dict(self._recovery_points)
         yield partial(write_synced, self.disk, new_path, data)

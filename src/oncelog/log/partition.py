@@ -570,8 +570,7 @@ class Partition:
         return entry is not None and entry.producer_epoch == producer_epoch
 
     def open_transaction(self, producer_id: int) -> ProducerIdAndEpoch | None:
-        """Return the producer's id and epoch; None if the producer has no open transaction in this partition.
-        """
+        """Return the producer's id and epoch; None if it has no open transaction in this partition."""
         if producer_id not in self._producers.open_transactions:
             return None
         entry = self._producers.table.get(producer_id)

@@ -36,8 +36,7 @@ _BLOCK_BYTES = (16, 64, 512)
 
 
 class SimulatedCrash(BaseException):
-    """Raised to end the simulated process. It is a BaseException, so that no `except Exception` handles it.
-    """
+    """Raised to end the simulated process. A BaseException, so that no `except Exception` handles it."""
 
 
 class _Inode:

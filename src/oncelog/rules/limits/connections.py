@@ -105,8 +105,7 @@ def parse_overrides(text: str) -> dict[str, int]:
 
 
 def usable_descriptors(limit: int) -> int:
-    """Return how many of `limit` file descriptors connections may use. The others are reserved for the log.
-    """
+    """Return how many of `limit` file descriptors connections may use. The log gets the others."""
     return limit - min(limit // 4, 1_024)
 
 

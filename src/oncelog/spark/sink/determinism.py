@@ -152,8 +152,7 @@ def _parts(plan: Any) -> Iterator[PlanPart]:
 
 
 def _is_sorted(plan: Any) -> bool:
-    """Return True if the rows of a plan come from a sort of all rows, and still have the order of this sort.
-    """
+    """Return True if the rows of a plan come from a sort of all rows, and still have its order."""
     while (name := plan.getClass().getSimpleName()) in _KEEPS_ORDER and (inputs := _items(plan.children())):
         plan = inputs[0]
     return name == "Sort" and bool(getattr(plan, "global")())

@@ -113,7 +113,8 @@ class _SinkTask:
         """
 
     def write(self, clients: TaskClients, batches: Iterator[pa.RecordBatch], is_empty: bool) -> TaskReport:
-        """Write, prepare or compare the rows. `is_empty` is True if `batches` has no rows. Raises SinkError.
+        """Write, prepare or compare the rows. `is_empty` is True if `batches` has no rows. Raises
+        SinkError.
         """
         admin, sink, plan = clients.admin, self._sink, PlanNote(self._batch_id, self._sink.run_id)
         finished: BatchCommit | None = None

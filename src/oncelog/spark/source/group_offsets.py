@@ -52,7 +52,8 @@ class GroupOffsets:
             )
 
     def commit(self, finished: Position, now_ms: int) -> None:
-        """Commit the end of a finished micro-batch if a commit is due. Failures are only logged and counted.
+        """Commit the end of a finished micro-batch if a commit is due. Failures are only logged and
+        counted.
         """
         schedule = self._schedule
         if not (offsets := schedule.due(finished, now_ms)):

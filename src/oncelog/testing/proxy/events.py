@@ -71,8 +71,7 @@ class BatchSummary:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a Produce request for one partition. `base_offset` is None if the broker returned none.
-    """
+    """The result of a Produce request for one partition. `base_offset` is None if the broker sent none."""
 
     topic: str
     partition: int

@@ -193,8 +193,7 @@ class Relay:
             self._send(copy, Fate.COPY)
 
     def _send(self, request: InFlightRequest, fate: Fate) -> None:
-        """Send a request to the broker. Then release the held messages that waited for this request to pass.
-        """
+        """Send a request to the broker. Then release the held messages that waited for this request."""
         self.context.log.record(request.event, fate, "a copy" if request.is_copy else "")
         if self._has_broker_closed:
             request.response.set_result(None)
