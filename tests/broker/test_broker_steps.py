@@ -241,6 +241,24 @@ def test_named_topics_of_many_partitions_are_described_in_steps() -> None:
     assert steps > len(names)
 
 
+def test_each_deletion_of_records_is_a_step_of_its_own() -> None:
+    """It may create the files of a segment and sync a directory. One of thousands blocked all clients."""
+    node = open_node(MemoryDisk())
+    topic = node.topics.create("t", 20, {}, NOW_MS)
+    for partition in topic.partitions[:10]:
+        data = build_batch([NewRecord(NOW_MS, b"k", b"v")])
+        partition.append(memoryview(data), origin=Origin.CLIENT, now_ms=NOW_MS)
+    node.log_manager.background.on_added = lambda: None
+    request = DeleteRecordsRequest
+    deleted = [request.DeleteRecordsPartition(partition_index=i, offset=-1) for i in range(20)]
+    answer = handle(node, request(topics=[request.DeleteRecordsTopic(name="t", partitions=deleted)]))
+    assert topic.partitions[0].log_start_offset == 1 and topic.partitions[1].log_start_offset == 0
+    steps, response = finish(node, answer, may_block=True)
+    assert steps >= 10
+    results = response.topics[0].partitions
+    assert [(result.error_code, result.low_watermark) for result in results] == [(0, 1)] * 10 + [(0, 0)] * 10
+
+
 def test_the_work_of_later_steps_is_charged() -> None:
     for message in large_requests():
         node = with_topic(driven(MemoryDisk()))

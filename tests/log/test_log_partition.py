@@ -318,6 +318,27 @@ def test_leader_epochs_have_end_offsets() -> None:
     assert ends == [(0, 1), (0, 1), (4, 2), (None, None)]
 
 
+@pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "kill"])
+def test_deleting_records_waits_for_no_sync(is_clean: bool) -> None:
+    """The file of the leader epochs is not written. The next start cuts its epochs again."""
+    disk = MemoryDisk()
+    open_partition(disk, leader_epoch=0)
+    for leader_epoch in (0, 4):
+        partition = open_partition(disk, leader_epoch=leader_epoch)
+        put(partition, batch(count=3))
+        partition.flush()
+    steps = disk.steps
+    partition.delete_records(4, NOW_MS)
+    assert disk.steps == steps
+    expected = [(0, 4), (4, 6), (None, None)]
+    assert [partition.end_offset_for_epoch(epoch) for epoch in (0, 4, 5)] == expected
+    if is_clean:
+        partition.close(NOW_MS)
+    how = {"log_start_offset": 4, "recovery_point": 6, "clean_shutdown": is_clean}
+    again = open_partition(disk.after_kill(), leader_epoch=4, **how)
+    assert [again.end_offset_for_epoch(epoch) for epoch in (0, 4, 5)] == expected
+
+
 def test_transactions_hold_the_last_stable_offset() -> None:
     partition = open_partition()
     put(partition, batch(0, pid=1))

@@ -14,14 +14,9 @@ Epochs = list[tuple[int, int]]
 
 
 class LeaderEpochs:
-    """The leader epochs of a partition as (epoch, start offset) pairs, both increasing.
+    """The leader epochs of a partition as (epoch, start offset) pairs, both increasing."""
 
-    Every change is written to leader-epoch-checkpoint immediately.
-    """
-
-    def __init__(self, disk: Disk, directory: str, entries: Epochs) -> None:
-        self._disk = disk
-        self._directory = directory
+    def __init__(self, entries: Epochs) -> None:
         self._entries = entries
 
     @classmethod
@@ -35,8 +30,8 @@ class LeaderEpochs:
         log_end_offset: int,
         leader_epoch: int,
     ) -> LeaderEpochs:
-        """Load the epochs of the checkpoint file, and correct them to match the log. Write the file if they
-        changed.
+        """Load the epochs of the checkpoint file, and correct them by the log. Write the file if it lacks
+        epochs, or has epochs above the log end.
 
         `found` are the (epoch, first offset) pairs of the batches that recovery read. The pairs above the
         file's latest epoch are added. If the file is missing or unreadable, all pairs are added.
@@ -49,9 +44,9 @@ class LeaderEpochs:
             entries = _assigned(entries, epoch, start_offset)
         entries = [(epoch, start) for epoch, start in entries if start < log_end_offset]
         entries = _assigned(_cut_start(entries, log_start_offset), leader_epoch, log_end_offset)
-        if entries != stored:
+        if stored is None or entries != _cut_start(stored, log_start_offset):
             write_epochs(disk, directory, entries, sync=False)
-        return cls(disk, directory, entries)
+        return cls(entries)
 
     @property
     def latest(self) -> int | None:
@@ -60,12 +55,11 @@ class LeaderEpochs:
     def cut_start(self, log_start_offset: int) -> None:
         """Drop the epochs that end at or below a new log start.
 
-        The epoch that contains the new log start now begins there. Raises OSError.
+        The epoch that contains the new log start now begins there. The checkpoint file is not written,
+        because `settle` cuts its epochs again, and so does Apache Kafka. Two syncs for each partition would
+        block the broker's thread. See test_deleting_records_waits_for_no_sync.
         """
-        entries = _cut_start(self._entries, log_start_offset)
-        if entries != self._entries:
-            write_epochs(self._disk, self._directory, entries)
-            self._entries = entries
+        self._entries = _cut_start(self._entries, log_start_offset)
 
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int | None, int | None]:
         """Return the largest known epoch at or below `epoch`, and the offset after its last record.
