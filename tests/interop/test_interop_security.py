@@ -250,7 +250,7 @@ def test_our_clients_authenticate_on_apache_kafka_with_a_token(
         "sasl.oauthbearer.token.endpoint.url": f"file://{token}",
         "socket.connection.setup.timeout.ms": "60000",  # the JVM's first token takes long on a busy machine
     }
-    token.write_text(signed_token(TOKEN_KEY))
+    token.write_text(signed_token(TOKEN_KEY, header={"pi.atm": "2", "x5c": ["A" * 3000]}))
     _use(config)
     stranger = RSAKey.generate_key(2048, {"kid": "one"})
     for bad in (

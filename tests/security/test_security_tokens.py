@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
+from joserfc.jws import JWSRegistry
+from joserfc.registry import HeaderParameter
 from support.security.brokers import (
     AUTHORIZER,
     Certificates,
@@ -33,6 +38,14 @@ OTHER = RSAKey.generate_key(2048, {"kid": "one"})
 
 def signed(key: Any = KEY, alg: str = "RS256", **changed: object) -> str:
     return signed_token(key, alg, **changed)
+
+
+def signed_with_critical() -> str:
+    """Return a token with a parameter that a broker must know, or else refuse the token."""
+    header = {"alg": "RS256", "kid": "one", "crit": ["oncelog"], "oncelog": "x"}
+    registry = JWSRegistry({"oncelog": HeaderParameter("", "str")}, algorithms=["RS256"])
+    claims = {"sub": "alice", "iss": "https://id.example", "aud": "kafka", "exp": int(time.time()) + 300}
+    return jwt.encode(header, claims, KEY, registry=registry)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +104,32 @@ def test_a_token_is_accepted_once_a_clock_that_was_ahead_is_right(tmp_path: Path
             assert admin.list_topics() is not None
 
 
+HEADERS: dict[str, dict[str, Any]] = {
+    "a parameter of PingFederate": {"pi.atm": "2"},
+    "a parameter of Azure": {"typ": "JWT", "nonce": "abc"},
+    "a chain of certificates": {"x5c": ["A" * 3000, "A" * 3000]},
+}
+
+
+@pytest.mark.parametrize("why", HEADERS)
+def test_a_token_may_have_a_header_with_more_than_its_algorithm(
+    broker: Broker, tmp_path: Path, why: str
+) -> None:
+    token = signed_token(KEY, header=HEADERS[why])
+    assert Admin(with_token(broker, tmp_path / "token", token)).list_topics() is not None
+
+
+def test_keys_that_cannot_be_used_do_not_hide_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "jwks.json"
+    write_keys(path, KEY)
+    unusable = [{"kty": "AKP", "alg": "ML-DSA-44"}, {"kty": "EC", "crv": "secp256k1", "x": "AA", "y": "AA"}]
+    unusable += [{"kty": "RSA", "kid": "one"}]
+    keys = [*unusable, *json.loads(path.read_text())["keys"]]
+    path.write_text(json.dumps({"keys": keys}))
+    with secured_broker(tmp_path / "data", **settings(path)) as broker:
+        assert Admin(with_token(broker, tmp_path / "token", signed())).list_topics() is not None
+
+
 BAD = {
     "over": lambda: signed(exp=int(time.time()) - 100),
     "without an end": lambda: signed(exp=None),
@@ -104,6 +143,8 @@ BAD = {
     "not signed": lambda: "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGljZSJ9.",
     "none": lambda: "garbage",
     "cut": lambda: signed()[:-5],
+    "with a critical parameter": lambda: signed_with_critical(),
+    "with a nested header": lambda: urlsafe_b64encode(b"[" * 12_000).decode() + ".e30.AAAA",
 }
 
 

@@ -14,6 +14,7 @@ import trustme
 from cryptography.hazmat.primitives import serialization
 from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
+from joserfc.jws import JWSRegistry
 
 from oncelog import Producer
 from oncelog.broker.security.users import Users
@@ -116,12 +117,18 @@ def without(config: Mapping[str, str], *keys: str) -> dict[str, str]:
     return {key: value for key, value in config.items() if key not in keys}
 
 
-def signed_token(key: Any, alg: str = "RS256", **changed: object) -> str:
-    """Return a token (JWT) of alice for the next five minutes. A claim that is None is left out."""
+def signed_token(
+    key: Any, alg: str = "RS256", header: Mapping[str, Any] | None = None, **changed: object
+) -> str:
+    """Return a token (JWT) of alice for the next five minutes. A claim that is None is left out.
+
+    `header`: further parameters of the header.
+    """
     good = {"sub": "alice", "iss": "https://id.example", "aud": ["kafka"], "exp": int(time.time()) + 300}
     good |= {"iat": int(time.time())}
     claims = {name: value for name, value in {**good, **changed}.items() if value is not None}
-    return jwt.encode({"alg": alg, "kid": "one"}, claims, key, algorithms=[alg])
+    registry = JWSRegistry(algorithms=[alg], strict_check_header=False)
+    return jwt.encode({"alg": alg, "kid": "one", **(header or {})}, claims, key, registry=registry)
 
 
 def write_keys(path: Path, *keys: RSAKey) -> None:

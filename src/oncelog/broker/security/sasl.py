@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 from unicodedata import normalize
 
@@ -159,17 +160,16 @@ def token_check(settings: Any, keys: Callable[[], str | None]) -> TokenCheck:
     def check(token: str, now_ms: int) -> tuple[str, int]:
         from joserfc import jwt
         from joserfc.errors import JoseError
-        from joserfc.jwk import KeySet
 
         text = keys()
         if text is None:
             raise SaslAuthenticationFailed("sasl.oauthbearer.jwks.endpoint.url provides no keys")
         try:
-            decoded = jwt.decode(token, KeySet.import_key_set(_json(text)), algorithms=_ALGORITHMS)
+            decoded = jwt.decode(token, _usable_keys(text), _ALGORITHMS, _token_registry())
             _registry(settings, now_ms).validate(decoded.claims)
             user = decoded.claims[settings["sasl.oauthbearer.sub.claim.name"]]
             return _checked_name(user), min(int(decoded.claims["exp"]) * 1000, INT64_MAX)
-        except (JoseError, ValueError, KeyError, TypeError, OverflowError) as error:
+        except (JoseError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise SaslAuthenticationFailed(f"the token is invalid: {type(error).__name__}") from None
 
     return check
@@ -180,6 +180,43 @@ _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "E
 
 All use a private key; "none" and secrets shared with the issuer are rejected.
 """
+
+
+MAX_TOKEN_HEADER_BYTES = 16_384
+"""Longest header of a token in bytes of base64. It may contain a chain of certificates."""
+MAX_SIGNATURE_BYTES = 4_096
+"""Longest signature of a token in bytes of base64."""
+
+
+def _token_registry() -> Any:
+    """Return the rules for the header of a token.
+
+    As RFC 7515 requires, parameters that nobody knows are ignored, unless `crit` names them. By default
+    joserfc refuses them, and headers of more than 512 bytes. See
+    test_a_token_may_have_a_header_with_more_than_its_algorithm.
+    """
+    from joserfc.jws import JWSRegistry
+
+    registry = JWSRegistry(algorithms=_ALGORITHMS, strict_check_header=False)
+    registry.max_header_length = MAX_TOKEN_HEADER_BYTES
+    registry.max_signature_length = MAX_SIGNATURE_BYTES
+    return registry
+
+
+def _usable_keys(text: str) -> Any:
+    """Return the keys of a JSON Web Key Set, without those that cannot be used.
+
+    RFC 7517 requires that keys of an unknown kind are ignored. Raises ValueError, KeyError or TypeError if
+    the text is not a key set.
+    """
+    from joserfc.errors import JoseError
+    from joserfc.jwk import KeySet
+
+    usable: list[Any] = []
+    for key in _json(text)["keys"]:
+        with suppress(JoseError, ValueError, KeyError, TypeError, AttributeError):
+            usable += KeySet.import_key_set({"keys": [key]}).keys
+    return KeySet(usable)
 
 
 def _registry(settings: Any, now_ms: int) -> Any:
