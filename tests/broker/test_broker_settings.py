@@ -120,6 +120,21 @@ def test_a_broker_setting_holds_at_once_and_after_a_restart(tmp_path: Path) -> N
         assert client.produce("t", batch(b"v" * 200_000)).error_code == 0
 
 
+def test_a_default_retention_of_0_is_refused_as_by_kafka(tmp_path: Path) -> None:
+    """It would delete all records. For a topic Kafka allows 0, and an earlier version may have stored it."""
+    with pytest.raises(ConfigError, match=r"log\.retention\.ms must not be 0"):
+        Broker(tmp_path, config={"log.retention.ms": 0}).start()
+    stored = {"version": 1, "brokers": {"": {"log.retention.ms": "0"}}, "groups": {}}
+    (tmp_path / CONFIGS_FILE).write_text(json.dumps(stored))
+    with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
+        assert describe(client, BROKER_TYPE, "", "log.retention.ms") == [("0", 3)]
+        assert alter(client, BROKER_TYPE, "", log_retention_ms="-1") == 0
+        for name in ("", "1"):
+            assert alter(client, BROKER_TYPE, name, log_retention_ms="0") == InvalidRequest.code
+        client.create_topic("t")
+        assert alter(client, 2, "t", retention_ms="0") == 0
+
+
 def test_a_setting_that_cannot_be_stored_is_not_changed(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker, RawClient(broker.bootstrap_servers) as client:
         (tmp_path / CONFIGS_FILE).mkdir()  # a directory with the file's name makes writing the file fail

@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any
 
 from oncelog.broker.dispatch import end_round, next_wakeup_ms, tick
+from oncelog.broker.settings.dynamic_config import check_retention
 from oncelog.broker.settings.listeners import Listener
 from oncelog.broker.state import BrokerState
 from oncelog.errors import ConfigError
@@ -98,6 +99,7 @@ class Server:
             parse_overrides(settings["max.connections.per.ip.overrides"]),
         )
         _check_sizes(settings)
+        check_retention(settings.configured("log.retention.ms"))
         self.acceptors = [Acceptor(listener, listen) for listener in listeners]
         setting = "sasl.oauthbearer.jwks.endpoint.url"
         self._token_keys = WatchedFile(settings[setting], setting) if settings[setting] else None

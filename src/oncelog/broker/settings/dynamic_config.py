@@ -142,7 +142,7 @@ class DynamicConfig:
     def _apply(self) -> None:
         layers = self.of_broker(self._broker_name), self.of_broker(CLUSTER)
         for layer in layers:
-            validate_broker_settings(layer)
+            _parse_broker_settings(layer)
         self._settings.lay_over(layers)
 
     def _save(self, brokers: dict[str, dict[str, str]], groups: dict[str, dict[str, str]]) -> None:
@@ -157,11 +157,28 @@ def _with(
     return {name: values for name, values in {**resources, **changed}.items() if values}
 
 
+def check_retention(retention_ms: int) -> None:
+    """Raise ConfigError if log.retention.ms is 0, which would delete all records. Kafka refuses it, too."""
+    if not retention_ms:
+        raise ConfigError("log.retention.ms must not be 0; use -1 to keep records for any time")
+
+
 def validate_broker_settings(values: Mapping[str, str | None]) -> dict[str, str]:
     """Return the settings of a broker without null values.
 
     As in Kafka, raises InvalidRequest if a value is invalid or the setting cannot be changed at run time.
     """
+    parsed = _parse_broker_settings(values)
+    # Only changes are checked. A value that an earlier version stored must not prevent the start.
+    if parsed.is_user_set("log.retention.ms"):
+        try:
+            check_retention(parsed["log.retention.ms"])
+        except ConfigError as error:
+            raise InvalidRequest(str(error)) from None
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _parse_broker_settings(values: Mapping[str, str | None]) -> Settings:
     static = [key for key in values if key not in DYNAMIC]
     if static:
         raise InvalidRequest(
@@ -174,7 +191,7 @@ def validate_broker_settings(values: Mapping[str, str | None]) -> dict[str, str]
         raise InvalidRequest(str(error)) from None
     if parsed.is_user_set("log.segment.bytes") and parsed["log.segment.bytes"] < MIN_SEGMENT_BYTES:
         raise InvalidRequest(f"log.segment.bytes must be at least {MIN_SEGMENT_BYTES}")
-    return {key: value for key, value in values.items() if value is not None}
+    return parsed
 
 
 def _parse(content: dict[str, Any]) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
