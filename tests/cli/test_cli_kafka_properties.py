@@ -123,6 +123,19 @@ def test_a_file_for_a_controller_is_refused() -> None:
         adapt({"process.roles": "controller"})
 
 
+def test_settings_of_the_controllers_listeners_are_left_out() -> None:
+    own = {
+        "listener.name.controller.ssl.keystore.location": "/c.pem",
+        "listener.name.CONTROLLER.ssl.client.auth": "required",
+        "listener.name.controller.plain.sasl.jaas.config": "x",
+    }
+    kept = {"listener.name.controllers.ssl.client.auth": "none", "listener.name.ssl.ssl.client.auth": "none"}
+    found = adapt({"controller.listener.names": "CONTROLLER", **own, **kept})
+    assert found.settings == kept
+    assert found.without_effect == sorted(["controller.listener.names", *own])
+    assert adapt(kept | own).settings == kept | own
+
+
 def test_settings_of_this_broker_pass_unchanged() -> None:
     ours = {"oncelog.metrics.names": "true", "listeners": "127.0.0.1:0", "log.retention.ms": "5"}
     assert adapt(ours).settings == ours

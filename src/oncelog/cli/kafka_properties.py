@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from oncelog.config import BROKER
 from oncelog.errors import ConfigError
+from oncelog.settings import SCOPE
 
 _WITHOUT_EFFECT = re.compile(
     r"""
@@ -71,7 +72,7 @@ def adapt(properties: Mapping[str, str]) -> KafkaProperties:
     controller's file or an invalid time.
     """
     rest = dict(properties)
-    _leave_out_controller(rest)
+    without_effect = _leave_out_controller(rest)
     for theirs, ours, factor in _IN_MS:
         value = rest.pop(theirs, None)
         time_ms = None if value is None else _in_ms(theirs, value, factor)
@@ -84,7 +85,6 @@ def adapt(properties: Mapping[str, str]) -> KafkaProperties:
         rest[ours] = time_ms
     if "broker.id" in rest:
         rest.setdefault("node.id", rest.pop("broker.id"))
-    without_effect = []
     for key, value in list(rest.items()):
         if BROKER.get(key) is not None:
             continue
@@ -95,28 +95,32 @@ def adapt(properties: Mapping[str, str]) -> KafkaProperties:
     return KafkaProperties(rest, sorted(without_effect))
 
 
-def _leave_out_controller(properties: dict[str, str]) -> None:
-    """Remove the controller's listeners from `properties`, because this broker has no controller protocol.
-    Raises ConfigError if the file is for a controller only.
+def _leave_out_controller(properties: dict[str, str]) -> list[str]:
+    """Drop the controller's listeners, which only brokers and controllers use, and their settings.
+
+    Return the keys of those settings. Raises ConfigError.
     """
     roles = _items(properties.get("process.roles", ""))
     if roles == ["controller"]:
         raise ConfigError("process.roles=controller: this file is for a controller, and Oncelog is a broker")
     names = {name.upper() for name in _items(properties.get("controller.listener.names", ""))}
-    if not names:
-        return
     for key, separator in (
         ("listeners", "://"),
         ("advertised.listeners", "://"),
         ("listener.security.protocol.map", ":"),
     ):
-        if key in properties:
+        if names and key in properties:
             kept = [
                 item
                 for item in _items(properties[key])
                 if item.partition(separator)[0].strip().upper() not in names
             ]
             properties[key] = ",".join(kept)
+    scopes = tuple(f"{SCOPE}{name}.".lower() for name in names)
+    own = [key for key in properties if key.lower().startswith(scopes)]
+    for key in own:
+        del properties[key]
+    return own
 
 
 def _in_ms(key: str, value: str, factor: int) -> str:
