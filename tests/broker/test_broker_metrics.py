@@ -32,7 +32,9 @@ from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import ConfigError, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequenceNumber
 from oncelog.log.partition import Partition
-from oncelog.server.embedded import Broker, check_metrics
+from oncelog.runtime.clock import Clock
+from oncelog.server import metrics_http
+from oncelog.server.embedded import Broker, check_metrics, recover_node
 from oncelog.server.metrics_http import MAX_CONNECTIONS, MetricsServer
 from oncelog.server.process_metrics import LoopLag
 from oncelog.testing.memory_disk import MemoryDisk
@@ -168,6 +170,36 @@ def test_metrics_by_partition_are_exported_if_a_setting_allows_their_names() -> 
             assert named[f"oncelog_partition_stable_offset{where}"] == 2
             assert named[f"oncelog_partition_end_offset{where}"] == 3
             assert named[f"oncelog_partition_size_bytes{where}"] > 2 * 61
+
+
+def test_clients_are_served_while_the_metrics_of_many_partitions_are_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One topic is created and another one deleted meanwhile."""
+    monkeypatch.setattr(metrics_http, "STEP_SECONDS", 0.0)
+    node = recover_node(MemoryDisk(), BROKER.parse({"oncelog.metrics.names": True}), Clock())
+    topic, _ = node.topics.create("t", 100, {}, 0), node.topics.create("left", 1, {}, 0)
+    turns: list[int] = []
+
+    async def serve_others() -> None:
+        while True:
+            turns.append(len(turns))
+            if len(turns) == 20:
+                node.topics.delete([topic])
+                node.topics.create("new", 1, {}, 0)
+            await asyncio.sleep(0)
+
+    async def collect() -> str:
+        others = asyncio.get_running_loop().create_task(serve_others())
+        try:
+            return await MetricsServer(node, "127.0.0.1", 0)._text()
+        finally:
+            others.cancel()
+
+    text = asyncio.run(collect())
+    assert len(turns) > 100
+    assert "\noncelog_partitions 101.0\n" in text
+    assert 'oncelog_partition_end_offset{topic="left",partition="0"} 0.0\n' in text
 
 
 def test_the_process_is_measured_under_prometheus_names() -> None:

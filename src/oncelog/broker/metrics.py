@@ -127,9 +127,7 @@ GAUGES = {
 }
 
 MAX_NAMED_PARTITIONS = 5_000
-"""Maximum number of partitions that have their own metrics. It is limited because requests wait while the
-metrics of all these partitions are collected.
-"""
+"""Maximum number of partitions that have metrics of their own."""
 
 
 class PartitionOffsets(NamedTuple):
@@ -177,14 +175,18 @@ def _histogram_samples(
 
 def to_prometheus_text(all_families: Iterable[Family]) -> str:
     """Return metric families in Prometheus' text exposition format, version 0.0.4."""
-    lines = []
+    return "".join(prometheus_lines(all_families))
+
+
+def prometheus_lines(all_families: Iterable[Family]) -> Iterator[str]:
+    """Yield the lines of `to_prometheus_text`."""
     for family in all_families:
-        lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
+        yield f"# HELP {family.name} {family.help}\n"
+        yield f"# TYPE {family.name} {family.kind}\n"
         for suffix, labels, value in family.samples:
             shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
             labels_text = f"{{{shown}}}" if shown else ""
-            lines.append(f"{family.name}{suffix}{labels_text} {_number_text(value)}")
-    return "\n".join(lines) + "\n"
+            yield f"{family.name}{suffix}{labels_text} {_number_text(value)}\n"
 
 
 def _escaped(text: str) -> str:

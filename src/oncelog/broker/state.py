@@ -6,7 +6,7 @@ decrease. `broker.dispatch` handles requests and timed work with this state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any
 
@@ -265,26 +265,47 @@ class BrokerState:
 
     def gauges(self) -> dict[str, float]:
         """Compute all gauges, and return them by name."""
-        partitions = list(self.topics.all_partitions())
+        steps = self.gauges_in_steps()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                result: dict[str, float] = done.value
+                return result
+
+    def gauges_in_steps(self) -> Generator[None, None, dict[str, float]]:
+        """Return what `gauges` returns. Yields after each partition."""
+        producer_count = open_count = offline_count = held_back = held_back_count = 0
+        partitions = [partition for _, partition in self.topics.all_partitions()]
+        for partition in partitions:
+            producer_count += partition.producer_count
+            open_count += partition.open_transaction_count
+            offline_count += partition.is_offline
+            offsets = partition.high_watermark - partition.last_stable_offset
+            held_back += offsets
+            held_back_count += offsets > 0
+            yield
         _, free_bytes = self.log_manager.disk.volume()
-        held_back = [p.high_watermark - p.last_stable_offset for _, p in partitions]
         return {
-            "producer_ids_active": float(sum(p.producer_count for _, p in partitions)),
+            "producer_ids_active": float(producer_count),
             "partitions": float(len(partitions)),
-            "partitions_offline": float(sum(p.is_offline for _, p in partitions)),
+            "partitions_offline": float(offline_count),
             "disk_free_bytes": float(free_bytes),
             "connections": float(self.connection_count),
             "request_bytes_held": float(self.request_memory.total_bytes),
             "response_bytes_held": float(self.response_memory.total_bytes),
             "fetches_waiting": float(len(self.fetch_purgatory)),
-            "transactions_open": float(sum(p.open_transaction_count for _, p in partitions)),
-            "records_held_back": float(sum(held_back)),
-            "partitions_held_back": float(sum(1 for offsets in held_back if offsets)),
+            "transactions_open": float(open_count),
+            "records_held_back": float(held_back),
+            "partitions_held_back": float(held_back_count),
         }
 
     def partition_offsets(self, max_partitions: int) -> Iterator[PartitionOffsets]:
-        """Yield the offsets of the first `max_partitions` partitions, for the metrics by partition."""
-        for tp, partition in islice(self.topics.all_partitions(), max_partitions):
+        """Yield the offsets of the first `max_partitions` partitions, for the metrics by partition.
+
+        Topics may be created and deleted meanwhile.
+        """
+        for tp, partition in list(islice(self.topics.all_partitions(), max_partitions)):
             yield PartitionOffsets(
                 tp.topic,
                 tp.partition,

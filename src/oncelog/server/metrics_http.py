@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Iterator
+from collections.abc import Generator
+from time import perf_counter
 
 from oncelog.broker.metrics import (
     MAX_NAMED_PARTITIONS,
-    Family,
     families,
     partition_families,
-    to_prometheus_text,
+    prometheus_lines,
 )
 from oncelog.broker.state import BrokerState
 from oncelog.errors import ConfigError, StorageError
@@ -28,6 +28,8 @@ from oncelog.server.process_metrics import LoopLag, process_families
 from oncelog.settings import Settings
 
 REQUEST_SECONDS = 5.0
+STEP_SECONDS = 0.005
+"""Time after which the collection of metrics lets the event loop handle requests of clients."""
 MAX_REQUEST_BYTES = 16_384
 MAX_CONNECTIONS = 20
 """Maximum number of simultaneous connections.
@@ -86,7 +88,9 @@ class MetricsServer:
         try:
             async with asyncio.timeout(REQUEST_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._response(head))
+            response = await self._response(head)
+            async with asyncio.timeout(REQUEST_SECONDS):
+                writer.write(response)
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             # The client disconnected, or it did not send an HTTP request.
@@ -97,7 +101,7 @@ class MetricsServer:
             # open.
             writer.close() if not writer.transport.get_write_buffer_size() else writer.transport.abort()
 
-    def _response(self, head: bytes) -> bytes:
+    async def _response(self, head: bytes) -> bytes:
         request_line, *headers = head.split(b"\r\n")
         method, path, *_ = [*request_line.split(b" "), b"", b""]
         # Accept both GET and HEAD, because load balancers check with either of them. Guard:
@@ -116,14 +120,43 @@ class MetricsServer:
             return _response("405 Method Not Allowed", "only GET is served\n")
         if page != b"/metrics":
             return _response("404 Not Found", "the metrics are at /metrics\n", with_body=with_body)
-        return _response("200 OK", to_prometheus_text(self._families()), with_body=with_body)
+        return _response("200 OK", await self._text(), with_body=with_body)
 
-    def _families(self) -> Iterator[Family]:
+    async def _text(self) -> str:
+        """Return all metrics as text, in steps of STEP_SECONDS.
+
+        With thousands of partitions it takes some tenths of a second. See
+        test_clients_are_served_while_the_metrics_of_many_partitions_are_collected.
+        """
+        steps = self._text_in_steps()
+        until = perf_counter() + STEP_SECONDS
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                text: str = done.value
+                return text
+            if perf_counter() >= until:
+                await asyncio.sleep(0)
+                until = perf_counter() + STEP_SECONDS
+
+    def _text_in_steps(self) -> Generator[None, None, str]:
         node = self._node
-        yield from families(node.metrics, node.gauges())
+        collected = list(families(node.metrics, (yield from node.gauges_in_steps())))
         if node.settings["oncelog.metrics.names"]:
-            yield from partition_families(node.partition_offsets(MAX_NAMED_PARTITIONS))
-        yield from process_families(self._lag.max_seconds)
+            rows = []
+            for offsets in node.partition_offsets(MAX_NAMED_PARTITIONS):
+                rows.append(offsets)
+                yield
+            for family in partition_families(rows):
+                collected.append(family)
+                yield
+        collected += process_families(self._lag.max_seconds)
+        lines = []
+        for line in prometheus_lines(collected):
+            lines.append(line)
+            yield
+        return "".join(lines)
 
     def _readiness(self, *, with_body: bool) -> bytes:
         offline = sum(partition.is_offline for _, partition in self._node.topics.all_partitions())
