@@ -18,6 +18,7 @@ OUT_OF_REACH: dict[str, str] = {
     "the simulator takes DeliveryUnknown for any outcome": "R802",
     "no simulated client is closed by one task while another connects": "R803",
     "no simulated administrator alters settings of several brokers": "R801",
+    "no simulated broker has a default retention of 0 ms": "R1302",
     "no directory of a running Apache Kafka, of an older version or of a backup is simulated": (
         "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40 R363 R365 R451 R631 R632 R832 R956 R1004 R1280"
     ),
@@ -25,13 +26,14 @@ OUT_OF_REACH: dict[str, str] = {
         "C8 C20 R670 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163"
         " R211 R710 R250 R251 R252 R281 R283 R324 R325 R354 R371 R373 R374 R375 R376 R379 R421 R440 R476"
         " R477 R511 R635 R620 G7 R49 L12 R630 R642 R646 R700 R702 R772 R1001 R1005 R1035 R1129"
+        " R1300"
     ),
     "memory, threads and descriptors are not counted": (
         "R332 S8 S14 S19 R35 R45 R112 G9 R181 R210 R246 R320 R321 R361 R372 R915 R930 L24a L24b R1000 R1003"
     ),
     "TLS, SASL, ACLs, quotas and the metrics port are not simulated": (
         "S6 S7 S10 S11 S13 S20 R5 R44 R182 R254 R508 R640 R641 R643 R645 R791 R793 R851 R1006 R1260"
-        " R1261 R1262 R1263 R1264"
+        " R1261 R1262 R1263 R1264 R1301 R1304"
     ),
     "only our clients' requests and random ones are sent": (
         "K1 K3 K4 K5 R4 R6 R7 R8 R9 R30 R31 R70 R633 R920 R965 R1007"
@@ -49,7 +51,7 @@ OUT_OF_REACH: dict[str, str] = {
         " R723 R870 R990 R991 R992 R1060 R1061 R1062 R1063 R1064 R1065 R1066 R1068 R1069 R1071 R1072 R1073"
         " R1140 R1141 R1142 R1143 R1144 R1145 R1146 R1147 R1148 R1149 R1150 R1151 R1152 R1153"
         " R1094 R1180 R1181 R1182 R1183 R1184 R1185 R1200 R1201 R1202 R1203 R1204 R1205 R1206 R1207 R1208"
-        " R1209 R1230 R1231 R1232 R1233 R1213"
+        " R1209 R1230 R1231 R1232 R1233 R1213 R1303"
     ),
     "the network seldom loses the heartbeat that a member needs before it takes new partitions": "R730",
     "a start is refused wherever the list of topics is lost": "R25 R109",
