@@ -673,7 +673,7 @@ def _transactional_text(error: Any, seen_by: str) -> str:
 
 
 def _by_coordinator_action(error: Any) -> dict[str, list[str]]:
-    """Return the coordinator's requests, grouped by what a transactional producer does after this error."""
+    """Return the requests to coordinators, grouped by what a transactional producer does after this error."""
     from oncelog.errors import error_for_code
     from oncelog.rules.transactions import client_session as session
 

@@ -232,8 +232,8 @@ def test_a_damaged_batch_is_an_error_and_is_fetched_again() -> None:
 
 
 def test_batches_in_wrong_order_are_fetched_once() -> None:
-    """The batch with the highest offsets comes first. A fetch after the last batch's end would return both
-    batches again, forever.
+    """The batch with the highest offsets comes first in the response. If the next fetch began where the
+    second batch ends, at offset 2, it would return both batches again, forever.
     """
     consumer, call = started()
     both = batch(2, b"c", b"d") + batch(0, b"a", b"b")

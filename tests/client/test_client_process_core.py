@@ -434,7 +434,7 @@ def test_an_output_that_cannot_be_sent_is_blamed_on_its_record() -> None:
 def test_an_output_to_a_topic_that_cannot_exist_is_blamed_on_its_record(is_refused_by_broker: bool) -> None:
     """R1174: one record with such an output ended the loop after ten errors, and again after each restart."""
     io = MemoryIO({ONE: 6}, copy)
-    if is_refused_by_broker:  # an example is an output to an internal topic
+    if is_refused_by_broker:  # for example, because the topic is internal
         io.refuses = lambda output: (
             InvalidTopicException() if (output.topic, output.value) == ("target", b"0-3") else None
         )

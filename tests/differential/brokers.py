@@ -43,7 +43,7 @@ everything.
 ONE_COORDINATOR = {"offsets.topic.num.partitions": 1}
 """One partition of the offsets topic, so that all groups have the same coordinator.
 
-That coordinator learns of a topic when it first needs it, and then knows the topic for all groups
+That coordinator looks a topic up when a group first needs the topic, and then knows it for all groups
 (support/groups/topics.py).
 """
 COMMON = SETTINGS | SHORT | SMALL | SECURITY | ONE_COORDINATOR

@@ -128,8 +128,8 @@ def test_our_admin_obeys_apache_kafkas_controller_quota(apache_kafka: ApacheKafk
 def test_a_java_producer_obeys_quotas_set_by_kafka_configs(
     broker: Broker, admin: Admin, kafka_class_path: str
 ) -> None:
-    """kafka-configs sets the quotas. A throttled Java producer waits for its producer id, and then sends all
-    records.
+    """kafka-configs sets the byte rate, and our admin client the rate of producer ids. A throttled Java
+    producer waits for its producer id, and then sends all records.
     """
     server = ["--bootstrap-server", broker.bootstrap_servers]
     configs, default = "kafka.admin.ConfigCommand", ["--entity-type", "users", "--entity-default"]

@@ -89,8 +89,8 @@ def _write(servers: str, tp: TopicPartition, *records: tuple[bytes, bytes | None
 
 
 def test_foreign_records_beside_checkpoints_do_not_stop_a_load(tmp_path: Path) -> None:
-    """R1062: a key that is not UTF-8 ended all loads whose checkpoints are in the same partition with
-    UnicodeDecodeError.
+    """R1062: a key that is not UTF-8 raised UnicodeDecodeError, which ended all loads whose checkpoints are
+    in the same partition.
     """
     files = [write_csv(tmp_path / "0.csv", 0, ROWS)]
     with Broker() as broker:

@@ -331,7 +331,7 @@ def free_full_disk(partition: Partition, disk: MemoryDisk) -> None:
 
 
 def test_a_full_disk_with_unflushed_aborts_gets_room() -> None:
-    """A deletion waits for a flush. That flush needed disk space for the index of aborted transactions."""
+    """Regression: a deletion waits for a flush, which needed space for the aborted transactions' index."""
     log_config = config(segment_bytes=9 * SIZE, index_interval_bytes=SIZE)
     for room in range(0, 2_000, 97):
         disk = MemoryDisk()

@@ -552,7 +552,7 @@ def test_a_member_that_waits_for_a_later_generation_is_kept() -> None:
     join(group, "m", request(session_ms=400_000, rebalance_ms=500_000))
     join(group, "n", request(session_ms=400_000, rebalance_ms=500_000))
     join(group, "", request(member_id="m", session_ms=400_000, rebalance_ms=500_000))
-    # This join has the default session time-out, so the session of n ends after ten seconds.
+    # This join has the default session time-out of ten seconds, but n is kept while its join waits.
     assert not join(group, "", request("ab", "n"))
     group.tick(399_999)
     assert list(group.members) == ["m", "n"]

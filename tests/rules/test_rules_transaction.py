@@ -430,8 +430,8 @@ def test_a_new_instance_over_a_transaction_at_the_last_epoch_waits_for_a_new_pro
 
 
 def test_no_client_gets_the_highest_epoch() -> None:
-    """Version 0.4.1 could leave this state: a time-out raised the epoch to 32767, and a client repeats its
-    request with the epoch before.
+    """In version 0.4.1, a time-out could raise the epoch to 32767. A client that then repeats its request
+    with the previous epoch gets a new producer id.
     """
     known = entry(S.COMPLETE_ABORT, epoch=32_767, last_producer_epoch=32_766)
     assert init(known, ProducerIdAndEpoch(7, 32_766)) == NeedsProducerId()

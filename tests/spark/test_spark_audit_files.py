@@ -333,7 +333,7 @@ def test_batches_behind_a_damage_in_the_last_segment_are_audited(audited: AuditR
 
 
 def test_a_batch_that_is_the_value_of_a_record_is_not_taken_for_one_of_the_log(audited: AuditResult) -> None:
-    """The audit must not take a batch in a record's value for one of the log, even if the outer batch is
+    """The audit must not take a batch in a record's value for a batch of the log, even if the outer batch is
     incomplete or has a wrong length.
     """
     assert found_in(audited, "torn-holder") == [("torn_tail", 3, 3, None)]

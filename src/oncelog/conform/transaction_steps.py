@@ -13,7 +13,9 @@ Each producer has a name. `$A` is the id of producer A, `$A_epoch` its epoch, `$
     offsets G T/0 -> 5                 OffsetFetch, or `none`; flag `stable` sets require_stable
     end_offset T/0 -> 3                ListOffsets latest; flag `committed`: the last stable offset
     state A -> Ongoing                 DescribeTransactions
-    open T/0 by=A -> 0                 DescribeProducers: first offset of the open transaction, or -1
+    open T/0 by=A -> 0                 DescribeProducers: first offset of the open transaction
+
+`open` yields -1 if the producer has no open transaction, and `none` if the partition does not know it.
 
 A header `Versions:` sets the version of one API. Other APIs use the classic protocol (Produce 11, EndTxn 4,
 TxnOffsetCommit 4). With the header `Transactions: epoch` they use the versions of KIP-890 (12, 5, 5), whose

@@ -53,9 +53,7 @@ class BackgroundQueue:
 
     @property
     def is_ready(self) -> bool:
-        """True if a task of some kind waits whose kind has no running blocking call, so that `step` can run a
-        step now.
-        """
+        """True if a task waits and no blocking call of its kind is running, so that `step` can run now."""
         return any(queue.is_ready for queue in self._queues)
 
     def add(self, task: BackgroundTask, kind: Kind = Kind.LOG) -> None:

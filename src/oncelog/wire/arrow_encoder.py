@@ -221,7 +221,7 @@ class _Varints:
 
     @classmethod
     def fixed(cls, column: _Bytes) -> _Varints:
-        """Return a column with one byte per row, which is already encoded."""
+        """Wrap a column that already contains encoded varints of one byte per row."""
         varints = object.__new__(cls)
         varints.size, varints.bytes = np.ones(len(column), np.int64), column
         varints.is_used = np.ones(column.shape, np.bool_)

@@ -32,7 +32,7 @@ from oncelog.wire.records import READING, check_count, parse_headers, payload_of
 
 try:
     import oncelog.wire._fetched_records as _c
-except ImportError:  # `_fetched_records.c` is not compiled, or compiled for another system
+except ImportError:  # `_fetched_records.c` is not compiled, or was compiled for another system
     _c = None  # type: ignore[assignment]
 
 __all__ = ["HEADERS_TYPE", "arrow_to_batches", "batches_to_arrow", "fetch_schema"]

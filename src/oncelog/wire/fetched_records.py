@@ -19,7 +19,7 @@ from oncelog.wire.records import READING, SLICE_RECORDS, check_count, payload_re
 
 try:
     import oncelog.wire._fetched_records as _c
-except ImportError:  # `_fetched_records.c` is not compiled, or compiled for another system
+except ImportError:  # `_fetched_records.c` is not compiled, or was compiled for another system
     _c = None  # type: ignore[assignment]
 
 _TIMESTAMP_TYPES = tuple(TimestampType)

@@ -26,7 +26,7 @@ from oncelog.wire.primitives import VARINT, VARINT_TABLE_SIZE, Buffer, encode_va
 
 try:
     import oncelog.wire._records as _c
-except ImportError:  # `_records.c` is not compiled, or compiled for another system
+except ImportError:  # `_records.c` is not compiled, or was compiled for another system
     _c = None  # type: ignore[assignment]
 
 # Python's error handlers for header names that are not UTF-8: Kafka stores any bytes as names.

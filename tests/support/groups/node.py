@@ -109,7 +109,8 @@ class GroupNode:
 def _classic(group: ClassicGroup) -> tuple[Any, ...]:
     """Return a classic group in the form in which its record stores it.
 
-    Only a group without members includes its time, from which the expiry of its offsets counts.
+    The time of the last state change is included only for a group without members, because their offsets
+    expire a certain time after it.
     """
     members = [
         (

@@ -106,8 +106,8 @@ def targets_of(measurement: Measurement) -> tuple[Target, ...]:
 
 
 def plan_with(plan: Any, overrides: Mapping[str, str]) -> Any:
-    """Return the plan with the fields in `overrides` changed. Values are texts; those of a tuple are
-    comma-separated.
+    """Return the plan with the fields in `overrides` changed. The values in `overrides` are texts. The items
+    of a tuple are comma-separated.
 
     Raises ConfigError for a field that the plan does not have, and for a text of the wrong type.
     """

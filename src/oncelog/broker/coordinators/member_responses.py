@@ -38,7 +38,7 @@ class MemberResponses:
             self._background.add(self._send_waiting(), Kind.REQUEST)
 
     def end_step(self) -> None:
-        """End the step, because the current request is handled. The next request may again send responses
+        """End the step of a request that has been handled. The next request may again send responses
         immediately.
         """
         self._sent_count = 0

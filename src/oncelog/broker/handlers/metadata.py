@@ -152,7 +152,8 @@ def _create_missing(
         if name is None or bytes(topic.topic_id) != NO_ID or state.topics.get(name) is not None:
             continue
         if state.topics.is_changing(name):
-            # The topic is unknown until its creation or deletion is complete. The client repeats its request.
+            # While the topic is being created or deleted, report it as unknown. The client repeats its
+            # request.
             continue
         if (len(missing) + 1) * count > max(MAX_PARTITIONS_PER_REQUEST, count):
             break

@@ -52,8 +52,8 @@ async def list_offsets(
         pause_ms = cluster.retry_pause_ms(attempt)
         if cluster.now_ms() + pause_ms > deadline_ms:
             break
-        # `_find_leaders` has already waited for a missing topic. But if a leader does not know the partition,
-        # the partition may have just moved to another broker. Guard:
+        # Do not retry a partition that `_find_leaders` did not find, because that call has waited for it. But
+        # retry the same error of a leader: the partition may have just moved to another broker. Guard:
         # test_a_partition_that_was_moved_away_is_asked_for_again.
         missing = {tp for tp, error in without_leader.items() if isinstance(error, UnknownTopicOrPartition)}
         remaining = {

@@ -308,5 +308,5 @@ if not TYPE_CHECKING:
             call_back,
             first_unusual,
         )
-    except ImportError:  # `_appender.c` is not compiled, or compiled for another system
+    except ImportError:  # `_appender.c` is not compiled, or was compiled for another system
         pass

@@ -20,7 +20,7 @@ from oncelog.wire.arrow_bytes import RowBytes, Words
 
 try:
     import oncelog.client.producer._partitioner as _c
-except ImportError:  # `_partitioner.c` is not compiled, or compiled for another system
+except ImportError:  # `_partitioner.c` is not compiled, or was compiled for another system
     _c = None  # type: ignore[assignment]
 
 _SEED, _M, _MASK = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF

@@ -96,7 +96,7 @@ class SendSchedule:
         return lingering
 
     def take_all_ready(self) -> list[PartitionQueue]:
-        """Remove and return all queues that are ready or without leader."""
+        """Remove and return all queues that are ready or have no leader."""
         queues = [*self._node_of, *self._without_leader]
         for queue in queues:
             self.remove(queue)

@@ -184,8 +184,8 @@ class Session:
     def enter(self, state: State) -> None:
         """Enter a state without an error.
 
-        Initialization and the end of a transaction lead to READY, and the begin to IN_TRANSACTION. The call
-        that ends the transaction leads to COMMITTING or ABORTING.
+        READY follows initialization and a completed transaction. IN_TRANSACTION follows the call that begins
+        a transaction, and COMMITTING or ABORTING the call that starts to end it.
         """
         self.state, self.error = state, None
         if state is State.READY:
