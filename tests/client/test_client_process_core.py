@@ -19,6 +19,7 @@ from oncelog.errors import (
     CorruptMessage,
     IllegalGeneration,
     InvalidProducerEpoch,
+    InvalidProducerIdMapping,
     InvalidTopicException,
     InvalidTxnState,
     MessageTooLarge,
@@ -225,6 +226,25 @@ def test_a_commit_that_a_successor_interrupts_does_not_fence_the_successor() -> 
         run_now(io.loop().run())
     assert io.calls.count("open_producer") == 1 and io.visible == []
     assert not io.may_have_timed_out
+
+
+def test_a_successor_with_another_producer_id_is_not_fenced() -> None:
+    """R1290: a successor of the last epoch of a producer id gets another one. Both loops ended."""
+    io = MemoryIO({ONE: 3}, copy)
+    io.has_successor = True
+    io.faults["send_offsets"].append(Fault(InvalidProducerIdMapping(), State.FATAL))
+    with pytest.raises(ProducerFenced, match="another producer with transactional"):
+        run_now(io.loop().run())
+    assert io.calls.count("open_producer") == 1 and io.visible == []
+
+
+def test_the_epoch_of_a_loops_own_commit_is_not_taken_for_a_successors() -> None:
+    """The commit has raised the epoch, and `is_replaced` would take that for a successor's start."""
+    io = MemoryIO({ONE: 3}, copy)
+    io.has_successor = True
+    io.faults["commit"].append(Fault(UnknownServerError(), State.FATAL, is_done=True))
+    finished(io)
+    assert "is_replaced" not in io.calls
 
 
 def test_a_transaction_is_not_too_old_before_the_coordinator_knows_it() -> None:

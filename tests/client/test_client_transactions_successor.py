@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 import pytest
 from support.broker import RawClient
 from support.servers import bootstrap_servers
-from support.topics import new_topic, producer_of
+from support.topics import new_topic, producer_of, requests
 from support.wait import JumpingClock, pass_time, wait_until
 
-from oncelog import Admin, Broker, Producer
-from oncelog.errors import ConcurrentTransactions
+from oncelog import Admin, Broker, Producer, TopicPartition
+from oncelog.errors import ConcurrentTransactions, ProducerFenced
+from oncelog.testing.proxy import Proxy, Rule
 from oncelog.wire.messages import InitProducerIdRequest
 
 _numbers = itertools.count()
@@ -89,3 +90,21 @@ def test_a_transaction_that_timed_out_has_no_successor(broker: Broker, clock: Ju
         pass_time(broker, 61_000)
         wait_until(lambda: state_of(servers, name) == "CompleteAbort")
         assert not clock.outcome_of(lambda: is_replaced(producer, may_have_timed_out=True), 1)
+
+
+def test_a_producer_that_another_request_fails_raises_the_error_of_that_request(classic: str) -> None:
+    """R1290: AddPartitionsToTxn was fenced while AddOffsetsToTxn was in flight, and the call raised
+    TransactionAborted. A processing loop then made a new producer, which fenced its successor.
+    """
+    name = f"successor-{os.getpid()}-{next(_numbers)}"
+    topic = new_topic(classic)
+    with Proxy(classic) as proxy, producer_of(proxy.bootstrap_servers, transactional_id=name) as producer:
+        producer.init_transactions()
+        assert start_of_another(classic, name) == 0
+        proxy.add(Rule(action="delay", api="AddPartitionsToTxn", delay_ms=300))
+        producer.begin_transaction()
+        producer.send(topic, b"x")
+        wait_until(lambda: requests(proxy, "AddPartitionsToTxn"))
+        with pytest.raises(ProducerFenced):
+            producer.send_offsets_to_transaction({TopicPartition(topic, 0): 1}, name)
+        assert is_replaced(producer, may_have_timed_out=False)

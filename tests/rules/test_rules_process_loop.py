@@ -19,7 +19,7 @@ from oncelog.errors import (
     TimedOut,
     TransactionAbortable,
 )
-from oncelog.rules.transactions.client_session import Session, State
+from oncelog.rules.transactions.client_session import Session, State, may_have_succeeded
 from oncelog.rules.transactions.process_loop import (
     AtRebalance,
     Reaction,
@@ -30,6 +30,7 @@ from oncelog.rules.transactions.process_loop import (
     is_given_up,
     is_outage,
     is_refused_record,
+    may_be_replaced,
     reaction_to,
     verdict_on,
 )
@@ -71,6 +72,15 @@ def test_a_fenced_loop_fences_nobody() -> None:
     """
     for step, error in itertools.product(Step, (errors.ProducerFenced(), errors.InvalidProducerEpoch())):
         assert reaction_to(step, error, State.FATAL) is Reaction.STOP
+
+
+def test_every_fatal_error_may_come_from_a_successor_except_after_an_end_that_may_have_succeeded() -> None:
+    """R1290: the codes were listed, and the list lacked INVALID_PRODUCER_ID_MAPPING."""
+    for step, error in itertools.product(Step, every_error()):
+        is_end = step in (Step.COMMIT, Step.ABORT)
+        assert may_be_replaced(step, error) is not (is_end and may_have_succeeded(error)), (step, error)
+    for error in (errors.ProducerFenced(), errors.InvalidProducerIdMapping(), InvalidTxnState()):
+        assert all(may_be_replaced(step, error) for step in Step)
 
 
 def every_error() -> list[OncelogError]:

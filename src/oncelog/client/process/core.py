@@ -29,7 +29,6 @@ from oncelog.client.process.loop_plan import LoopPlan, Sources
 from oncelog.errors import (
     InvalidProducerEpoch,
     InvalidTopicException,
-    InvalidTxnState,
     MessageTooLarge,
     MisuseError,
     OncelogError,
@@ -47,6 +46,7 @@ from oncelog.rules.transactions.process_loop import (
     is_given_up,
     is_outage,
     is_refused_record,
+    may_be_replaced,
     reaction_to,
     verdict_on,
 )
@@ -60,10 +60,6 @@ _LOG = logging.getLogger("oncelog.process")
 _POLL_S = 0.2
 """Maximum length of one poll in seconds. After each poll, the loop checks whether it was stopped."""
 _FENCED = (InvalidProducerEpoch, ProducerFenced)
-_PERHAPS_FENCED = (*_FENCED, InvalidTxnState)
-"""Errors after which another producer may have started. InvalidTxnState is one of them, because a commit gets
-it while another producer's start is aborting the transaction (R1226).
-"""
 _BY_OUTPUT = (InvalidTopicException, MessageTooLarge, MisuseError)
 """Errors of `send` that concern the record it was called with, and not an earlier record."""
 _UNDER_WAY = (State.IN_TRANSACTION, State.ABORTABLE_ERROR, State.COMMITTING, State.ABORTING, State.FATAL)
@@ -521,7 +517,7 @@ class ProcessLoop:
         # If this loop was stuck in its transform for too long, a successor may be running. A new producer
         # would fence the successor's producer. The successor's consumer has fenced this loop's consumer. So
         # both loops would end. Guard: test_a_loop_that_was_stuck_does_not_fence_its_successor.
-        if isinstance(error, _PERHAPS_FENCED) and await self._is_replaced():
+        if may_be_replaced(self._step, error) and await self._is_replaced():
             raise _Ended(self._fenced(error)) from error
         self._must_go_back = True
         self._drop_transaction()

@@ -563,7 +563,8 @@ class TransactionManager:
 
         The request goes to the group's coordinator or, if `group_id` is None, to the transaction coordinator.
         `number` identifies the transaction that the request belongs to. If this transaction has ended, an
-        error raises TransactionAborted, because the error does not concern the next transaction.
+        error raises TransactionAborted, because the error does not concern the next transaction. If the
+        producer has failed, its own error is raised.
         """
         key = (TRANSACTION, self._transactional_id) if group_id is None else (GROUP, group_id)
         attempt, is_commit = 0, kind is END and request.committed
@@ -597,7 +598,12 @@ class TransactionManager:
             attempt += 1
 
     def _check_still_open(self, number: int | None, error: OncelogError | None = None) -> None:
+        """Raise the error of a failed producer, or TransactionAborted if the transaction has ended."""
         if number is not None and not self.session.is_open(number):
+            if self.session.state is State.FATAL:
+                # Another request has failed the producer. Its error may say that the producer is fenced.
+                # Guard: test_a_producer_that_another_request_fails_raises_the_error_of_that_request.
+                self.session.check(Operation.SEND_OFFSETS)
             raise TransactionAborted(
                 "the transaction ended while some of its records were being sent"
             ) from error

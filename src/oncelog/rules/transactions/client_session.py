@@ -42,6 +42,7 @@ from oncelog.errors import (
     FencedInstanceId,
     GroupAuthorizationFailed,
     IllegalGeneration,
+    InvalidProducerEpoch,
     InvalidProducerIdMapping,
     InvalidTxnState,
     MisuseError,
@@ -405,6 +406,14 @@ def fenced_abort_action(
     return ErrorAction.FAIL_PRODUCER
 
 
+FENCED_ERRORS = (InvalidProducerEpoch, InvalidProducerIdMapping, InvalidTxnState, ProducerFenced)
+"""Errors that a producer gets after another one has started with its transactional id.
+
+INVALID_TXN_STATE answers a commit while the other one's start aborts the transaction, and Apache Kafka 4 also
+sends it later. INVALID_PRODUCER_ID_MAPPING means that the other one got another producer id: at the last
+epoch, or after the transactional id had expired. A transaction that timed out may give the same errors.
+"""
+
 SUCCESSOR_PATIENCE_MS = 3_000
 """Time in ms within which a new producer repeats InitProducerId, if its first request has aborted an open
 transaction.
@@ -423,7 +432,7 @@ def has_successor(
     """Return True if another producer got the transactional id after `ours`, and False if not. Return None if
     this is not known yet, and the coordinator must be asked again.
 
-    Call this for a producer whose transaction was ended by another producer or by the coordinator. The
+    Call this for a producer that has failed, unless its own last request may have raised the epoch. The
     coordinator raises the epoch by one if it aborts a transaction that has been open for too long.
     InitProducerId raises it by one too. If a transaction is open, InitProducerId raises the epoch by one,
     aborts the transaction, and raises the epoch again when the client repeats the request.

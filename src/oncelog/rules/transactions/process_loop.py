@@ -22,8 +22,8 @@ The loop polls, begins a transaction, transforms and sends, sends the offsets, a
 An abort must never follow a commit without a response: the commit may have succeeded. See
 test_an_unclear_commit_is_never_followed_by_an_abort.
 
-If the error may come from another producer, NEW_PRODUCER becomes STOP when the coordinator's entry shows that
-producer: see `has_successor`.
+NEW_PRODUCER becomes STOP when the coordinator's entry shows another producer: see `may_be_replaced` and
+`has_successor`.
 
 A new producer of the same transactional.id aborts the open transaction, or completes a decided commit. After
 that the committed positions are right in both cases. Two loops with one transactional.id would fence each
@@ -67,7 +67,7 @@ from oncelog.errors import (
     UnreleasedInstanceId,
     UnsupportedVersion,
 )
-from oncelog.rules.transactions.client_session import State
+from oncelog.rules.transactions.client_session import State, may_have_succeeded
 
 
 class Step(Enum):
@@ -152,6 +152,16 @@ def reaction_to(step: Step, error: OncelogError, state: State, *, is_overdue: bo
     if state in (State.COMMITTING, State.ABORTING):
         return Reaction.REPEAT
     return Reaction.NEW_PRODUCER if step is Step.ABORT else Reaction.ABORT
+
+
+def may_be_replaced(step: Step, error: OncelogError) -> bool:
+    """Return True if the coordinator's entry can tell whether a successor has made the producer fail.
+
+    Any fatal error may come from a successor, whatever its code: PRODUCER_FENCED, INVALID_TXN_STATE while its
+    start aborts the transaction, INVALID_PRODUCER_ID_MAPPING if it got another producer id. But if a commit
+    or abort may have succeeded, the entry may show its epoch, which would look like a successor's.
+    """
+    return step not in (Step.COMMIT, Step.ABORT) or not may_have_succeeded(error)
 
 
 def is_outage(error: OncelogError) -> bool:
