@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from support.spark.topics import create_topic, fill, read, read_stream, take_back
+from support.wait import wait_until
 
 import oncelog
 from oncelog.client.admin.blocking import Admin
@@ -299,3 +301,61 @@ def test_a_topic_created_again_while_its_tasks_write_gets_no_rows(
                 written = atomic._write_once(None, 0, sink, "twice", is_in_stream=False)  # type: ignore[arg-type]
                 assert written[:3] == (0, 9, False)
         assert counts == [0, 9]
+
+
+def test_a_second_attempt_of_a_task_whose_lease_was_deleted_gets_no_rows_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R1291: the broker took rows of the second attempt for the repetition of a batch of the first one.
+
+    The sequence numbers were equal. Three rows were lost, three doubled, and the call reported seven.
+    """
+    with (
+        oncelog.Broker(config={"auto.create.topics.enable": False}) as broker,
+        Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+    ):
+        create_topic(broker.bootstrap_servers, "t", partitions=2)
+        tps = [oncelog.TopicPartition("t", number) for number in range(2)]
+        settings = parse_sink_options(options_of(broker.bootstrap_servers, "t"), "stream")
+        sink = Sink("twice", settings, part="atomic")
+
+        def rows(partition: int, *values: bytes) -> pa.RecordBatch:
+            placed = {
+                "topic": ["t"] * len(values),
+                "partition": pa.array([partition] * len(values), pa.int32()),
+            }
+            return pa.RecordBatch.from_pydict({"value": list(values), **placed})
+
+        def wait_for(tp: oncelog.TopicPartition, count: int) -> None:
+            wait_until(lambda: admin.list_offsets({tp: "latest"})[tp].offset == count)
+
+        def first() -> Iterator[pa.RecordBatch]:
+            yield rows(0, b"a")
+            wait_for(tps[0], 1)
+            admin.delete_topics(["t"])
+            create_topic(broker.bootstrap_servers, "t", partitions=2)
+            yield rows(1, b"1", b"2", b"3")
+            wait_for(tps[1], 3)
+            raise RuntimeError("the executor is lost")
+
+        def second() -> Iterator[pa.RecordBatch]:
+            yield rows(0, b"a")
+            # A shuffle gives the rows in another order at each attempt.
+            yield rows(1, b"4", b"5", b"6")
+            wait_for(tps[0], 1)
+            yield rows(1, b"1", b"2", b"3")
+
+        def run(df: Any, batch_id: int, sink: Sink, share: Any, counts: Any) -> list[ShareReport]:
+            told: Any = {"sink": sink, "batch_id": batch_id, "share": share, "task": 0}
+            with pytest.raises(SinkError, match="the executor is lost"):
+                list(atomic_task.write_share(first(), **told))
+            written = atomic_task.write_share(second(), **told)
+            return [ShareReport(**row) for batch in written for row in batch.to_pylist()]
+
+        monkeypatch.setattr(atomic, "_run", run)
+        with pytest.raises(SinkError, match="topic 't' was deleted and created again while batch 0"):
+            atomic._write_once(None, 0, sink, "twice", is_in_stream=False)  # type: ignore[arg-type]
+        options = {"bootstrap.servers": broker.bootstrap_servers, "isolation.level": "read_committed"}
+        with oncelog.Consumer(options) as consumer:
+            ends = consumer.end_offsets(tps)
+            assert not [piece for tp in tps for piece in consumer.fetch_range(tp, 0, ends[tp])]

@@ -217,6 +217,32 @@ def test_a_topic_created_again_before_the_driver_commits_gets_no_rows(
         assert sorted(committed(bootstrap, "t"), key=str) == [b"a", b"b"]
 
 
+def test_a_late_task_of_an_ended_write_finds_its_topic_replaced(workers: list[KeptClients]) -> None:
+    """R1294: the note that the write had ended was deleted with the topic, and the rows came again."""
+    from oncelog.spark.sink.sink import BatchWriter  # needs PySpark
+
+    with (
+        oncelog.Broker(config={"auto.create.topics.enable": False}) as broker,
+        oncelog.Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin,
+    ):
+        bootstrap = broker.bootstrap_servers
+        create_topic(bootstrap, "t", partitions=1)
+        writer = BatchWriter(
+            parse_sink_options({"kafka.bootstrap.servers": bootstrap, "topic": "t"}, "batch")
+        )
+        here, there = workers
+        finish(writer._sink, 0, [write_task(writer._sink, 0, 0, rows("a"), here)], here)
+        with pytest.raises(SinkError, match="the write has ended"):
+            write_task(writer._sink, 0, 0, rows("a"), there)
+        admin.delete_topics(["t"])
+        create_topic(bootstrap, "t", partitions=1)
+        with pytest.raises(SinkError, match="topic 't' was deleted and created again"):
+            write_task(writer._sink, 0, 0, rows("a"), there)
+        again = BatchWriter(writer._sink.settings)
+        finish(again._sink, 0, [write_task(again._sink, 0, 0, rows("b"), here)], here)
+        assert committed(bootstrap, "t") == [b"b"]
+
+
 def test_the_broker_creates_a_missing_topic_of_the_column_topic(workers: list[KeptClients]) -> None:
     """R1271: the task first asked for the topic's id, and failed because the topic did not exist yet."""
     with oncelog.Broker(config={"auto.create.topics.enable": True}) as broker:

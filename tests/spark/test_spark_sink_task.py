@@ -23,6 +23,8 @@ from oncelog.broker import state as broker_state
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import ConcurrentTransactions, ConfigError, ProducerFenced
+from oncelog.limits import Limits
+from oncelog.server.embedded import recover_node
 from oncelog.spark.sink import batch_plan
 from oncelog.spark.sink import task as sink_task
 from oncelog.spark.sink.decisions import BatchBegun, PlanNote, RowRefused, RowSum, SinkError, SinkRefused
@@ -103,6 +105,29 @@ def test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note(
     monkeypatch.setattr(Producer, "send_offsets_to_transaction", overtaken)
     with closing(TaskClients(sink.settings)) as clients:
         assert batch_plan.agree_on_plan(sink, clients, 0, 0).run_id == sink.run_id
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_task_is_fenced_by_another_one_at_the_last_epoch_of_the_plan_note(
+    version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1292: the other task got another producer id, so this one failed with INVALID_PRODUCER_ID_MAPPING."""
+    limits = Limits(first_producer_epoch=32_766)
+    monkeypatch.setattr("oncelog.server.embedded.recover_node", partial(recover_node, limits=limits))
+    send = Producer.send_offsets_to_transaction
+    with oncelog.Broker(config={"oncelog.transaction.version": version}) as broker:
+        create_topic(broker.bootstrap_servers, "t")
+        sink = sink_of(broker.bootstrap_servers, "t")
+
+        def overtaken(producer: Producer, *arguments: Any) -> None:
+            monkeypatch.setattr(Producer, "send_offsets_to_transaction", send)
+            with Producer({**sink.settings.producer, "transactional.id": sink.plan_id}) as other:
+                other.init_transactions()
+            send(producer, *arguments)
+
+        monkeypatch.setattr(Producer, "send_offsets_to_transaction", overtaken)
+        with closing(TaskClients(sink.settings)) as clients:
+            assert batch_plan.agree_on_plan(sink, clients, 0, 0).run_id == sink.run_id
 
 
 def test_tasks_that_fence_each_other_pause_for_random_times(monkeypatch: pytest.MonkeyPatch) -> None:

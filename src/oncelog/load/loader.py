@@ -15,13 +15,10 @@ import pyarrow.compute as pc
 
 from oncelog.client.producer.blocking import Producer
 from oncelog.errors import (
-    InvalidProducerEpoch,
-    InvalidTxnState,
     LoadRefused,
     MessageTooLarge,
     MisuseError,
     OncelogError,
-    ProducerFenced,
 )
 from oncelog.load.checkpoints import (
     checkpoint_partition,
@@ -46,6 +43,7 @@ from oncelog.load.decisions import (
 )
 from oncelog.load.files import Chunk, check_given_once, delimiter_of, open_reader, source_of
 from oncelog.load.parsing import Options
+from oncelog.rules.transactions.client_session import FENCED_ERRORS
 
 T = TypeVar("T")
 
@@ -189,9 +187,7 @@ def fenced_producer(load: Load, config: Mapping[str, Any], index: int | None = N
         with Producer({**config, "transactional.id": name}) as producer:
             producer.init_transactions()
             yield producer
-    except (ProducerFenced, InvalidProducerEpoch, InvalidTxnState) as error:
-        # Apache Kafka 4 sends INVALID_TXN_STATE, because it mistakes a fenced producer's commit for a
-        # repeated abort.
+    except FENCED_ERRORS as error:
         raise OncelogError(
             f"load {load.load_id!r}: another loader with this id has taken over, or a transaction lasted "
             f"longer than transaction.timeout.ms ({error})"

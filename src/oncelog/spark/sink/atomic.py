@@ -47,7 +47,7 @@ from oncelog.spark.sink.sink_metrics import SinkMetrics, publish
 from oncelog.spark.sink.sink_options import FULL_RETRY, parse_sink_options, repeats_whole_stages
 from oncelog.spark.sink.sink_rows import KINDS, check_columns
 from oncelog.spark.sink.task import Sink, TaskReport
-from oncelog.spark.sink.topic_ids import check_topics
+from oncelog.spark.sink.topic_ids import check_topics, topic_ids
 from oncelog.types import TransactionShare
 
 if TYPE_CHECKING:
@@ -186,6 +186,10 @@ def _write_once(
             case Write():
                 note_begun(sink, admin, batch_id)
                 counts = _partition_counts(admin, settings.topic)
+                # The leases of tasks are deleted with the topic under whose name they are stored. A second
+                # attempt of a task would then write beside the first one. Guard:
+                # test_a_second_attempt_of_a_task_whose_lease_was_deleted_gets_no_rows_committed.
+                leases_at = topic_ids(admin, [sink.marker_at.topic])
                 with producer.transaction():
                     reports = _run(df, batch_id, sink, producer.share_transaction(), counts)
                     total, size_bytes = check_reports(reports)
@@ -193,7 +197,7 @@ def _write_once(
                     # that were sent after its creation, and the batch would count as committed. Guard:
                     # test_a_topic_created_again_while_its_tasks_write_gets_no_rows.
                     before = {(report.topic, report.topic_id) for report in reports}
-                    check_topics(admin, before, batch_id)
+                    check_topics(admin, before | set(leases_at.items()), batch_id)
                     written_at = time.monotonic()
                     kept = {sink.marker_at: TaskMarker(batch_id, total, planned).encode()}
                     producer.send_offsets_to_transaction(kept, sink.group)

@@ -11,11 +11,9 @@ from oncelog.client.admin.blocking import Admin
 from oncelog.client.admin.types import ConfigResource
 from oncelog.errors import (
     BrokerError,
-    InvalidProducerEpoch,
-    InvalidTxnState,
-    ProducerFenced,
     UnstableOffsetCommit,
 )
+from oncelog.rules.transactions.client_session import FENCED_ERRORS
 from oncelog.runtime.system import current
 from oncelog.spark.sink.decisions import (
     BatchBegun,
@@ -34,11 +32,6 @@ themselves.
 """
 _MAX_ATTEMPTS, _MAX_PAUSE_S = 20, 1.6
 _DEFAULT_RETENTION_MINUTES = 10_080
-_FENCED = ProducerFenced, InvalidProducerEpoch, InvalidTxnState
-"""Errors that mean that another task has taken over the writing of the note. A commit gets InvalidTxnState if
-the other task has called `init_transactions` and nothing else yet. See
-test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note.
-"""
 
 
 def agree_on_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) -> PlanNote:
@@ -67,11 +60,13 @@ def agree_on_plan(sink: Sink, clients: TaskClients, batch_id: int, task: int) ->
             continue
         try:
             return _note_plan(sink, clients, batch_id, task)
-        except _FENCED:
-            # The producer has failed, so the next attempt needs another one.
+        except FENCED_ERRORS:
+            # Another task has taken over the note, or has begun to. See
+            # test_a_task_is_fenced_by_another_one_while_it_commits_the_plan_note. The producer has failed, so
+            # the next attempt needs another one.
             clients.drop_producer()
-            # Another task, of this or another run, has fenced this task and will store the note. Pause for a
-            # random time: tasks that began together would otherwise fence each other again and again. See
+            # The other task, of this run or another run, stores the note itself.
+            # Without a random pause, tasks that began together would fence each other again and again. See
             # test_tasks_that_fence_each_other_pause_for_random_times.
             admin._thread.run(asyncio.sleep(current().rng.uniform(0, max_pause_s)))
             max_pause_s = min(2 * max_pause_s, _MAX_PAUSE_S)

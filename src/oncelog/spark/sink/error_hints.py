@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from oncelog.errors import (
     GroupAuthorizationFailed,
-    InvalidProducerEpoch,
     InvalidTransactionTimeout,
-    InvalidTxnState,
     MessageTooLarge,
     OncelogError,
-    ProducerFenced,
     RecordListTooLarge,
     TimedOut,
     TopicAuthorizationFailed,
     TransactionalIdAuthorizationFailed,
     UnknownTopicOrPartition,
 )
+from oncelog.rules.transactions.client_session import FENCED_ERRORS
 from oncelog.spark.sink.decisions import SinkError
 from oncelog.spark.sink.sink_options import SinkSettings
 
@@ -27,11 +25,7 @@ _FENCED = (
     "all tasks have succeeded"
 )
 _HINTS: tuple[tuple[type[OncelogError], str], ...] = (
-    (ProducerFenced, _FENCED),
-    (InvalidProducerEpoch, _FENCED),
-    # INVALID_TXN_STATE may mean a time-out: the coordinator has aborted the transaction and raised the epoch
-    # (KIP-890), and a later commit gets this error.
-    (InvalidTxnState, _FENCED),
+    *((kind, _FENCED) for kind in FENCED_ERRORS),
     (
         InvalidTransactionTimeout,
         "the broker's transaction.max.timeout.ms is lower than "

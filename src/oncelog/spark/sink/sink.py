@@ -32,6 +32,7 @@ from oncelog.spark.sink.sink_options import FULL_RETRY, SinkSettings, parse_sink
 from oncelog.spark.sink.sink_rows import check_columns
 from oncelog.spark.sink.state import new_run_id
 from oncelog.spark.sink.task import Sink, TaskReport, abandon, finish, write_task
+from oncelog.spark.sink.topic_ids import with_marker_topic_id
 from oncelog.spark.source.source import OncelogSource
 from oncelog.spark.task_input import TaskInput
 
@@ -90,7 +91,8 @@ class BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         # Generate the name here: the driver creates this object once and sends pickled copies to the tasks,
         # so all tasks and their retries use the same name.
         name, is_named = settings.write_id or str(uuid.uuid4()), settings.write_id is not None
-        self._sink = Sink(name, settings, is_named=is_named)
+        sink = Sink(name, settings, is_named=is_named)
+        self._sink = sink if is_named else with_marker_topic_id(sink)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         freeze_modules()

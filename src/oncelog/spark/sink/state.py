@@ -48,7 +48,8 @@ class Sink:
 
     `part` distinguishes several sinks of one name. `run_id` identifies one attempt of the driver to write a
     batch; the tasks of that attempt share the id. `is_named` is False for a batch write without a writeId.
-    Such a write cannot be repeated, so no state is needed after its end.
+    Such a write cannot be repeated, so no state is needed after its end. `marker_topic_id` is the id that the
+    marker topic had when the write began, or None: its state is deleted with that topic.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Sink:
     part: str = ""
     run_id: str = field(default_factory=new_run_id)
     is_named: bool = True
+    marker_topic_id: str | None = None
 
     @property
     def marker_at(self) -> TopicPartition:

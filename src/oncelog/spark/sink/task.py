@@ -109,8 +109,11 @@ class _SinkTask:
         self._sink, self._batch_id, self._task, self._commits = sink, batch_id, task, commits
         self.rows = TaskRows(sink.settings.topic, sink.settings.max_row_bytes)
         self._topic_ids: dict[str, str | None] = {}
-        """Topic -> the topic's id before the first rows were sent to it; None on a cluster without topic ids.
-        """
+        """The ids of topics before the first rows were sent to them; None on a cluster without topic ids."""
+        if sink.marker_topic_id is not None:
+            # The note that a write has ended is deleted with the marker topic. A late copy of a task would
+            # then write its rows again. Guard: test_a_late_task_of_an_ended_write_finds_its_topic_replaced.
+            self._topic_ids[sink.settings.marker_topic] = sink.marker_topic_id
 
     def write(self, clients: TaskClients, batches: Iterator[pa.RecordBatch], is_empty: bool) -> TaskReport:
         """Write, prepare or compare the rows. `is_empty` is True if `batches` has no rows. Raises

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from oncelog.client.admin.blocking import Admin
+from oncelog.errors import OncelogError
 from oncelog.spark.sink.decisions import decide_same_topics
+
+if TYPE_CHECKING:
+    from oncelog.spark.sink.state import Sink
 
 
 def topic_ids(admin: Admin, topics: Iterable[str]) -> dict[str, str | None]:
@@ -22,3 +29,11 @@ def check_topics(
     refusal = decide_same_topics(before, topic_ids(admin, {topic for topic, _ in before}))
     if refusal is not None:
         raise refusal.error(batch_id, task)
+
+
+def with_marker_topic_id(sink: Sink) -> Sink:
+    """Return the sink with the present id of its marker topic, or as it is if the id cannot be looked up."""
+    with suppress(OncelogError), Admin(sink.settings.admin) as admin:
+        (topic_id,) = topic_ids(admin, [sink.settings.marker_topic]).values()
+        return replace(sink, marker_topic_id=topic_id)
+    return sink

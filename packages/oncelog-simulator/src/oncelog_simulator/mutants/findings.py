@@ -128,12 +128,12 @@ OUT_OF_REACH: dict[str, str] = {
     "simulated loops are cancelled once": "R1175",
     "simulated clients send and read bytes": "R1210 R1212 R1214",
     "simulated clients send records with the times of a simulated clock": "R1211",
-    "no two simulated loops have one transactional id": "R1226",
+    "no two simulated loops have one transactional id": "R1226 R1290",
     "simulated transforms take no time": "R1172 R1173",
     "simulated tasks get their rows without Spark's worker program": "R1160",
-    "simulated tasks of a sink seldom race for the plan note": "R1220 R1221",
+    "simulated tasks of a sink seldom race for the plan note": "R1220 R1221 R1292",
     "no job with provenance is simulated": "R1285 R1286 R1287 R1288 R1289",
-    "no audit of tables or keys is simulated": "R1190 R1191 R1192 R1193 R1194 R1195 R1197 R1196 R1198",
+    "no audit of tables or keys is simulated": "R1190 R1191 R1192 R1193 R1194 R1195 R1197 R1196 R1198 R1293",
     "no client forks, and no signal comes between two bytecodes": (
         "L25b R47 R48 R273 R274 R650 R651 R685 R782 R1033 R1121"
     ),
