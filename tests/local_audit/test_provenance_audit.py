@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -11,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.topics import new_topic, producer_of
 
+from oncelog import Admin
 from oncelog.audit.provenance_findings import PROVENANCE_KINDS, RepetitionRuns, repeated_run
-from oncelog.audit.result import ProvenanceTotals
+from oncelog.audit.result import KeyTotals, ProvenanceTotals
 from oncelog.cli.main import cli
 from oncelog.errors import MisuseError
-from oncelog.local_audit import audit_topic, key_counts
+from oncelog.local_audit import audit_topic, key_counts, log_audit
 from oncelog.rules.idempotence.provenance import OFFSET, PARTITION, TOPIC, Provenance
 from oncelog.types import TopicPartition
 
@@ -115,6 +117,36 @@ def test_topics_have_repetitions_of_their_own(ours: str) -> None:
         write(ours, topic, 0, [(0, 1), (0, 2)])
     result = audit_topic(ours, topics, distinct="provenance")
     assert result.provenance == ProvenanceTotals(4, 4, 0, 0, 0, 0, 0) and result.verdict == "clean"
+
+
+@pytest.mark.parametrize("failing", ["check_provenance", "check_keys", "compare_keys"])
+def test_what_was_found_before_a_check_failed_stays_in_the_result(
+    ours: str, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """R1293: retention removed records between two passes, and the verdict was `unproven`."""
+    topic, other = new_topic(ours), new_topic(ours)
+    write(ours, topic, 0, [(0, 1), (0, 2), (0, 1)])
+    with producer_of(ours) as producer:
+        for _ in range(2):
+            producer.send(topic, b"v", key=b"k", headers=headers(0, 9))
+    check = getattr(log_audit, failing)
+
+    def after_a_removal(*arguments: Any) -> Any:
+        with Admin({"bootstrap.servers": ours}) as admin:
+            admin.delete_records({TopicPartition(topic, 0): 1})
+        return check(*arguments)
+
+    monkeypatch.setattr(log_audit, failing, after_a_removal)
+    result = audit_topic(ours, topic, key_check=True, against=other, distinct="provenance")
+    what, found, keys = {
+        "check_provenance": ("keys and provenance were", None, None),
+        "check_keys": ("keys were", ProvenanceTotals(5, 3, 2, 0, 0, 0, 0), None),
+        "compare_keys": ("keys were", ProvenanceTotals(5, 3, 2, 0, 0, 0, 0), KeyTotals(2, 1, 1)),
+    }[failing]
+    assert str(result.keys_problem).startswith(f"{what} not checked: the log start of {topic}-0 moved to 1")
+    assert (result.provenance, result.keys) == (found, keys)
+    assert result.verdict == ("violated" if found else "unproven")
+    assert result.finding_count == (2 if found else 0) + (1 if keys else 0)
 
 
 def test_another_way_to_tell_repetitions_is_refused(ours: str) -> None:

@@ -113,7 +113,8 @@ class AuditResult:
     `findings` lists at most `max_findings` per partition; `finding_count` counts all. `notes` are findings
     that are not violations, such as open transactions, torn tails and moved log starts. `keys` is None if
     keys were not checked, and `difference` is None if nothing was compared. `keys_problem` says why a
-    requested check or comparison of keys was not done. `provenance` is None if it was not checked.
+    requested check of keys or provenance, or a comparison, was not done. `provenance` is None if it was not
+    checked.
     """
 
     findings: tuple[AuditFinding, ...]

@@ -279,15 +279,22 @@ def _check_records(
     key_check: bool,
     distinct: str | None,
 ) -> tuple[KeyCheck, ProvenanceCheck]:
-    """Check keys and provenance as requested. If the records cannot be read, the KeyCheck has the problem as
-    text.
-    """
+    """Check what was requested of keys and provenance. A problem is in the KeyCheck."""
+    keys, provenance = KeyCheck(), ProvenanceCheck()
     try:
-        provenance = check_provenance(client, now, max_findings) if distinct else ProvenanceCheck()
-        return _check_keys(client, now, others, max_findings, key_check=key_check), provenance
+        if distinct:
+            provenance = check_provenance(client, now, max_findings)
+        if key_check:
+            keys = check_keys(client, now, max_findings)
+        if others.earliest:
+            # A comparison does not replace the check of keys: equal topics may both have a key twice. See
+            # test_a_comparison_does_not_replace_the_check_of_keys.
+            compared = compare_keys(client, now, others, max_findings)
+            keys = compared._replace(findings=keys.findings + compared.findings, totals=keys.totals)
     except OncelogError:
-        # The reader of records stops at damaged data with an error. If a finding locates the damage, or the
-        # log start moved, report that as a problem instead of the error.
+        # Readers of keys stop at damaged data with an error. The findings locate the damage better than this
+        # error, so refer to them. What was found before stays. Guard:
+        # test_what_was_found_before_a_check_failed_stays_in_the_result.
         damage = next((finding for finding in judged.findings if finding.kind in DAMAGE_KINDS), None)
         if damage is not None:
             text = f"{damage.tp} cannot be read at offset {damage.base_offset}"
@@ -295,21 +302,15 @@ def _check_records(
             text = moved_text(log_starts)
         else:
             raise
-        checked = "keys were" if key_check or others.earliest else "provenance was"
-        return KeyCheck(problem=f"{checked} not checked: {text}"), ProvenanceCheck()
+        what = not_checked(
+            keys=(key_check and keys.totals is None) or bool(others.earliest),
+            provenance=distinct is not None and provenance.totals is None,
+        )
+        keys = keys._replace(problem=f"{what}: {text}")
+    return keys, provenance
 
 
-def _check_keys(
-    client: Mapping[str, object], now: Available, others: Available, max_findings: int, *, key_check: bool
-) -> KeyCheck:
-    """If `key_check` is set, check that each key of `now` occurs once. If `others` has partitions, also
-    compare the keys of both.
-
-    The comparison does not replace the check: equal topics may both have a key twice. See
-    test_a_comparison_does_not_replace_the_check_of_keys.
-    """
-    checked = check_keys(client, now, max_findings) if key_check else KeyCheck()
-    if not others.earliest:
-        return checked
-    compared = compare_keys(client, now, others, max_findings)
-    return compared._replace(findings=checked.findings + compared.findings, totals=checked.totals)
+def not_checked(*, keys: bool, provenance: bool) -> str:
+    """Return the beginning of a text that says what of the records was not checked."""
+    what = [name for name, is_missing in (("keys", keys), ("provenance", provenance)) if is_missing]
+    return f"{' and '.join(what)} {'were' if keys else 'was'} not checked"

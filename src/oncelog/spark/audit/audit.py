@@ -22,7 +22,7 @@ from oncelog.audit.result import (
 )
 from oncelog.client.arguments import names_of
 from oncelog.errors import MisuseError
-from oncelog.local_audit.log_audit import DAMAGE_KINDS, bounds_of, check_distinct
+from oncelog.local_audit.log_audit import DAMAGE_KINDS, bounds_of, check_distinct, not_checked
 from oncelog.local_audit.segment_files import find_segments
 from oncelog.local_audit.topic_state import (
     ask_coordinators,
@@ -190,14 +190,17 @@ def _with_keys(
             differing, difference = compare_keys(records(), other, key, max_findings)
             key_findings = [*key_findings, *differing]
     except (PySparkException, Py4JError):
-        # The reader of records stops at damaged data with an error. If a finding locates the damage, or the
-        # log start moved, report that as a problem instead of the error.
-        checked = "keys were" if is_requested or other is not None else "provenance was"
+        # Readers of keys and headers stop at damaged data with an error. The findings locate the damage
+        # better than this error, so refer to them.
+        what = not_checked(
+            keys=is_requested or other is not None,
+            provenance=distinct is not None and provenance is None,
+        )
         damage = next((finding for finding in judged.findings if finding.kind in DAMAGE_KINDS), None)
         if damage is not None:
-            problem = f"{checked} not checked: {damage.tp} cannot be read at offset {damage.base_offset}"
+            problem = f"{what}: {damage.tp} cannot be read at offset {damage.base_offset}"
         elif log_starts := moved():
-            problem = f"{checked} not checked: {moved_text(log_starts)}"
+            problem = f"{what}: {moved_text(log_starts)}"
         else:
             raise
     findings = (*judged.findings, *key_findings, *of_provenance)
