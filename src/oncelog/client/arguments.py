@@ -139,8 +139,9 @@ def _offset(tp: TopicPartition, value: OffsetAndMetadata | int) -> OffsetAndMeta
 
 
 def offset_of(tp: TopicPartition, value: Any) -> int:
-    """Return an offset as an int. Raises MisuseError unless `value` is an integer, not a bool, from 0 to 2^63
-    - 1.
+    """Return an offset as an int.
+
+    Raises MisuseError unless `value` is an integer from 0 to 2^63 - 1. A bool is not accepted.
     """
     return _checked_int(value, _INT64_MAX, f"the offset of {tp}")
 

@@ -37,7 +37,7 @@ def parse_duration(text: str) -> int:
 def parse_time(text: str, now_ms: int) -> int:
     """Parse a time and return it in ms since 1970. A duration such as `1h` means that long before `now_ms`.
 
-    A time of day without an offset is local time. Times before 1970 become 0. Raises ValueError.
+    A date and time without a UTC offset is local time. Times before 1970 become 0. Raises ValueError.
     """
     if text == "now":
         return now_ms

@@ -75,9 +75,9 @@ class RequestRouter:
     ) -> dict[K, R]:
         """Return the result of each item.
 
-        Request items with a retriable error again until request.timeout.ms has passed. `request_items` sends
-        one request for several items. `failed` builds the result of an item without a response. With
-        `raise_errors`, raises the first item's error, with the other errors as notes.
+        If an item's error is retriable, request the item again until request.timeout.ms has passed.
+        `request_items` sends one request for several items. `failed` builds the result of an item without a
+        response. With `raise_errors`, raise the first error, with the other errors as notes.
         """
         cluster = await self.connect()
         deadline_ms = cluster.now_ms() + self.timeout_ms
@@ -230,8 +230,8 @@ def _no_entry(item: object) -> UnknownTopicOrPartition:
 
 
 def _is_worth_a_retry(error: OncelogError | None) -> bool:
-    # The lookup of leaders has already retried UnknownTopicOrPartition. After RequestTimedOut the broker
-    # still works on the request, and a second request would collide with the first.
+    # Do not retry UnknownTopicOrPartition, which the lookup of leaders has already retried. After
+    # RequestTimedOut the broker still works on the request, so a second request would collide with the first.
     if isinstance(error, (UnknownTopicOrPartition, RequestTimedOut)):
         return False
     if isinstance(error, BrokerError):

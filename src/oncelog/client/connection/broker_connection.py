@@ -331,7 +331,7 @@ class BrokerConnection:
     # --- closing
 
     async def close(self) -> None:
-        """Close the connection. Requests without a response fail with DisconnectedError."""
+        """Close the connection. Unfinished requests fail with DisconnectedError."""
         self._closed = True
         self._cancel_connection_timers()
         if self._timer:

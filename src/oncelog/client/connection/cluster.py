@@ -419,7 +419,7 @@ class ClusterConnection:
         is_unknown = isinstance(error, UnknownTopicOrPartition)
         if unknown_topic_patience_ms is None:
             return min(UNKNOWN_TOPIC_PATIENCE_MS, limit_ms) if is_unknown else limit_ms
-        # A producer's max.block.ms also limits its wait for a broker that cannot be reached. See
+        # A producer waits for an unreachable broker for max.block.ms, if that exceeds request.timeout.ms. See
         # test_send_waits_for_a_broker_for_max_block_ms_and_not_for_request_timeout_ms.
         return unknown_topic_patience_ms if is_unknown else max(limit_ms, unknown_topic_patience_ms)
 

@@ -57,7 +57,7 @@ class AsyncConsumer:
     """A Kafka consumer for asyncio that reads assigned partitions, or its share of a group's topics.
 
     Settings: a mapping with Kafka's keys, or keyword arguments with underscores instead of dots.
-    `key_deserializer` and `value_deserializer` are those of `oncelog.Consumer`.
+    `key_deserializer` and `value_deserializer` work as in `oncelog.Consumer`.
 
     The consumer connects at first use, or at the start of `async with`. Only one task at a time may use it.
     """

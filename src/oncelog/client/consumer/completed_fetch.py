@@ -83,7 +83,7 @@ class CompletedFetch:
                 self._decode(batch, position, check_crcs)
             except OncelogError:
                 self._parts = None
-                # Deliver the records before the damaged ones. The next call raises the error.
+                # Deliver the records that precede the damaged batch. The next call raises the error.
                 if taken:
                     return TakenRecords(taken, position, value_bytes)
                 raise

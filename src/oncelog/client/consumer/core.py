@@ -550,7 +550,7 @@ class ConsumerCore:
     def prepare_columns(self, now_ms: float, *, include_headers: bool = False) -> bool:
         """Put the records of one fetch of one partition into `delivery`, unless it has a RecordBatch already.
 
-        Return False if no visible record is fetched.
+        Return False if the fetched data has no visible record.
 
         Raises CorruptMessage or InvalidRecord for a batch that cannot be decoded. The position stays before
         that batch.

@@ -40,7 +40,7 @@ class ProvenanceFilter:
         self._next: dict[TopicPartition, int] = {}
 
     def start(self, tp: TopicPartition, committed: OffsetAndMetadata | None = None) -> None:
-        """Begin to filter a partition that is read from `committed` on, with the state in its metadata.
+        """Begin to filter a partition from `committed` on, with the state in the metadata of `committed`.
 
         Without `committed` the state is empty. That is right only if reading starts at the first record of
         the partition. Raises MisuseError if `committed` has no state of a filter.

@@ -187,7 +187,7 @@ class ClassicMember:
             assignment = joining.result()
         except OncelogError as error:
             self._must_join = True
-            # This also classifies errors of SyncGroup: the same errors of both requests end a membership
+            # The error may also be one of SyncGroup. After both requests, the same errors end a membership
             # permanently.
             if next_after(error, GroupRequest.JOIN) is not GroupAction.END:
                 raise

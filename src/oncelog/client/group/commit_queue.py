@@ -25,8 +25,9 @@ errors are transient: ILLEGAL_GENERATION and REBALANCE_IN_PROGRESS. The next gen
 commit. But a commit that the application has requested fails with REBALANCE_IN_PROGRESS. If the outcome of a
 commit is unknown, the same or a newer commit follows, and never an older one.
 
-Source: Kafka's CommitRequestManager and ConsumerCoordinator. Unlike these two classes, this queue repeats a
-failed commit by time, with the newest positions. The cases are in tests/tables/commit_queue.txt.
+Source: Kafka's CommitRequestManager and ConsumerCoordinator. Unlike these two classes, this queue repeats
+an automatic commit that was due by time and has failed, with the newest positions. The cases are in
+tests/tables/commit_queue.txt.
 """
 
 from __future__ import annotations

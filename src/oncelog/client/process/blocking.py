@@ -52,7 +52,7 @@ class Processor:
                         positions: at the start, after a rebalance and after an abort. A transform that
                         keeps state in memory reads that state here from committed data
     dead_letter_topic   gets each record that has failed `max_attempts` times, in the same transaction and
-                        with headers `__oncelog.errors.*`; None: the loop raises that error
+                        with headers `__oncelog.errors.*`; None: the loop raises the record's error
     max_records         maximum number of consumed records in a transaction
     commit_interval_ms  time after which an open transaction is committed
     *_deserializer      convert key and value of each record for `transform`, as in Consumer

@@ -233,8 +233,8 @@ class ProcessLoop:
         # The number of coming records that each get their own transaction. It is set to find the record that
         # a broker has refused, and after a transaction of several records that took too long.
         self._single_records = 0
-        # The number of errors since the last commit or, if polls failed, since the last successful poll.
-        # `_errors_in_a_row` does not count outages.
+        # Two counts of errors since the last commit or, if polls failed, since the last successful poll. Only
+        # `_recoveries` includes outages.
         self._errors_in_a_row = self._recoveries = 0
         self._failed_step: Step | None = None
         self._is_assigned = False

@@ -50,7 +50,7 @@ class AsyncProducer:
 
     Settings are Kafka's keys in a mapping, or keywords with underscores for the dots. The constructor raises
     ConfigError for invalid settings. A producer belongs to the event loop that uses it first; a call on
-    another loop raises MisuseError. `key_serializer` and `value_serializer` are those of `oncelog.Producer`.
+    another loop raises MisuseError. `key_serializer` and `value_serializer` work as in `oncelog.Producer`.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class AsyncProducer:
     ) -> AsyncDelivery:
         """Append many records, and return one AsyncDelivery for all of them. Awaits and raises like `send`.
 
-        The arguments, and the attribute `delivery` of an error, are those of `Producer.send_many`. Other
+        The arguments, and the attribute `delivery` of an error, are as in `Producer.send_many`. Other
         tasks run after each 2048 records.
         """
         driver = self._started()
@@ -232,7 +232,7 @@ class AsyncProducer:
         parts: Parts,
         now_ms: int,
     ) -> None:
-        """Append the rows of lists: rows that fit into open batches by `append_many`, and the others one by
+        """Append the rows of lists: with `append_many` while they fit into open batches, and otherwise one by
         one.
         """
         appender, count = driver.core.appender, len(columns.values)
@@ -260,7 +260,7 @@ class AsyncProducer:
     async def send_table(self, topic: str, table: Any, *, partition: int | None = None) -> AsyncDelivery:
         """Append the rows of a table, which is encoded column by column. Awaits and raises like `send`.
 
-        `table`, and the choice of partitions, are those of `Producer.send_table`. The event loop's thread
+        `table`, and the choice of partitions, are as in `Producer.send_table`. The event loop's thread
         encodes the table batch by batch, and other tasks run after each batch.
         """
         from oncelog.client.producer.arrow_encoding import encode_table

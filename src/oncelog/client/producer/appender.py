@@ -81,9 +81,9 @@ class RecordBuffer:
 class OpenBatches:
     """The open batch of each partition of a topic.
 
-    `buffers` has a RecordBuffer or None for each partition, of which the first `count` exist. Records without
-    a key go to the partition `sticky`, if it is not -1. With `hashes_keys`, murmur2 chooses the partition of
-    a key. A batch takes no record that would make it larger than `max_batch_bytes`.
+    `buffers` has a RecordBuffer or None for each partition. Only the first `count` partitions exist. Records
+    without a key go to the partition `sticky`, if it is not -1. With `hashes_keys`, murmur2 chooses the
+    partition of a key. A batch takes no record that would make it larger than `max_batch_bytes`.
     """
 
     __slots__ = ("buffers", "count", "hashes_keys", "max_batch_bytes", "sticky")
@@ -253,9 +253,10 @@ class Appender:
 
 
 def first_unusual(values: Sequence[Any], keys: Sequence[Any], max_bytes: int) -> int:
-    """Return the number of the first row that is not bytes or None, or is larger than `max_bytes`.
+    """Return the number of the first row that exceeds `max_bytes`, or has a value or key of another type.
 
-    Return the number of values if there is none. `keys` may be shorter than `values`.
+    Values and keys are bytes or None. Return the number of values if there is no such row. `keys` may be
+    shorter than `values`.
     """
     for number, value in enumerate(values):
         key = keys[number] if number < len(keys) else None

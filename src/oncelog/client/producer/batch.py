@@ -115,7 +115,7 @@ class BatchResult:
                 yield raised
 
     def _leaf(self, index: int) -> tuple[BatchResult, int]:
-        """Return the result of the batch that has a record after all splits, and the record's index there."""
+        """Return the result of a record's batch after all splits, and the record's index in that batch."""
         result = self
         while result.children is not None:
             starts, results = result.children

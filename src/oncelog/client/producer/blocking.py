@@ -307,7 +307,7 @@ class Producer:
     def _send_lists(
         self, topic: str, partition: int | None, columns: Columns, now_ms: int, parts: Parts
     ) -> None:
-        """Append the rows of lists: rows that fit into open batches by `append_many`, and the others one by
+        """Append the rows of lists: with `append_many` while they fit into open batches, and otherwise one by
         one.
         """
         appender, count = self._driver.core.appender, len(columns.values)

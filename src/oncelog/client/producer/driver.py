@@ -63,8 +63,8 @@ def parse_settings(
 ) -> tuple[Settings, ProducerOptions]:
     """Return the settings, checked against each other (behaviour I3). Raises ConfigError.
 
-    Warns if another setting switches off idempotence that was only on by default. Call it from a constructor:
-    the warning names the constructor's caller.
+    Warns if idempotence was on only by default, and another setting switches it off. Call it from a
+    constructor: the warning names the constructor's caller.
     """
     settings = PRODUCER.parse({**(config or {}), **keywords})
     options = resolve(settings)

@@ -164,7 +164,7 @@ class PartitionQueue:
 class TopicQueues:
     """The queues of a topic's partitions, and the choice of the queue for each record.
 
-    Only the first `count` of `queues` are of partitions that exist. There are more queues if the topic was
+    Only the first `count` of `queues` belong to partitions that exist. There are more queues if the topic was
     re-created with fewer partitions. The batches of the queues from `count` on fail after
     delivery.timeout.ms. With the default partitioner, records without a key go to `sticky_queue` until its
     batch is full (KIP-480).
@@ -206,7 +206,7 @@ class TopicQueues:
         return self.open_batches.max_batch_bytes
 
     def on_too_large(self, size_bytes: int) -> None:
-        """Make further batches smaller, because the broker has refused one of `size_bytes`.
+        """Make further batches smaller, because the broker has refused a batch of `size_bytes`.
 
         Otherwise each batch would be sent and refused once before it is split. Guard:
         test_a_topic_that_refuses_large_batches_gets_smaller_ones.

@@ -562,8 +562,8 @@ class TransactionManager:
         """Send a request until its response has no error, and return the response.
 
         The request goes to the group's coordinator or, if `group_id` is None, to the transaction coordinator.
-        `number` identifies the transaction that the request belongs to. If this transaction has ended, an
-        error raises TransactionAborted, because the error does not concern the next transaction. If the
+        `number` identifies the transaction that the request belongs to. If this transaction has ended, any
+        error becomes TransactionAborted, because the error does not concern the next transaction. If the
         producer has failed, its own error is raised.
         """
         key = (TRANSACTION, self._transactional_id) if group_id is None else (GROUP, group_id)
