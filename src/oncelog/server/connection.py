@@ -50,7 +50,8 @@ class ConnectionLimits:
 
     max_unauthenticated_bytes   sasl.server.max.receive.size: the largest request before authentication
     max_request_bytes           socket.request.max.bytes: the largest request after authentication
-    max_pending_bytes           oncelog.connection.max.pending.bytes: the backlog; also waiting responses
+    max_pending_bytes           oncelog.connection.max.pending.bytes: the limit of the backlog, and the limit
+                                of the waiting responses
     max_pending_requests        oncelog.connection.max.pending.requests: requests without a response
     """
 

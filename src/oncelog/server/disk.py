@@ -26,7 +26,7 @@ class RealFile:
     """A file that is opened at its first use. Ten thousand idle files therefore need no descriptors.
 
     `sync` and `rewrite` may run for seconds in a thread. `close` is called on the event loop's thread, so it
-    does not wait for such calls. The last call that returns then closes the descriptor. See
+    does not wait for such calls. The last of these calls then closes the descriptor when it returns. See
     test_closing_a_file_does_not_wait_for_its_sync.
     """
 

@@ -112,8 +112,8 @@ class RunningBroker:
 def checked_listeners(settings: Settings) -> tuple[Listener, ...]:
     """Return the listeners of the settings.
 
-    Raises ConfigError for a listener on an address other than loopback that has no authentication, or that
-    would receive passwords or tokens in clear text. `oncelog.insecure` allows both.
+    Beyond loopback, raises ConfigError for a listener that has no authentication, or that would receive
+    passwords or tokens in clear text. `oncelog.insecure` allows both.
     """
     listeners = parse_listeners(settings, socket.gethostname())
     for listener in listeners:
