@@ -135,7 +135,7 @@ def seal_encoded(
 ) -> WritableT | bytearray:
     """Return a batch with header and checksum.
 
-    `batch`: the space for the header and the encoded records; the caller must not use it afterwards.
+    `batch`: free space for the header, then the encoded records. The caller must not use it afterwards.
     Without compression it is sealed in place and returned.
     `attributes`: without codec bits. `last_offset_delta` None: the batch has a record for each offset.
 

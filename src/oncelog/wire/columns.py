@@ -4,7 +4,7 @@ This module also exports the reverse, `arrow_to_batches`, from arrow_encoder.py.
 
 If `_fetched_records.c` is compiled (docs/internals/compiled.md), it fills the columns' buffers in two passes
 over the records. Input that the C code does not accept is decoded again with NumPy code, which accepts it or
-raises the exception. Guard: tests/wire/test_wire_fetched_records.py.
+raises an exception. Guard: tests/wire/test_wire_fetched_records.py.
 
 A call of `batches_to_arrow` has a fixed cost, because it makes many NumPy and Arrow calls. Call it once for a
 whole fetch response, not once per batch. In the NumPy code, one Python loop follows the record lengths,

@@ -173,7 +173,7 @@ class _EncoderMaker:
             self.sized(field.kind, expression, nullable, append)
 
     def length(self, fmt: str, name: str, append: str) -> None:
-        """Generate code that writes the length in the variable `name`, which is -1 for null.
+        """Generate code that writes the value of the variable `name` as a length. The value -1 means null.
 
         Flexible versions have an unsigned varint of length + 1. Other versions have a number of the struct
         format `fmt`, which is added to `run`.

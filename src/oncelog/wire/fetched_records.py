@@ -1,7 +1,7 @@
 """Reads the records of fetched batches as the rows that an application gets.
 
 If `_fetched_records.c` is compiled (docs/internals/compiled.md), it does the same about ten times as fast.
-Input that the C code does not accept is read again by the Python code, which accepts it or raises the
+Input that the C code does not accept is read again by the Python code, which accepts it or raises an
 exception. So the same bytes are refused with and without C. Guard: tests/wire/test_wire_fetched_records.py.
 """
 
@@ -116,9 +116,10 @@ def _read(
     first: int,
     count: int,
 ) -> tuple[list[Record], int]:
-    """Read `count` records from `position`; return those from `start_offset` on, and the position after them.
+    """Read `count` records from `position`, and return the ones from `start_offset` on.
 
-    `first`: number of records before them in the batch.
+    Also return the position after all `count` records. `first`: number of records before `position` in the
+    batch.
     """
     topic, partition = tp
     timestamp_type = header.timestamp_type

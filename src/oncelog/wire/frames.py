@@ -225,7 +225,7 @@ class FrameReader:
     arrived, never by the claimed size. `room` returns the free part of this buffer, so that the bytes of a
     large frame can be received in place.
 
-    With `keeps_size`, the buffer has room for the largest earlier frame of the stream from the start, and the
+    With `keeps_size`, the buffer initially has room for the largest earlier frame of the stream, and the
     buffers of the last two frames are used again once no view of them is left. A client that fetches much
     then neither allocates nor copies repeatedly. A broker must not use `keeps_size`: each of its many clients
     could make it allocate that much again and again for a few bytes.

@@ -94,8 +94,8 @@ class BatchHeader(NamedTuple):
         """The sequence number of the last record; None if the batch has no sequence.
 
         Sequence numbers continue at 0 after 2^31-1. The package wire may not import
-        oncelog.rules.idempotence.sequence. Guard: test_the_last_sequence_wraps_as_the_rule_says keeps both
-        calculations equal.
+        oncelog.rules.idempotence.sequence, so this repeats its calculation. Guard:
+        test_the_last_sequence_wraps_as_the_rule_says.
         """
         if self.base_sequence is None:
             return None

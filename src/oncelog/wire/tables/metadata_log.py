@@ -1,7 +1,7 @@
 """Records of Apache Kafka's __cluster_metadata. Table language: see oncelog.wire.schema.
 
-Unlike other stored data, these records do not begin with a 16-bit version. In the value, three varints
-precede them: the frame version, the record type and the version.
+Unlike other stored data, these records do not begin with a 16-bit version. In a record's value, three varints
+precede the fields: the frame version, the record type and the version.
 
 Source: apache/kafka metadata/src/main/resources/common/metadata.
 """
