@@ -29,7 +29,7 @@ class AutomaticConsumer(Protocol):
         """True while the consumer has partitions whose positions it commits."""
 
 
-# A dict and not a WeakSet, because other threads may add and remove clients while one thread iterates.
+# A dict and not a WeakSet, because other threads may add and remove consumers while one thread iterates.
 _consumers: dict[int, tuple[Runtime, weakref.ref[AutomaticConsumer]]] = {}
 
 

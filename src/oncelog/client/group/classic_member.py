@@ -217,7 +217,7 @@ class ClassicMember:
         return self._membership.take(assignment.partitions, assignment.committed)
 
     async def _join(self) -> _Assignment | None:
-        """Join until a generation is complete.
+        """Repeat JoinGroup and SyncGroup until the member has an assignment.
 
         Returns None if the owned partitions were lost during the join.
         """

@@ -16,7 +16,7 @@ One commit is in flight at a time. `next` returns the next commit to send:
     add_requested   automatic positions of the same partitions are dropped when the commit is sent
     add_automatic   automatic positions of the same partitions are replaced
     withdraw        the application no longer waits: its commit is not sent again
-    release         other members may own these partitions: no commit of these is sent
+    release         other members may own these partitions: no commit of them is sent
     lose            other members may own all partitions: no commit is sent
 
 If an automatic commit fails with a final error, or its time limit has passed, its positions are dropped.

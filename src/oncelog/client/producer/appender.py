@@ -253,9 +253,9 @@ class Appender:
 
 
 def first_unusual(values: Sequence[Any], keys: Sequence[Any], max_bytes: int) -> int:
-    """Return the number of the first row that exceeds `max_bytes`, or has a value or key of another type.
+    """Return the number of the first row that exceeds `max_bytes`, or has an invalid value or key.
 
-    Values and keys are bytes or None. Return the number of values if there is no such row. `keys` may be
+    A valid value or key is bytes or None. Return the number of values if there is no such row. `keys` may be
     shorter than `values`.
     """
     for number, value in enumerate(values):

@@ -77,7 +77,7 @@ def arrow_table(table: Any) -> Any:
 
 
 def _with_bytes(table: Any) -> Any:
-    """Return the table with keys and values cast to bytes or text. Raises MisuseError if that fails."""
+    """Return the table with keys and values of one of _BYTES_TYPES, cast if necessary. Raises MisuseError."""
     for index, column in enumerate(table.schema):
         if column.name not in ("key", "value") or column.type in _BYTES_TYPES:
             continue
