@@ -314,7 +314,7 @@ class Connection(asyncio.BufferedProtocol):
         return data
 
     def _start_request(self, frame: memoryview, now_ms: int, started: float) -> int:
-        """Carry out a request. Return its cost in requests of a round. An error closes the connection.
+        """Carry out a request. Return its cost, 1 for most requests. An error closes the connection.
 
         The round began at `now_ms` (clock) and `started` (perf_counter, for the latency metrics).
         """

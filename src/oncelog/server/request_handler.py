@@ -41,7 +41,7 @@ REQUEST_BYTES = 256
 OPENED_RECORDS = 256
 """A Produce request costs 1 more for each 256 records that the broker had to decompress.
 
-64 bytes of data, before or after decompression, count as one more record: see `prepare_batch`.
+Each 64 bytes of compressed or decompressed data count as one more record: see `prepare_batch`.
 """
 
 
