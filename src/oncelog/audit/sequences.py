@@ -181,8 +181,8 @@ class SequenceAudit:
             text = f"stored after the later batch at offset {hole.offset}"
             self._findings.report(FindingKind.OUT_OF_ORDER, batch, text, other_offset=hole.offset)
         elif state.touching(start, end) is None:
-            # The sequences are below those of the producer's first remaining batch, because the beginning of
-            # the log was deleted.
+            # The sequences are below those of the producer's first remaining batch. This is only possible if
+            # the beginning of the log was deleted.
             self._findings.report(
                 FindingKind.OUT_OF_ORDER, batch, "stored after later batches of its producer"
             )

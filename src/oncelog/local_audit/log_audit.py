@@ -247,8 +247,8 @@ class _Outcomes:
         both = ends.group_by(keys).aggregate([("is_commit", "min"), ("is_commit", "max")])
         both = both.filter(pc.less(both["is_commit_min"], both["is_commit_max"]))
         both = both.select(keys).sort_by([(key, "ascending") for key in keys]).slice(0, max_findings)
-        # The join returns its rows in random order. Report the smallest end of each side, so that two audits
-        # of the same log give equal reports.
+        # The join returns its rows in random order. Report the COMMIT and the ABORT in the lowest partitions,
+        # so that two audits of the same log give equal reports.
         first: dict[tuple[int, int], dict[bool, TransactionEnd]] = {}
         for row in ends.join(both, keys, join_type="inner").to_pylist():
             tp = self._tps[row["tp"]]
@@ -279,7 +279,7 @@ def _check_records(
     key_check: bool,
     distinct: str | None,
 ) -> tuple[KeyCheck, ProvenanceCheck]:
-    """Check what was requested of keys and provenance. A problem is in the KeyCheck."""
+    """Check keys and provenance as requested. If a check fails, `problem` of the KeyCheck says why."""
     keys, provenance = KeyCheck(), ProvenanceCheck()
     try:
         if distinct:
@@ -311,6 +311,6 @@ def _check_records(
 
 
 def not_checked(*, keys: bool, provenance: bool) -> str:
-    """Return the beginning of a text that says what of the records was not checked."""
+    """Return the beginning of a text: that keys, provenance or both were not checked."""
     what = [name for name, is_missing in (("keys", keys), ("provenance", provenance)) if is_missing]
     return f"{' and '.join(what)} {'were' if keys else 'was'} not checked"

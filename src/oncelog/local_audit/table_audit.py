@@ -55,7 +55,8 @@ def audit_table(
     """Audit a table that was written from topics.
 
     `table` is `parquet:PATH`, `delta:PATH`, or `sqlite:PATH` with `#NAME` if the database has several tables.
-    `iceberg:NAME` is in the default catalog of pyiceberg's configuration; `iceberg:PATH` is a metadata file.
+    `iceberg:NAME` is in the default catalog of pyiceberg's configuration; `iceberg:PATH` is a metadata file
+    or the directory of a table in a Hadoop catalog.
     `columns` names the table's columns: `topic=T,partition=P,offset=O,key=K`, each optional. Without a column
     for the topic, all rows belong to the only audited topic.
 

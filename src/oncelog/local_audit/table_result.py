@@ -45,8 +45,8 @@ class TableTotals:
     """The totals of one partition. Except `rows` and `not_judged_rows`, they count offsets.
 
     - `records`: committed records that must be in the table.
-    - `rows`: rows of the partition, including those outside its offsets. `unknown` counts each of the latter
-      like an offset.
+    - `rows`: rows of the partition, including rows at offsets that it does not have. Each of these rows also
+      counts in `unknown`.
     - `not_judged_rows`: rows of records that the topic no longer has.
     """
 

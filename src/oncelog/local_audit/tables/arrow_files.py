@@ -252,7 +252,7 @@ def _is_hidden(part: str) -> bool:
 
 
 def _committed(system: fs.FileSystem, root: str, names: Sequence[str]) -> list[str]:
-    """Return those of the files that the log of Spark's file sink lists. The others were left by failed
+    """Return those of the files that are in the log of Spark's file sink. The others were left by failed
     tasks.
     """
     log = {

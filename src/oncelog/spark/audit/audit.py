@@ -169,8 +169,8 @@ def _with_keys(
     """Return the result that combines `judged` with the requested checks of keys and provenance.
 
     If `other` is given, the keys of `records` are compared with the keys of `other`. If `key_check` is True,
-    or requests it and `other` is not given, the keys are checked for repetition. `moved` returns the log
-    starts that have moved since the audit began.
+    or selects another key and `other` is not given, the keys are checked for repetition. `moved` returns the
+    log starts that have moved since the audit began.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException

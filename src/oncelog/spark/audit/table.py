@@ -143,7 +143,7 @@ def _placed(table: DataFrame, columns: Columns, topics: Sequence[str]) -> DataFr
 
 
 def _counted(placed: DataFrame, window_offsets: int) -> DataFrame:
-    """Return the number of rows of each place, as columns _COUNTS. Rows without a place have no offset."""
+    """Return the number of rows of each place, as columns _COUNTS. Without a place, the offset is null."""
     from pyspark.sql import functions as f
 
     is_located = f.col("topic").isNotNull() & f.col("partition").isNotNull() & f.col("offset").isNotNull()
