@@ -303,7 +303,7 @@ def _send(producer: Producer, topic: str, step: Step) -> None:
 
 
 def send_checkpoints(load: Load, producer: Producer, checkpoints: Mapping[int, FileCheckpoint]) -> None:
-    """Send checkpoints to the checkpoint topic in the open transaction. The keys are file numbers."""
+    """Send the checkpoints, by file number, to the checkpoint topic in the open transaction."""
     tp = checkpoint_partition(load.load_id)
     for index, checkpoint in checkpoints.items():
         key, value = encode_checkpoint(load.load_id, index, checkpoint)

@@ -176,8 +176,8 @@ def _are_whole_objects(lines: Any) -> bool:
     """Return True if every line must have exactly one JSON object, provided that Arrow can parse the lines.
 
     Arrow parses objects one after another, regardless of line ends. A line with two objects and a line with
-    none would shift the keys between them by a line. After a `}` inside an object, JSON has no `{`. Therefore
-    an object that begins in a line of this form also ends there. Guard:
+    none would shift the keys between them by a line. So each line must begin with `{` and end with `}`. An
+    object that begins in such a line also ends there, because inside an object no `{` follows a `}`. Guard:
     test_the_key_of_a_line_is_never_from_another_line.
     """
     return bool(pc.all(pc.and_(pc.starts_with(lines, b"{"), pc.ends_with(lines, b"}"))).as_py())
@@ -190,7 +190,8 @@ class CsvRows:
         self._delimiter = options.delimiter or ","
         if self._delimiter in '"\r\n':
             raise MisuseError("a quote or a line end cannot be the delimiter")
-        # Arrow skips a byte order mark and empty lines at the start. A quote after them begins a field.
+        # Skip a byte order mark and empty lines at the start, as Arrow does. A quote after them begins a
+        # field.
         start = len(_BYTE_ORDER_MARK) if head.startswith(_BYTE_ORDER_MARK) else 0
         while head[start : start + 1] in (b"\r", b"\n"):
             start += 1

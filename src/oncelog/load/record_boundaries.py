@@ -29,7 +29,7 @@ def csv_record_ends(data: Buffer, *, delimiter: str, is_end: bool) -> Any:
     is_end_byte = column == _NEWLINE
     returns = np.flatnonzero(column == _RETURN)
     if len(returns):
-        # A \r at the very end may be the first half of \r\n. The next bytes decide.
+        # Unless the file ends here, leave out a \r at the very end: it may be the first half of \r\n.
         returns = returns[: len(returns) - (returns[-1] == len(column) - 1 and not is_end)]
         following = np.minimum(returns + 1, len(column) - 1)
         is_end_byte[returns[(column[following] != _NEWLINE)]] = True
