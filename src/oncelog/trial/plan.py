@@ -27,7 +27,7 @@ class TargetKind(StrEnum):
 
     TOPIC              a topic, read with isolation.level=read_committed
     PARQUET            a directory: every Parquet file in it, as any reader but Spark sees it
-    PARQUET_COMMITTED  the same, but only the files that Spark's own log of the directory names
+    PARQUET_COMMITTED  the same, but only the files that are in Spark's own log of the directory
     DELTA              a Delta Lake table
     ICEBERG            a directory with Iceberg tables and catalog.db, their SQL catalog in SQLite
     SQLITE             a SQLite database: the rows of all its tables

@@ -186,8 +186,8 @@ def _write_once(
             case Write():
                 note_begun(sink, admin, batch_id)
                 counts = _partition_counts(admin, settings.topic)
-                # The leases of tasks are deleted with the topic under whose name they are stored. A second
-                # attempt of a task would then write beside the first one. Guard:
+                # Note the id of the marker topic, which must not change: the leases of tasks are deleted with
+                # that topic. A second attempt of a task would then write beside the first one. Guard:
                 # test_a_second_attempt_of_a_task_whose_lease_was_deleted_gets_no_rows_committed.
                 leases_at = topic_ids(admin, [sink.marker_at.topic])
                 with producer.transaction():

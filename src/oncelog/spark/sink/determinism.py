@@ -115,8 +115,8 @@ def require_deterministic(df: DataFrame) -> DataFrame:
 
         orders.transform(require_deterministic).writeStream.format("oncelog")
 
-    Functions in Python count as deterministic unless asNondeterministic() says otherwise. So do the order of
-    equal rows in a window or sort, and sources. With Spark Connect the plan cannot be examined, so
+    Functions in Python count as deterministic unless asNondeterministic() says otherwise. So do sources,
+    and the order of equal rows in a window or sort. With Spark Connect the plan cannot be examined, so
     ConfigError is raised as well.
     """
     if not hasattr(df, "_jdf"):

@@ -111,8 +111,9 @@ class _SinkTask:
         self._topic_ids: dict[str, str | None] = {}
         """The ids of topics before the first rows were sent to them; None on a cluster without topic ids."""
         if sink.marker_topic_id is not None:
-            # The note that a write has ended is deleted with the marker topic. A late copy of a task would
-            # then write its rows again. Guard: test_a_late_task_of_an_ended_write_finds_its_topic_replaced.
+            # The id of the marker topic must not change: the note that a write has ended is deleted with that
+            # topic. A late copy of a task would then write its rows again. Guard:
+            # test_a_late_task_of_an_ended_write_finds_its_topic_replaced.
             self._topic_ids[sink.settings.marker_topic] = sink.marker_topic_id
 
     def write(self, clients: TaskClients, batches: Iterator[pa.RecordBatch], is_empty: bool) -> TaskReport:
