@@ -314,7 +314,7 @@ def time_text(timestamp_ms: int | None) -> str | None:
 
 
 def partition_arguments(texts: Sequence[str]) -> list[tuple[str, list[int] | None]]:
-    """Return topics with their partitions, or None for all partitions. Raises click.UsageError."""
+    """Return each topic with its partition numbers; None stands for all of them. Raises click.UsageError."""
     from oncelog.cli.partitions import parse_partitions
 
     try:

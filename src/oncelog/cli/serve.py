@@ -26,7 +26,9 @@ def default_data_dir() -> Path:
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit of open files to the hard limit, because each active partition needs one."""
+    """Raise the soft limit of open files to the hard limit, because each active partition needs an
+    open file.
+    """
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -200,7 +200,7 @@ class MemoryFile:
     def sync(self) -> None:
         self._disk.turn(is_sync=True)
         if not self._is_open:
-            # The file was closed during the sync, as another thread may do on a real disk.
+            # Another thread has closed the file during the sync, which is also possible on a real disk.
             return
         try:
             self._disk.step("sync", self._path)

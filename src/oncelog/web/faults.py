@@ -42,7 +42,8 @@ class FaultProxy:
         self.proxy = Proxy(upstream, host=host, port=port, on_event=self._keep, max_events=1)
 
     def _keep(self, event: WireEvent) -> None:
-        # Fetches and heartbeats would soon replace the messages that the page is about.
+        # Leave out other forwarded messages: fetches and heartbeats would soon replace those that the page
+        # is about.
         if event.api in DRAWN_APIS or event.direction is Direction.NOTE or event.fate is not Fate.PASSED:
             with self._lock:
                 self._append(event)

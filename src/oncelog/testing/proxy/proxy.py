@@ -118,7 +118,7 @@ class Proxy:
         return self._core.book.remove(number)
 
     def lose_ack(self, topic: str | None = None, *, nth: int = 1, count: int = 1) -> int:
-        """Store batches, but lose their acknowledgements with the connection."""
+        """Let the broker store batches, but lose their acknowledgements with the connection."""
         return self._fault(Action.CUT, topic, nth, count, direction=Direction.RESPONSE)
 
     def lose_request(self, topic: str | None = None, *, nth: int = 1, count: int = 1) -> int:
@@ -138,11 +138,11 @@ class Proxy:
         return self._fault(Action.DELAY, topic, None, None, direction=Direction.RESPONSE, delay_ms=delay_ms)
 
     def refuse(self, error: str, topic: str | None = None, *, nth: int = 1, count: int = 1) -> int:
-        """Answer Produce requests with an error, by Kafka's name. The broker does not get them."""
+        """Answer Produce requests with `error`, the name of a Kafka error. The broker does not get them."""
         return self._fault(Action.FAIL, topic, nth, count, error=error)
 
     def lose_commit_ack(self, *, nth: int = 1, count: int = 1) -> int:
-        """End transactions, but lose the responses with the connection. This also applies to aborts."""
+        """Let the broker end transactions, but lose its responses with the connection, also for aborts."""
         rule = Rule(action=Action.CUT, api="EndTxn", direction=Direction.RESPONSE, nth=nth, count=count)
         return self.add(rule)
 
