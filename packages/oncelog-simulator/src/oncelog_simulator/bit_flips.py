@@ -53,7 +53,7 @@ def draw_bit_flip(
         return None
     tp, header = rng.choice(batches)
     covered = range(_COVERED, header.size_bytes)
-    # A last batch with a damaged length looks torn, and a start would cut it off.
+    # Flip no bit in the length of a last batch: the batch would look torn, and a start would cut it off.
     is_last = header.last_offset + 1 == logs[tp].log_end_offset
     length = _FORMAT_AND_CHECKSUM if is_last else _LENGTH
     position = rng.choice(rng.choice((length, _FORMAT_AND_CHECKSUM, covered, covered, covered)))

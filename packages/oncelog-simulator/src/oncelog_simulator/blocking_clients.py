@@ -341,7 +341,8 @@ class MemberTimeouts:
         if not application.world.expected_errors:
             return cls()
         timeout_s = application.world.rng(f"limits of {application.name}").choice((2, 2, 12))
-        # If the response to a JoinGroup is lost, the member waits for max.poll.interval.ms, as in Java.
+        # Shorten max.poll.interval.ms, because a member waits that long for a lost response to JoinGroup, as
+        # in Java.
         settings: dict[str, object] = {
             "request.timeout.ms": timeout_s * 1_000,
             "max.poll.interval.ms": 15_000,

@@ -242,7 +242,7 @@ class DefaultFlushSimulation(ClientSimulation):
                 self.lost.append(Lost(self.world.now_us, tp, end))
 
     def _check_prefix(self, tp: TopicPartition, before: Before, partition: Partition) -> int:
-        """Check that the log begins with the batches from before. Return the offset where they end.
+        """Check that the log begins with the batches of `before`. Return the offset where they end.
 
         After them only markers that the start wrote may follow.
         """

@@ -102,7 +102,8 @@ def draw_rot(rng: Random, disk: MemoryDisk, batches: list[InternalBatch], *, is_
     """
     if rng.random() < 0.4:
         return _draw_internal(rng, disk, batches, is_killed=is_killed)
-    # A stop stores the recovery point of each log. With it a start detects a lost directory.
+    # Lose a directory only after a stop, which stores the recovery point of each log: a start needs it to
+    # detect the loss.
     if not is_killed and rng.random() < 0.15:
         return draw_lost_directory(rng, disk)
     files = [path for path in _small_files(disk) if disk.read(path)]
@@ -137,8 +138,8 @@ def _small_files(disk: MemoryDisk) -> Iterator[str]:
                 yield name
             continue
         for file_name in disk.list(name):
-            # No other file has the aborted transactions below the recovery point, so a start cannot repair
-            # them.
+            # Leave out logs and indexes of aborted transactions: no other file has their content below the
+            # recovery point, so a start cannot repair them.
             if not file_name.endswith((".log", ".txnindex")):
                 yield f"{name}/{file_name}"
 

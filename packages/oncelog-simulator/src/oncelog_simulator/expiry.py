@@ -231,7 +231,7 @@ class ExpiryApplication(Application):
         now_ms = self.now_ms
         self.restarted_ms = max(self.restarted_ms, now_ms)
         # For a producer that is in no snapshot, a start takes the broker's clock as the time of last use. The
-        # clock may be behind.
+        # clock may have been set back.
         self.expiring_items = [
             item._replace(earliest_ms=min(item.earliest_ms, now_ms)) if item.kind == "producer id" else item
             for item in self.expiring_items

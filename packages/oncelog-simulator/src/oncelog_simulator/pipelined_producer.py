@@ -407,7 +407,8 @@ class Pipelining(Workload):
         self.partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
         self.last.partitions = self.partitions
         pipeliner, reader = self.clients
-        # With one epoch for all transactions, a repeated request may affect the next transaction (KIP-890).
+        # Choose one epoch for all transactions only without repeated requests, which may affect the next
+        # transaction (KIP-890).
         is_repeated = any(fault.kind == "repeat" and fault.target == pipeliner for fault in scenario.faults)
         is_old = scenario.broker["oncelog.transaction.version"] == 0
         self.shares_epochs = is_classic = is_old or (

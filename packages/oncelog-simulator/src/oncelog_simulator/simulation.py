@@ -123,7 +123,8 @@ def scenario_for(seed: int, fault_count: int | None = None, workload: str | None
     )
     broker |= _draw_retention(seed, workloads, faults)
     if broker["oncelog.transaction.version"] == 0:
-        # With one epoch for all transactions, a repeated request may affect the next transaction (KIP-890).
+        # Repeat only requests of senders: with one epoch for all transactions, a repeated request may affect
+        # the next transaction (KIP-890).
         faults = [fault for fault in faults if fault.kind != "repeat" or fault.target.startswith("sender")]
     return Scenario(
         seed,

@@ -196,8 +196,7 @@ class Driver(Application):
         """Number of committed batches. It stands for the checkpoint's commit log."""
         self.attempt_count = self.run_count = 0
         self.more = world.rng("lanes, more")
-        """A second generator, for draws that were added later. The first generator's draws so stay the same.
-        """
+        """A generator for draws that were added later, so that `rng` draws the same as before."""
         self.is_idle = is_idle_query(world.seed)
         """True until the query has been idle once, in seeds with an idle query."""
         self.lost_at = self.more.choice((0, 1, 2)) if self.more.random() < NEW_CHECKPOINT_CHANCE else None

@@ -225,7 +225,8 @@ class Takeover(Workload):
 
     def prepare(self, broker: BrokerHost) -> None:
         """Write Kafka's directory to the disk, and make some of the first starts crash."""
-        # A segment of Kafka may span 2^31 offsets, and a broker with a smaller limit could not read it.
+        # Use the default limit: a segment of Kafka may span 2^31 offsets, and a broker with a smaller limit
+        # could not read it.
         broker.limits = replace(broker.limits, max_relative_offset=DEFAULT_LIMITS.max_relative_offset)
         self.history.write(broker.disk, broker.settings["node.id"])
         for _ in range(self.rng.choice((0, 1, 1, 3))):

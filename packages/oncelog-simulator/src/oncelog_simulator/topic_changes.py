@@ -257,7 +257,8 @@ class TopicChanger(Application):
             self.topic.name, num_partitions=len(self.partitions), configs=dict(self.topic.configs)
         )
         await create_topic(admin, topic)
-        # A producer may have created the topic first, with the broker's default number of partitions.
+        # Add missing partitions: a producer may have created the topic first, with the broker's default
+        # number of partitions.
         count = len((await admin.describe_topics([topic.name]))[topic.name].partitions)
         if count < len(self.partitions):
             await admin.create_partitions({topic.name: len(self.partitions)})

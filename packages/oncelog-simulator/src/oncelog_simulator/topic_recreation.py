@@ -57,7 +57,8 @@ class TopicRecreator(Application):
             while len(self.deletions) < self.count:
                 await self.sleep_up_to(25.0)
                 await self._delete(admin)
-                # Requests name the topic. A late attempt to delete the old topic must not delete the new one.
+                # Wait for late attempts to delete the old topic. They name the topic, so they would delete
+                # the new one.
                 await asyncio.sleep(LATE_SECONDS)
                 await create_topic(admin, self.topic)
                 topic_id = (await admin.describe_topics([self.topic.name]))[self.topic.name].topic_id

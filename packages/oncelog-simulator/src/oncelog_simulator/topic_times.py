@@ -281,8 +281,8 @@ class TimeChanger(TopicChanger):
         for tp in self.partitions:
             directory, first = f"{tp.topic}-{tp.partition}", f"{0:020}"
             if self.is_one_batch:
-                # Compaction can leave such a batch, only its header, so that its last offset is not assigned
-                # again.
+                # Compaction can leave such a batch, which has no records, so that its last offset is not
+                # assigned again.
                 left = KafkaBatch(0, self.first_offset - 1, (), NO_LIMIT, 0).encode()
                 disk.replace(f"{directory}/{first}.log", left)
             else:
@@ -538,9 +538,10 @@ class TopicTimes(TopicChanges):
             self.world.violate("retention by size left too much", f"{self.topic}-{number} has {size} bytes")
 
     def _check_replaced(self, key: tuple[bytes, int], partition: Any) -> None:
-        """Check that no closed segment has a record with an old newer record of its key in a closed segment.
+        """Check that no closed segment has a record that was replaced long ago.
 
-        Such a record must be compacted away when max.compaction.lag.ms has passed.
+        If a newer record of the same key is in a closed segment too, the older one must be compacted away
+        when max.compaction.lag.ms has passed.
         """
         bases = self._bases(partition)
         active = bases[-1]

@@ -95,7 +95,8 @@ class History:
     committed: set[Unit] = field(default_factory=set)
 
     def outcome(self, send: Operation) -> Outcome:
-        """Return the outcome of a send: its transaction's outcome, if it has one and did not fail itself.
+        """Return the outcome of a send. In a transaction, this is the transaction's outcome, unless the send
+        itself failed.
 
         A transaction that no client tried to commit counts as failed.
         """

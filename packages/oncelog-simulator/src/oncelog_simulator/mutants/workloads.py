@@ -124,7 +124,7 @@ def _draw_kills_in_writes(
 
 
 def _drop_after_writing(self: Any, before: Any, now_ms: int) -> Any:
-    """Keep all offsets in memory until the disk has stored every tombstone, or if it refuses one of them."""
+    """Drop the offsets from memory only after writing tombstones. Keep all if the disk refuses these."""
     committed, pending = self.snapshot()
     transactions = {group: set(keys) for group, keys in self._transactions.items()}
     left = yield from _DELETE_TOPICS(self, before, now_ms)
