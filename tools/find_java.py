@@ -38,7 +38,7 @@ def java_version(command: str) -> int | None:
 def find_java() -> tuple[str, int] | None:
     """Return the command and the version of the Java that Spark uses (JAVA_HOME before PATH).
 
-    Return None if that Java is too old.
+    Return None if that Java is missing or too old.
     """
     home = os.environ.get("JAVA_HOME")
     command = os.path.join(home, "bin", "java") if home else shutil.which("java")

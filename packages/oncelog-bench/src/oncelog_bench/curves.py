@@ -67,7 +67,7 @@ def _draw(svg: Svg, left: float, top: float, chart: Chart, colours: Mapping[str,
 def lines_of(
     result: Result, x: str, y: str, *, side: str = "broker", **where: Any
 ) -> dict[str, list[tuple[float, float]]]:
-    """Return one line per side. Its points are the fields `x` and `y` of the median rows that equal `where`.
+    """Return one line per side. Its points are the fields `x` and `y` of the median rows that match `where`.
 
     Rows of ratios (`value / base`) are left out.
     """

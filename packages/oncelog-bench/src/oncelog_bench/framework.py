@@ -205,7 +205,7 @@ def _ratios(
 
 
 def figure(result: Result, metric: str, **where: Any) -> float | None:
-    """Return the figure `metric` of the first median row that equals `where`; None if it was not measured."""
+    """Return the figure `metric` of the first median row that matches `where`; None if there is none."""
     for row in result["medians"]:
         if all(row.get(name) == value for name, value in where.items()):
             return cast("float | None", row.get(metric))

@@ -145,7 +145,7 @@ def _attack(side: Side, worst: WorstRequest, seconds: float) -> None:
 
 
 def section(result: Result) -> str:
-    """Return the longest wait for each API, as a table."""
+    """Return, as Markdown, the section on the longest wait for each API."""
     plan = result["plan"]
     return f"""\
 ## Beside the worst request of each API
