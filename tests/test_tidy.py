@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -54,6 +57,10 @@ MAX_FUNCTION_LINES = 60
 
 TESTS = Path(__file__).parent
 CLOCKS = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time"}
+MAY_USE_CLOCK = re.compile(
+    rf"\b(?:sleep|{'|'.join(sorted(CLOCKS - {'time'}))})\b" r"|\btime\s*\.\s*time\b|\bfrom\s+time\b"
+)
+"""Text that each use of a clock contains. To parse the other files would take most of the time."""
 READS_CLOCKS = {
     "support/wait.py": "here the waiting is done",
     "support/costs_plugin.py": "measures what tests cost",
@@ -77,9 +84,11 @@ def room_of(path: Path) -> str:
     return relative.parts[0] if len(relative.parts) > 1 else relative.stem
 
 
-def clock_uses(tree: ast.AST) -> list[str]:
+def clock_uses(code: str) -> list[str]:
     """Return each line that calls sleep, reads a monotonic or processor clock, or compares `time.time()`."""
-    nodes = list(ast.walk(tree))
+    if not MAY_USE_CLOCK.search(code):
+        return []
+    nodes = list(ast.walk(ast.parse(code)))
     compared = {inner for node in nodes if isinstance(node, ast.Compare) for inner in ast.walk(node)}
     # asyncio.sleep(0) is allowed: it lets the event loop run once and does not wait.
     yields = {node.func for node in nodes if isinstance(node, ast.Call) and _is_zero(node.args)}
@@ -105,8 +114,31 @@ def _is_zero(arguments: list[ast.expr]) -> bool:
     return [getattr(argument, "value", None) for argument in arguments] == [0]
 
 
-def imports_of(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
+class Module(NamedTuple):
+    """The imports and functions of a file."""
+
+    imports: list[ast.Import | ast.ImportFrom]
+    functions: list[ast.FunctionDef | ast.AsyncFunctionDef]
+
+
+@cache
+def parsed(path: Path) -> Module:
+    """Parse a file once for all tests. Only these nodes are kept, because a whole tree is large."""
+    return module_of(path.read_text())
+
+
+def module_of(code: str) -> Module:
+    imports, functions = [], []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            imports.append(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            functions.append(node)
+    return Module(imports, functions)
+
+
+def imports_of(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -129,10 +161,10 @@ def module_files() -> dict[str, Path]:
     return modules
 
 
-def modules_imported(tree: ast.AST, modules: Collection[str]) -> set[str]:
+def modules_imported(nodes: Iterable[ast.AST], modules: Collection[str]) -> set[str]:
     """Return the modules that a file imports anywhere: at its top, under TYPE_CHECKING, in functions."""
     imported = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -186,7 +218,7 @@ def test_at_most_two_modules_have_one_name() -> None:
 def test_no_module_is_in_an_import_circle() -> None:
     """Imports under TYPE_CHECKING and in functions count: a reader has to follow them too."""
     files = module_files()
-    imports = {name: modules_imported(ast.parse(path.read_text()), files) for name, path in files.items()}
+    imports = {name: modules_imported(parsed(path).imports, files) for name, path in files.items()}
     circles = import_circles(imports)
     assert not circles, f"import circles: {[sorted(circle) for circle in circles]}"
 
@@ -206,13 +238,13 @@ def function():
     from e import name
 """
     modules = {"a", "a.b", "a.c", "a.d", "e", "f"}
-    assert modules_imported(ast.parse(code), modules) == modules - {"f"}
+    assert modules_imported(module_of(code).imports, modules) == modules - {"f"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_import_law(path: Path) -> None:
     room = room_of(path)
-    names = set(imports_of(ast.parse(path.read_text())))
+    names = set(imports_of(parsed(path).imports))
     if room in MAY_IMPORT:
         rooms = {name.split(".")[1] for name in names if name.startswith("oncelog.")}
         assert rooms - MAY_IMPORT[room] - {room} == set()
@@ -229,10 +261,9 @@ def test_import_law(path: Path) -> None:
 
 @pytest.mark.parametrize("path", ALL_MODULES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_functions_are_short(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
+    for node in parsed(path).functions:
+        length = (node.end_lineno or node.lineno) - node.lineno + 1
+        assert length <= MAX_FUNCTION_LINES, f"{node.name} has {length} lines"
 
 
 @pytest.mark.parametrize(
@@ -241,8 +272,8 @@ def test_functions_are_short(path: Path) -> None:
     ids=lambda path: str(path.relative_to(TESTS)),
 )
 def test_no_test_sleeps_or_reads_a_clock(path: Path) -> None:
-    """A test must wait for a condition with support/wait.py, so that it also passes on a busy machine."""
-    assert clock_uses(ast.parse(path.read_text())) == [], "use tests/support/wait.py"
+    """A test waits for a condition with support/wait.py, so that a busy machine changes nothing."""
+    assert clock_uses(path.read_text()) == [], "use tests/support/wait.py"
 
 
 @pytest.mark.parametrize(
@@ -260,4 +291,4 @@ def test_no_test_sleeps_or_reads_a_clock(path: Path) -> None:
     ],
 )
 def test_uses_of_clocks_are_found(code: str, is_clock: bool) -> None:
-    assert bool(clock_uses(ast.parse(code))) is is_clock
+    assert bool(clock_uses(code)) is is_clock
