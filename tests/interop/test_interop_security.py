@@ -6,6 +6,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -166,7 +167,9 @@ def _properties(path: Path) -> dict[str, str]:
     return read_properties(path)
 
 
-TOKEN_KEY = RSAKey.generate_key(2048, {"kid": "one"})
+@cache
+def token_key() -> RSAKey:
+    return RSAKey.generate_key(2048, {"kid": "one"})
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +177,7 @@ def apache(
     kafka_class_path: str, certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ApacheKafka]:
     keys = tmp_path_factory.mktemp("keys") / "jwks.json"
-    write_keys(keys, TOKEN_KEY)
+    write_keys(keys, token_key())
     properties = apache_properties(certificates, keys)
     with pytest.MonkeyPatch.context() as patch:
         # A JVM property lists the locations from which Kafka may read key sets.
@@ -250,12 +253,12 @@ def test_our_clients_authenticate_on_apache_kafka_with_a_token(
         "sasl.oauthbearer.token.endpoint.url": f"file://{token}",
         "socket.connection.setup.timeout.ms": "60000",  # the JVM's first token takes long on a busy machine
     }
-    token.write_text(signed_token(TOKEN_KEY, header={"pi.atm": "2", "x5c": ["A" * 3000]}))
+    token.write_text(signed_token(token_key()))
     _use(config)
     stranger = RSAKey.generate_key(2048, {"kid": "one"})
     for bad in (
-        signed_token(TOKEN_KEY, exp=int(time.time()) - 300, iat=int(time.time()) - 600),
-        signed_token(TOKEN_KEY, aud=["web"]),
+        signed_token(token_key(), exp=int(time.time()) - 300, iat=int(time.time()) - 600),
+        signed_token(token_key(), aud=["web"]),
         signed_token(stranger),
         "garbage",
     ):

@@ -6,6 +6,7 @@ import json
 import time
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,17 @@ from oncelog.errors import AuthenticationError, ConfigError, TopicAuthorizationF
 from oncelog.rules.security.authorization import Acl, Operation, PatternType, Permission, ResourceType
 from oncelog.server.embedded import Broker
 
-KEY = RSAKey.generate_key(2048, {"kid": "one"})
-OTHER = RSAKey.generate_key(2048, {"kid": "one"})
+
+@cache
+def rsa_key(name: str = "one") -> RSAKey:
+    """Return the key of this name. Every process of xdist imports this module, and a key takes a sixth of a
+    second.
+    """
+    return RSAKey.generate_key(2048, {"kid": "one"})
 
 
-def signed(key: Any = KEY, alg: str = "RS256", **changed: object) -> str:
-    return signed_token(key, alg, **changed)
+def signed(key: Any = None, alg: str = "RS256", **changed: object) -> str:
+    return signed_token(key or rsa_key(), alg, **changed)
 
 
 def signed_with_critical() -> str:
@@ -51,7 +57,7 @@ def signed_with_critical() -> str:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("keys") / "jwks.json"
-    write_keys(path, KEY)
+    write_keys(path, rsa_key())
     return path
 
 
@@ -138,7 +144,7 @@ BAD = {
     "of another issuer": lambda: signed(iss="https://elsewhere.example"),
     "names nobody": lambda: signed(sub=None),
     "names a number": lambda: signed(sub=7),
-    "signed by another": lambda: signed(OTHER),
+    "signed by another": lambda: signed(rsa_key("other")),
     "signed with a shared secret": lambda: signed(OctKey.import_key(b"k" * 32), "HS256"),
     "not signed": lambda: "eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGljZSJ9.",
     "none": lambda: "garbage",
@@ -185,9 +191,9 @@ def test_a_session_ends_with_its_token(tmp_path: Path, keys: Path) -> None:
 
 def test_changed_keys_are_reloaded(tmp_path: Path) -> None:
     keys = tmp_path / "jwks.json"
-    write_keys(keys, KEY)
+    write_keys(keys, rsa_key())
     with secured_broker(tmp_path / "data", **settings(keys)) as broker:
-        config = with_token(broker, tmp_path / "token", signed(OTHER))
+        config = with_token(broker, tmp_path / "token", signed(rsa_key("other")))
 
         def may_enter() -> bool:
             try:
@@ -198,8 +204,8 @@ def test_changed_keys_are_reloaded(tmp_path: Path) -> None:
             return True
 
         assert not may_enter()
-        write_keys(keys, KEY, OTHER)
-        write_keys(keys, OTHER)
+        write_keys(keys, rsa_key(), rsa_key("other"))
+        write_keys(keys, rsa_key("other"))
         wait_until(may_enter)
 
 
