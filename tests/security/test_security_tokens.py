@@ -51,7 +51,7 @@ def signed_with_critical() -> str:
     header = {"alg": "RS256", "kid": "one", "crit": ["oncelog"], "oncelog": "x"}
     registry = JWSRegistry({"oncelog": HeaderParameter("", "str")}, algorithms=["RS256"])
     claims = {"sub": "alice", "iss": "https://id.example", "aud": "kafka", "exp": int(time.time()) + 300}
-    return jwt.encode(header, claims, KEY, registry=registry)
+    return jwt.encode(header, claims, rsa_key(), registry=registry)
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +121,13 @@ HEADERS: dict[str, dict[str, Any]] = {
 def test_a_token_may_have_a_header_with_more_than_its_algorithm(
     broker: Broker, tmp_path: Path, why: str
 ) -> None:
-    token = signed_token(KEY, header=HEADERS[why])
+    token = signed_token(rsa_key(), header=HEADERS[why])
     assert Admin(with_token(broker, tmp_path / "token", token)).list_topics() is not None
 
 
 def test_keys_that_cannot_be_used_do_not_hide_the_others(tmp_path: Path) -> None:
     path = tmp_path / "jwks.json"
-    write_keys(path, KEY)
+    write_keys(path, rsa_key())
     unusable = [{"kty": "AKP", "alg": "ML-DSA-44"}, {"kty": "EC", "crv": "secp256k1", "x": "AA", "y": "AA"}]
     unusable += [{"kty": "RSA", "kid": "one"}]
     keys = [*unusable, *json.loads(path.read_text())["keys"]]
