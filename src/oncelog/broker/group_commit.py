@@ -38,7 +38,7 @@ class FlushQueue:
         self._hidden_bytes: dict[Partition, int] = {}
 
     def add(self, partition: Partition, waiter: FlushWaiter) -> None:
-        """Request a flush of the partition that includes `waiter.last_offset`."""
+        """Request a flush of the partition up to and including `waiter.last_offset`."""
         self._waiters.setdefault(partition, deque()).append(waiter)
 
     def add_hidden(self, partition: Partition, size_bytes: int) -> None:
@@ -58,8 +58,8 @@ class FlushQueue:
         return due
 
     def complete(self, partition: Partition, error: Exception | None) -> None:
-        """Call the waiters that an ended flush covers, or all waiters of the partition, with `error`, if the
-        flush failed.
+        """Call the waiters that an ended flush covers. If the flush failed, call all waiters of the partition
+        with `error`.
 
         After a success, also call `on_visible` if the flush made hidden records visible.
         """

@@ -112,7 +112,7 @@ class PeriodicTasks:
         self._flush_closed(is_compacted=True, then=lambda: self._log_manager.compact(wall_ms))
 
     # The expiry tasks use the wall clock for the same reason as retention. The times that they compare with
-    # it may be from before the wall clock was ahead. See
+    # it may have been stored before the wall clock went ahead. See
     # test_a_clock_that_was_ahead_makes_nothing_expire_once_it_is_right.
 
     def _expire_producers(self, now_ms: int) -> None:

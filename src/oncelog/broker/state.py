@@ -218,8 +218,8 @@ class BrokerState:
     def note_stored(self, partition: Partition, size_bytes: int) -> None:
         """Count an append of `size_bytes` for the fetches that wait for this partition.
 
-        The fetches that then have enough bytes complete at the end of the round of requests, or once a flush
-        has made the records visible.
+        The fetches that then have enough bytes are completed at the end of the round of requests, or once a
+        flush has made the records visible.
         """
         if partition.high_watermark < partition.log_end_offset:
             self.flush_queue.add_hidden(partition, size_bytes)

@@ -87,7 +87,7 @@ from oncelog.types import TopicPartition
 from oncelog.wire.records import DecodedRecord
 
 MAX_MARKERS_AT_ONCE = 100
-"""Number of markers that may be written immediately after a round of requests or syncs.
+"""Number of markers that may be written immediately in each round of requests or syncs.
 
 Further markers are written in background steps.
 """
@@ -569,9 +569,9 @@ class TransactionCoordinator:
 
         With the default flush settings, a power loss may lose markers that are younger than
         MARKERS_REACH_THE_DISK_MS. The next start then needs the decisions to write these markers again
-        (`rules.idempotence.lost_markers`). A decision's age is the time between two calls of this method. The
-        timestamps of records cannot be used, because the clock may have been set back. See
-        test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_markers.
+        (`rules.idempotence.lost_markers`). A decision is old enough if a call of this method that long ago
+        found it in the log. The timestamps of records cannot be used, because the clock may have been set
+        back. See test_a_decision_is_not_compacted_away_while_a_power_loss_may_take_its_markers.
 
         The clock may also jump forward. So calls are counted, too: at least log.cleaner.backoff.ms passes
         before each call, except the call that the jump causes. See
@@ -664,7 +664,7 @@ class TransactionCoordinator:
         self._background.add(work, Kind.REQUEST)
 
     def end_round(self) -> None:
-        """Reset the number of markers that may be written immediately to MAX_MARKERS_AT_ONCE.
+        """Allow MAX_MARKERS_AT_ONCE markers to be written immediately again.
 
         Call this after a round of requests.
         """

@@ -258,7 +258,7 @@ class _Fetch:
         # between, and the stable offset must not be above the high watermark.
         first, stable = partition.log_start_offset, partition.last_stable_offset
         high, end = partition.high_watermark, partition.log_end_offset
-        # As in Kafka, an offset between high watermark and log end is valid, and the result has no records.
+        # As in Kafka, an offset from the high watermark to the log end is valid, and gets no records.
         # The epoch is checked before the range: a reader of a truncated log must learn where to truncate its
         # own copy.
         diverges = self._diverges(result, partition, requested)

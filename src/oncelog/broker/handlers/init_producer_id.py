@@ -44,8 +44,7 @@ def handle(state: BrokerState, request: Request, now_ms: int) -> Answer:
         if (message.producer_id == -1) != (message.producer_epoch == -1):
             raise InvalidRequest("send both producer id and epoch, or neither")
         if message.transactional_id is None:
-            # WRITE on any topic implies IDEMPOTENT_WRITE on the cluster, so check this permission first
-            # (KIP-679).
+            # WRITE on any topic implies IDEMPOTENT_WRITE on the cluster, so check WRITE first (KIP-679).
             if not request.access.may_somewhere(Operation.WRITE, ResourceType.TOPIC):
                 request.authorize(ResourceType.CLUSTER)
             return InitProducerIdResponse(

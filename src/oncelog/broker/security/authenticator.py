@@ -45,7 +45,7 @@ class Authenticator:
     """The authentication of one connection's client.
 
     `needs_sasl` is true if the listener uses SASL. `host` is the client's address. `access` returns the
-    permissions of a principal and host. `wall_ms` converts `now_ms` to milliseconds since the epoch.
+    permissions of a principal and host. `wall_ms` converts `now_ms` to the wall clock's time.
     """
 
     def __init__(

@@ -191,7 +191,7 @@ MAX_SIGNATURE_BYTES = 4_096
 def _token_registry() -> Any:
     """Return the rules for the header of a token.
 
-    As RFC 7515 requires, parameters that nobody knows are ignored, unless `crit` names them. By default
+    As RFC 7515 requires, unknown parameters are ignored, unless `crit` names them. By default
     joserfc refuses them, and headers of more than 512 bytes. See
     test_a_token_may_have_a_header_with_more_than_its_algorithm.
     """

@@ -64,7 +64,7 @@ def topic_settings(broker: Settings, overrides: Mapping[str, str]) -> Settings:
 
 
 def stored_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
-    """Return a topic's own settings from its file, in a spelling that is valid today.
+    """Return a topic's own settings, as they were stored, in a spelling that is valid today.
 
     Versions before 0.5.0 accepted numbers as Python parses them: with underscores, of any size, nan. If they
     were rejected now, the broker could not start.
