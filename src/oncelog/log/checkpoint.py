@@ -19,7 +19,7 @@ LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANED_OFFSETS = "cleaner-offset-checkpoint"
 INDEXED_OFFSETS = "oncelog-txnindex-checkpoint"
-"""The offset of each partition below which the transaction indexes are complete: compaction has kept every
+"""For each partition, the offset below which its transaction indexes are complete: compaction has kept every
 entry below this offset, or a restart has restored the lost ones.
 """
 INDEX_STARTS = "oncelog-txnindex-start-checkpoint"
@@ -113,7 +113,7 @@ def decode_uuid(text: str) -> bytes:
 def write_partition_metadata(disk: Disk, directory: str, topic_id: bytes) -> None:
     """Write partition.metadata without a sync.
 
-    The first flush of the partition syncs the file. Until then, only oncelog-topics.json keeps the id over a
+    The first flush of the partition syncs the file. Until then, only oncelog-topics.json has the id after a
     power loss.
     """
     text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n"

@@ -165,7 +165,7 @@ class LogCleaner:
 
     @property
     def has_leftovers(self) -> bool:
-        """True while files of a failed compaction may exist that recovery would swap in."""
+        """True while a failed compaction may have left files that recovery would swap in."""
         return self._swapper.has_leftovers
 
     @property
@@ -209,7 +209,7 @@ class SegmentSwapper:
     def __init__(self, log: LocalLog) -> None:
         self._log = log
         self.has_leftovers = False
-        """True while files of a failed compaction may exist that recovery would swap in."""
+        """True while a failed compaction may have left files that recovery would swap in."""
         self.unfinished: list[Segment] | None = None
         """The segments of a swap that failed temporarily: their successor is complete, but does not have
         their names yet. None if no swap is unfinished.

@@ -55,7 +55,7 @@ class PartitionContents(NamedTuple):
         )
 
     def loss(self, sizes: Sequence[int]) -> str:
-        """Return what log files with these sizes in bytes lack; an empty string if no bytes were lost.
+        """Return a text about lost bytes, empty if none were lost. `sizes` are the sizes of the log files.
 
         An empty file may be missing: a power loss after the stop may take the files of a partition that never
         had a record, because they are synced with the first record.

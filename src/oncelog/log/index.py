@@ -294,8 +294,8 @@ class TimeIndex(_IndexFile):
         self.write_runs()
 
     def offset_before(self, timestamp_ms: int) -> int:
-        """Return a relative offset up to which all timestamps are below `timestamp_ms`. Return 0 if the index
-        has no such entry.
+        """Return a relative offset up to which all timestamps are below `timestamp_ms`. Return 0 if no entry
+        has an earlier timestamp.
         """
         entry = bisect_right(self._timestamps, timestamp_ms - 1) - 1
         return self._offsets[entry] if entry >= 0 else 0
@@ -468,7 +468,7 @@ class TransactionIndex(_IndexFile):
         """
         kept = [entry for entry in self._entries if entry.last_offset < offset]
         # Entries were removed only in memory, so the next flush must write the file. Otherwise a restart
-        # could load the removed entries again, below a recovery point that has passed them.
+        # could load the removed entries again, once the recovery point is above them.
         self.is_unsynced |= len(kept) < len(self._entries)
         self._entries = kept
         self._written = min(self._written, len(kept))

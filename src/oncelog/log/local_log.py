@@ -76,7 +76,7 @@ class LocalLog:
         """
         self.unindexed_marker_offset: int | None = None
         """The offset of the transaction marker that is being appended; None if no append of a marker is in
-        progress. The append of an ABORT marker includes its transaction index entry in memory.
+        progress. The append of an ABORT marker ends once its transaction index entry is in memory.
         """
         self._reader = reader
         self._background = background
@@ -215,7 +215,7 @@ class LocalLog:
         except OSError:
             if active.end_offset > self.start_offset:
                 raise
-            self._give_up_indexes([active])  # all of its records are deleted, so no reader needs them
+            self._give_up_indexes([active])  # all of its records are deleted, so no reader needs its indexes
         if len(self.segments) == 1 and self.recovery_point <= active.base_offset:
             # No flush has yet made the name of the first segment durable. A power loss could remove the first
             # segment and keep the second one. The log would then begin inside a transaction, or with a gap
@@ -498,8 +498,8 @@ class LocalLog:
     def close_unchanged(self) -> None:
         """Close the files of a log that has had no append since it was opened."""
         with suppress(OSError):
-            # Cut off bytes after the end of the log that a failed write left, and reserved zeros of its
-            # transaction index.
+            # Cut off the bytes that a failed write left after the end of the log, and the reserved zeros of
+            # the transaction index.
             self.segments.active.cut_failed_write()
             self.segments.active.transactions.truncate_reserved()
         self.abandon()

@@ -143,7 +143,7 @@ class Partition:
     ) -> Self:
         """Open the partition in `directory`, or create it.
 
-        A new directory survives a power loss after its parent directory is synced. Its files survive after
+        A power loss may remove a new directory until its parent directory is synced, and its files until
         the first flush. Raises StorageError, whose text has the file and the position.
 
         - `topic_id`: 16 bytes; None uses the id stored in the directory.
@@ -233,8 +233,8 @@ class Partition:
         partition = cls(log, reader, cleaner, epochs, recovered, topic_id or stored_id)
         is_stored = options.is_clean and stored_id is not None
         is_stored &= recovered.producers.snapshot_offset == end_offset
-        # After a warning the files count as changed, so that `close` syncs them: a torn batch that recovery
-        # cut off at offset 0 is not synced yet. See
+        # After a warning the files count as changed, so that `close` syncs them. For example, if recovery
+        # cut off a torn batch at offset 0, the cut is not synced yet. See
         # test_a_clean_stop_does_not_bring_the_torn_batch_of_an_empty_log_back.
         if not recovered.warnings and (end_offset == 0 or is_stored):
             partition._unchanged = end_offset, recovered.log_start_offset
@@ -400,8 +400,8 @@ class Partition:
             entry = continue_sequence(
                 entry, epoch, sequence, delta, max_ms, is_transactional, base_offset, now_ms
             )
-            # `append` must decide if the batch does not simply continue its producer's sequence (None), or if
-            # it begins a transaction: entry[4] is the first offset of the producer's open transaction.
+            # If the batch does not simply continue its producer's sequence (None), or begins a transaction,
+            # `append` must decide. entry[4] is the first offset of the producer's open transaction.
             if entry is None or entry[4] == base_offset:
                 return None
         elif is_transactional:

@@ -299,8 +299,8 @@ class PartitionProducers:
             self._writing = self._requested = None
 
     def last_batch_of(self, producer_id: int) -> LastOfProducer | None:
-        """Return epoch and last offset of a producer's last batch, which compaction must keep. Return None if
-        the producer is unknown.
+        """Return the epoch and the last offset of a producer's last batch, which compaction must keep. Return
+        None if the producer is unknown.
         """
         entry = self.table.get(producer_id)
         if entry is None or entry.producer_epoch is None:

@@ -132,7 +132,7 @@ def scan(
 def scan_whole(
     file: Readable, position: int, end: int, limits: Limits = DEFAULT_LIMITS
 ) -> Iterator[HeaderBlock]:
-    """Yield the headers of the batches from `position` to `end` whose checksums are right, many at a time.
+    """Yield the headers of the batches with right checksums from `position` to `end`, many at a time.
 
     The scan ends before the first batch that is not whole. Call `scan` from there to get the reason.
     """
@@ -293,7 +293,7 @@ def scan_headers(
 ) -> Iterator[HeaderBlock]:
     """Yield the headers of the batches from `position` to `end`, thousands at a time.
 
-    Only headers are read, and nothing is verified. The scan ends at bytes that are not a batch, before `end`.
+    Only headers are read, and nothing is verified. Bytes that are not a batch end the scan early.
     """
     find = find_headers if _c is None else _c.find_headers
     chunk, chunk_position, size = b"", position, 0

@@ -596,7 +596,7 @@ class Segment:
     def append_next(
         self, data: memoryview, size: int, last_offset: int, max_timestamp_ms: int, config: LogConfig
     ) -> bool:
-        """Append a batch like `is_full` and `append`, but faster, if it is a usual one. Return True if it was
+        """Do what `is_full` and `append` do, but faster, if the batch is a usual one. Return True if it was
         written.
 
         The usual batch has a timestamp and needs no new segment. For any other batch this returns False and

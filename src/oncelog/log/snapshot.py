@@ -355,7 +355,7 @@ class Snapshots:
         self.keep(other for other in self.offsets() if other >= offset)
 
     def keep(self, offsets: Iterable[int], synced_to: int | None = None) -> None:
-        """Remove all snapshots except those at `offsets`, and `.producers` files without a snapshot.
+        """Remove all snapshots except those at `offsets`. Also remove `.producers` files without a snapshot.
 
         With `synced_to`, the newest snapshot at or below it and the oldest one above it stay, too. The oldest
         one above `synced_to` may be the only snapshot that covers the producers of deleted segments. An
