@@ -270,7 +270,8 @@ class _Loads:
         Partitions may also move along a chain of members: each hands one partition to the next. A chain helps
         only if the load of its last member is at least two below the giver's. If a giver reaches no such
         member, the giver and all members that it reaches are done. Later chains need not lead through members
-        that are done, because they would also have to end at one of these members.
+        that are done: such a chain would also end at one of these members, and none has a load that is low
+        enough.
         """
         self._topics = [sorted(held) for held in self._held]
         self._common = [{} for _ in self._members]
@@ -428,7 +429,10 @@ class _Loads:
                 heapq.heappush(heap, self._cost(target, topic, partition))
 
     def _cheapest(self, source: int, topic: str, target: int) -> int:
-        """Return the partition of `topic` that `source` hands over to `target`: that with the lowest `_cost`.
+        """Return the partition of `topic` that `source` hands over to `target`.
+
+        If the target owned some of the partitions before, return one of these. Among several candidates,
+        return the one with the lowest `_cost`.
 
         The search must not examine all partitions of the source: a second member may take over thousands of
         them. See test_a_second_member_takes_over_many_partitions_in_little_work.

@@ -54,8 +54,8 @@ FIRST_EPOCH_COMMIT_VERSION = 9
 FIRST_EPOCH = 1
 """Epoch of a new group. The first member that subscribes to topics raises it."""
 ASSIGNMENT_COST_PER_MS = 20
-"""The cost of computing target assignments that a group may use per ms. The cost of a target is its number of
-members plus partitions.
+"""The cost that a group may spend per ms on computing target assignments. The cost of a target is its number
+of members plus partitions.
 
 At this rate, computing targets takes a fifth of the time of the broker's thread. Kafka limits the targets in
 another way: to one a second. Source: KIP-1263.

@@ -105,7 +105,7 @@ def parse_overrides(text: str) -> dict[str, int]:
 
 
 def usable_descriptors(limit: int) -> int:
-    """Return how many of `limit` file descriptors connections may use. The log gets the others."""
+    """Return the part of the `limit` file descriptors that connections may use. The log gets the others."""
     return limit - min(limit // 4, 1_024)
 
 

@@ -74,7 +74,7 @@ def load_scramp() -> ModuleType:
     """Return the package scramp, which computes the messages of SCRAM, and let it accept salts of any length.
 
     From version 1.5 on, scramp requires salts of at least 12 bytes. Kafka has no minimum, so its users may
-    have shorter salts. Such users were told that their password is wrong. See
+    have shorter salts. Without the change, they would be told that their password is wrong. See
     test_a_user_with_a_short_salt_can_log_in.
     """
     import scramp

@@ -407,7 +407,7 @@ def fenced_abort_action(
 
 
 FENCED_ERRORS = (InvalidProducerEpoch, InvalidProducerIdMapping, InvalidTxnState, ProducerFenced)
-"""Errors that a producer gets after another one has started with its transactional id.
+"""Errors that a producer gets after another producer has started with its transactional id.
 
 INVALID_TXN_STATE answers a commit while the other one's start aborts the transaction, and Apache Kafka 4 also
 sends it later. INVALID_PRODUCER_ID_MAPPING means that the other one got another producer id: at the last

@@ -12,7 +12,7 @@ from oncelog.rules.idempotence.sequencer import MAX_EPOCH
 from oncelog.types import TopicPartition
 
 EXHAUSTED_EPOCH = MAX_EPOCH - 1
-"""The last epoch that a client gets. MAX_EPOCH is reserved to fence a client with this epoch."""
+"""The last epoch that a client gets. The next one, MAX_EPOCH, is reserved to fence such a client."""
 NO_EPOCH = NO_ID = -1
 EPOCH_PER_TRANSACTION = 2
 """Lowest level of `transaction.version` at which every end of a transaction raises the epoch (KIP-890)."""

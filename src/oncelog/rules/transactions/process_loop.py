@@ -157,9 +157,10 @@ def reaction_to(step: Step, error: OncelogError, state: State, *, is_overdue: bo
 def may_be_replaced(step: Step, error: OncelogError) -> bool:
     """Return True if the coordinator's entry can tell whether a successor has made the producer fail.
 
-    Any fatal error may come from a successor, whatever its code: PRODUCER_FENCED, INVALID_TXN_STATE while its
-    start aborts the transaction, INVALID_PRODUCER_ID_MAPPING if it got another producer id. But if a commit
-    or abort may have succeeded, the entry may show its epoch, which would look like a successor's.
+    Any fatal error may come from a successor, whatever the code: PRODUCER_FENCED, INVALID_TXN_STATE while the
+    successor's start aborts the transaction, INVALID_PRODUCER_ID_MAPPING if the successor got another
+    producer id. But if a commit or abort may have succeeded, the entry may show the epoch that it raised,
+    which would look like a successor's.
     """
     return step not in (Step.COMMIT, Step.ABORT) or not may_have_succeeded(error)
 
