@@ -182,8 +182,8 @@ class FetchPurgatory:
         heapq.heappush(self._deadlines, (fetch.deadline_ms, next(self._serial), fetch))
 
     def watch_again(self, fetch: DelayedFetch, missing_bytes: int) -> None:
-        """Delay a fetch again, after `begin` has read its partitions in steps, until `missing_bytes` more
-        bytes are appended.
+        """Delay a fetch again until `missing_bytes` more bytes are appended. Called after `begin` has read
+        its partitions in steps.
         """
         fetch.is_reading, fetch.missing_bytes = False, missing_bytes
 

@@ -48,7 +48,7 @@ def unsupported() -> ApiVersionsResponse:
 
 
 def _supported(name: str, max_level: int) -> ApiVersionsResponse.SupportedFeatureKey:
-    # Not 0: clients that use a version of this API below 4 reject a min_version of 0.
+    # Not 0: clients that use this API below version 4 reject a min_version of 0.
     return ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=1, max_version=max_level)
 
 

@@ -78,7 +78,7 @@ _SIZE_OVERHEAD, _MIN_BATCH_BYTES = 12, 61
 _TRANSACTIONAL_BIT, _CODEC_BITS = 0x10, 0x07
 
 _WITHOUT_LOG_START = (CorruptMessage, MessageTooLarge, RecordListTooLarge, KafkaStorageError)
-"""Errors of the log for which the result has -1 instead of the log start offset."""
+"""Errors of the log. A result with one of them has -1 instead of the log start offset."""
 
 _PartitionData = ProduceRequest.PartitionProduceData
 _PartitionResult = ProduceResponse.PartitionProduceResponse

@@ -299,8 +299,8 @@ def _is_stray_of(directory: str, name: str) -> bool:
 def _plan_broker_settings(plan: TakeoverPlan, metadata: KafkaMetadata, settings: Settings) -> None:
     """Compare the broker settings in Kafka's metadata with this broker's. Nothing is adopted.
 
-    Add a problem for each different default of a topic setting, and a note for each other broker or group
-    setting.
+    Add a problem for each setting that is a default of topics and has another value here. Add a note for
+    each other broker or group setting.
     """
     stored = dict(metadata.configs.get((BROKER_SETTINGS, ""), {}))
     stored |= metadata.configs.get((BROKER_SETTINGS, str(settings["node.id"])), {})
