@@ -37,8 +37,8 @@ from oncelog.wire.compression import most_output
 from oncelog.wire.records import LOSSLESS, DecodedRecord, iter_records
 
 _MAX_FIRST_READS = 100
-"""The maximum number of segments whose first batch one call of `dirty_range` reads. A hundred take about 3
-ms.
+"""The maximum number of segments from which one call of `dirty_range` reads the first batch. A hundred take
+about 3 ms.
 """
 _LARGE_BYTES = 1 << 20
 """A compressed batch that may decompress to more bytes than this is decompressed in a thread."""

@@ -158,7 +158,7 @@ class PartitionProducers:
         if verification is None:
             return
         # With an epoch per transaction (KIP-890), a marker has the epoch of the next transaction. So a marker
-        # with the epoch of the verified batch ended the transaction before that batch.
+        # with the epoch of the verified batch belongs to the transaction before that batch.
         if verification.raises_epoch and marker_epoch == verification.producer_epoch:
             return
         del self.verifying[producer_id]
