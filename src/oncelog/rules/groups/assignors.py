@@ -316,8 +316,8 @@ class _Loads:
             following: list[int] = []
             for source in ring:
                 for topic in self._topics[source]:
-                    # Stop once all members are reached, because most of them are reached through the first
-                    # topic.
+                    # Stop once all members are reached: the first topic often reaches most of them, and then
+                    # further topics need not be examined.
                     if len(reached) + len(done) >= len(self._members) or self._steps_left <= 0:
                         break
                     self._steps_left -= 1

@@ -339,7 +339,7 @@ class ClassicGroup:
         self.is_unsaved = False
         self._pending_member_ids = Deadlines()
         """Member ids that the group has given to clients and that have not been used in a join yet, with the
-        deadline for it.
+        deadline for that join.
         """
         self._initial_delay_ms, self._max_size = initial_delay_ms, max_size
         self._max_metadata_bytes = max_metadata_bytes
@@ -463,7 +463,7 @@ class ClassicGroup:
     def _replace_static(
         self, request: JoinRequest, new_member_id: str, now_ms: int, callback: JoinCallback
     ) -> None:
-        """Give a static member that has restarted a new member id.
+        """Give a new member id to a static member that has restarted.
 
         In a stable group this needs no rebalance, unless the group's protocol changes.
         """

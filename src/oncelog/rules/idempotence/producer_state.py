@@ -178,8 +178,8 @@ class ProducerTable:
         self._idle: list[dict[int, bytes]] = [{}]
         # One byte for each shard: 1 if an image may share it.
         self._is_shared = bytearray(1)
-        # The index of an id's shard is the number in the id's bits under this mask and the next higher bit.
-        # If there is no shard with this index yet, the index is the number in the bits under the mask alone.
+        # The index of an id's shard consists of the id's bits under this mask and the next higher bit. If
+        # there is no shard with this index yet, it consists of the bits under the mask alone.
         self._mask = 0
         self._idle_count = 0
         self._next_shard = 0

@@ -11,14 +11,14 @@ a source partition and a target partition.
     none of them                                                              None: no provenance
     some of them, one of them twice, malformed                                Malformed
 
-This is exact under three conditions on every attempt to write, whether it ends or is killed, and two more:
+This is exact under five conditions. The first three concern every attempt to write, even one that is killed:
 
-1. It writes the records of a source partition to a target partition in order, and leaves none out before its
-   last one.
+1. The attempt writes the records of a source partition to a target partition in order, and leaves none out
+   before its last one.
 2. It begins at or before the first source offset that is not yet stored for certain.
 3. A source record goes to the same target partition in each attempt, and becomes at most one record there.
 4. The name of a source partition means one partition, and one job writes its records to the target. A topic
-   that was deleted and created again, or one of another cluster, is another source with the same name.
+   that was deleted and created again, or a topic of another cluster, is another source with the same name.
 5. The reader gets every record of the target partition. Compaction keeps the last copy of a key, and
    retention may end between two copies: then the copy that is left may be behind a higher offset.
 
@@ -40,7 +40,7 @@ from typing import NamedTuple
 from oncelog.types import TopicPartition
 
 PREFIX = "__oncelog.source."
-"""Prefix of the headers' names, beside `__oncelog.errors.` of dead letters."""
+"""Prefix of the headers' names. The headers of dead letters have the prefix `__oncelog.errors.`."""
 HEADERS = TOPIC, PARTITION, OFFSET = f"{PREFIX}topic", f"{PREFIX}partition", f"{PREFIX}offset"
 """Names of the headers. All values are UTF-8 text, the two numbers in decimal digits."""
 _MAX_PARTITION, _MAX_OFFSET = 2**31 - 1, 2**63 - 1

@@ -154,8 +154,8 @@ class PartitionSequencer(Generic[B]):
     # Sending
 
     def may_assign_sequence(self, current: ProducerIdAndEpoch) -> bool:
-        """Return True if a new batch may now get the next sequence of the producer id and epoch `current` and
-        be sent.
+        """Return True if a new batch may now be sent, with the next sequence of the producer id and epoch
+        `current`.
         """
         if self.is_restart_needed:
             return False

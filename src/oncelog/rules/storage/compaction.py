@@ -210,7 +210,7 @@ class UnindexedAborts:
 
 
 class LastOfProducer(NamedTuple):
-    """The batch headers of an active producer that compaction must keep.
+    """The batch headers that compaction must keep for an active producer.
 
     `last_data_offset` is the last offset of the producer's last data batch, whose header stays. It is None if
     the producer has only markers in `producer_epoch`. In that case the headers of these markers stay.
