@@ -148,7 +148,7 @@ class FetchPurgatory:
         self._by_partition: dict[TopicPartition, dict[DelayedFetch, None]] = {}
         self._deadlines: list[tuple[int, int, DelayedFetch]] = []
         """A heap of (deadline in ms, serial number, fetch). A completed fetch stays until it is
-        at the top.
+        at the top, or until the heap is rebuilt.
         """
         self._serial = count()
         self._abandoned_count = 0
