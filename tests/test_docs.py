@@ -87,8 +87,8 @@ def test_findings_have_ids_of_their_own() -> None:
 
 
 def test_rows_of_findings_have_the_columns_of_their_table() -> None:
-    """Markdown drops superfluous cells at the end of a row, so an extra cell would hide the last one: the
-    guard.
+    """Markdown drops superfluous cells at the end of a row, so an extra cell would hide the last one,
+    which names the guard.
     """
     columns, wrong = None, []
     for line in FINDINGS.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Kill the broker at every append of a coordinator's request: the next start finds all of it or nothing."""
+"""Kill the broker at each append of a request to a coordinator: the next start finds all of it or nothing."""
 
 from __future__ import annotations
 

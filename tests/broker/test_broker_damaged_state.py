@@ -230,7 +230,7 @@ def test_a_record_of_an_unknown_version_is_named_with_its_offset(
 
 @pytest.mark.behaviour("I27")
 def test_a_coordinator_uses_no_log_that_lost_records(data: Path) -> None:
-    """The group used to go back to its offset before the lost record, without a report.
+    """Regression: the group went back to its offset before the lost record, without a report.
 
     A kill, a compaction or a marker must not make the broker forget the loss.
     """

@@ -78,7 +78,7 @@ def open_node(disk: Disk, first_uuid: int) -> BrokerState:
 
 
 class Client:
-    """A node and its clients: a transactional producer of ids `x` and a consumer of group g."""
+    """A node and its clients: a producer with transactional id `x`, and a consumer of group g."""
 
     def __init__(self, *, syncs: bool) -> None:
         self.node = node = open_node(MemoryDisk(), 1)

@@ -216,7 +216,7 @@ def test_a_long_list_of_transactional_ids_is_matched_in_steps(
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A data directory whose group has a member with a pattern that only Python's engine takes."""
+    """A data directory whose group has a member with a pattern that only Python's engine accepts."""
     node = open_node(tmp_path, BROKER.parse({}), Clock())
     node.topics.create("t", 1, {}, 0)
     group = ConsumerGroup("g", session_timeout_ms=45_000)

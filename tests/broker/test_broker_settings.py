@@ -121,7 +121,9 @@ def test_a_broker_setting_holds_at_once_and_after_a_restart(tmp_path: Path) -> N
 
 
 def test_a_default_retention_of_0_is_refused_as_by_kafka(tmp_path: Path) -> None:
-    """It would delete all records. For a topic Kafka allows 0, and an earlier version may have stored it."""
+    """A default of 0 would delete all records. Kafka allows 0 for a topic, and an earlier version may have
+    stored a default of 0.
+    """
     with pytest.raises(ConfigError, match=r"log\.retention\.ms must not be 0"):
         Broker(tmp_path, config={"log.retention.ms": 0}).start()
     stored = {"version": 1, "brokers": {"": {"log.retention.ms": "0"}}, "groups": {}}

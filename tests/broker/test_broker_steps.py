@@ -242,7 +242,9 @@ def test_named_topics_of_many_partitions_are_described_in_steps() -> None:
 
 
 def test_each_deletion_of_records_is_a_step_of_its_own() -> None:
-    """It may create the files of a segment and sync a directory. One of thousands blocked all clients."""
+    """A deletion may create the files of a segment and sync a directory. Regression: one request with
+    thousands of deletions blocked all clients.
+    """
     node = open_node(MemoryDisk())
     topic = node.topics.create("t", 20, {}, NOW_MS)
     for partition in topic.partitions[:10]:
@@ -540,7 +542,7 @@ def waiting_fetch(node: BrokerState) -> tuple[Topic, PendingResponse]:
 
 
 def append(node: BrokerState, topic: Topic, sequence: int) -> None:
-    """Append a batch of an open transaction, and complete the fetches that wait for such bytes."""
+    """Append a batch of an open transaction, and complete the fetches that it satisfies."""
     record = NewRecord(NOW_MS, None, b"v")
     stored = build_batch(
         [record], producer_id=5, producer_epoch=0, base_sequence=sequence, is_transactional=True

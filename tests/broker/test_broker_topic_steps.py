@@ -316,7 +316,9 @@ def test_one_of_two_deletions_at_a_time_finds_no_topic(is_by_id: bool) -> None:
 
 
 def test_a_topic_created_while_files_of_another_are_removed_is_unknown_for_a_moment() -> None:
-    """A Metadata request creates two topics. Files of a deleted topic delay one; the other gets no error."""
+    """A Metadata request asks for t and u. Files of a deleted topic delay the creation of t. Meanwhile
+    another request creates u.
+    """
     broker = with_topic()
     broker.disk.errors["rename", "t-2"] = 24
     broker.delete("t")

@@ -38,8 +38,8 @@ ELEMENT_BYTES = 8_000
 broker keeps.
 """
 ONCE_BYTES = 4_000_000
-"""Permitted memory that does not depend on the request's size, in bytes. An example is a broker's settings
-with their descriptions.
+"""Permitted memory in bytes that does not depend on the request's size, for example that of a broker's
+settings with their descriptions.
 """
 APIS = [api for api in API_BY_NAME.values() if api.key in OFFERED]
 

@@ -209,8 +209,8 @@ def test_a_broker_with_an_unwritable_output_works_and_stops_cleanly(output: str,
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams_do_not_abort_a_command(closed: str, ours: str) -> None:
-    """R1065: with standard output closed, the event loop's descriptor was 1. libuv aborts the process when
-    that is closed.
+    """R1065: with standard output closed, the event loop got descriptor 1. libuv aborts the process when
+    that descriptor is closed.
     """
     command = [sys.executable, "-m", "oncelog.cli.main", "topics", "create", f"closed-{len(closed)}"]
     shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command, "-b", ours]

@@ -46,8 +46,8 @@ def servers(request: pytest.FixtureRequest) -> Iterator[str]:
         def is_verified() -> bool:
             return admin.describe_configs(broker)[broker].entries[UNVERIFIED].value == "true"
 
-        # The controller passes the change to the broker a moment later, but before it creates any later topic
-        # there.
+        # The controller passes the change to the broker a moment later, but before any topic that is created
+        # afterwards.
         run_tool(config, *whole, "--alter", "--add-config", f"{UNVERIFIED}=false")
         wait_until(lambda: not is_verified())
         yield kafka.bootstrap_servers

@@ -32,7 +32,7 @@ def commit(servers: str, group: str, tp: TopicPartition, offset: int) -> None:
 
 @pytest.fixture
 def topic(servers: str) -> str:
-    """Return a topic with two partitions and ten records; record i is in partition i % 2."""
+    """Return a topic with two partitions of ten records each; record i is in partition i % 2."""
     name = new_topic(servers, 2)
     fill(servers, name, 0, 20, 2)
     return name

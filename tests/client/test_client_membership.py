@@ -44,7 +44,7 @@ def heartbeats(broker: Broker) -> float:
 
 
 def is_past(broker: Broker, count: float) -> bool:
-    """Return True once more time than max.poll.interval.ms has passed since the broker had counted `count`
+    """Return True if more than max.poll.interval.ms has passed since the broker had counted `count`
     heartbeats.
 
     A member sends a heartbeat every 100 ms, so five more of them are enough.

@@ -229,7 +229,7 @@ def test_a_commit_that_a_successor_interrupts_does_not_fence_the_successor() -> 
 
 
 def test_a_successor_with_another_producer_id_is_not_fenced() -> None:
-    """R1290: a successor of the last epoch of a producer id gets another one. Both loops ended."""
+    """R1290: after the last epoch of a producer id, a successor gets another id. Both loops ended."""
     io = MemoryIO({ONE: 3}, copy)
     io.has_successor = True
     io.faults["send_offsets"].append(Fault(InvalidProducerIdMapping(), State.FATAL))

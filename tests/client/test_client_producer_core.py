@@ -321,8 +321,8 @@ def test_record_retry_total_counts_each_record_of_each_batch_that_is_sent_again(
 
 @pytest.mark.behaviour("I11", "I12")
 def test_a_batch_that_is_too_large_after_a_lost_attempt_is_split_and_nothing_is_doubled() -> None:
-    """Regression: the batch may have been stored before it was split. The producer dropped it with an unknown
-    outcome.
+    """Regression: the producer dropped the batch with an unknown outcome, because it may have been stored
+    before it was split.
     """
     assert sum(check_producer_of_too_large_batches(seed, 1 + seed % 8) for seed in range(100)) == 0
     for seed in range(100):

@@ -29,8 +29,8 @@ from oncelog.types import OffsetAndMetadata
 
 _numbers = itertools.count()
 SOON_GIVEN_UP = {"request.timeout.ms": 2_000}
-"""A short time-out for a producer one of whose requests is dropped. The next request on its connection waits
-for the dropped one.
+"""A short time-out for a producer. The proxy drops one of its requests, and the next request on the
+connection waits for the dropped one.
 """
 ASKED = [
     ("ours", "TxnOffsetCommit"),

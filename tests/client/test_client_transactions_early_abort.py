@@ -61,8 +61,8 @@ class Markers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.are_held = self.is_older = False
-        """If True, the broker behaves like versions before 0.5.1: it refuses to end a transaction while
-        markers are missing.
+        """If `is_older` is True, the broker behaves like versions before 0.5.1: it refuses to end a
+        transaction while markers are missing.
         """
         write: Callable[..., Any] = MarkerWriter.write
 

@@ -70,7 +70,7 @@ MARKERS_TIME = "the broker's time"
 
 
 class Symbols:
-    """Replaces the values that one broker assigns by symbols.
+    """Puts symbols in place of the values that one broker assigns.
 
     Symbols are numbered in the order in which the run received the values, so both brokers get the same ones.
     """

@@ -132,7 +132,7 @@ def test_versions_and_the_cluster_id_are_read(server: list[str]) -> None:
 def test_a_java_producer_splits_a_batch_that_is_too_large(broker: Broker, tmp_path: Path) -> None:
     """Java's producer limits a batch by its estimated compressed size, so batches get more and more records.
 
-    The broker must decompress these batches, and refuses any of more than 400,000 bytes.
+    The broker must decompress these batches, and refuses any with more than 400,000 bytes decompressed.
     """
     count = 60_000
     payload = tmp_path / "payload"

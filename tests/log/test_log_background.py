@@ -168,7 +168,7 @@ def test_a_removed_snapshot_comes_back_whole_or_not_at_all(way: str) -> None:
 def _crash_in_snapshot(step: int | None) -> tuple[list[tuple[int, int]], MemoryDisk, int, int]:
     """Crash at the given step of a snapshot, or not at all if it is None.
 
-    Return the stored batches, the disk, and the disk's step numbers at the snapshot's begin and end.
+    Return the stored batches, the disk, and the disk's step numbers at the snapshot's start and end.
     """
     disk, driven = MemoryDisk(), Driven()
     partition = open_partition(disk, SMALL, background=driven.background)

@@ -315,8 +315,8 @@ def test_a_commit_that_is_not_synced_holds_compaction_back(transactions: int) ->
 
 
 def test_compaction_does_not_wait_for_a_marker_without_end() -> None:
-    """Compaction would wait forever for a sync of the marker: it is in the active segment, no record follows
-    it, and no flush is due.
+    """Compaction must make a flush due, or it would wait forever for a sync of the marker. The marker is in
+    the active segment, no record follows it, and no flush is due by itself.
     """
     partition = opened()
     write(partition, b"k0", b"replaced", sequence=0, pid=7, is_transactional=True)

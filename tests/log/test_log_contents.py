@@ -81,7 +81,7 @@ def _aborted(partition: Partition) -> list[tuple[int, int]]:
 
 
 def _empty_directory(disk: MemoryDisk, path: str) -> None:
-    """The directory is a mount point whose volume is not mounted."""
+    """Empty the directory, as if it were the mount point of a volume that is not mounted."""
     directory = path.partition("/")[0]
     disk.remove_tree(directory)
     disk.mkdir(directory)
@@ -100,7 +100,7 @@ def _files(disk: MemoryDisk) -> dict[str, bytes]:
 @pytest.mark.parametrize("change", [_remove, _empty, _cut_in_half, _empty_directory])
 @pytest.mark.parametrize("log_config", [SMALL, TABLE])
 def test_a_start_refuses_a_partition_that_lost_records(change: Change, log_config: LogConfig) -> None:
-    """The start used to take the log for whole. Readers passed over the lost records without an error."""
+    """Regression: the start accepted the log. Readers passed over the lost records without an error."""
     disk = _stopped(log_config)
     whole = disk.after_kill()
     change(disk, _file(disk, ".log"))
@@ -142,7 +142,7 @@ def test_a_start_without_lost_records_is_possible(change: Change, log_config: Lo
 
 
 def test_a_partition_whose_directory_was_moved_away_is_given_up() -> None:
-    """No offset is assigned again, and the start reports it."""
+    """No offset is assigned again, and the start reports the loss."""
     disk = _stopped()
     disk.remove_tree(str(TP))
     _, partition = _open(disk)
@@ -249,10 +249,10 @@ def test_contents_are_compared_only_after_our_own_clean_stop(stop: str) -> None:
 
 @pytest.mark.parametrize("mark", [b'{"version":0,"brokerEpoch":-1}', b""])
 def test_contents_of_an_earlier_stop_are_not_compared(mark: bytes) -> None:
-    """After a downgrade and an upgrade, the start used to delete all records of a recreated topic.
+    """Regression: after a downgrade and an upgrade, the start deleted all records of a recreated topic.
 
-    An Oncelog that does not know the file leaves it in place, and writes the first mark. So did Apache Kafka
-    with ZooKeeper.
+    An Oncelog that does not know the file of contents leaves it in place, and writes the first of these
+    marks. Apache Kafka with ZooKeeper wrote that mark, too.
     """
     disk = _stopped()
     manager, partition = _open(disk)

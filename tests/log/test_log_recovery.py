@@ -201,8 +201,8 @@ def test_damage_below_the_recovery_point_is_no_torn_tail(clean: bool, position: 
 @pytest.mark.parametrize("tail", [bytes(300), b"junk" * 20], ids=["zeros", "junk"])
 @pytest.mark.parametrize("lost", [".index", ".timeindex"])
 def test_bytes_after_a_synced_segment_remove_no_later_one(clean: bool, tail: bytes, lost: str) -> None:
-    """If an index is lost, recovery reads the segment to rebuild it. It then removed all later segments,
-    although they were synced.
+    """Regression: if an index was lost, recovery read the segment to rebuild it, and then removed all later
+    segments, although they were synced.
     """
     disk = MemoryDisk()
     partition = _filled(disk, 20)
@@ -738,7 +738,7 @@ def test_a_gap_behind_a_segment_with_gaps_is_no_loss() -> None:
 
 @pytest.mark.parametrize("name", ["notes.log.cleaned", "notes.log.swap", "notes.log", "0.old.log"])
 def test_a_file_of_another_name_does_not_prevent_a_start(name: str) -> None:
-    """Besides a file of another name, the directory has one of a swap that a crash interrupted."""
+    """Besides a file of another name, the directory has the `.swap` file of an interrupted swap."""
     disk = MemoryDisk()
     put(open_partition(disk), batch(0))
     segment = f"{TP}/{0:020d}.log"

@@ -205,13 +205,13 @@ def test_deleted_batches_are_remembered_though_their_snapshot_is_lost() -> None:
 def _second_segment_without_snapshot() -> tuple[MemoryDisk, LogConfig, Partition]:
     """Return a disk, the settings, and a flushed partition.
 
-    Its second segment has no snapshot at its begin, because the disk was full.
+    Its second segment has no snapshot at its start, because the disk was full.
     """
     disk, small = MemoryDisk(), config(segment_bytes=3 * SIZE)
     partition = open_partition(disk, small)
     for number in range(3):
         put(partition, batch(number))
-    disk.errors[("write", ".tmp")] = errno.ENOSPC  # the snapshot at the begin of the second segment fails
+    disk.errors[("write", ".tmp")] = errno.ENOSPC  # the snapshot at the start of the second segment fails
     put(partition, batch())
     disk.errors.clear()
     put(partition, batch())
@@ -331,7 +331,7 @@ def free_full_disk(partition: Partition, disk: MemoryDisk) -> None:
 
 
 def test_a_full_disk_with_unflushed_aborts_gets_room() -> None:
-    """Regression: a deletion waits for a flush, which needed space for the aborted transactions' index."""
+    """Regression: a deletion waited for a flush, which needed space for the aborted transactions' index."""
     log_config = config(segment_bytes=9 * SIZE, index_interval_bytes=SIZE)
     for room in range(0, 2_000, 97):
         disk = MemoryDisk()

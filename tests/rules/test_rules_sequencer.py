@@ -20,9 +20,7 @@ Sequences = PartitionSequencer[SequencedBatch]
 
 
 def warm(**options: object) -> Sequences:
-    """Return a sequencer one of whose batches the broker has acknowledged: the one with the sequences 0 to
-    2.
-    """
+    """Return a sequencer whose first batch, with the sequences 0 to 2, the broker has acknowledged."""
     sequences: Sequences = PartitionSequencer(**options)  # type: ignore[arg-type]
     batch = SequencedBatch(RECORDS)
     sequences.assign_sequence(batch, FIRST)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.behaviour("P1")]
 
 
 def write_transactions(bootstrap: str, topic: str, outcomes: str) -> None:
-    """Write one transaction of ten records for each letter of `ends`: c (committed), a (aborted) or o
+    """Write one transaction of ten records for each letter of `outcomes`: c (committed), a (aborted) or o
     (open).
     """
     from confluent_kafka import Producer

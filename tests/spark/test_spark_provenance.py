@@ -1,4 +1,4 @@
-"""Provenance on Spark: headers by plain SQL, and the audit with the findings of the one without Spark."""
+"""Provenance on Spark: headers by plain SQL, and an audit with the same findings as without Spark."""
 
 from __future__ import annotations
 

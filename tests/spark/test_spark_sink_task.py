@@ -825,8 +825,8 @@ def test_an_attempt_that_begins_after_a_write_without_a_name_writes_nothing(
 
 
 def test_brokers_before_kafka_3_0_take_a_write_and_its_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R78: such brokers cannot describe or list transactional ids, but the first batch and a repeat requested
-    that.
+    """R78: such brokers cannot describe or list transactional ids, but the sink requested that for the first
+    batch and for a repeat.
     """
     known = {number: api for number, api in broker_state.OFFERED.items() if api.name not in _SINCE_3_0}
     assert len(known) == len(broker_state.OFFERED) - len(_SINCE_3_0)

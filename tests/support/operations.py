@@ -32,7 +32,7 @@ _QUICK = {"retry_backoff_ms": 10, "retry_backoff_max_ms": 100}
 
 
 class Load:
-    """An idempotent and a transactional producer, which write from the begin of the `with` block until
+    """An idempotent and a transactional producer, which write from the start of the `with` block until
     `stop`.
 
     `stored` has partition and offset of each acknowledged value. `committed` has the numbers of the
@@ -211,7 +211,7 @@ class LimitedBroker(BrokerProcess):
 
 @contextmanager
 def mounted(where: Path, *how: str) -> Iterator[Path]:
-    """Mount a file system of `size`. Skip the test if this user may not mount one."""
+    """Mount a file system at `where`. Skip the test if this user may not mount one."""
     where.mkdir()
     refusal = "only root may mount a disk" if os.geteuid() else _failure(["mount", *how, str(where)])
     if refusal:

@@ -398,7 +398,7 @@ def test_records_with_other_offset_deltas_keep_them_when_they_are_rewritten() ->
 def test_a_batch_whose_timestamps_overflow_can_be_rewritten(base_ms: int, delta_ms: int) -> None:
     """Regression: such a batch stopped the compaction of its partition.
 
-    Java's 64-bit arithmetic wraps around, so Apache Kafka accepts it, and a log may contain it.
+    Java's 64-bit arithmetic wraps around, so Apache Kafka accepts such a batch, and a log may contain one.
     """
     batch = seal([_record(), _record(encode_varint(delta_ms), offset_delta=1)], 2, base_ms, base_ms)
     horizon_ms = 2**63 - 1

@@ -18,8 +18,8 @@ class Members:
 
     def __init__(self, random: Random, names: str) -> None:
         self._random, self._names = random, names
-        # The subscription of a heartbeat that changes none: an empty list for a single member, and null for
-        # several. With other values, Kafka would assign topics to the member.
+        # The subscription in a heartbeat that does not change it: an empty list for a single member, and null
+        # for several. With other values, Kafka would assign topics to the member.
         self._nothing: list[str] | None = [] if len(names) == 1 else None
         self._instances = {member: f"i{member}" if self._often(0.3) else None for member in self._names}
         self._assignor = random.choice([None, None, "uniform", "range"])

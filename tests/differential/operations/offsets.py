@@ -246,7 +246,7 @@ class Offsets:
         self._add("EndTxn", (0, 4), {**self._producer(), "committed": self._often(0.6)})
 
     def transact(self) -> None:
-        """Draw a transaction from its begin to its end, with commits and reads of other clients in
+        """Draw a transaction from its start to its end, with commits and reads of other clients in
         between.
         """
         group = self._group()

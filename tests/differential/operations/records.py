@@ -208,7 +208,7 @@ def draw(random: Random) -> Sequence:
 
 def _is_kafkas_cut(step: Step, ours: Any, theirs: Any, path: str) -> bool:
     """Return True if Kafka's response has no records for this partition, because an incomplete batch of an
-    earlier one filled it up to the limit.
+    earlier partition filled the response up to the limit.
     """
     is_limited = step.api == "Fetch" and step.body.get("max_bytes", WHOLE) < WHOLE
     return is_limited and path.endswith(".records") and theirs == [] and bool(ours)

@@ -69,7 +69,9 @@ def compiled_java(program: str, class_path: str, *options: str) -> Command:
 
 
 def load_past_a_lost_acknowledgement(command: Command, cwd: Path | None = None) -> None:
-    """Drop the second response to Produce, and check that every record is in the topic once, in order."""
+    """Cut the connection at the second response to Produce, and check that every record is in the topic
+    once, in order.
+    """
     rule = Rule(action="cut", api="Produce", direction="response", nth=2)
     with Broker() as broker:
         with RawClient(broker.bootstrap_servers) as client:

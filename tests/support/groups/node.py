@@ -109,8 +109,8 @@ class GroupNode:
 def _classic(group: ClassicGroup) -> tuple[Any, ...]:
     """Return a classic group in the form in which its record stores it.
 
-    The time of the last state change is included only for a group without members, because their offsets
-    expire a certain time after it.
+    The time of the last state change is included only for a group without members, because the
+    offsets of such a group expire a certain time after that change.
     """
     members = [
         (

@@ -228,7 +228,7 @@ class LogMachine(RuleBasedStateMachine):
             return
         model.start = start
         is_unsure = any(self.durable_end <= batch.base_offset < start for batch in model.batches)
-        # Call has_holes even if `is_unsure`: it removes the records that are lost in a gap from the model.
+        # Call has_holes even if `is_unsure`: it removes from the model the records that are lost in a gap.
         if is_power_loss and ((self.is_compacted and self.has_holes()) or is_unsure):
             # Some records were deleted before they were synced, or lost in a gap. The snapshots that are left
             # decide which producers' state is restored, so it cannot be predicted.
@@ -245,10 +245,10 @@ class LogMachine(RuleBasedStateMachine):
         self.check_views()
 
     def has_holes(self) -> bool:
-        """Remove the lost end of a segment from the model, as a gap. On compacted topics, recovery and Apache
-        Kafka accept such gaps.
+        """Remove the lost end of a segment from the model. It leaves a gap. On compacted topics, recovery and
+        Apache Kafka accept such gaps.
 
-        Return True if there is one.
+        Return True if there is a gap.
         """
         stored = {batch.header.base_offset for batch in read_stored(self.partition)}
         sure, start = max(self.durable_end, self.may_be_compacted), self.partition.log_start_offset
@@ -612,7 +612,7 @@ class LogMachine(RuleBasedStateMachine):
                 assert batches or not remembered
 
     def check_open(self, pid: int, found: int | None, expected: int | None) -> None:
-        """Compare the begin of a producer's open transaction with the expected one.
+        """Compare the start of a producer's open transaction with the expected one.
 
         If its first records were deleted, it may also begin at a later record.
         """

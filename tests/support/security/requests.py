@@ -16,7 +16,7 @@ MISSING = "secured-missing"
 
 
 def log_in(client: RawClient, user: str, password: str, mechanism: str = "SCRAM-SHA-256") -> None:
-    """Authenticate a raw connection by SASL/PLAIN requests."""
+    """Authenticate a raw connection with SaslHandshake and SaslAuthenticate requests."""
     exchange = begin(Credentials(mechanism, user, password, str))
     assert client.ask(m.SaslHandshakeRequest(mechanism=mechanism), 1).error_code == 0
     message: bytes | None = exchange.first()

@@ -152,7 +152,7 @@ class Outcome:
 
 
 class Killable(Protocol):
-    """Start a broker that the test can kill."""
+    """A broker that the test can kill."""
 
     @property
     def bootstrap_servers(self) -> str: ...
