@@ -65,8 +65,8 @@ def test_every_batch_that_is_reported_is_stored(
     assert report.requests == 24 and report.batches == 24 * batches and report.records == 96 * batches
     opened = OPENING_BATCHES * 3 * connections * 4
     twice = sum(ends(servers, name, 3)) - report.records - opened
-    # Without idempotence, records of an opening request are stored twice if it is retried because a partition
-    # had no leader yet.
+    # Without idempotence, a whole opening request is retried if one of its partitions has no leader yet. Then
+    # the records for its other partitions are stored twice.
     assert twice == 0 if idempotence else twice in range(0, 3 * opened, 4)
     assert set(report.quantiles) == {"p50_ms", "p99_ms", "p999_ms"} and report.broker_cpu_seconds > 0
 

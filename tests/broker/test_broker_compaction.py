@@ -159,8 +159,8 @@ class Coordinators:
         self.node = self._open()
 
     def compact(self) -> None:
-        """Run two rounds of compaction. The first closes and syncs the active segments; the second compacts
-        them.
+        """Do the work of two rounds of compaction. The first closes and syncs the active segments; the second
+        compacts them.
         """
         for topic in (self.node.transactions.topic, self.node.groups.topic):
             topic.roll_for_compaction(NOW_MS)

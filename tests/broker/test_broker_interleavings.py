@@ -414,8 +414,9 @@ def is_one_after_the_other(found: Outcome, orders: list[Outcome], *, by_offset: 
 def pairs(first: Action) -> Iterator[Action]:
     """Yield the actions to combine with `first`.
 
-    Two pairs are left out. A producer ends all its transactions with the same version of EndTxn. While a
-    group's offsets are being deleted, expiry skips the group until its next round.
+    Leave out pairs with two versions of EndTxn, because a producer ends all its transactions with the same
+    version. Also leave out expiry together with a deletion of offsets, because expiry then skips the group
+    until its next round.
     """
     for second in ACTIONS:
         pair = {first, second}

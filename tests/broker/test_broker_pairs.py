@@ -275,7 +275,7 @@ class Topic:
 
 
 def replace_outcome(marker: Written, is_commit: bool) -> Written:
-    """Return the marker with its outcome."""
+    """Return the marker with this outcome."""
     return replace(marker, is_commit=is_commit)
 
 

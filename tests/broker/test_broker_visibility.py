@@ -302,7 +302,9 @@ def test_a_smaller_flush_messages_hides_nothing_that_was_visible() -> None:
     steps=st.lists(st.sampled_from(["append", "append", "open", "commit", "abort", "flush"]), max_size=25),
 )
 def test_a_power_loss_takes_fewer_visible_records_than_flush_messages(every: int, steps: list[str]) -> None:
-    """High watermark and stable offset never go back, and at most flush.messages - 1 of them are unsynced."""
+    """High watermark and stable offset never go back, and at most flush.messages - 1 visible records are
+    unsynced.
+    """
     place = _Place(**{"log.flush.interval.messages": every})
     partition, high, stable, sequence, is_open = place.partition, 0, 0, 0, False
     decided: dict[int, int] = {}

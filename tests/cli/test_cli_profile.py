@@ -1,4 +1,4 @@
-"""`oncelog profile`, and which cluster and settings commands take from a profile."""
+"""`oncelog profile`, and the cluster and settings that commands take from a profile."""
 
 from __future__ import annotations
 

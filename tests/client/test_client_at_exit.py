@@ -50,7 +50,7 @@ EXPECTED = {name: "None" if name.endswith("closes") else "True" for name in CLIE
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_a_client_used_by_a_finalizer_as_the_interpreter_ends_returns(ours: str, name: str) -> None:
-    """Regression: a close waited forever for the client's thread, which has stopped by then."""
+    """Regression: a close waited forever for the client's thread, which had already stopped."""
     program = PROGRAM.replace("{MADE}", CLIENTS[name])
     command = [sys.executable, "-c", program, ours, new_topic(ours)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

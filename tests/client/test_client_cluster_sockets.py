@@ -68,7 +68,7 @@ def ask() -> DescribeClusterRequest:
 
 
 def answer_number(broker: ScriptedBroker) -> None:
-    """Return DescribeCluster responses whose controller_id counts up."""
+    """Let the broker answer each DescribeCluster with the next number as controller_id."""
     count = iter(range(1000))
     broker.handlers["DescribeCluster"] = lambda header, message: DescribeClusterResponse(
         controller_id=next(count)

@@ -38,7 +38,7 @@ def committed(servers: str, group: str, topic: str) -> list[int]:
 
 
 def one_that_reads(proxy: Proxy, group: str, topic: str, protocol: str, **settings: Any) -> Consumer:
-    """Provide a member behind the proxy that has read ten records and sent its first automatic commit."""
+    """Provide a member that has read ten records through the proxy and sent its first automatic commit."""
     quick = {"auto_commit_interval_ms": 20, "request_timeout_ms": 1_000, "group_protocol": protocol}
     consumer = member(proxy.bootstrap_servers, group, **{**quick, **settings})
     consumer.subscribe(topic)

@@ -360,7 +360,7 @@ def test_an_assignment_of_a_lost_generation_is_not_adopted() -> None:
 
 @pytest.mark.parametrize("is_changed", [True, False])
 def test_partitions_that_a_heartbeat_in_flight_leaves_out_are_not_adopted(is_changed: bool) -> None:
-    """The coordinator gives partitions that a member's heartbeat does not report to other members.
+    """The coordinator gives other members the partitions that a member's heartbeat does not report.
 
     So a member waits for the response to a pending heartbeat before it adopts new partitions.
     """

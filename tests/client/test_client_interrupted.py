@@ -66,7 +66,7 @@ def test_a_signal_at_any_moment_loses_no_record(ours: str, group: str, how: str,
     assert result["interrupts"] > 0, "the test is about these; how many there are depends on the machine"
     if protocol != "assign":
         # With `iterate`, the last record counts as processed only when the loop asks for the next one. The
-        # last interrupt may come before.
+        # last interrupt may come before that.
         min_count = count - 1 if how == "iterate" else count
         assert sum(result["committed"]) in (min_count, count)
 

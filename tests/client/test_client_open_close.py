@@ -94,9 +94,9 @@ def held() -> Counter[str]:
         kind = type(thing)
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name.startswith(("oncelog.", "_asyncio.", "asyncio.", "uvloop.", "socket.", "ssl.")):
-            # Timers are not counted, but the objects that they would call are. An event loop keeps cancelled
-            # timers until they are half of all its timers. A broker of another test in this process also has
-            # timers.
+            # Do not count timers, only the objects that they would call. An event loop keeps cancelled timers
+            # until they are half of all its timers, and a broker of another test in this process has timers,
+            # too.
             if not name.endswith(("TimerHandle", ".UVTimer")):
                 counts[name] += 1
         elif kind in (memoryview, threading.Thread):

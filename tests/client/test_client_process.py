@@ -267,8 +267,8 @@ def test_an_unclear_commit_is_committed_again_until_its_outcome_is_known(
 ) -> None:
     job = Job(servers, group, 4)
     with Proxy(servers) as proxy:
-        # The rule must not cut the EndTxn of an abort. On a busy machine, an earlier request may time out and
-        # cause one.
+        # The rule cuts only the EndTxn of a commit. On a busy machine, an earlier request may time out and
+        # cause an abort, which the rule must not cut.
         settings = {"bootstrap_servers": proxy.bootstrap_servers, "max_block_ms": 1000}
         processor = job.processor(**settings)
         start_patiently(processor)

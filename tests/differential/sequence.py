@@ -8,7 +8,7 @@ Bodies are plain JSON. A mapping with a `$` key stands for a value that is known
     {"$topic": "T"}, {"$topic_id": "T"}      a topic of `Sequence.topics`; unknown topics have a fixed id
     {"$batch": {...}}, {"$batches": [...]}   record batches, with the options of oncelog.conform.values
     {"$hex": "00ff"}                         bytes
-    {"$text": "x"}, {"$salted": "secret"}    bytes of a text, and of a password salted as of `SALT`
+    {"$text": "x"}, {"$salted": "secret"}    bytes of a text, and of a password salted with `SALT`
     {"$principal": "u"}                      the principal of a user of this sequence's own
     {"$subscription": ["T"]}                 the metadata of a consumer that subscribes to topics
 """

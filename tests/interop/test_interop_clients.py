@@ -20,7 +20,7 @@ CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def awkward_rows(writer: str) -> list[Row]:
-    """Return records for every partition that clients may treat differently: nulls, empty values, odd
+    """Return, for every partition, records that clients may treat differently: nulls, empty values, odd
     headers, non-ASCII text, long values.
     """
     # aiokafka and kafka-python refuse a record without key and value before anything is sent.

@@ -162,9 +162,7 @@ def test_a_start_needs_few_descriptors_however_many_segments_it_checks(
 
 
 def test_a_checkpoint_gives_up_the_descriptors_of_closed_segments(tmp_path: Path) -> None:
-    """After a reader of thousands of segments, the checkpoint must close the descriptors that it left
-    open.
-    """
+    """A reader of thousands of segments leaves their descriptors open. A checkpoint must close them."""
 
     def open_files() -> int:
         return _open_files(tmp_path)

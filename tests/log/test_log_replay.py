@@ -23,7 +23,7 @@ def _producers() -> PartitionProducers:
 
 
 def _random_headers(rng: Random) -> bytes:
-    """Return random batches with changing epochs: of several producers, without producer id, and of
+    """Return random batches with changing epochs: of several producers, without a producer id, and of
     coordinators.
     """
     headers, offset = [], rng.randrange(1000)

@@ -41,7 +41,7 @@ def request(
     requires_known_member_id: bool = False,
     supports_skip_assignment: bool = True,
 ) -> JoinRequest:
-    """Return a JoinGroup request with a protocol for each letter, whose metadata is the letter twice."""
+    """Return a JoinGroup request with a protocol for each letter. Its metadata is the letter twice."""
     offered = tuple((name, (name * 2).encode()) for name in protocols)
     return JoinRequest(
         member_id, instance, "client", "host", session_ms, rebalance_ms, "consumer", offered,

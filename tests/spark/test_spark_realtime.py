@@ -1,5 +1,5 @@
-"""Spark's real-time mode with Spark's own Kafka sink is killed. Provenance finds the repetitions, which are
-dropped.
+"""A query in Spark's real-time mode, with Spark's own Kafka sink, is killed. Provenance finds the repeated
+records, and they are dropped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The real disk on operating system calls that can fail, and the files that a power loss leaves.
+"""The real disk with operating system calls that can fail, and the files that a power loss leaves.
 
 In the simulator, a call of the protocol `Disk` fails as a whole. Here, each system call inside such a call
 can fail. A write may store a part of its data before it fails, and the call that removes this part may fail,

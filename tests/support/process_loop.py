@@ -30,8 +30,8 @@ class MemoryIO:
     """Implements `LoopIO` in memory. `visible` has the committed output records, and `committed` the group's
     committed offsets.
 
-    `faults` has a queue for each method: the Fault of each call, or None. `events` has a coroutine function
-    for each poll, which acts as a rebalance, or None.
+    `faults` has a queue for each method: the Fault of each call, or None. For each poll, `events` has a
+    coroutine function that acts as a rebalance, or None.
     """
 
     def __init__(self, sources: Mapping[TopicPartition, int], transform: Callable[[Record], Any]) -> None:

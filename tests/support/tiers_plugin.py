@@ -2,7 +2,7 @@
 
     quick   `make test`: everything that is in no other tier
     full    `make test-all` runs it besides the quick tests: needs another server, language, JVM or a browser,
-            is in a directory about such, or is marked `full` because it takes long
+            is in a directory of such tests, or is marked `full` because it takes long
     soak    `make soak`: marked `soak`
 
 A quick property of Hypothesis also gets the marker `property`: the quick tier runs it with a quarter of its

@@ -117,7 +117,7 @@ def test_truncated_data_is_an_error(codec: Compression) -> None:
 
 
 def test_the_size_in_a_snappy_block_is_not_trusted() -> None:
-    # With the next six bytes, a block that claims to decompress to 2^28 - 1 bytes.
+    # Followed by six bytes, this is a block that claims to decompress to 2^28 - 1 bytes.
     claim = b"\xff\xff\xff\x7f"
     with pytest.raises(CorruptMessage, match="bytes after decompression"):
         decompress(Compression.SNAPPY, claim + b"123456", 1 << 30)

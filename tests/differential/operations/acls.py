@@ -301,7 +301,7 @@ class Acls:
 
 
 def _put_user(text: str) -> Step:
-    """Set the password of a user of this sequence."""
+    """Return the step that sets the password of a user of this sequence."""
     row = {"name": name(text), "mechanism": 1, "iterations": 4096, "salt": {"$hex": SALT.hex()}}
     return Step(
         "AlterUserScramCredentials", 0, {"upsertions": [row | {"salted_password": {"$salted": "secret"}}]}

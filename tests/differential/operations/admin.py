@@ -220,7 +220,7 @@ class Admin:
     def metadata(self) -> None:
         """Draw Metadata by names, or from version 12 on by ids.
 
-        Versions below 4 would create missing topics.
+        Below version 4, use only illegal names, because these versions would create missing topics.
         """
         version = self._random.randint(1, 13)
         rows: list[Body] = [{"name": topic} for topic in self._topics()]

@@ -174,7 +174,7 @@ class Offsets:
         self._add("ListGroups", (0, 5), {})
 
     def join(self) -> None:
-        """Join one group as a classic member that subscribes to T0, with metadata that a broker can parse."""
+        """Join one group as a classic member, mostly with metadata that subscribe to T0 and can be parsed."""
         group = CLASSIC
         metadata = subscription(["T0"]) if self._often(0.8) else text("m")
         body: Body = {
