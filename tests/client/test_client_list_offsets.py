@@ -19,7 +19,7 @@ TP = TopicPartition("t", 0)
 
 
 class MovingCluster:
-    """A cluster in which the partition has moved from node 1 to node 2, or its topic was deleted.
+    """A cluster in which the partition has moved from node 1 to node 2, or its topic has been deleted.
 
     The client's metadata still name node 1 as leader.
     """

@@ -32,7 +32,7 @@ QUICK = {
     "takeover": (7, 11),
     "timed": (1, 10),
 }
-"""For each workload, those of the first twelve seeds whose timelines have the most kinds of events."""
+"""For each workload, the seeds among the first twelve with the most kinds of events in their timelines."""
 MORE = {name: [seed for seed in range(12) if seed not in seeds] for name, seeds in QUICK.items()}
 
 
