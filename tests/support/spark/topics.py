@@ -28,9 +28,7 @@ def create_topic(bootstrap: str, name: str, partitions: int = 1, **configs: obje
 
     Keywords are settings with underscores. Retention is off, because the records' timestamps are years old.
     """
-    configs = {"retention_ms": -1, **configs}
     with Admin({"bootstrap.servers": bootstrap}) as admin:
-        # The timestamps are years old: retention would delete the records within minutes.
         settings = {"retention.ms": -1} | {key.replace("_", "."): value for key, value in configs.items()}
         admin.create_topics([NewTopic(name, num_partitions=partitions, configs=settings)])
 
