@@ -166,6 +166,40 @@ def test_fewer_bytes_are_a_loss(sizes: list[int], is_lost: bool) -> None:
     assert bool(PartitionContents(0, 2, 100, 0).loss(sizes)) is is_lost
 
 
+@pytest.mark.parametrize("change", [_remove, _cut_in_half])
+def test_a_kill_after_indexes_were_rebuilt_deletes_no_synced_records(change: Change) -> None:
+    """The checkpoint got the offset from which indexes were rebuilt as the recovery point. After a kill, the
+    start took the gap or the damage for a lost end, and deleted all later segments.
+    """
+    disk = _stopped()
+    change(disk, _file(disk, ".log"))
+    disk.remove(CONTENTS)
+    manager, partition = _open(disk)
+    expected = read_all(partition)
+    assert partition.is_flush_due
+    manager.write_checkpoints()
+    _, partition = _open(disk.after_kill())
+    assert (partition.log_end_offset, read_all(partition)) == (36, expected)
+
+
+def test_a_kill_after_a_lost_index_and_damage_deletes_no_synced_records() -> None:
+    """As above, in a log of one segment, which no flush syncs for hours."""
+    disk = MemoryDisk()
+    manager, partition = _open(disk, config(index_interval_bytes=100))
+    for number in range(20):
+        put(partition, batch(number))
+    manager.close(NOW_MS)
+    path = f"{TP}/{0:020}.log"
+    disk.open(path).pwrite(b"\xff", 500)
+    disk.remove(path.replace(".log", ".index"))
+    for _ in range(3):
+        manager, partition = _open(disk, config(index_interval_bytes=100))
+        manager.write_checkpoints()
+        assert partition.log_end_offset == 20
+        assert partition.is_flush_due == (not partition.recovery_point)
+        disk = disk.after_kill()
+
+
 def test_the_error_counts_the_partitions_that_lost_records() -> None:
     disk = MemoryDisk()
     manager = LogManager.open(disk, node_id=1, new_uuid=lambda: TOPIC_ID, now_ms=NOW_MS)

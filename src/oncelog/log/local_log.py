@@ -66,7 +66,9 @@ class LocalLog:
         self.end_offset = recovered.segments.active.end_offset
         """The log end: the offset of the next record."""
         self.recovery_point = recovered.log_start_offset
-        """The offset below which every record survives a power loss."""
+        """The offset below which every record and its index entries survive a power loss."""
+        self.synced_before = recovered.log_start_offset
+        """The offset below which the records were synced before this start."""
         self.failure: str | None = None
         """The reason why the partition is offline, None while it is online."""
         self.is_closed = False
@@ -93,11 +95,14 @@ class LocalLog:
 
         After an unclean shutdown, the bytes above the recovery point may be in memory but not on disk,
         although an earlier process tried to sync them. So the next flush writes these bytes again before it
-        syncs.
+        syncs. If indexes were rebuilt, a flush is due that syncs them.
         """
         end_offset = self.end_offset
         synced = end_offset if options.is_clean else max(options.recovery_point, options.log_start_offset)
+        self.synced_before = min(synced, end_offset)
         self.recovery_point = min(synced, end_offset if rebuilt_from is None else rebuilt_from, end_offset)
+        if self.recovery_point < self.synced_before:
+            self._sync_needed_to = self.synced_before
         if options.is_clean:
             return
         self._rewrites_small_files = True
@@ -105,6 +110,16 @@ class LocalLog:
             segment.rewrite_on_sync(self.recovery_point)
 
     # Offsets
+
+    @property
+    def stored_recovery_point(self) -> int:
+        """Return the recovery point for the checkpoint file.
+
+        It is never below `synced_before`, even if indexes were rebuilt. After a kill, recovery would take
+        damage and gaps in synced records for lost ends, and delete all later records. See
+        test_a_kill_after_indexes_were_rebuilt_deletes_no_synced_records.
+        """
+        return max(self.recovery_point, self.synced_before)
 
     @property
     def high_watermark(self) -> int:

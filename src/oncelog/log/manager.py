@@ -624,7 +624,7 @@ class LogManager:
         if path == LOG_STARTS:
             self._log_starts |= {tp: p.log_start_offset for tp, p in partitions}
             return encode_offsets(self._log_starts)
-        self._recovery_points |= {tp: p.recovery_point for tp, p in partitions}
+        self._recovery_points |= {tp: p.stored_recovery_point for tp, p in partitions}
         return encode_offsets(self._recovery_points)
 
     def close(self, now_ms: int) -> None:

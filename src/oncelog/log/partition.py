@@ -276,6 +276,11 @@ class Partition:
         return self.log.recovery_point
 
     @property
+    def stored_recovery_point(self) -> int:
+        """The recovery point for the checkpoint file."""
+        return self.log.stored_recovery_point
+
+    @property
     def unflushed_record_count(self) -> int:
         """The number of offsets from the recovery point to the log end."""
         log = self.log
