@@ -239,7 +239,7 @@ def test_a_coordinator_uses_no_log_that_lost_records(data: Path) -> None:
     positions = [position for position, _ in iter_batches(memoryview(stored))]
     log.write_bytes(stored[: positions[-1]])
     for _ in range(2):
-        with pytest.raises(StorageError, match=f"{log.parent.name} has .* but the last stop left"):
+        with pytest.raises(StorageError, match=f"{log.parent.name}/{log.name} has .* but the last stop left"):
             Broker(data, config=CONFIG).start()
     log.write_bytes(stored)
     with Broker(data, config=CONFIG) as broker, RawClient(broker.bootstrap_servers) as client:

@@ -64,6 +64,7 @@ class SteppedLog:
         )
         self.manager.background.on_added = lambda: None
         self.partition = self.open()
+        self.manager.forget_last_stop()
 
     def open(self) -> Partition:
         return self.manager.open_partition(TP, config(**SETTINGS), topic_id(self.incarnation), NOW_MS)

@@ -2,25 +2,26 @@
 
 A segment's file has no length and no checksum of its own. If the file is lost, emptied, or cut after a batch
 while no broker runs, the log seems to have a gap, and readers would pass over acknowledged records. With a
-shorter `.txnindex` file, they would get aborted records. So a clean stop stores how many segments, bytes and
-index entries each partition has. A start that finds fewer bytes stops before it changes a file, because the
-records may still be restored. See test_a_start_refuses_a_partition_that_lost_records. After any other
-difference, the start reads the whole partition and rebuilds the indexes.
+shorter `.txnindex` file, they would get aborted records. So a clean stop stores the size of each segment and
+the number of each partition's index entries. A start that finds a smaller segment stops before it changes a
+file, because the records may still be restored. See test_a_start_refuses_a_partition_that_lost_records. After
+any other difference, the start reads the whole partition and rebuilds the indexes.
 
 The file counts only if `.kafka_cleanshutdown` has its checksum, and a start removes both. So a stop by Apache
 Kafka, or by an Oncelog that does not know the file, leaves nothing to compare. The format is that of
-Kafka's checkpoints, with six fields for each partition. A line of one field is the name of a small file,
-without which a start would lose ACLs or settings.
+Kafka's checkpoints. A partition has the fields topic, number, log start, number of aborted transactions, and
+`offset:bytes` of each segment. A line of one field is the name of a small file, without which a start would
+lose ACLs or settings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from oncelog.errors import StorageError
 from oncelog.log.checkpoint import decode_checkpoint, encode_checkpoint
-from oncelog.log.segment import Segment
+from oncelog.log.segment import LOG_SUFFIX, Segment, file_name
 from oncelog.types import TopicPartition
 
 CONTENTS = "oncelog-contents-checkpoint"
@@ -29,19 +30,24 @@ CONTENTS = "oncelog-contents-checkpoint"
 class PartitionContents(NamedTuple):
     """The contents of a partition's files.
 
-    - `log_bytes`: the bytes of all segments' batches.
     - `aborted_count`: the entries in all segments' transaction indexes.
+    - `segments`: the base offset and the bytes of each segment, ascending.
     """
 
     log_start_offset: int
-    segment_count: int
-    log_bytes: int
     aborted_count: int
+    segments: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, log_start_offset: int, segments: Iterable[Segment]) -> PartitionContents:
-        sizes = [(segment.size_bytes, len(segment.transactions)) for segment in segments]
-        return cls(log_start_offset, len(sizes), sum(size for size, _ in sizes), sum(n for _, n in sizes))
+        listed = list(segments)
+        aborted_count = sum(len(segment.transactions) for segment in listed)
+        sizes = tuple((segment.base_offset, segment.size_bytes) for segment in listed)
+        return cls(log_start_offset, aborted_count, sizes)
+
+    @property
+    def log_bytes(self) -> int:
+        return sum(size for _, size in self.segments)
 
     def difference(self, segments: list[Segment]) -> str:
         """Return how `segments` differ from these contents; an empty string if they do not."""
@@ -49,21 +55,26 @@ class PartitionContents(NamedTuple):
         if found == self:
             return ""
         return (
-            f"{found.segment_count} segments, {found.log_bytes} bytes and {found.aborted_count} aborted "
-            f"transactions, but the last stop left {self.segment_count}, {self.log_bytes} and "
+            f"{len(found.segments)} segments, {found.log_bytes} bytes and {found.aborted_count} aborted "
+            f"transactions, but the last stop left {len(self.segments)}, {self.log_bytes} and "
             f"{self.aborted_count}"
         )
 
-    def loss(self, sizes: Sequence[int]) -> str:
-        """Return a text about lost bytes, empty if none were lost. `sizes` are the sizes of the log files.
+    def loss(self, sizes: Mapping[int, int]) -> str:
+        """Return the first segment that lost bytes, as text; an empty string if none did. `sizes` maps the
+        base offsets of the log files to their sizes in bytes.
 
-        An empty file may be missing: a power loss after the stop may take the files of a partition that never
-        had a record, because they are synced with the first record.
+        The sum of the sizes is not enough: a copy from before a compaction is larger. See
+        test_an_older_copy_with_more_bytes_is_refused. An empty file may be missing: a power loss after the
+        stop may take the files of a partition that never had a record, because they are synced with the first
+        record.
         """
-        if sum(sizes) >= self.log_bytes:
-            return ""
-        found = f"{sum(sizes)} bytes in {len(sizes)} segments"
-        return f"{found}, but the last stop left {self.log_bytes} in {self.segment_count}"
+        for base_offset, size in self.segments:
+            found = sizes.get(base_offset)
+            if (found or 0) < size:
+                text = "is missing" if found is None else f"has {found} bytes"
+                return f"{file_name(base_offset, LOG_SUFFIX)} {text}, but the last stop left {size} bytes"
+        return ""
 
 
 class DirectoryContents(NamedTuple):
@@ -79,8 +90,11 @@ NO_CONTENTS = DirectoryContents({}, [])
 
 
 def encode_contents(contents: DirectoryContents) -> bytes:
-    partitions = sorted(contents.partitions.items())
-    lines = [" ".join(map(str, (tp.topic, tp.partition, *fields))) for tp, fields in partitions]
+    lines = [
+        f"{tp.topic} {tp.partition} {fields.log_start_offset} {fields.aborted_count} "
+        + " ".join(f"{base_offset}:{size}" for base_offset, size in fields.segments)
+        for tp, fields in sorted(contents.partitions.items())
+    ]
     return encode_checkpoint([*contents.files, *lines])
 
 
@@ -90,13 +104,15 @@ def decode_contents(data: bytes) -> DirectoryContents:
     """
     try:
         lines = [line.split() for line in decode_checkpoint(data)]
-        partitions = {
-            TopicPartition(line[0], int(line[1])): _contents(line[2:]) for line in lines if len(line) > 1
-        }
+        partitions = dict(_partition(*line) for line in lines if len(line) > 1)
     except (StorageError, ValueError, TypeError):
         return NO_CONTENTS
     return DirectoryContents(partitions, [line[0] for line in lines if len(line) == 1])
 
 
-def _contents(fields: list[str]) -> PartitionContents:
-    return PartitionContents(*map(int, fields))
+def _partition(
+    topic: str, number: str, log_start: str, aborted_count: str, *segments: str
+) -> tuple[TopicPartition, PartitionContents]:
+    pairs = (segment.split(":") for segment in segments)
+    sizes = tuple((int(base_offset), int(size)) for base_offset, size in pairs)
+    return TopicPartition(topic, int(number)), PartitionContents(int(log_start), int(aborted_count), sizes)

@@ -3,6 +3,7 @@
     .lock                                locked while a broker runs; a second broker is rejected
     meta.properties                      cluster.id, node.id, directory.id, the version of the format
     .kafka_cleanshutdown                 exists only after a clean stop
+    .oncelog_starting                    the same file while the next start opens the partitions
     recovery-point-offset-checkpoint, log-start-offset-checkpoint, replication-offset-checkpoint,
     cleaner-offset-checkpoint
     oncelog-txnindex-checkpoint          offsets below which the transaction indexes are complete
@@ -43,6 +44,7 @@ from oncelog.log.checkpoint import (
 from oncelog.log.config import LogConfig
 from oncelog.log.contents import (
     CONTENTS,
+    NO_CONTENTS,
     DirectoryContents,
     PartitionContents,
     decode_contents,
@@ -54,6 +56,12 @@ from oncelog.log.segment import LOG_SUFFIX, base_offsets, file_name
 from oncelog.types import TopicPartition
 
 LOCK, META_PROPERTIES, CLEAN_SHUTDOWN = ".lock", "meta.properties", ".kafka_cleanshutdown"
+STARTING = ".oncelog_starting"
+"""The name of CLEAN_SHUTDOWN while a start opens the partitions.
+
+Apache Kafka and older versions of Oncelog see no clean stop then. If the start is interrupted, the next one
+knows the contents of the last stop. See test_a_start_after_an_interrupted_one_still_compares_the_contents.
+"""
 DELETED_SUFFIX = "-delete"
 FORMAT_KEY, FORMAT_VERSION = "oncelog.format.version", 1
 """FORMAT_KEY is the key of meta.properties under which the version of the file formats is stored.
@@ -158,12 +166,14 @@ class LogManager:
         lock = _take_lock(disk)
         try:
             last_stop = _read_last_stop(disk)
-            contents = decode_contents(last_stop.contents_data)
-            _check_files(disk, contents.files)
-            _check_partitions(disk, contents.partitions)
+            if last_stop.is_clean:
+                _check_files(disk, last_stop.contents.files)
+                _check_partitions(disk, last_stop.contents.partitions)
             properties = _settle_properties(disk, node_id, cluster_id, new_uuid)
             manager = cls(disk, lock, properties, new_uuid, limits)
-            manager._last_stop, manager._contents = last_stop, dict(contents.partitions)
+            manager._last_stop, manager._contents = last_stop, dict(last_stop.contents.partitions)
+            if last_stop.is_clean:
+                manager._restore_log_starts()
             deleted = [name for name in disk.list() if _DELETED.fullmatch(name)]
             manager._left_deletions = deleted[MAX_PROMPT_DELETIONS:]
             for name in deleted[:MAX_PROMPT_DELETIONS]:
@@ -173,9 +183,7 @@ class LogManager:
                     manager._left_deletions.append(name)  # a failed removal must not prevent opening
             # After this removal, a crash makes the next start recover all partitions. That reads little,
             # because the recovery points are at the log ends.
-            remove_if_exists(disk, CLEAN_SHUTDOWN)
-            remove_if_exists(disk, CONTENTS)
-            disk.sync_directory()
+            _take_mark(disk, last_stop)
         except OSError as error:
             lock.release()
             raise StorageError(f"{disk.describe('')} cannot be opened: {explain(error)}") from error
@@ -233,11 +241,6 @@ class LogManager:
         # Remove the contents from the table, because a later partition of this name must not inherit them.
         # See test_a_recreated_partition_begins_at_0_whatever_the_last_stop_left.
         contents = self._contents.pop(topic_partition, None)
-        log_start_offset = self._log_starts.get(topic_partition, 0)
-        if contents is not None:
-            # The checkpoint of log starts may be lost. Deleted records would then be readable again. See
-            # test_records_deleted_before_a_clean_stop_stay_deleted_without_the_checkpoint.
-            log_start_offset = max(log_start_offset, contents.log_start_offset)
         partition = Partition.open(
             self.disk,
             str(topic_partition),
@@ -247,7 +250,7 @@ class LogManager:
             now_ms=now_ms,
             clean_shutdown=self.was_clean,
             recovery_point=self._recovery_points.get(topic_partition, 0),
-            log_start_offset=log_start_offset,
+            log_start_offset=self._log_starts.get(topic_partition, 0),
             cleaned_to=cleaned_to,
             indexed_from=self._index_starts.get(topic_partition),
             contents=contents,
@@ -327,6 +330,36 @@ class LogManager:
         if missing or self._has_lost_end:
             self._write_offsets()
             self._written_points = dict(self._recovery_points)
+
+    def _restore_log_starts(self) -> None:
+        """Use the log starts that the last stop left if the checkpoint of log starts was lost.
+
+        Deleted records would be readable again. See
+        test_records_deleted_before_a_clean_stop_stay_deleted_without_the_checkpoint.
+        """
+        lost = {
+            tp: fields.log_start_offset
+            for tp, fields in self._contents.items()
+            if fields.log_start_offset > self._log_starts.get(tp, 0)
+        }
+        if lost:
+            self._log_starts |= lost
+            with suppress(OSError):  # a full disk must not prevent the start
+                self.disk.replace(LOG_STARTS, encode_offsets(self._log_starts))
+
+    def forget_last_stop(self) -> None:
+        """Remove the contents that the last stop left. Call this after opening all existing partitions.
+
+        Raises OSError.
+        """
+        self._contents.clear()
+        self._last_stop = self._last_stop._replace(contents=NO_CONTENTS)  # frees the memory
+        if self._last_stop.knows_contents:
+            remove_if_exists(self.disk, STARTING)
+            # Without this sync, a power loss could bring the file back, and the next start would read every
+            # partition that has changed.
+            self.disk.sync_directory()
+            remove_if_exists(self.disk, CONTENTS)
 
     def forget_index_starts(self) -> None:
         """Forget from which base offsets on all segments have transaction index files. Call this if Apache
@@ -673,9 +706,10 @@ class LogManager:
         nothing if the last stop was not clean.
         """
         if self.was_clean and not self.partitions:
-            if self._last_stop.contents_data:
-                self.disk.replace(CONTENTS, self._last_stop.contents_data)
-            self.disk.replace(CLEAN_SHUTDOWN, self._last_stop.mark)
+            if self._last_stop.knows_contents:
+                self.disk.rename(STARTING, CLEAN_SHUTDOWN)
+            else:
+                self.disk.replace(CLEAN_SHUTDOWN, self._last_stop.mark)
 
     def release(self) -> None:
         """Close the files and release the lock without writing, as a crash would."""
@@ -687,30 +721,57 @@ class LogManager:
 class _LastStop(NamedTuple):
     """The files that tell a start about the last clean stop.
 
-    - `mark`: the content of CLEAN_SHUTDOWN.
-    - `contents_data`: the content of CONTENTS; empty if the last stop did not write the file.
-    - `lost_contents`: the last stop wrote CONTENTS, and the file is missing.
+    - `mark`: the content of CLEAN_SHUTDOWN, or of STARTING.
+    - `is_clean`: no start has begun since the stop.
+    - `contents`: what the stop left; nothing if that is unknown.
+    - `lost_contents`: the stop wrote CONTENTS, and the file is missing or damaged.
     """
 
     mark: bytes
-    contents_data: bytes
-    lost_contents: bool
+    is_clean: bool
+    contents: DirectoryContents = NO_CONTENTS
+    lost_contents: bool = False
+
+    @property
+    def knows_contents(self) -> bool:
+        """True if the stop wrote CONTENTS."""
+        return _CONTENTS_KEY in self.mark
 
 
-_UNKNOWN_STOP = _LastStop(b"", b"", False)
+_UNKNOWN_STOP = _LastStop(b"", False)
 
 
 def _read_last_stop(disk: Disk) -> _LastStop:
-    """Return _UNKNOWN_STOP if the last stop was not clean."""
-    try:
-        mark = disk.read(CLEAN_SHUTDOWN)
-    except FileNotFoundError:
-        return _UNKNOWN_STOP
+    """Return _UNKNOWN_STOP if the last process was killed after its start."""
+    for path in (CLEAN_SHUTDOWN, STARTING):
+        try:
+            last_stop = _LastStop(disk.read(path), path == CLEAN_SHUTDOWN)
+        except FileNotFoundError:
+            continue
+        return _with_contents(disk, last_stop) if last_stop.knows_contents else last_stop
+    return _UNKNOWN_STOP
+
+
+def _with_contents(disk: Disk, last_stop: _LastStop) -> _LastStop:
     try:
         data = disk.read(CONTENTS)
     except FileNotFoundError:
-        return _LastStop(mark, b"", _CONTENTS_KEY in mark)
-    return _LastStop(mark, data if mark == _clean_mark(data) else b"", False)
+        return last_stop._replace(lost_contents=True)
+    if last_stop.mark != _clean_mark(data):
+        return last_stop._replace(lost_contents=True)
+    return last_stop._replace(contents=decode_contents(data))
+
+
+def _take_mark(disk: Disk, last_stop: _LastStop) -> None:
+    """Remove CLEAN_SHUTDOWN, or rename it to STARTING. Neither needs room on the disk. Raises OSError."""
+    if last_stop.knows_contents:
+        if last_stop.is_clean:
+            disk.rename(CLEAN_SHUTDOWN, STARTING)
+    else:
+        # An earlier start may have left STARTING before Apache Kafka used the directory.
+        for path in (STARTING, CLEAN_SHUTDOWN, CONTENTS):
+            remove_if_exists(disk, path)
+    disk.sync_directory()
 
 
 _CONTENTS_KEY = b'"contents"'
@@ -754,21 +815,21 @@ def _check_partitions(disk: Disk, contents: Mapping[TopicPartition, PartitionCon
         tp = min(losses)
         others = f" (and {len(losses) - 1} more partitions have lost files)" if len(losses) > 1 else ""
         raise StorageError(
-            f"{disk.describe(str(tp))} has {losses[tp]}{others}; mount its volume, or restore the directory "
+            f"{disk.describe(str(tp))}/{losses[tp]}{others}; mount its volume, or restore the directory "
             "from a backup. docs/operations.md#lost-files says how to start without the lost records"
         )
 
 
-def _log_sizes(disk: Disk, tp: TopicPartition) -> list[int] | None:
-    """Return the sizes of a partition's log files in bytes; None if the directory is missing."""
+def _log_sizes(disk: Disk, tp: TopicPartition) -> dict[int, int] | None:
+    """Map the base offsets of a partition's log files to their bytes; None if the directory is missing."""
     try:
         names = disk.list(str(tp))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    sizes = []
+    sizes = {}
     for base_offset in base_offsets(names):
         file = disk.open(f"{tp}/{file_name(base_offset, LOG_SUFFIX)}")
-        sizes.append(file.size())
+        sizes[base_offset] = file.size()
         file.close()
     return sizes
 

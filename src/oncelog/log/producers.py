@@ -318,6 +318,13 @@ class PartitionProducers:
             run(self.snapshots.write(offset, self.table.image()))
             self._note_snapshot(offset)
 
+    def replace_snapshots(self, offset: int) -> None:
+        """Write a snapshot as of `offset` during opening, and remove all others. Raises OSError."""
+        self.snapshot_offset = None
+        self.snapshot_now(offset)
+        self._snapshot_offsets = {offset}
+        self.snapshots.keep([offset])
+
     def _note_snapshot(self, offset: int) -> None:
         self.snapshot_offset = offset
         self._snapshot_offsets.add(offset)

@@ -149,6 +149,7 @@ class LogUnderFaults:
                 self.events += partition.recovery_warnings
             manager.disk.sync_directory()
             manager.forget_missing_partitions()
+            manager.forget_last_stop()
         except BaseException:
             manager.release()
             raise

@@ -163,6 +163,7 @@ class LogMachine(RuleBasedStateMachine):
         )
         self.manager.background.on_added = lambda: None
         self.open_partition()
+        self.manager.forget_last_stop()
 
     def open_partition(self) -> None:
         topic_id = self.incarnation.to_bytes(16, "big")

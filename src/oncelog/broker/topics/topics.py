@@ -685,6 +685,8 @@ class Topics:
         # On a full disk this call fails, and the next start repeats it.
         with suppress(OSError):
             self._logs.forget_missing_partitions()
+        with suppress(OSError):
+            self._logs.forget_last_stop()
         # A start writes oncelog-topics.json only if there are deleted topics, so that a broker can start on a
         # full disk.
         run_work(self.remove_in_steps(going))
