@@ -530,7 +530,7 @@ def _find_controller(broker: BrokerUnderTest) -> None:
 
 
 def find_coordinators(broker: BrokerUnderTest) -> None:
-    """Wait until both kinds of coordinator respond. The first look-up lets a broker create the coordinators'
+    """Wait until both kinds of coordinator respond. The first look-up makes a broker create the coordinators'
     topics.
 
     Also allocate a producer id, because Kafka's first one is 0, which the fuzzer treats as "no producer id".

@@ -61,7 +61,8 @@ def test_records_that_a_filter_would_lose_or_keep_twice_are_named(ours: str) -> 
         result.provenance == ProvenanceTotals(6, 4, 2, 1, 1, 0, 0) and not result.provenance.is_filter_exact
     )
     rows = [(f.kind, f.partition, f.base_offset, f.other_offset, f.explanation) for f in result.findings]
-    # In this topic, a lower offset is not always a repetition. So each finding names its source record.
+    # A record was written late, so a source offset below the highest one is not always a repetition. Each
+    # finding therefore names its source record, instead of a run.
     assert rows == [
         ("repeated_record", 0, 3, 2, "s-0:2 is stored 2 times: first in partition 0 at offset 2, "
          "last in partition 0 at offset 3"),

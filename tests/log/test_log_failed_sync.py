@@ -103,7 +103,7 @@ def sequence_of(partition: Partition) -> int:
 
 def test_the_real_disk_writes_again_what_is_there(tmp_path: Path) -> None:
     disk = RealDisk(tmp_path)
-    content = bytes(range(256)) * 9_000  # longer than two of the parts in which `rewrite` works
+    content = bytes(range(256)) * 9_000  # longer than two of the chunks that `rewrite` writes
     disk.replace("file", content)
     file = disk.open("file")
     file.rewrite(100, len(content) + 1_000)

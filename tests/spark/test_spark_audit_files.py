@@ -231,7 +231,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_partition(root / f"{name}-0", [batches], has_index=name != "shown")
     (root / "hidden-0" / f"{0:020}.txnindex").write_bytes(struct.pack(">hqqqq", 0, 7, 0, 3, 4))
 
-    # Logs with notes, and faults for which several partitions must be compared.
+    # Logs for which the audit reports a note, and faults that only a comparison of partitions shows.
     write_partition(root / "torn-0", [[plain(7, 0, 0, 3)], [plain(7, 0, 3, 2), cut(plain(7, 0, 5, 4))]])
     write_partition(root / "zeros-0", [[plain(7, 0, 0, 3), bytearray(4096)]])
     write_partition(root / "open-0", [[data(7, 0, 0, 3), end(7, 0, "COMMIT"), data(7, 0, 3, 2)]])

@@ -1,4 +1,4 @@
-"""A scripted broker over a real socket. A function of the test decides each response or fault."""
+"""A scripted broker over a real socket. A function that the test passes decides each response or fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that reads requests of Kafka's protocol. A function of the test makes the responses."""
+"""A server that reads requests of Kafka's protocol. A function that the test passes makes the responses."""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
 """The server side of one TCP connection: decides when its requests are started and when it is closed.
 
-A request is started as soon as no earlier request blocks the pipeline. The pipeline is blocked by a fetch
-that waits for records, and by responses that the client does not read. An append that waits for the disk does
-not block the pipeline.
+A request is started as soon as no earlier request blocks the pipeline. The pipeline is blocked by a request
+whose response is not ready, such as a fetch that waits for records, and by responses that the client does not
+read. An append that waits for the disk does not block the pipeline.
 
 Bytes after a request that blocks the pipeline stay in the RequestReader's backlog, not yet split into frames.
 Reading pauses while the backlog is too large.
 
-Requests are started in rounds. A round ends when the requests of one connection have cost MAX_ROUND_REQUESTS,
-or after MAX_ROUND_RESPONSE_BYTES of responses. After a round, the event loop handles the other connections.
+Requests are started in rounds. A round ends when the total cost of one connection's requests, mostly 1 each,
+reaches MAX_ROUND_REQUESTS, or their responses reach MAX_ROUND_RESPONSE_BYTES. After a round, the event loop
+handles the other connections.
 """
 
 from __future__ import annotations

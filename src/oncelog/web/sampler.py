@@ -56,7 +56,7 @@ class Sampler:
             thread.join()
 
     def stop(self) -> None:
-        """Let the thread end after the request that it waits for."""
+        """Let the thread end after the sample that it is taking."""
         with self._lock:
             self._is_closed = True
         self._wake.set()

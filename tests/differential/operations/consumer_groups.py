@@ -105,9 +105,9 @@ class Members:
         self._beat(member, 0, **fields)
 
     def _regex(self) -> Any:
-        """Return an invalid pattern.
+        """Return an invalid pattern, or an empty one, which means no pattern.
 
-        Valid ones are not drawn, because Kafka resolves them at an unpredictable time.
+        Other valid ones are not drawn, because Kafka resolves them at an unpredictable time.
         """
         return self._random.choice(["(", "[a-", "a{2,1}", "\\", "*", ""])
 

@@ -69,7 +69,10 @@ class ExpiringItem(NamedTuple):
 
 
 class ExpiryApplication(Application):
-    """Writes, commits and looks up records by time, and lets days pass in between."""
+    """Writes records, commits offsets and transactions, and looks up offsets by time.
+
+    Between these operations it lets days pass.
+    """
 
     def __init__(self, world: World, broker: BrokerHost, settings: dict[str, object], *, loses_power: bool):
         super().__init__(world, "calendar")

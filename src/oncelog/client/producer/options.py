@@ -30,7 +30,7 @@ _UNSAFE = "oncelog.unsafe.max.in.flight"
 class IdempotenceReport:
     """The state of idempotence, and the settings that decide it.
 
-    With `enabled`, each record is stored once for as long as the producer lives. `producer_id` and
+    With `enabled`, no retry of this producer stores a record twice. `producer_id` and
     `producer_epoch` are None if idempotence is off, and until the broker has assigned an id. `max_in_flight`
     counts requests per connection. `reason` is text: why idempotence is on or off.
     """

@@ -285,7 +285,7 @@ class PartitionSequencer(Generic[B]):
         self.acked_producer_id = acked_producer_id
 
     def restart(self, producer: ProducerIdAndEpoch) -> None:
-        """Give all batches in the list new sequences from 0 on, under another producer id or epoch.
+        """Give all batches in `unacknowledged` new sequences from 0 on, under another producer id or epoch.
 
         Requires `is_restart_due`.
         """

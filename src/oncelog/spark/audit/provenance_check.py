@@ -129,8 +129,8 @@ def _runs(judged: DataFrame, max_findings: int) -> list[AuditFinding]:
     from pyspark.sql import functions as f
 
     names = ("topic", "partition", "source_topic", "source_partition")
-    # Consecutive repetitions of a source partition in a target partition are one run: no new record of the
-    # same pair is between them.
+    # Consecutive repetitions of a source partition's records in a target partition are one run: no new record
+    # of the same pair is between them.
     new_before = f.count_if("is_new").over(Window.partitionBy(*names).orderBy("offset"))
     repeated = judged.withColumn("run", new_before).where("NOT is_new")
     runs = repeated.groupBy(*names, "run").agg(

@@ -3,7 +3,9 @@
 Opening connections, looking up coordinators and fetching metadata cost several times as much as a transaction
 with a few rows. So a task borrows clients whose connections earlier tasks of its worker have opened. Only
 connections and look-ups are kept. A task still gets an epoch of its own (InitProducerId), which fences every
-other attempt, and reads its marker after that. So nothing depends on which tasks ran in which worker before.
+other attempt. Only then does it read its task marker: the last batch that it committed (state.py). So nothing
+depends on which tasks ran in which worker before.
+
 The first task of a worker in a micro-batch also looks up the partitions of its topics again. A topic may have
 more of them than before, or fewer, if it was deleted and created again. Each task compares the ids of its
 topics with those at that look-up before it commits.

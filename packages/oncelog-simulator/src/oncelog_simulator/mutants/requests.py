@@ -1,4 +1,4 @@
-"""Mutants of requests that are handled in steps, of markers, and of the values that clients may send."""
+"""Mutants of the code that handles requests in steps, writes markers, and checks the values of clients."""
 
 from __future__ import annotations
 
