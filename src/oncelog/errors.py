@@ -6,13 +6,13 @@
 | MissingDependency | an optional package is not installed |
 | MisuseError | a call that is not allowed in the current state; the text names the right call |
 | PeerError | the other side sent bytes that break the protocol |
-| StorageError | the disk failed, or data is unreadable; the text names file and position |
+| StorageError | the disk failed, data is unreadable, or another process has locked the data directory |
 | TimedOut | an operation did not finish in time |
 | AuthenticationError | TLS or SASL authentication failed |
 | OutcomeUnknown | a record got no acknowledgement and is not sent again; it may be stored |
 | TransactionAborted | a record's transaction was aborted before the record was stored |
 | LoadRefused | the files, the topic or the options of a load have changed |
-| SerializationError | a serializer failed, or returned no bytes; the record was not sent |
+| SerializationError | a serializer failed, or its result was not bytes; the record was not sent |
 | DeserializationError | a deserializer failed; the text names topic, partition and offset |
 | ProvenanceError | a record's headers do not say which source record it was made from |
 | BrokerError | the broker returned an error code; one class per code |
@@ -50,7 +50,7 @@ class PeerError(OncelogError, ValueError):
 
 
 class StorageError(OncelogError):
-    """The disk failed, or data on it is unreadable. The text names file and position."""
+    """The disk failed, data on it is unreadable, or another process has locked the data directory."""
 
 
 class TimedOut(OncelogError, TimeoutError):
@@ -94,7 +94,7 @@ class TransactionAborted(OncelogError):
 
 
 class LoadRefused(OncelogError):
-    """Files, topic or options differ from those at the start of the load.
+    """The load cannot continue. For example, files, topic or options differ from those at its start.
 
     An open transaction is aborted. Records that the load committed before the error stay.
     """

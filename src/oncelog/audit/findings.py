@@ -115,7 +115,7 @@ class PartitionTotals:
     - `committed`, `aborted`: transactions that have data in this partition.
     - `empty_markers`: markers of transactions that have no data in this partition.
     - `removed_records`: records that segment files still have below the log start. They are not audited.
-    - `findings`: all violations, including those beyond `max_findings`.
+    - `findings`: the number of violations, including those beyond `max_findings`.
     """
 
     batches: int = 0

@@ -1,4 +1,4 @@
-"""The result of an audit: findings, notes, totals and a verdict."""
+"""The result of an audit: violations, notes (findings about legal states), totals and a verdict."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ class AuditOutput:
 
 
 class TransactionEnd(NamedTuple):
-    """The end of a transaction in one partition: its first data, and its marker."""
+    """The end of a transaction in one partition: the offsets of the transaction's first data and marker."""
 
     topic: str
     partition: int

@@ -19,7 +19,8 @@ LATENCY_BUCKETS_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1
 class Histogram:
     """The durations in seconds of one API's requests, in buckets.
 
-    A duration begins with the round in which the request is started, and ends when the response is encoded.
+    A duration begins when the server starts to handle the request and those received with it. It ends when
+    the response is encoded.
     """
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_SECONDS) + 1))

@@ -31,9 +31,7 @@ def name_cost(name: str) -> int:
 
 
 class StepBudget:
-    """The number of request elements that a step may handle, and how many of them the current step has
-    handled.
-    """
+    """The maximum cost of a step, and the cost of the current step so far, both in request elements."""
 
     __slots__ = ("_count", "_step_elements")
 

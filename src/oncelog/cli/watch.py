@@ -76,7 +76,7 @@ def repeat(show: Callable[[], object], seconds: float) -> None:
 
 
 class _Rounds:
-    """The rounds of a watched command. Only an error in the first round ends the command.
+    """The repetitions (rounds) of a watched command. Only an error in the first round ends the command.
 
     In later rounds the error is printed, because the broker may be unavailable for a while.
     """
@@ -100,8 +100,8 @@ class _Rounds:
 
 
 class _Screen(io.StringIO):
-    """A buffer for the output of one round. It claims to be a terminal, so that tables get the terminal's
-    width and bold heads.
+    """A buffer for the output of one repetition. It claims to be a terminal, so that tables get the
+    terminal's width and bold heads.
     """
 
     def isatty(self) -> bool:

@@ -85,7 +85,7 @@ class FileCheckpoint(NamedTuple):
     topic       name of the load's topic
     topic_id    id of this topic when the checkpoint was stored; None on a cluster without topic ids
     how         format, key and delimiter, as text
-    name        path of the file at that time; versions before 0.5.0 could store a relative path
+    name        path of the file when it was read; versions before 0.5.0 could store a relative path
     position    start of the next record: in bytes after decompression, or in rows of a Parquet file
     records     number of stored records
     digest      SHA-256 of everything before `position`, or of a whole Parquet file; "" before the first read

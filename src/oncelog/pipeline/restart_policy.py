@@ -6,8 +6,9 @@
     setup: no query was started in any run yet   Stop 2           Stop 2
     setup in a later run, failed, died           Stop 1           Restart; Stop 1 after max_failures
 
-Failures of the last `window_ms` count. The pause doubles with each counted failure, up to a maximum. Half of
-the pause is random, so that queries that failed together do not restart together.
+A run is one child process with the query. Failures of the last `window_ms` count. The pause doubles with each
+counted failure, up to a maximum. Half of the pause is random, so that queries that failed together do not
+restart together.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ T = TypeVar("T")
 MAX_ROUND_REQUESTS = 64
 """The cost at which a round ends. Most requests cost 1; large and expensive requests cost more.
 
-The round is limited by a count instead of a time, so that the simulator stays deterministic. See
+The limit is a cost instead of a time, so that the simulator stays deterministic. See
 test_a_seed_gives_the_same_bytes_in_every_process.
 """
 REQUEST_BYTES = 256

@@ -4,12 +4,13 @@ Kafka's clients match responses to requests by their order. Therefore no respons
 not even the response of a long poll. See test_deferred_fetch_and_produce_of_one_connection_answer_in_order.
 
 A response that is not ready has a slot. Later responses wait in slots, too. The small responses of one round
-are joined into one write.
+(requests that are handled together) are joined into one write.
 
 A large response to a TLS client is written in parts of PACED_BYTES, each as soon as the transport has room. A
 TLS transport hands all encrypted bytes to the socket's transport below it, and does not count them as
-buffered. If a large response were written in one call, it would neither count as held nor delay the next one.
-See test_unread_responses_over_tls_are_bounded_together.
+buffered. If a large response were written in one call, its unsent bytes would count against no memory limit,
+and the next response would not wait for them. See
+test_unread_responses_over_tls_are_bounded_together.
 """
 
 from __future__ import annotations

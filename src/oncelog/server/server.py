@@ -1,8 +1,8 @@
 """The Kafka server: one thread with one event loop, all connections, and the broker state that they share.
 
-After each round of requests, the server completes fetches and sets the timer for the next deadline. It also
-flushes the partitions whose appends wait for the disk. Flushes run in threads, and one fdatasync covers all
-waiting appends of a partition.
+After each round (requests of one connection that are handled together), the server completes fetches and sets
+the timer for the next deadline. It also flushes the partitions whose appends wait for the disk. Flushes run
+in threads, and one fdatasync covers all waiting appends of a partition.
 """
 
 from __future__ import annotations

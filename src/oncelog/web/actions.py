@@ -1,4 +1,5 @@
-"""The POST requests of the pages. They change the cluster, play a story, or switch the faults of a proxy.
+"""The POST requests of the pages. They change the cluster, play a story of `oncelog explain`, or switch the
+faults of a proxy.
 
 Each request needs the token of these pages. With --read-only, all requests are refused.
 """

@@ -1,8 +1,9 @@
 """The web pages as a Starlette application over an admin client (behaviour T14, docs/behaviours.md).
 
 Each page shows the cluster's responses at the time of the request. The application stores only samples of the
-last minutes, the last run of each story, and the newest messages that passed the fault proxy. `pages` has the
-pages. `actions` has the POST requests, which need a token that only these pages contain.
+last minutes, the last run of each story of `oncelog explain`, and the newest messages that passed the fault
+proxy. `pages` has the pages. `actions` has the POST requests, which need a token that only these pages
+contain.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The state of Spark sinks, from the committed offsets that they keep on the cluster. No I/O.
 
 A sink's groups are PREFIX-NAME/begun, PREFIX-NAME/finished, PREFIX-NAME/plan and PREFIX-NAME/TASK, where
-slashes in the name are escaped. Each has one offset: a batch id, with a note in JSON as metadata.
+slashes in the name are escaped. Each has one offset: a batch id, with further state in JSON as metadata.
 Source: oncelog.spark.sink.state.
 """
 
@@ -31,7 +31,7 @@ class TaskState:
 class SinkState:
     """A sink: the newest batch that was begun, and the newest one that all tasks committed.
 
-    Batch ids are None before the first batch. `tasks` has the tasks' markers, in order of task numbers.
+    Batch ids are None before the first batch. `tasks` has the last batch of each task, by task number.
     """
 
     name: str

@@ -32,7 +32,7 @@ except ImportError:  # `_records.c` is not compiled, or was compiled for another
 # Python's error handlers for header names that are not UTF-8: Kafka stores any bytes as names.
 NameErrors = Literal["strict", "replace", "backslashreplace", "surrogateescape"]
 READING: NameErrors = "replace"
-"""Invalid bytes of a name become U+FFFD, as in the readers of Java and Spark."""
+"""Invalid bytes of a header's name become U+FFFD, as in the readers of Java and Spark."""
 LOSSLESS: NameErrors = "surrogateescape"
 """Invalid bytes are escaped, so that encoding restores the same bytes.
 

@@ -87,7 +87,7 @@ from oncelog.types import TopicPartition
 from oncelog.wire.records import DecodedRecord
 
 MAX_MARKERS_AT_ONCE = 100
-"""Number of markers that may be written immediately in each round of requests or syncs.
+"""Maximum number of markers that may be written immediately before the next call of `end_round`.
 
 Further markers are written in background steps.
 """

@@ -1,8 +1,8 @@
 """The fast path of Produce: append the batches of a plain request without decoding it into a message.
 
 All checks that refuse a request before an append are in `broker.handlers.produce`. A request that might fail
-one of these checks is not plain, and this module leaves it unchanged for that handler. A request is not plain
-if it has an old version, acks=0, malformed bytes, an unknown topic, or a topic without
+one of these checks is not plain, and this module leaves it unchanged for that handler. For example, a request
+is not plain if it has an old version, acks=0, malformed bytes, an unknown topic, or a topic without
 `allows_direct_produce`. While `BrokerState.on_append` is set, no request is plain. A transactional batch is
 plain if its producer's transaction is already open in the partition. The first batch of a transaction needs
 the coordinator.

@@ -70,7 +70,8 @@ class ClusterConnection:
     Not thread safe: use it on its event loop.
 
     Requests fail with DisconnectedError (not connected, or the connection was lost and the outcome is
-    unknown), TimedOut, PeerError (bytes that are not Kafka's protocol) or UnsupportedVersion.
+    unknown), TimedOut, AuthenticationError, PeerError (bytes that are not Kafka's protocol) or
+    UnsupportedVersion.
 
     Metadata is refreshed every metadata.max.age.ms. `topics_in_use` returns the topics to keep at a refresh.
     If it is None, all requested topics are kept until `forget_topics`.

@@ -49,8 +49,9 @@ class RecordFuture(Future[RecordMetadata]):
     """The future of one record: a small concurrent.futures.Future that cannot be cancelled.
 
     It raises TimedOut if delivery.timeout.ms has passed and the record is certainly not stored. It raises
-    DeliveryUnknown or OutcomeUnknown if the record may be stored, and otherwise the broker's error. Its lock
-    and lists are created only for `concurrent.futures.wait` and `as_completed`.
+    DeliveryUnknown or OutcomeUnknown if the record may be stored. Otherwise it raises the cause of the
+    failure, such as the broker's error or TransactionAborted. Its lock and lists are created only for
+    `concurrent.futures.wait` and `as_completed`.
     """
 
     __slots__ = ("_batch_result", "_index")

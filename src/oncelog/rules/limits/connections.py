@@ -32,7 +32,7 @@ CREDIT_BYTES, CREDIT_MS = 1 << 20, 1_000
 them, a connection that has just begun to use memory would count as the slowest.
 """
 _RELIEF = 0.75
-"""Fraction of the memory limit. Above the limit, connections are closed until their memory falls to this
+"""Fraction of the memory limit. Above the limit, connections are closed until the memory in use falls to this
 fraction.
 """
 

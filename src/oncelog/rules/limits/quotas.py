@@ -1,8 +1,9 @@
 """Client quotas: which quota applies to a client, and how long a client over its quota must wait.
 
-A quota is a rate for an entity: a user, a client id, both together, or an IP address. For a user and a client
-id, the first row of this table that has a quota decides. A part of an entity is one name (`named`), the
-default for all names, or absent (-). The clients in a row's last column share the quota:
+A quota is a rate for an entity: a user, a client id, both together, or an IP address. Below are the entities
+whose quotas can apply to a user with a client id. The first of them that has a quota decides. A part of an
+entity is one name (`named`), the default for all names, or absent (-). The clients in a row's last column
+share the quota:
 
     user     client-id   shared by
     named    named       that user's clients with that id

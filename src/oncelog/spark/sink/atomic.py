@@ -2,8 +2,8 @@
 
 The driver begins and ends the transaction. Tasks write into it under its producer id and epoch. Each Kafka
 partition is written by one task, and only the first attempt of a task may write: a second attempt would start
-its sequence numbers at 0 again. A lease, stored like a task's marker, decides which attempt is the first.
-After any failure the whole batch is written again under a new epoch.
+its sequence numbers at 0 again. A lease (`TaskLease`) is the right to write, and only the first attempt that
+asks for it gets it. After any failure the whole batch is written again under a new epoch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Store and read the note (`PlanNote`) that names the run that writes a batch.
+"""Store and read the note (`PlanNote`) of which run of the driver writes a batch.
 
 The note is stored before any task of the batch writes, and every task checks it.
 """

@@ -1,18 +1,19 @@
 """Decide what the exactly-once sink does with a task's part of a batch: write, compare or refuse it.
 
-Each Spark task writes its part of a batch in one Kafka transaction, together with a marker: the batch id, the
-number of rows and the sum of their hashes. A retried task, a zombie and a restarted driver read the marker of
-the last batch that the task committed.
+Each Spark task writes its part of a batch in one Kafka transaction, together with a task marker: the batch
+id, the number of rows and the sum of their hashes. A task marker is a committed offset with metadata, not a
+transaction marker. A retried task, a zombie and a restarted driver read the marker of the last batch that the
+task committed.
 
-Before any task writes, one of the tasks notes which run of the driver writes the batch (`PlanNote`). The note
-has its own transactional id, which fences all other writers of the note, so reading and replacing it is one
-step. A batch that another run began is a repeat. Tasks of a repeat only prepare their transactions, and the
-driver commits them (see spark/sink/task.py). So no row of a repeat is visible unless every committed task had
-the same rows.
+Before any task writes, one of the tasks stores which run of the driver writes the batch (`PlanNote`). This
+note has its own transactional id, which fences all other writers of the note, so reading and replacing it is
+one step. A batch that another run began is a repeat. Tasks of a repeat only prepare their transactions, and
+the driver commits them (see spark/sink/task.py). So no row of a repeat is visible unless every committed task
+had the same rows.
 
-Once all tasks have committed, the driver notes the batch with the sum of all rows (`BatchCommit`). In this
-table, the first column is the batch that the driver noted last. The second column is the batch of the task's
-marker:
+Once all tasks have committed, the driver notes the batch with the sum of all rows (`BatchCommit`). In the
+table below, the first column is the batch that the driver noted last. The second column is the batch of the
+task's marker:
 
     noted                     task's marker      verdict
     this batch, with its sum  any                AlreadyCommitted (the driver compares the sums)
@@ -42,7 +43,7 @@ from oncelog.types import OffsetAndMetadata
 
 _FORMAT = 1
 _MAX_EARLIER_RUNS = 100
-"""Maximum length of `PlanNote.earlier`. Its run ids take 16 characters each in JSON, and the whole note must
+"""Maximum length of `PlanNote.earlier`. The run ids take 16 characters each in JSON, and the whole note must
 fit into offset.metadata.max.bytes (4096).
 """
 
@@ -59,7 +60,7 @@ class RowSum(NamedTuple):
 
 
 class TaskMarker(NamedTuple):
-    """The last batch that a task committed.
+    """The last batch that a task committed, stored in the same transaction. Not a transaction marker.
 
     `planned` is a digest of the checkpoint's entry for the batch (`write_atomic`), or "" if it is unknown.
     """
@@ -124,7 +125,7 @@ class BatchCommit(NamedTuple):
 class PlanNote(NamedTuple):
     """The run of the driver that writes a batch.
 
-    `earlier` lists the runs that began the batch before, newest last.
+    `earlier` lists the runs that began the batch before this one, newest last.
     """
 
     batch_id: int
@@ -157,7 +158,7 @@ class BatchBegun(NamedTuple):
     """The newest batch that was begun, the run that began it, and the time of the beginning (ms since the
     epoch).
 
-    The note is stored for years, so that the batch is known even after its markers have expired.
+    It is stored for years, so that the batch is known even after the task markers have expired.
     """
 
     batch_id: int
@@ -456,7 +457,9 @@ def decide_same_content(expected: RowSum, now: RowSum, *, is_in_stream: bool = F
 
 
 class WriteLease(NamedTuple):
-    """A note that a task of `write_atomic` has begun to write in a transaction (producer id and epoch)."""
+    """The stored lease of a task of `write_atomic`: the task has begun to write in this transaction (producer
+    id and epoch).
+    """
 
     batch_id: int
     producer_id: int

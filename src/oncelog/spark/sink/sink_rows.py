@@ -141,7 +141,7 @@ class SinkRows:
 
 
 class TaskRows(SinkRows):
-    """A checker of one task's rows that also sums their hashes, for the task's marker."""
+    """A checker of one task's rows that also sums their hashes, for the `TaskMarker`."""
 
     def __init__(self, topic: str | None, max_row_bytes: int) -> None:
         super().__init__(topic, max_row_bytes)

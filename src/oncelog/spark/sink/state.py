@@ -1,11 +1,12 @@
 """The consumer groups that store one sink's state on the cluster, and access to that state.
 
-Each group has one committed offset, for partition 0 of the marker topic. The offset is a batch id, and its
-metadata contains the rest of the state.
+Each group has one committed offset, for partition 0 of the topic of the option markerTopic. The offset is a
+batch id, and its metadata contains the rest of the state. Here, a marker is the last committed batch (not a
+transaction marker), and a lease is the right of one attempt of a task to write.
 
     PREFIX-NAME/3         marker of task 3, in the transaction of its rows; also its transactional id
     PREFIX-NAME/atomic    marker of `write_atomic`, in the transaction of its rows; also its transactional id
-    PREFIX-NAME/atomic/3  lease of task 3 of `write_atomic`; it has no marker
+    PREFIX-NAME/atomic/3  lease of task 3 of `write_atomic`, which has no marker
     PREFIX-NAME/plan      the run that writes the newest batch; also a transactional id
     PREFIX-NAME/begun     the newest batch that was begun
     PREFIX-NAME/finished  the newest batch that is committed as a whole
@@ -31,9 +32,9 @@ from oncelog.types import OffsetAndMetadata, TopicPartition
 KEPT_MS = 50 * 365 * 24 * 3_600_000
 """Retention of `begun` and `finished` in milliseconds: 50 years."""
 _ENDED_KEPT_MS = 24 * 3_600_000
-"""Retention, in milliseconds, of the note that a write without a name has ended: one day.
+"""Retention, in milliseconds, of the state that shows that a write without a name has ended: one day.
 
-Tasks of the write that still run when the note is stored will have ended within a day.
+Tasks of the write that still run when this state is stored will have ended within a day.
 """
 
 
@@ -49,7 +50,7 @@ class Sink:
     `part` distinguishes several sinks of one name. `run_id` identifies one attempt of the driver to write a
     batch; the tasks of that attempt share the id. `is_named` is False for a batch write without a writeId.
     Such a write cannot be repeated, so no state is needed after its end. `marker_topic_id` is the id that the
-    marker topic had when the write began, or None: its state is deleted with that topic.
+    marker topic had when the write began, or None. The sink's state is deleted with that topic.
     """
 
     name: str

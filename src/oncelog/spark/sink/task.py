@@ -1,17 +1,17 @@
 """Write the parts of a batch in transactions, in Spark's tasks, and finish the batch on the driver.
 
 Normally a task commits its own transaction. In a repeat (a batch that another run began), the task only
-prepares its transaction: rows and marker stay in an open transaction. The task's report contains the producer
-id and epoch, so that the driver can end the transaction. A task also leaves the commit to the driver if it
-cannot see whether it got all of its rows (`oncelog.spark.task_input`).
+prepares its transaction: rows and `TaskMarker` stay in an open transaction. The task's report contains the
+producer id and epoch, so that the driver can end the transaction. A task also leaves the commit to the driver
+if it cannot see whether it got all of its rows (`oncelog.spark.task_input`).
 
 Once all tasks have succeeded, every part that was committed before is known to have the same rows. The driver
 then commits the prepared transactions. Until then no new row is visible, so a row that has moved to another
 task is not doubled.
 
-A task calls `init_transactions` and then reads the plan note again. So if two runs write the same batch, a
-task of the later run either finds the marker of the earlier run's task or fences that task. The decisions are
-in spark/sink/decisions.py.
+A task calls `init_transactions` and then reads the `PlanNote` (which run writes the batch) again. So if two
+runs write the same batch, a task of the later run either finds the `TaskMarker` of the earlier run's task or
+fences that task. The decisions are in spark/sink/decisions.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decide which offsets a stream commits to the group of commitOffsetsToGroup, and when."""
+"""Decide which offsets a stream commits to the group that commitOffsetsToGroup names, and when."""
 
 from __future__ import annotations
 
