@@ -6,9 +6,9 @@ There are two parts. Each has its own directory `_compiled_*` in this package, w
     mypyc   the hot modules, compiled by mypyc from the same source (`make compile`)
 
 A manifest has the size and the modification time of each source of its part. If all of them are still the
-same, and this Python has the manifest's suffix, `select` adds a finder for the part's extension modules.
-Otherwise the whole process runs without the part: an edit always has effect, and no process mixes old and new
-code. Without a manifest, `select` adds no finder.
+same, and this Python has the manifest's suffix, `select` adds a finder for the part's extension modules,
+unless ONCELOG_PURE_PYTHON leaves it out. Otherwise the whole process runs without the part: an edit always
+has effect, and no process mixes old and new code. Without a manifest, `select` adds no finder.
 
 The manifest is text with one entry per line. Tabs separate the fields:
 

@@ -94,7 +94,7 @@ class TransactionAborted(OncelogError):
 
 
 class LoadRefused(OncelogError):
-    """The load cannot continue. For example, files, topic or options differ from those at its start.
+    """The load cannot continue, for example because files, topic or options differ from those at its start.
 
     An open transaction is aborted. Records that the load committed before the error stay.
     """

@@ -1,4 +1,4 @@
-"""The broker's periodic tasks: retention, compaction, expiry, checkpoints and flushes by time.
+"""The broker's periodic tasks, such as retention, compaction, expiry, checkpoints and flushes by time.
 
 Most tasks run at an interval from a setting. A long task only starts a background task, so that requests are
 handled between its steps.

@@ -1,7 +1,8 @@
 """Responses that are not ready yet: pending responses, and fetches that wait for records.
 
 No code here blocks or sleeps. `FetchPurgatory` completes a delayed fetch when enough bytes were appended to
-its partitions, or at its deadline. Source: Kafka's DelayedOperationPurgatory and DelayedFetch.
+its partitions, at its deadline, or when a partition is deleted or its log start moves. Source: Kafka's
+DelayedOperationPurgatory and DelayedFetch.
 """
 
 from __future__ import annotations

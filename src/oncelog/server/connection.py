@@ -1,8 +1,9 @@
 """The server side of one TCP connection: decides when its requests are started and when it is closed.
 
-A request is started as soon as no earlier request blocks the pipeline. The pipeline is blocked by a request
-whose response is not ready, such as a fetch that waits for records, and by responses that the client does not
-read. An append that waits for the disk does not block the pipeline.
+A request is started as soon as nothing blocks the pipeline. Some requests block it until their response is
+ready, such as a fetch that waits for records. An append that waits for the disk does not. The pipeline is
+also blocked while the client does not read its responses, too many responses are pending, or a quota
+throttles the client.
 
 Bytes after a request that blocks the pipeline stay in the RequestReader's backlog, not yet split into frames.
 Reading pauses while the backlog is too large.

@@ -40,9 +40,9 @@ class Holder(NamedTuple):
 
 
 class PartitionEnds(NamedTuple):
-    """The offsets of one partition; all are None if no leader responded.
+    """The offsets of one partition. An offset is None if the leader did not return it.
 
-    `held_by` is the open transaction at `stable_end`; None if `stable_end` equals `end`.
+    `held_by` is the open transaction at `stable_end`; None if `stable_end` equals `end` or one is unknown.
     """
 
     start: int | None

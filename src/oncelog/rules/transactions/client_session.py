@@ -295,7 +295,7 @@ END_IF_BEGUN = RequestKind(
     "EndTxn",
     {UnknownTopicOrPartition.code: ErrorAction.FAIL_PRODUCER, InvalidTxnState.code: ErrorAction.ABORT},
 )
-"""The abort of a transaction that may not have begun at the coordinator. If it has not, the response is
+"""The abort of a transaction that has perhaps not begun at the coordinator. If it has not, the response is
 INVALID_TXN_STATE.
 """
 
