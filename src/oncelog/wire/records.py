@@ -7,7 +7,7 @@ A length of -1 is null, which differs from empty. To read whole fetch responses 
 `oncelog.wire.columns`.
 
 `_records.c` has the row loops in C. The Python code here runs if `_records.c` is not compiled or does not
-accept the input, and is the oracle of its tests. See docs/internals/compiled.md.
+accept the input. The tests compare the two. See docs/internals/compiled.md.
 
 Source: apache/kafka DefaultRecord.
 """

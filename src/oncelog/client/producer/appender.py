@@ -4,8 +4,8 @@
 lookup of the topic, a wait for room, or a new batch (`ProducerCore.append`). `RecordBuffer` has the records
 of one batch, and `OpenBatches` the open batch of each partition of a topic.
 
-`_appender.c` has the same classes in C, and encodes a record when it is appended. The Python classes are the
-oracle of its tests, and run if `_appender.c` is not compiled. See docs/internals/compiled.md.
+`_appender.c` has the same classes in C, and encodes a record when it is appended. Its tests compare it
+with the Python classes, which run if `_appender.c` is not compiled. See docs/internals/compiled.md.
 """
 
 from __future__ import annotations

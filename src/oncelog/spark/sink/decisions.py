@@ -1,9 +1,9 @@
 """Decide what the exactly-once sink does with a task's part of a batch: write, compare or refuse it.
 
-Each Spark task writes its part of a batch in one Kafka transaction, together with a task marker: the batch
-id, the number of rows and the sum of their hashes. A task marker is a committed offset with metadata, not a
-transaction marker. A retried task, a zombie and a restarted driver read the marker of the last batch that the
-task committed.
+Each Spark task writes its part of a batch in one Kafka transaction, together with a task marker. This is not
+a transaction marker, but a committed offset with the batch id, the number of rows and the sum of their
+hashes. A retried task, a zombie and a restarted driver read the marker of the last batch that the task
+committed.
 
 Before any task writes, one of the tasks stores which run of the driver writes the batch (`PlanNote`). This
 note has its own transactional id, which fences all other writers of the note, so reading and replacing it is
