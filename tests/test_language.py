@@ -81,7 +81,7 @@ def check_prose(text: str, line: int, max_words: int) -> Iterator[Violation]:
 
 
 def comments(source: str) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each comment, as `tokenize` finds them, which takes many times as long."""
+    """Yield line and text of each comment. `tokenize` finds the same, but takes many times as long."""
     line, position = 1, 0
     for match in STRING_OR_COMMENT.finditer(source):
         if match.group().startswith("#"):

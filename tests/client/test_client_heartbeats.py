@@ -119,8 +119,8 @@ T0, T1, S0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("s",
             ([T0], [S0], False),
         ),
         ({}, {TopicIdPartition(A, 0), TopicIdPartition(B, 0)}, {A: "t"}, ([], [T0], True)),
-        # The topic was deleted and created again. It has the same name but a new id, so it counts as another
-        # topic.
+        # In the next two cases, the topic was deleted and created again. It has the same name but a new id,
+        # so it counts as another topic.
         ({T0: A}, {TopicIdPartition(B, 0)}, {A: "t"}, ([T0], [], True)),
         ({}, {TopicIdPartition(B, 0)}, {B: "t"}, ([], [T0], False)),
         ({T0: A}, set(), {A: "t"}, ([T0], [], False)),

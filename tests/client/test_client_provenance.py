@@ -125,8 +125,8 @@ def test_a_copier_that_is_restarted_between_repetitions_copies_each_record_once(
     def write(offsets: Iterable[int]) -> None:
         with producer_of(ours) as producer:
             for n in offsets:
-                # Choose the partition by the key, as Spark's partitioner does, so that each attempt writes a
-                # key to the same partition.
+                # Choose the partition by the number, as Spark's partitioner does by the key, so that each
+                # attempt writes a number to the same partition.
                 producer.send(source, b"%03d" % n, partition=n % 2, headers=headers(n, n // 2 % 2))
 
     def run_to_the_end() -> None:

@@ -215,7 +215,7 @@ def test_a_call_that_comes_after_the_loop_has_ended_is_refused(
 ) -> None:
     thread = LoopThread()
     thread.stop()
-    # The same as if the thread had read the flag before the stop.
+    # As if the calling thread had read the flag before the stop.
     monkeypatch.setattr(thread, "_stopped", False)
     with pytest.raises(MisuseError):
         thread.run(asyncio.sleep(0)) if act == "run" else thread.call_soon(print)

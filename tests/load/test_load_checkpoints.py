@@ -75,8 +75,8 @@ def test_a_task_reads_the_checkpoints_only_if_its_file_was_tried_before(
         monkeypatch.setattr(on_spark, "read_checkpoints", count)
         outcomes = [on_spark._load_file(pair, load=load, config=config) for pair in first_marks.items()]
         assert ([outcome.transactions for outcome in outcomes], read_by) == ([3, 3, 3], [])
-        # Repeat a task. The driver passes its checkpoint of the first attempt, which says that nothing was
-        # read yet.
+        # Repeat a task. The driver passes the same checkpoint as for the first attempt, which says that
+        # nothing was read yet.
         again = on_spark._load_file((1, first_marks[1]), load=load, config=config)
         assert (again, read_by) == (on_spark.Outcome(1), [1])
         assert content(broker.bootstrap_servers, topic) == expected(3 * ROWS)

@@ -321,7 +321,7 @@ def test_a_kill_after_a_lost_marker_shows_no_aborted_records() -> None:
         manager, partition = _open(disk)
         manager.forget_last_stop()
         manager.write_checkpoints()
-        # The coordinator ends the transaction, because it knows that it is over.
+        # The transaction is open again, until its coordinator ends it.
         assert partition.last_stable_offset == 0
         disk = disk.after_kill()
 

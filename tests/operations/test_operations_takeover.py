@@ -598,7 +598,7 @@ def test_changes_made_only_here_are_kept_when_kafka_has_run_since(secured: Path)
         running = broker._running
         assert running is not None and running.node.authorizer is not None
         assert len(running.node.authorizer.acls) == 1
-    # The ACLs were now changed by both brokers, and it is unknown which version is newer.
+    # With this change, both brokers have changed the ACLs, and it is unknown which version is newer.
     append_metadata(secured, removal_of_an_acl(secured))
     assert "oncelog-acls.json differs" in refusal(secured, **SECURED)
 

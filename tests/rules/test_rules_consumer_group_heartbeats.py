@@ -373,8 +373,7 @@ UNREVOKED = ConsumerMember(
 @pytest.mark.parametrize(
     ("member", "beat", "due_ms"),
     [
-        # After a restart, each member's session lasts its full time-out again.
-        (ConsumerMember("m", epoch=5), None, 1000),
+        (ConsumerMember("m", epoch=5), None, 1000),  # after a restart, its session lasts the full time-out
         (UNREVOKED, None, 300),
         (UNREVOKED, Heartbeat("m", 4, owned=places("01")), 300),
         (UNREVOKED, Heartbeat("m", 4, owned=places("0")), 1100),  # the member gave up the partition in time

@@ -28,7 +28,7 @@ def known(state: str, epoch: int = 5, at: TopicPartition = AT) -> KnownTransacti
         (None, "no coordinator knows producer id 7 among the transactional ids that you may DESCRIBE"),
         (known("Ongoing"), None),
         (known("PrepareCommit"), None),
-        # Not hanging: the end of the transaction has raised the epoch, and its marker will still be written.
+        # The next one is not hanging: its end has raised the epoch, and its marker will still be written.
         (known("PrepareAbort", epoch=6), None),
         (known("Ongoing", epoch=6), "'x' is at epoch 6"),
         (known("Empty"), "'x' is in state Empty"),

@@ -133,7 +133,7 @@ def test_a_load_with_other_files_or_options_is_refused(
         (PART_OF_B._replace(how=HOW + DELIMITED_BY + "tabs"), False),
         (PART_OF_B, False),  # an older version stored no delimiter, so it counts as unchanged
         (PART_OF_B._replace(how=HOW + DELIMITED_BY + "commas", position=0, records=0), False),
-        # A complete file is not read again.
+        # The next file is complete, so it is not read again.
         (checkpoint("b")._replace(how=HOW + DELIMITED_BY + "commas"), False),
         (PART_OF_B._replace(how="csv" + DELIMITED_BY + "tabs"), True),
     ],
@@ -153,14 +153,14 @@ BEGUN = checkpoint("c", position=0, done=False)
     [
         ([], [A, B], Assignment((0, 1), (0, 1))),
         ([checkpoint("a"), PART_OF_B, BEGUN], [A, B, C], Assignment((), (1, 2))),
-        # Files are read in parallel, so a later file may be complete before an earlier one.
+        # In the next case, a later file is complete before an earlier one: files are read in parallel.
         ([PART_OF_B, checkpoint("a"), BEGUN], [B, A, C], Assignment((), (0, 2))),
         ([checkpoint("a"), PART_OF_B], [A, B, C], Assignment((2,), (1, 2))),
         ([checkpoint("a"), checkpoint("b")], [A, B], Assignment((), ())),
         ([checkpoint("a", time=9), checkpoint("b")], [A, B], Assignment((), (), (0,))),
         ([checkpoint("a", time=9), PART_OF_B], [A, B, C], Assignment((2,), (1, 2), (0,))),
-        # A partly read file is rechecked, too: another file may be in its place, and the read file may be
-        # among the new ones.
+        # A file is rechecked even if it was only partly read: another file may be in its place, and the read
+        # file may be among the new ones.
         ([PART_OF_B], [A, B], Assignment((1,), (0, 1), (0,))),
         ([PART_OF_B], [B._replace(modified_ns=9), C], Assignment((1,), (0, 1), (0,))),
         ([checkpoint("b")], [A, B], Assignment((1,), (1,), (0,))),

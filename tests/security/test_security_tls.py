@@ -102,7 +102,7 @@ def test_changed_certificates_hold_for_the_next_connection(tmp_path: Path) -> No
         assert stays.list_topics() == []
         old.broker.write_text("no certificate")
         pass_time(broker, 0)
-        # If the file is unreadable, the broker continues with the old certificate.
+        # If the file has no valid certificate, the broker continues with the old one.
         with Admin(client_config(broker, old)) as admin:
             assert admin.list_topics() == []
 

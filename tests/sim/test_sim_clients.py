@@ -202,7 +202,7 @@ def test_blocking_clients_in_threads_lose_and_hang_nothing(seeds: Collection[int
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seeds", in_tiers(CANCELLED, 250))
 def test_cancelled_calls_lose_and_hang_nothing(seeds: Collection[int]) -> None:
-    """Calls are cancelled at any await (behaviours L4, L5, L7, L11, L13 and L14). Seed 201 meets R265.
+    """Calls are cancelled at any await (behaviours L4, L5, L7, L11, L13 and L14). Seed 201 found R265.
 
     In half of the seeds, the broker and the network fail, too.
     """

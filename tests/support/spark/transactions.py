@@ -62,7 +62,7 @@ def committed_offsets(bootstrap: str, topic: str) -> list[int]:
 
 
 def create_compacted(bootstrap: str, topic: str, outcomes: str) -> list[int]:
-    """Create a topic with transactions, and wait until compaction has removed most of its records.
+    """Create a topic with transactions, and wait until compaction has removed half of the committed records.
 
     Return the offsets that a read_committed reader gets.
     """

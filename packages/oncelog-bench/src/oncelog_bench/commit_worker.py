@@ -33,7 +33,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result. `begin_to_commit_ms` has one time per transaction, from its begin to the response to the
+    """The result. `begin_to_commit_ms` has one time per transaction, from its start to the response to the
     commit.
     """
 

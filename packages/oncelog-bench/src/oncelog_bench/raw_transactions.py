@@ -40,7 +40,10 @@ class TransactionSpec:
 
 @dataclass(frozen=True, slots=True)
 class TransactionReport:
-    """The cost from the first begin to the response to the last commit. All records were committed."""
+    """The cost from the start of the first transaction to the response to the last commit.
+
+    All records were committed.
+    """
 
     seconds: float
     cpu_seconds: float

@@ -37,7 +37,7 @@ MEMBERSHIP = (IllegalGeneration, UnknownMemberId, RebalanceInProgress, FencedMem
 class ExpectedErrors:
     """The errors that the faults of one seed explain.
 
-    `spans_us` has the begin and end of each fault; it is empty without faults. `paused_s` is the total time
+    `spans_us` has the start and end of each fault; it is empty without faults. `paused_s` is the total time
     for which processes are paused. `sets_clock` is True if a host's clock may be ahead, so that its records
     are refused. `is_lasting` is True if clients live through all faults and must then work without a restart.
     """

@@ -64,7 +64,7 @@ Log = dict[int, Stored]
 class Pass:
     """One pass of a reader from the beginning to the end of the topic.
 
-    `first_id` and `last_id` are the topic's ids at the begin and at the end of the pass. They differ if the
+    `first_id` and `last_id` are the topic's ids at the start and at the end of the pass. They differ if the
     topic was created again.
     """
 
