@@ -163,8 +163,8 @@ def test_a_long_poll_is_answered_by_the_sync_not_by_the_append(isolation: int) -
 
 
 def test_a_fetch_between_the_high_watermark_and_the_log_end_waits() -> None:
-    """Between the high watermark and the log end, the broker must not answer OFFSET_OUT_OF_RANGE, as Apache
-    Kafka does not: the reader would reset its position.
+    """Like Apache Kafka, the broker must not answer OFFSET_OUT_OF_RANGE between the high watermark and the
+    log end: the reader would reset its position.
     """
     place = _Place()
     place.produce(b"A")

@@ -193,8 +193,8 @@ def test_a_transaction_that_the_coordinator_aborted_for_its_age_needs_a_new_prod
 
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_loop_that_was_stuck_does_not_fence_its_successor(is_known: bool) -> None:
-    """R1173: both loops ended. The successor had taken over the group.instance.id, so the stuck loop's
-    consumer was fenced.
+    """R1173: the stuck loop made a new producer, which fenced the successor. Then its own consumer was
+    fenced, because the successor had taken over the group.instance.id. So both loops ended.
     """
     io = MemoryIO({ONE: 3}, copy)
     io.has_successor = True
@@ -229,7 +229,7 @@ def test_a_commit_that_a_successor_interrupts_does_not_fence_the_successor() -> 
 
 
 def test_a_successor_with_another_producer_id_is_not_fenced() -> None:
-    """R1290: after the last epoch of a producer id, a successor gets another id. Both loops ended."""
+    """R1290: the stuck loop fenced a successor that had got another producer id, and both loops ended."""
     io = MemoryIO({ONE: 3}, copy)
     io.has_successor = True
     io.faults["send_offsets"].append(Fault(InvalidProducerIdMapping(), State.FATAL))
@@ -591,7 +591,7 @@ def test_records_behind_a_committed_offset_that_is_gone_are_processed_after_an_a
     """R1170: with auto.offset.reset=latest, the loop went back to a committed offset that no longer exists,
     and the reset skipped the aborted records.
 
-    The consumer has reset its position from 1 to 4.
+    In this test, the consumer has reset its position from 1 to 4.
     """
     io = MemoryIO({ONE: 9}, copy)
     io.committed, io.positions = {ONE: 1}, {ONE: 4}

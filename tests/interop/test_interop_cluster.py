@@ -85,7 +85,7 @@ def records_in_files(node: KafkaNode, topic: str) -> int:
 
 @pytest.mark.behaviour("I26")
 def test_without_a_majority_no_record_is_acknowledged(cluster: ApacheKafka) -> None:
-    """A record that only the last node stored must not be stored again later."""
+    """Records that only the last node stored must not be doubled by the retries that later succeed."""
     servers = {"bootstrap.servers": cluster.bootstrap_servers}
     quick = {"request.timeout.ms": 2000, "linger.ms": 2}
     with Admin(servers) as admin, Producer({**servers, **quick}) as producer:

@@ -267,8 +267,8 @@ def test_what_an_interrupted_start_left_does_not_survive_another_broker() -> Non
 
 @pytest.mark.parametrize("change", [_remove, _cut_in_half])
 def test_a_kill_after_indexes_were_rebuilt_deletes_no_synced_records(change: Change) -> None:
-    """The checkpoint got the offset from which indexes were rebuilt as the recovery point. After a kill, the
-    start took the gap or the damage for a lost end, and deleted all later segments.
+    """Regression: the checkpoint got the offset from which indexes were rebuilt as the recovery point. After
+    a kill, the start took the gap or the damage for a lost end, and deleted all later segments.
     """
     disk = _stopped()
     change(disk, _file(disk, ".log"))
@@ -302,8 +302,8 @@ def test_a_kill_after_a_lost_index_and_damage_deletes_no_synced_records() -> Non
 
 
 def test_a_kill_after_a_lost_marker_shows_no_aborted_records() -> None:
-    """The stored snapshot said that the transaction was over, and its ABORT marker was lost. After a kill,
-    read_committed readers got its records.
+    """Regression: the stored snapshot said that the transaction was over, and its ABORT marker was lost.
+    After a kill, read_committed readers got its records.
     """
     disk = MemoryDisk()
     manager, partition = _open(disk)

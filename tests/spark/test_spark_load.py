@@ -143,7 +143,7 @@ def test_repeated_loads_store_every_row_once(
 def test_a_file_in_the_place_of_another_stops_the_load_before_anything_is_stored(
     spark: Any, shared_broker: Broker, topic: str, tmp_path: Path
 ) -> None:
-    """A new file at the old path must not be mistaken for the file that was read."""
+    """A new file in the place of another in the list must not be mistaken for the file that was read."""
     servers = shared_broker.bootstrap_servers
     for name, prefix in (("2.txt", "feb"), ("1.txt", "jan")):
         (tmp_path / name).write_text("".join(f"{prefix}-{n:03}\n" for n in range(ROWS)))

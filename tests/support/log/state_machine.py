@@ -237,7 +237,8 @@ class LogMachine(RuleBasedStateMachine):
             self.recreate()
             return
         if partition.recovery_point > start:
-            # Otherwise the log has no records, and the deletion of unsynced records is not durable.
+            # If the recovery point is the log start, the log has no records, and the deletion of unsynced
+            # records is not durable.
             self.durable_end = max(self.durable_end, partition.recovery_point)
         self.seen_end = min(self.seen_end, end)
         self.may_be_compacted = min(self.may_be_compacted, end)
@@ -678,7 +679,8 @@ class LogMachine(RuleBasedStateMachine):
         stable_offset = model.stable_offset(high_watermark)
         assert stable_offset <= partition.last_stable_offset
         if min([*model.unstable_offsets(high_watermark), model.end]) >= model.start:
-            # Otherwise, after a restart, a transaction may begin at its first remaining record.
+            # A transaction that began below the log start may begin at its first remaining record after a
+            # restart.
             assert partition.last_stable_offset == stable_offset
         assert partition.open_transaction_count == len(model.open_offsets())
 
