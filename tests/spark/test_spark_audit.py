@@ -17,6 +17,7 @@ from oncelog.audit.result import AuditResult
 from oncelog.client.admin.blocking import Admin, ConfigResource
 from oncelog.errors import MisuseError
 from oncelog.local_audit import log_audit as local_audit
+from oncelog.log.manager import CLEAN_SHUTDOWN
 from oncelog.spark.audit import audit as audit_audit
 from oncelog.spark.audit import keys as audit_keys
 from oncelog.spark.audit.audit import audit_topic
@@ -187,6 +188,8 @@ def rewrite(directory: Path, change: Callable[[list[bytearray]], list[bytearray]
         stamp(batch, 0, offset, partition_leader_epoch=0)
         offset += int.from_bytes(batch[23:27], "big") + 1  # the field lastOffsetDelta
     segment.write_bytes(b"".join(changed))
+    # As after a stop of Apache Kafka, the next start does not compare the sizes with those of the last stop.
+    (directory.parent / CLEAN_SHUTDOWN).write_text('{"version":0,"brokerEpoch":-1}')
     # If the sizes are unchanged, the indexes still fit. So a start does not read the damaged batch and
     # truncate the log there.
     if [len(batch) for batch in changed] == [len(batch) for batch in batches]:

@@ -89,7 +89,7 @@ RULES = (
         "a group that was in its first rebalance",
         "Kafka has stored that there is a group",
         _is_unused,
-        key="An empty group without offsets is removed at once",
+        key="An empty group without offsets is removed immediately",
         ends=True,
     ),
 )
