@@ -19,7 +19,7 @@ from support.log.partitions import (
     values_and_markers,
 )
 
-from oncelog.errors import StorageError
+from oncelog.errors import CorruptMessage, StorageError
 from oncelog.log.checkpoint import LOG_STARTS
 from oncelog.log.config import LogConfig
 from oncelog.log.contents import (
@@ -37,6 +37,7 @@ from oncelog.types import TopicPartition
 
 SMALL = config(segment_bytes=400, index_interval_bytes=100)
 TABLE = config(segment_bytes=400, index_interval_bytes=100, cleanup_policy="compact")
+PLAIN = config(index_interval_bytes=100)
 EMPTY = PartitionContents(0, 0, ((0, 0),))
 Change = Callable[[MemoryDisk, str], None]
 
@@ -253,6 +254,114 @@ def test_a_start_after_an_interrupted_one_still_compares_the_contents(
         for _ in range(2):
             disk = disk.after_power_loss(Random(steps)) if has_lost_power else disk.after_kill()
             assert _aborted(_start(disk)) == expected, f"crash after {steps} steps"
+
+
+def test_a_stop_after_all_indexes_were_rebuilt_stores_them() -> None:
+    """The stop used to write nothing. After a power loss, the time index could be empty beside a complete
+    offset index, so look-ups by time found no record.
+    """
+    disk = _stopped(PLAIN)
+    paths = [f"{TP}/{0:020}{suffix}" for suffix in (".index", ".timeindex")]
+    expected = [disk.read(path) for path in paths]
+    assert all(expected)
+    disk.remove(CONTENTS)
+    manager, _ = _open(disk, PLAIN)
+    manager.forget_last_stop()
+    manager.close(NOW_MS)
+    assert [disk.read(path) for path in paths] == expected
+
+
+def test_a_power_loss_while_a_time_index_is_made_again_leaves_no_incomplete_one() -> None:
+    """The power loss could bring the removed offset index back, and keep that the time index was cut. The
+    next start trusted both, so look-ups by time found no record.
+    """
+    log_config = config(segment_bytes=1400, index_interval_bytes=100)
+    whole = MemoryDisk()
+    manager, partition = _open(whole, log_config)
+    for number in range(40):
+        put(partition, batch(timestamp_ms=NOW_MS + (5000 if number == 5 else number)))
+    manager.close(NOW_MS)
+    file = whole.open(f"{TP}/{0:020}.timeindex")
+    file.truncate(file.size() - 3)
+    _sync(whole)
+    for steps in range(1, 9):
+        for seed in range(10):
+            disk = whole.after_kill()
+            disk.crash_after = steps
+            with pytest.raises(SimulatedCrash):
+                _open(disk, log_config)
+            _, partition = _open(disk.after_power_loss(Random(seed)), log_config)
+            assert partition.offset_for_timestamp(NOW_MS + 2000) == (NOW_MS + 5000, 5)
+
+
+def test_stale_contents_remove_no_snapshot_below_an_unsynced_end() -> None:
+    """A start that reads all records replaces the snapshots by one at the log end. A power loss took the end,
+    and with it what was known about the producers of deleted records: a repeated batch was stored again.
+    """
+    disk = MemoryDisk()
+    manager, partition = _open(disk)
+    for pid in (50, 60):
+        for number in range(10):
+            put(partition, batch(number, pid=pid))
+    partition.delete_records(12, NOW_MS)
+    manager.close(NOW_MS)
+    disk = disk.after_kill()
+    _open(disk)
+    stale = {name: disk.read(name) for name in (STARTING, CONTENTS)}
+    # An older Oncelog starts, leaves both files in place, and is killed.
+    manager, partition = _open(disk := disk.after_kill())
+    for number in range(4):
+        put(partition, batch(number, pid=70))
+    manager.write_checkpoints()
+    disk = disk.after_kill()
+    for name, data in stale.items():
+        disk.replace(name, data)
+    assert "but the last stop left" in str(_start(disk).recovery_warnings)
+    for seed in range(20):
+        assert put(_start(disk.after_power_loss(Random(seed))), batch(9, pid=50)).is_duplicate
+
+
+@pytest.mark.parametrize("lost", [".index", CONTENTS])
+@pytest.mark.parametrize("bit", [3, 24, 60])
+def test_a_damaged_base_offset_removes_no_later_records_from_a_synced_segment(lost: str, bit: int) -> None:
+    """The checksum does not cover the base offset. The start that read the segment believed it, took all
+    later batches of the segment for damage, and removed them.
+    """
+    disk = MemoryDisk()
+    manager, partition = _open(disk)
+    for _ in range(12):
+        put(partition, batch())
+    manager.close(NOW_MS)
+    path = _file(disk, ".log")
+    before = disk.read(path)
+    file, base = disk.open(path), 5
+    file.pwrite((base + 1 ^ 1 << bit).to_bytes(8, "big"), len(before) // 5)
+    disk.remove(lost if lost == CONTENTS else path.replace(".log", lost))
+    _, partition = _open(disk)
+    assert "is damaged at position" in str(partition.recovery_warnings)
+    assert len(disk.read(path)) == len(before)
+    assert partition.read(7, 1).next_offset == 8
+    with pytest.raises(CorruptMessage):
+        partition.read(6, 1)
+
+
+def test_a_reader_that_comes_to_a_torn_end_of_a_closed_segment_gets_an_error() -> None:
+    """The position after the last whole batch was known, so the reader got an empty result again and again,
+    as at the log end. Its consumer waited there for good.
+    """
+    disk = MemoryDisk()
+    manager, partition = _open(disk)
+    for _ in range(12):
+        put(partition, batch())
+    manager.close(NOW_MS)
+    file = disk.open(_file(disk, ".log"))
+    size = file.size() // 5
+    file.truncate(4 * size + 20)
+    disk.remove(CONTENTS)
+    _, partition = _open(disk)
+    assert partition.read(5, 4 * size).next_offset == 9
+    with pytest.raises(CorruptMessage):
+        partition.read(9, 4 * size)
 
 
 def test_what_an_interrupted_start_left_does_not_survive_another_broker() -> None:

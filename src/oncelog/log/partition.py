@@ -233,6 +233,9 @@ class Partition:
         partition = cls(log, reader, cleaner, epochs, recovered, topic_id or stored_id)
         is_stored = options.is_clean and stored_id is not None
         is_stored &= recovered.producers.snapshot_offset == end_offset
+        # The active segment's rebuilt index files are not written yet. See
+        # test_a_stop_after_all_indexes_were_rebuilt_stores_them.
+        is_stored &= recovered.rebuilt_from is None
         # After a warning the files count as changed, so that `close` syncs them. For example, if recovery
         # cut off a torn batch at offset 0, the cut is not synced yet. See
         # test_a_clean_stop_does_not_bring_the_torn_batch_of_an_empty_log_back.

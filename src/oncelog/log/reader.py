@@ -170,9 +170,13 @@ def read_at(cursor: ReadCursor, upper_offset: int, max_bytes: int, at_least_one:
     """
     segment, position = cursor
     available = segment.size_bytes - position
+    if available <= 0:
+        return None
     chunk = segment.file.pread(min(available, max(max_bytes, HEADER_BYTES)), position)
     if len(chunk) < HEADER_BYTES:
-        return None
+        # An empty result would make a consumer wait here for good. See
+        # test_a_reader_that_comes_to_a_torn_end_of_a_closed_segment_gets_an_error.
+        raise _damaged(segment, position, f"{len(chunk)} bytes are too few for a batch header")
     first_offset, length = BASE_AND_LENGTH.unpack_from(chunk)
     size = length + LOG_OVERHEAD_BYTES
     if not HEADER_BYTES <= size <= available:

@@ -266,10 +266,18 @@ class Segment:
         batches, and its readers get an error. See test_damage_below_the_recovery_point_is_no_torn_tail. If no
         batch follows the damage, the file is cut there, unless `is_whole`: the whole segment was synced.
         """
-        self._load_trusted(trusted_offset)
+        self._index, self._times = self._trusted_indexes(trusted_offset)
         if is_whole:
             self._hold_indexes_back()
+        self._cut_to_trusted(trusted_offset)
+        if is_whole:
+            # The checksum does not cover a batch's base offset. A batch that claims an offset of a later
+            # segment is damaged. If it counted, all later batches of this segment would seem to be bad, and
+            # be cut off. See
+            # test_a_damaged_base_offset_removes_no_later_records_from_a_synced_segment.
+            self._max_relative_offset = min(self._max_relative_offset, sure_offset - self.base_offset - 1)
         bad = self._check(index_interval_bytes, sure_offset, is_whole=is_whole)
+        self._max_relative_offset = self.limits.max_relative_offset
         if is_whole:
             self._write_indexes_again()
         else:
@@ -304,9 +312,13 @@ class Segment:
     def _hold_indexes_back(self) -> None:
         """Remove the offset index file, and write no index until `_write_indexes_again`.
 
-        Recovery trusts the index files of a synced segment, so incomplete ones must not exist.
+        Recovery trusts the index files of a synced segment, so incomplete ones must not exist. The removal is
+        synced before the time index is cut. Otherwise a power loss could undo the removal and keep the cut.
+        See test_a_power_loss_while_a_time_index_is_made_again_leaves_no_incomplete_one.
         """
-        remove_if_exists(self._disk, self.index.path)
+        if self._disk.exists(self.index.path):
+            self._disk.remove(self.index.path)
+            self._disk.sync_directory(self._stem.rpartition("/")[0])
         self.index.holds_back = self.times.holds_back = True
 
     def _write_indexes_again(self) -> None:
@@ -376,8 +388,7 @@ class Segment:
         if position < self.size_bytes:
             yield position, self.size_bytes
 
-    def _load_trusted(self, trusted_offset: int) -> None:
-        self._index, self._times = self._trusted_indexes(trusted_offset)
+    def _cut_to_trusted(self, trusted_offset: int) -> None:
         self.index.cut_file()
         last = self.index.last()
         self.times.cut_below(last[0] + 1 if last is not None else 0)
@@ -552,7 +563,7 @@ class Segment:
 
     def fits(self, last_offset: int) -> bool:
         """Return True if the index formats can store `last_offset` relative to the base offset."""
-        return last_offset - self.base_offset <= self.limits.max_relative_offset
+        return last_offset - self.base_offset <= self._max_relative_offset
 
     def is_full(
         self, size_bytes: int, last_offset: int, max_timestamp_ms: int, config: LogConfig, now_ms: int
