@@ -27,7 +27,7 @@ from support.tool import load_tool
 
 import oncelog
 from oncelog.broker.append_events import AppendEvent
-from oncelog.broker.metrics import GAUGES, Metrics, families, to_prometheus_text
+from oncelog.broker.metrics import GAUGES, Metrics, families, prometheus_lines
 from oncelog.broker.state import BrokerState
 from oncelog.config import BROKER
 from oncelog.errors import ConfigError, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequenceNumber
@@ -87,7 +87,7 @@ def test_a_counter_is_exported_with_all_its_digits(number: int) -> None:
     for _ in range(3):
         metrics.observe("Produce", 0.1)
     gauges = {name: 0.0 for name in GAUGES} | {"disk_free_bytes": 79_149_312_345.0, "connections": number}
-    text = to_prometheus_text(families(metrics, gauges))
+    text = "".join(prometheus_lines(families(metrics, gauges)))
     samples = {
         (sample.name, *sample.labels.values()): float(sample.value)
         for family in text_string_to_metric_families(text)

@@ -174,13 +174,8 @@ def _histogram_samples(
     yield "_count", (("api", api),), running
 
 
-def to_prometheus_text(all_families: Iterable[Family]) -> str:
-    """Return metric families in Prometheus' text exposition format, version 0.0.4."""
-    return "".join(prometheus_lines(all_families))
-
-
 def prometheus_lines(all_families: Iterable[Family]) -> Iterator[str]:
-    """Yield the lines of `to_prometheus_text`."""
+    """Yield the lines of metric families in Prometheus' text exposition format, version 0.0.4."""
     for family in all_families:
         yield f"# HELP {family.name} {family.help}\n"
         yield f"# TYPE {family.name} {family.kind}\n"

@@ -30,7 +30,7 @@ from oncelog.broker.security.sasl import TokenCheck, token_check
 from oncelog.broker.security.users import Users
 from oncelog.broker.settings.dynamic_config import DynamicConfig
 from oncelog.broker.settings.listeners import Listener
-from oncelog.broker.stepwise import ResponseSlots
+from oncelog.broker.stepwise import ResponseSlots, run_work
 from oncelog.broker.topics.takeover import take_over
 from oncelog.broker.topics.topics import Topics
 from oncelog.log.manager import LogManager
@@ -265,13 +265,7 @@ class BrokerState:
 
     def gauges(self) -> dict[str, float]:
         """Compute all gauges, and return them by name."""
-        steps = self.gauges_in_steps()
-        while True:
-            try:
-                next(steps)
-            except StopIteration as done:
-                result: dict[str, float] = done.value
-                return result
+        return run_work(self.gauges_in_steps())
 
     def gauges_in_steps(self) -> Generator[None, None, dict[str, float]]:
         """Return what `gauges` returns. Yields after each partition."""

@@ -7,8 +7,8 @@ the number of each partition's index entries. A start that finds a smaller segme
 file, because the records may still be restored. See test_a_start_refuses_a_partition_that_lost_records. After
 any other difference, the start reads the whole partition and rebuilds the indexes.
 
-The file counts only if `.kafka_cleanshutdown` has its checksum, and a start removes both. So a stop by Apache
-Kafka, or by an Oncelog that does not know the file, leaves nothing to compare. The format is that of
+The file counts only if `.kafka_cleanshutdown` has its checksum. A start removes both at its end. So a stop by
+Apache Kafka, or by an Oncelog that does not know the file, leaves nothing to compare. The format is that of
 Kafka's checkpoints. A partition has the fields topic, number, log start, number of aborted transactions, and
 `offset:bytes` of each segment. A line of one field is the name of a small file, without which a start would
 lose ACLs or settings.

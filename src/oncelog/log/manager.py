@@ -110,7 +110,8 @@ class LogManager:
         lock: DiskLock,
         properties: dict[str, str],
         new_uuid: Callable[[], bytes],
-        limits: Limits = DEFAULT_LIMITS,
+        limits: Limits,
+        last_stop: _LastStop,
     ) -> None:
         self.disk = disk
         self.limits = limits
@@ -119,9 +120,9 @@ class LogManager:
         self.node_id = int(properties["node.id"])
         self.directory_id = properties["directory.id"]
         self.partitions: dict[TopicPartition, Partition] = {}
-        self.was_clean = disk.exists(CLEAN_SHUTDOWN)
-        self._last_stop = _UNKNOWN_STOP
-        self._contents: dict[TopicPartition, PartitionContents] = {}
+        self.was_clean = last_stop.is_clean
+        self._last_stop = last_stop
+        self._contents = dict(last_stop.contents.partitions)
         """The contents that the last stop left in the partitions that this start has not opened yet."""
         self._recovery_points = read_offsets(disk, RECOVERY_POINTS)
         self._log_starts = read_offsets(disk, LOG_STARTS)
@@ -170,8 +171,7 @@ class LogManager:
                 _check_files(disk, last_stop.contents.files)
                 _check_partitions(disk, last_stop.contents.partitions)
             properties = _settle_properties(disk, node_id, cluster_id, new_uuid)
-            manager = cls(disk, lock, properties, new_uuid, limits)
-            manager._last_stop, manager._contents = last_stop, dict(last_stop.contents.partitions)
+            manager = cls(disk, lock, properties, new_uuid, limits, last_stop)
             if last_stop.is_clean:
                 manager._restore_log_starts()
             deleted = [name for name in disk.list() if _DELETED.fullmatch(name)]
@@ -181,8 +181,8 @@ class LogManager:
                     disk.remove_tree(name)
                 except OSError:
                     manager._left_deletions.append(name)  # a failed removal must not prevent opening
-            # After this removal, a crash makes the next start recover all partitions. That reads little,
-            # because the recovery points are at the log ends.
+            # After this call, a crash makes the next start recover all partitions. That reads little, because
+            # the recovery points are at the log ends.
             _take_mark(disk, last_stop)
         except OSError as error:
             lock.release()

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from oncelog.client.admin.blocking import Admin
 from oncelog.errors import OncelogError
 from oncelog.spark.sink.decisions import decide_same_topics
-
-if TYPE_CHECKING:
-    from oncelog.spark.sink.state import Sink
+from oncelog.spark.sink.state import Sink
 
 
 def topic_ids(admin: Admin, topics: Iterable[str]) -> dict[str, str | None]:
@@ -32,7 +29,7 @@ def check_topics(
 
 
 def with_marker_topic_id(sink: Sink) -> Sink:
-    """Return the sink with the present id of its marker topic, or as it is if the id cannot be looked up."""
+    """Return the sink with the current id of its marker topic, or unchanged if the look-up fails."""
     with suppress(OncelogError), Admin(sink.settings.admin) as admin:
         (topic_id,) = topic_ids(admin, [sink.settings.marker_topic]).values()
         return replace(sink, marker_topic_id=topic_id)
