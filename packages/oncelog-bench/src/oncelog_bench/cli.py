@@ -57,6 +57,9 @@ class _Measurements(click.Group):
 @click.group("bench", cls=_Measurements)
 def command() -> None:
     """Run benchmarks. Each measurement stores its raw samples as JSON and writes its section of a page."""
+    # Brokers and clients start from bytecode, as they do for users. If this variable is set, each process
+    # compiles all sources again, and a start takes twice as long.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def _command_of(name: str) -> click.Command:

@@ -21,7 +21,10 @@ MASTER = "local[2]"
 CONNECTOR = "kafka connector"
 """The name of Spark's own connector in samples."""
 
-FORMATS = {CONNECTOR: "kafka"}
+DISCARDING = "discarding sink"
+"""The name in samples of a sink in Python that writes nothing: what a task of such a sink costs at least."""
+
+FORMATS = {CONNECTOR: "kafka", DISCARDING: "discarding"}
 """The data source format of a side. A side that is not in this map uses Oncelog's format."""
 
 
@@ -55,6 +58,10 @@ def spark_engine(sides: Sequence[str]) -> Iterator[Engine]:
     """
     with local_session("oncelog bench", MASTER) as spark:
         left_out: dict[str, str] = {}
+        if DISCARDING in sides:
+            from oncelog_bench.spark_floor import Discarding
+
+            spark.dataSource.register(Discarding)
         if CONNECTOR in sides:
             try:
                 add_connector(spark)

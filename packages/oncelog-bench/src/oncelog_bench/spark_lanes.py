@@ -28,7 +28,7 @@ from oncelog_bench.framework import (
     result_of,
 )
 from oncelog_bench.page import markdown_table, number
-from oncelog_bench.spark_engine import CONNECTOR, FORMATS, MASTER, Engine, spark_engine
+from oncelog_bench.spark_engine import CONNECTOR, DISCARDING, FORMATS, MASTER, Engine, spark_engine
 from oncelog_bench.spark_sink import ATOMIC, LANE
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Plan:
     A sample is a query with `warm_triggers` micro-batches to warm up and `triggers` measured ones.
     """
 
-    sinks: tuple[str, ...] = (LANE, ATOMIC, CONNECTOR)
+    sinks: tuple[str, ...] = (LANE, ATOMIC, CONNECTOR, DISCARDING)
     brokers: tuple[str, ...] = BROKERS
     lanes: tuple[int, ...] = (1, 8, 32)
     repeats: int = 5
@@ -179,6 +179,7 @@ def section(result: Result) -> str:
 A streaming query of `{MASTER}` writes micro-batches of {_ROWS_PER_LANE} tiny rows per task without pause,
 with 1 to {max(plan["lanes"])} tasks, called lanes in the table. Each task of ours writes its own transaction.
 Spark's own sink (`{CONNECTOR}`) keeps its producer from one micro-batch to the next and has no transactions.
+The `{DISCARDING}` is written in Python, as ours is, and writes nothing: its time is Spark's.
 Times are Spark's own (`triggerExecution` and its part `addBatch`). They include two checkpoint writes.
 A sample is the median of {plan["triggers"]} micro-batches after {plan["warm_triggers"]} unmeasured;
 the figures are medians of {plan["repeats"]} interleaved queries.
