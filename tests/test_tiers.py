@@ -13,11 +13,18 @@ from pathlib import Path
 
 import pytest
 from support.scheduler import group_of
-from support.tiers_plugin import COLLECTED, FULL_FIXTURES, needs, shuffle, words_of_parameters
+from support.tiers_plugin import (
+    COLLECTED,
+    FULL_FIXTURES,
+    findings,
+    name_of,
+    needs,
+    shuffle,
+    words_of_parameters,
+)
 
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests"
-FINDINGS = ROOT / "docs" / "internals" / "findings.md"
 SAMPLE = """
 import subprocess
 
@@ -45,6 +52,15 @@ def test_direct(apache_kafka):
 
 
 def test_through_another(cluster):
+    pass
+
+
+@pytest.fixture
+def spark():
+    return "a session"
+
+
+def test_with_a_session(spark):
     pass
 
 
@@ -120,6 +136,7 @@ def test_fixtures_parameters_and_markers_decide_the_tier(tmp_path: Path) -> None
     assert collected(tmp_path, "full") == [
         "test_direct",
         "test_through_another",
+        "test_with_a_session",
         "test_parameter[apache]",
         "test_marked",
     ]
@@ -194,28 +211,17 @@ def test_every_row_and_finding_is_proved_in_the_quick_tier_as_far_as_one_process
 ) -> None:
     """A mark `full` or `soak` by hand must not remove the last quick test of a behaviour or a finding."""
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
-    guards = {name: row[1] for row in _findings() for name in row[0]}
+    guards = {name: row for row, names in findings().items() for name in names}
     for item in whole_suite:
         for mark in item.iter_markers("behaviour"):
             for row in mark.args:
                 tests[row].append(item)
-        name = f"{item.path.relative_to(TESTS)}::{item.nodeid.partition('::')[2].partition('[')[0]}"
-        if name in guards:
+        if (name := name_of(item)) in guards:
             tests[guards[name]].append(item)
     unproved = [row for row, items in tests.items() if not any(map(_is_proof_for_quick, items))]
     assert unproved == []
     rows = tomllib.loads((ROOT / "docs" / "behaviours.toml").read_text())["rows"]
     assert set(rows) & set(tests), "no row has a test: are the markers still read?"
-
-
-def _findings() -> list[tuple[list[str], str]]:
-    """Return the guards and the id of each row of the page of findings."""
-    rows = []
-    for line in FINDINGS.read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("|") and cells and re.fullmatch(r"[A-Z]\d+.*", cells[0]):
-            rows.append((re.findall(r"`([\w/]+\.py::[\w:]+)`", cells[-1]), cells[0]))
-    return rows
 
 
 def _is_proof_for_quick(item: pytest.Item) -> bool:

@@ -2,7 +2,8 @@
 
     quick   `make test`: everything that is in no other tier
     full    `make test-all` runs it besides the quick tests: needs another server, language, JVM or a browser,
-            is in a directory of such tests, or is marked `full` because it takes long
+            is in a directory of such tests, uses a Spark session and guards against no finding, or is marked
+            `full` because it takes long
     soak    `make soak`: marked `soak`
 
 A quick property of Hypothesis also gets the marker `property`: the quick tier runs it with a quarter of its
@@ -20,12 +21,15 @@ import random
 import re
 import subprocess
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
+TESTS = Path(__file__).parents[1]
+FINDINGS = TESTS.parent / "docs" / "internals" / "findings.md"
 FULL_FIXTURES = {
     "apache_kafka": "Apache Kafka",
     "kafka_class_path": "Apache Kafka's class path",
@@ -72,6 +76,32 @@ def needs(item: pytest.Item) -> str | None:
     return None
 
 
+def is_costly(item: pytest.Item) -> bool:
+    """Return True for a test with a Spark session that guards against no finding.
+
+    A query takes half a second of processor time, and tests without Spark prove the same decisions.
+    """
+    uses_spark = "spark" in getattr(item, "fixturenames", ())
+    return uses_spark and not any(name_of(item) in guards for guards in findings().values())
+
+
+def name_of(item: pytest.Item) -> str:
+    """Return a test's name without parameters, as the page of findings writes it: `log/test_a.py::test_b`."""
+    path = item.path.relative_to(TESTS) if item.path.is_relative_to(TESTS) else item.path
+    return f"{path}::{item.nodeid.partition('::')[2].partition('[')[0]}"
+
+
+@cache
+def findings() -> dict[str, list[str]]:
+    """Return the tests that guard against each finding, by the id of its row in FINDINGS."""
+    guards = {}
+    for line in FINDINGS.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and re.fullmatch(r"[A-Z]\d+.*", cells[0]):
+            guards[cells[0]] = re.findall(r"`([\w/]+\.py::[\w:]+)`", cells[-1])
+    return guards
+
+
 def words_of_parameters(test_name: str) -> set[str]:
     """Return the words of a test's parameter ids: `test_a[apache-3]` gives `apache` and `3`."""
     _, _, parameters = test_name.partition("[")
@@ -84,7 +114,7 @@ def set_tiers(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("soak"):
             continue
         is_marked_full = item.get_closest_marker("full") is not None
-        reason = needs(item)
+        reason = needs(item) or ("uses a Spark session" if is_costly(item) else None)
         if reason is not None and not is_marked_full:
             item.add_marker(pytest.mark.full(reason))
         elif not is_marked_full:
