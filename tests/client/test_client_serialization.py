@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.topics import new_topic, producer_of, read
+from support.wait import until
 
 import oncelog
 from oncelog import Consumer, Producer, ProducerRecord, Record, TopicPartition, aio
@@ -273,3 +274,188 @@ def test_a_loop_converts_around_its_transform_and_keeps_bytes_in_dead_letters(ou
     letter = read(ours, dead)[0]
     assert (letter.key, letter.value) == (b"b", b"{")
     assert dict(letter.headers)["__oncelog.errors.exception"] == b"oncelog.errors.DeserializationError"
+
+
+class Waiting:
+    """A converter that waits once for each topic, until the test sets `go`. The wait raises `failure`."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+        self.asked: list[str] = []
+        self.go = asyncio.Event()
+        self.failure: Exception | None = None
+
+    def is_ready(self, topic: str, data: Any) -> bool:
+        assert data is not None
+        return topic in self.known
+
+    async def prepare(self, topic: str, data: Any) -> None:
+        self.asked.append(topic)
+        await self.go.wait()
+        if self.failure is not None:
+            raise self.failure
+        self.known.add(topic)
+
+    def serialize(self, topic: str, data: Any) -> bytes:
+        assert topic in self.known
+        return to_json(data)
+
+    def deserialize(self, topic: str, data: bytes) -> Any:
+        assert topic in self.known
+        return json.loads(data)
+
+
+def test_an_asyncio_producer_awaits_a_serializer_that_waits(ours: str) -> None:
+    topics = [new_topic(ours) for _ in range(3)]
+
+    async def run() -> None:
+        key, value = Waiting(), Waiting()
+        async with aio.Producer(
+            {"bootstrap.servers": ours}, key_serializer=key, value_serializer=value
+        ) as producer:
+            sending = [
+                asyncio.ensure_future(producer.send(topics[0], 1, "a")),
+                asyncio.ensure_future(producer.send_many(topics[1], [None, 2], keys=["a", "b"])),
+                asyncio.ensure_future(producer.send_many(topics[2], (item for item in (None, 3)))),
+            ]
+            # The event loop runs while the serializers wait.
+            await until(lambda: len(value.asked) == 3)
+            assert not any(task.done() for task in sending)
+            value.go.set()
+            await until(lambda: len(key.asked) == 2)
+            key.go.set()
+            await asyncio.gather(*sending)
+            await producer.flush()
+
+    asyncio.run(run())
+    values = [[(record.key, record.value) for record in read(ours, topic)] for topic in topics]
+    assert values == [[(b'"a"', b"1")], [(b'"a"', None), (b'"b"', b"2")], [(None, None), (None, b"3")]]
+
+
+def test_an_asyncio_producer_that_is_closed_during_the_wait_sends_nothing(ours: str) -> None:
+    topic = new_topic(ours)
+
+    async def run() -> None:
+        value = Waiting()
+        producer = aio.Producer({"bootstrap.servers": ours}, value_serializer=value)
+        sending = asyncio.ensure_future(producer.send(topic, 1))
+        await until(lambda: value.asked)
+        await producer.close()
+        value.go.set()
+        with pytest.raises(MisuseError):
+            await sending
+
+    asyncio.run(run())
+    assert read(ours, topic) == []
+
+
+def test_a_failed_wait_is_an_error_of_the_serializer(ours: str) -> None:
+    topic = new_topic(ours)
+
+    async def run() -> None:
+        value = Waiting()
+        value.failure = OSError("no schema")
+        value.go.set()
+        async with aio.Producer({"bootstrap.servers": ours}, value_serializer=value) as producer:
+            with pytest.raises(SerializationError, match=f"the value of a record for {topic}-0 .*no schema"):
+                await producer.send(topic, 1, partition=0)
+            value.failure = None
+            await (await producer.send(topic, 1))
+
+    asyncio.run(run())
+    assert len(read(ours, topic)) == 1
+
+
+@pytest.mark.parametrize("way", ["poll", "iteration"])
+def test_an_asyncio_consumer_awaits_a_deserializer_that_waits(ours: str, way: str) -> None:
+    topics = [new_topic(ours) for _ in range(2)]
+    with producer_of(ours) as producer:
+        for topic in topics:
+            producer.send_many(topic, [b"1", b"2"], keys=[b"3", b"4"]).result(60)
+
+    async def run() -> None:
+        converter = Waiting()
+        config = {"bootstrap.servers": ours, "auto.offset.reset": "earliest"}
+        async with aio.Consumer(config, key_deserializer=converter, value_deserializer=converter) as consumer:
+            consumer.assign([TopicPartition(topic, 0) for topic in topics])
+            records: list[Record] = []
+
+            async def take() -> None:
+                if way == "poll":
+                    while len(records) < 4:
+                        records.extend(await consumer.poll(1))
+                else:
+                    async for record in consumer:
+                        records.append(record)
+                        if len(records) == 4:
+                            break
+
+            taking = asyncio.ensure_future(take())
+            await until(lambda: converter.asked)
+            assert not taking.done() and records == []
+            converter.go.set()
+            await taking
+        assert sorted(converter.asked) == topics
+        assert sorted((r.topic, r.key, r.value) for r in records) == [
+            (topic, *pair) for topic in topics for pair in ((3, 1), (4, 2))
+        ]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("way", ["poll", "iteration"])
+def test_a_record_whose_deserializer_fails_to_wait_stays_the_next_one(ours: str, way: str) -> None:
+    topic = new_topic(ours)
+    with producer_of(ours) as producer:
+        producer.send(topic, b"1").result(60)
+
+    async def run() -> None:
+        converter = Waiting()
+        converter.failure = OSError("no schema")
+        converter.go.set()
+        config = {"bootstrap.servers": ours, "auto.offset.reset": "earliest"}
+        async with aio.Consumer(config, value_deserializer=converter) as consumer:
+            consumer.assign(TopicPartition(topic, 0))
+
+            async def one() -> Record:
+                if way == "iteration":
+                    async for record in consumer:
+                        return record
+                while not (records := await consumer.poll(1)):
+                    pass
+                return records[0]
+
+            for _ in range(2):
+                with pytest.raises(DeserializationError, match="no schema") as raised:
+                    await one()
+                assert (raised.value.offset, raised.value.part) == (0, "value")
+            converter.failure = None
+            assert (await one()).value == 1
+
+    asyncio.run(run())
+
+
+def test_an_asyncio_loop_awaits_its_converters(ours: str) -> None:
+    source, target = new_topic(ours), new_topic(ours)
+    with producer_of(ours) as producer:
+        producer.send_many(source, [b"1", b"2"]).result(60)
+
+    async def transform(record: Record) -> ProducerRecord:
+        return ProducerRecord(target, record.value * 10)
+
+    async def run() -> None:
+        reads, writes = Waiting(), Waiting()
+        processor = aio.Processor(
+            source, transform, group_id=source, transactional_id=source,
+            config={"bootstrap.servers": ours, "consumer.timeout.ms": 500, "linger.ms": 0},
+            value_deserializer=reads, value_serializer=writes,
+        )  # fmt: skip
+        running = asyncio.ensure_future(processor.run())
+        await until(lambda: reads.asked)
+        reads.go.set()
+        await until(lambda: writes.asked)
+        writes.go.set()
+        await running
+
+    asyncio.run(run())
+    assert [record.value for record in read(ours, target)] == [b"10", b"20"]

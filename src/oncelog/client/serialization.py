@@ -4,6 +4,9 @@ A serializer is a function with one argument, such as `str.encode`, or an object
 `serialize(topic, data)`. A deserializer is a function, such as `json.loads`, or an object with
 `deserialize(topic, data)`. None is a tombstone or a missing key. It stays None, and no function is called.
 
+An object that may wait, for example for a schema, can also have the methods of `WaitingConverter`. The
+clients of oncelog.aio await its `prepare`, so the conversion itself does not block the event loop.
+
 Without a serializer or deserializer, the clients run none of this code.
 """
 
@@ -33,15 +36,55 @@ class TopicDeserializer(Protocol):
     def deserialize(self, topic: str, data: bytes, /) -> Any: ...
 
 
+class WaitingConverter(Protocol):
+    """A serializer or deserializer that may wait before it can convert some data.
+
+    The clients of oncelog.aio call `is_ready` before each conversion, and await `prepare` if it returns
+    False. All other clients only convert, and wait in the conversion. `data` is never None.
+    """
+
+    def is_ready(self, topic: str, data: Any, /) -> bool:
+        """Return True if the conversion of `data` would not wait."""
+        ...
+
+    async def prepare(self, topic: str, data: Any, /) -> None:
+        """Wait for what the conversion of `data` needs. An error is raised as that of the conversion."""
+        ...
+
+
 Serializer = Callable[[Any], bytes | None] | TopicSerializer
 Deserializer = Callable[[bytes], Any] | TopicDeserializer
 
 
 class RecordSerializer:
-    """The serializers of a producer."""
+    """The serializers of a producer. `waiting_key` and `waiting_value` are those that may wait."""
 
-    def __init__(self, key: OfTopic | None, value: OfTopic | None) -> None:
+    def __init__(
+        self,
+        key: OfTopic | None,
+        value: OfTopic | None,
+        waiting_key: WaitingConverter | None = None,
+        waiting_value: WaitingConverter | None = None,
+    ) -> None:
         self._key, self._value = key, value
+        self._waiting_key, self._waiting_value = waiting_key, waiting_value
+        self.may_wait = waiting_key is not None or waiting_value is not None
+
+    def is_ready(self, topic: str, value: Any, key: Any) -> bool:
+        """Return True if neither serializer would wait."""
+        return _is_ready(self._waiting_value, topic, value) and _is_ready(self._waiting_key, topic, key)
+
+    async def prepare(self, topic: str, value: Any, key: Any, partition: int | None = None) -> None:
+        """Let the serializers wait for what they need. Raises SerializationError."""
+        part = "value"
+        try:
+            if not _is_ready(self._waiting_value, topic, value):
+                await _waiting(self._waiting_value).prepare(topic, value)
+            part = "key"
+            if not _is_ready(self._waiting_key, topic, key):
+                await _waiting(self._waiting_key).prepare(topic, key)
+        except Exception as error:
+            raise _not_serialized(part, topic, partition, error) from error
 
     def value(self, topic: str, value: Any, partition: int | None = None) -> Any:
         """Return the serialized value.
@@ -84,10 +127,38 @@ class RecordSerializer:
 class RecordDeserializer:
     """The deserializers of a consumer. An instance is called with a Record, and returns it with converted key
     and value.
+
+    `waiting_key` and `waiting_value` are those that may wait.
     """
 
-    def __init__(self, key: OfTopic | None, value: OfTopic | None) -> None:
+    def __init__(
+        self,
+        key: OfTopic | None,
+        value: OfTopic | None,
+        waiting_key: WaitingConverter | None = None,
+        waiting_value: WaitingConverter | None = None,
+    ) -> None:
         self._key, self._value = key, value
+        self._waiting_key, self._waiting_value = waiting_key, waiting_value
+        self.may_wait = waiting_key is not None or waiting_value is not None
+
+    def is_ready(self, record: Record) -> bool:
+        """Return True if neither deserializer would wait."""
+        return _is_ready(self._waiting_key, record.topic, record.key) and _is_ready(
+            self._waiting_value, record.topic, record.value
+        )
+
+    async def prepare(self, record: Record) -> None:
+        """Let the deserializers wait for what they need. Raises DeserializationError."""
+        part = "key"
+        try:
+            if not _is_ready(self._waiting_key, record.topic, record.key):
+                await _waiting(self._waiting_key).prepare(record.topic, record.key)
+            part = "value"
+            if not _is_ready(self._waiting_value, record.topic, record.value):
+                await _waiting(self._waiting_value).prepare(record.topic, record.value)
+        except Exception as error:
+            raise _not_deserialized(part, record, error) from error
 
     def __call__(self, record: Record) -> Record:
         """Return the record with converted key and value. None stays None. Raises DeserializationError."""
@@ -99,12 +170,7 @@ class RecordDeserializer:
             if self._value is not None and value is not None:
                 value = self._value(record.topic, value)
         except Exception as error:
-            raise DeserializationError(
-                f"the {part} of {record.topic}-{record.partition} at offset {record.offset} cannot be "
-                f"deserialized: {type(error).__name__}: {text_of(error)}",
-                part=part,
-                record=record,
-            ) from error
+            raise _not_deserialized(part, record, error) from error
         return record._replace(key=key, value=value)
 
 
@@ -115,7 +181,10 @@ def record_serializer(key: Serializer | None, value: Serializer | None) -> Recor
     if key is None and value is None:
         return None
     return RecordSerializer(
-        _of_topic(key, "key_serializer", "serialize"), _of_topic(value, "value_serializer", "serialize")
+        _of_topic(key, "key_serializer", "serialize"),
+        _of_topic(value, "value_serializer", "serialize"),
+        _waiting_converter(key),
+        _waiting_converter(value),
     )
 
 
@@ -128,6 +197,8 @@ def record_deserializer(key: Deserializer | None, value: Deserializer | None) ->
     return RecordDeserializer(
         _of_topic(key, "key_deserializer", "deserialize"),
         _of_topic(value, "value_deserializer", "deserialize"),
+        _waiting_converter(key),
+        _waiting_converter(value),
     )
 
 
@@ -147,20 +218,50 @@ def _of_topic(converter: Any, argument: str, method: str) -> OfTopic | None:
     return lambda topic, data: function(data)
 
 
+def _waiting_converter(converter: Any) -> WaitingConverter | None:
+    """Return the converter if it has both methods of WaitingConverter."""
+    if callable(getattr(converter, "is_ready", None)) and callable(getattr(converter, "prepare", None)):
+        waiting: WaitingConverter = converter
+        return waiting
+    return None
+
+
+def _is_ready(converter: WaitingConverter | None, topic: str, data: Any) -> bool:
+    return converter is None or data is None or converter.is_ready(topic, data)
+
+
+def _waiting(converter: WaitingConverter | None) -> WaitingConverter:
+    assert converter is not None
+    return converter
+
+
+def _not_serialized(part: str, topic: str, partition: int | None, error: Exception) -> SerializationError:
+    where = topic if partition is None else f"{topic}-{partition}"
+    return SerializationError(
+        f"the {part} of a record for {where} cannot be serialized: {type(error).__name__}: {text_of(error)}",
+        topic=topic,
+        partition=partition,
+        part=part,
+    )
+
+
+def _not_deserialized(part: str, record: Record, error: Exception) -> DeserializationError:
+    return DeserializationError(
+        f"the {part} of {record.topic}-{record.partition} at offset {record.offset} cannot be deserialized: "
+        f"{type(error).__name__}: {text_of(error)}",
+        part=part,
+        record=record,
+    )
+
+
 def _serialize(function: OfTopic | None, part: str, topic: str, partition: int | None, data: Any) -> Any:
     if function is None or data is None:
         return data
-    where = topic if partition is None else f"{topic}-{partition}"
     try:
         result = function(topic, data)
     except Exception as error:
-        raise SerializationError(
-            f"the {part} of a record for {where} cannot be serialized: {type(error).__name__}: "
-            f"{text_of(error)}",
-            topic=topic,
-            partition=partition,
-            part=part,
-        ) from error
+        raise _not_serialized(part, topic, partition, error) from error
+    where = topic if partition is None else f"{topic}-{partition}"
     if result is not None and not isinstance(result, (bytes, bytearray, memoryview)):
         raise SerializationError(
             f"the {part}_serializer returned {type(result).__name__} for a record of {where}; it must return "

@@ -136,6 +136,17 @@ class DeliveryBuffer:
         self._runs = remaining
         return converted
 
+    def peek(self, max_records: int) -> list[Record]:
+        """Return the records that `take` would return, without taking them."""
+        return self._select(max_records)[0]
+
+    def peek_next(self) -> Record | None:
+        """Return the record that `next_record` would return before its conversion; None if there is none."""
+        run = self._current
+        if run is None or run.next_index >= len(run.rows):
+            run = self._next_run()
+        return None if run is None else run.rows[run.next_index]
+
     def _select(self, max_records: int) -> tuple[list[Record], dict[TopicPartition, Run]]:
         """Return up to `max_records` records, and the runs that remain once these records are taken."""
         parts: list[list[Record]] = []

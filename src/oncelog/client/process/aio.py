@@ -209,12 +209,15 @@ class AsyncLoopIO:
         await self._writing.begin_transaction()
 
     async def transform(self, record: Record) -> list[ProducerRecord]:
+        await self._converters.prepare_input(record)
         result = self._transform(self._converters.input(record))
         if inspect.isawaitable(result):
             result = await result
         if hasattr(result, "__aiter__"):
             result = [output async for output in result]
-        return self._converters.outputs(outputs_of(result))
+        outputs = outputs_of(result)
+        await self._converters.prepare_outputs(outputs)
+        return self._converters.outputs(outputs)
 
     async def restore(self) -> None:
         assert self._restore is not None

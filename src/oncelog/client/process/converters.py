@@ -28,6 +28,21 @@ class Converters(NamedTuple):
         """Return a transform's output with keys and values as bytes. Raises SerializationError."""
         return outputs if self.serializer is None else [self.serializer.output(output) for output in outputs]
 
+    async def prepare_input(self, record: Record) -> None:
+        """Wait for what the deserializers need. Raises DeserializationError."""
+        deserializer = self.deserializer
+        if deserializer is not None and deserializer.may_wait and not deserializer.is_ready(record):
+            await deserializer.prepare(record)
+
+    async def prepare_outputs(self, outputs: list[ProducerRecord]) -> None:
+        """Wait for what the serializers need. Raises SerializationError."""
+        serializer = self.serializer
+        if serializer is None or not serializer.may_wait:
+            return
+        for output in outputs:
+            if not serializer.is_ready(output.topic, output.value, output.key):
+                await serializer.prepare(output.topic, output.value, output.key, output.partition)
+
 
 BYTES = Converters(None, None)
 """No conversions: transforms get and return bytes."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from oncelog.client.arguments import headers_of
 from oncelog.client.producer.batch import BatchResult, Callback
@@ -30,7 +31,7 @@ from oncelog.client.producer.transaction_manager import (
     require_manager,
     transaction_manager_of,
 )
-from oncelog.client.serialization import Serializer, record_serializer
+from oncelog.client.serialization import RecordSerializer, Serializer, record_serializer
 from oncelog.errors import MisuseError, OncelogError
 from oncelog.runtime.loop_thread import check_running_loop
 from oncelog.types import ConsumerGroupMetadata, Headers, RecordMetadata
@@ -110,9 +111,12 @@ class AsyncProducer:
         callback must not block. `timestamp_ms` is milliseconds since the epoch, by default the current time.
         """
         driver = self._started()
-        if self._serializer is not None:
-            value = self._serializer.value(topic, value, partition)
-            key = self._serializer.key(topic, key, partition)
+        if (serializer := self._serializer) is not None:
+            if serializer.may_wait and not serializer.is_ready(topic, value, key):
+                await serializer.prepare(topic, value, key, partition)
+                driver = self._started()  # raises if the producer was closed meanwhile
+            value = serializer.value(topic, value, partition)
+            key = serializer.key(topic, key, partition)
         row = make_row(value, key, timestamp_ms, headers, driver.runtime.wall_ns)
         size_bytes = row_size_bytes(row[1], row[2], row[3])
         with driver.lock:
@@ -208,9 +212,18 @@ class AsyncProducer:
         now_ms, shared, parts = wall_ns() // 1_000_000, headers_of(headers), Parts()
         with delivery_on_error(lambda: AsyncDelivery(parts.delivery())):
             if (serializer := self._serializer) is not None:
-                values = await _in_pieces(values, lambda piece: serializer.values(topic, piece, partition))
+                values = await _in_pieces(
+                    values,
+                    lambda piece: serializer.values(topic, piece, partition),
+                    _Readiness(serializer, topic, partition, is_key=False),
+                )
                 if keys is not None:
-                    keys = await _in_pieces(keys, lambda piece: serializer.keys(topic, piece, partition))
+                    keys = await _in_pieces(
+                        keys,
+                        lambda piece: serializer.keys(topic, piece, partition),
+                        _Readiness(serializer, topic, partition, is_key=True),
+                    )
+                driver = self._started()  # raises if the producer was closed meanwhile
             check_rows(core, values, keys, shared, self.options.max_request_bytes, wall_ns)
             columns = columns_of(values, keys, timestamps_ms, shared, now_ms)
             if columns is not None:
@@ -390,19 +403,55 @@ class AsyncProducer:
             raise
 
 
+class _Readiness(NamedTuple):
+    """Lets the serializers of one argument of `send_many` wait for what they need."""
+
+    serializer: RecordSerializer
+    topic: str
+    partition: int | None
+    is_key: bool
+
+    async def prepare(self, items: Iterable[Any]) -> None:
+        """Wait until all items can be converted without a wait. Raises SerializationError."""
+        serializer, topic = self.serializer, self.topic
+        for item in items if serializer.may_wait else ():
+            value, key = (None, item) if self.is_key else (item, None)
+            if not serializer.is_ready(topic, value, key):
+                await serializer.prepare(topic, value, key, self.partition)
+
+
 async def _in_pieces(
-    items: Iterable[Any], convert: Callable[[Iterable[Any]], Iterable[Any] | None]
+    items: Iterable[Any],
+    convert: Callable[[Iterable[Any]], Iterable[Any] | None],
+    readiness: _Readiness,
 ) -> Iterable[Any]:
     """Return converted items. Convert a list or tuple in pieces, and let other tasks run after each piece.
+
+    Of another iterable, only the first item that is not None is prepared: the others are not known yet.
 
     A serializer takes microseconds for an item, and would stop the event loop for the whole list. Guard:
     test_other_tasks_run_while_a_list_is_serialized.
     """
     if not isinstance(items, (list, tuple)):
+        if readiness.serializer.may_wait:
+            items = iter(items)
+            first = list(_up_to_data(items))
+            await readiness.prepare(first)
+            items = chain(first, items)
         return convert(items) or ()
     given = list(items)  # another task may change the caller's list during the conversion
     converted: list[Any] = []
     for start in range(0, len(given), CHUNK_ROWS):
-        converted += convert(given[start : start + CHUNK_ROWS]) or ()
+        piece = given[start : start + CHUNK_ROWS]
+        await readiness.prepare(piece)
+        converted += convert(piece) or ()
         await asyncio.sleep(0)
     return converted
+
+
+def _up_to_data(items: Iterator[Any]) -> Iterator[Any]:
+    """Yield the items up to the first one that is not None."""
+    for item in items:
+        yield item
+        if item is not None:
+            return
