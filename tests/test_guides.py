@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.documents import DocumentRun, blocks_of
+from support.schema_registry import running_registry
 
 from oncelog import Broker
 
@@ -20,5 +21,6 @@ def test_guides_have_code() -> None:
 
 @pytest.mark.parametrize("path", GUIDES, ids=lambda path: path.stem)
 def test_a_guide_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
-    with Broker() as broker:
-        assert DocumentRun(broker.bootstrap_servers, tmp_path).run(path) > 0
+    with Broker() as broker, running_registry() as registry:
+        addresses = {"http://127.0.0.1:8081": registry.url}
+        assert DocumentRun(broker.bootstrap_servers, tmp_path, addresses=addresses).run(path) > 0

@@ -35,6 +35,7 @@ MAY_IMPORT = {
     "server": BASE | {"rules", "wire", "log", "broker", "runtime", "compiled"},
     "client": BASE | {"rules", "wire", "runtime"},
     "conform": BASE | {"rules", "wire", "runtime", "client"},
+    "schema_registry": BASE | {"runtime"},
 }
 PURE_ROOMS = {"rules", "wire", "log", "broker", "audit"}
 CLIENT_IO = {

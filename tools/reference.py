@@ -167,6 +167,10 @@ def render_configuration() -> str:
         "## Pipeline\n",
         "`oncelog pipeline run` takes these settings with `-X NAME=VALUE`.\n",
         table(client, _setting_rows(config.PIPELINE.settings)),
+        "## Schema registry\n",
+        "`oncelog.schema_registry` takes these settings, and commands with `--schema-registry`; see "
+        "[Schema registry](../guides/schema-registry.md).\n",
+        table(client, _setting_rows(config.SCHEMA_REGISTRY.settings)),
         *_spark_options(),
         *_command_options(),
         "## Environment variables\n",
@@ -794,6 +798,11 @@ API_PAGES: dict[str, tuple[str, str, tuple[tuple[str, tuple[str, ...] | None], .
         "oncelog.tracing",
         "OpenTelemetry spans for sent and processed records; see [Tracing](../../guides/tracing.md).",
         (("oncelog.tracing", None),),
+    ),
+    "schema_registry": (
+        "oncelog.schema_registry",
+        "Serializers and deserializers for a schema registry; see [Schema registry](../../guides/schema-registry.md).",
+        (("oncelog.schema_registry", None),),
     ),
     "testing": (
         "oncelog.testing",

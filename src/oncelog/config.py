@@ -8,6 +8,7 @@ TopicConfig), unless the description says otherwise.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from oncelog.settings import Setting, SettingsTable
@@ -289,5 +290,36 @@ PIPELINE = SettingsTable(
     ),
 )
 
-TABLES = (PRODUCER, CONSUMER, ADMIN, BROKER, TOPIC, GROUP, PIPELINE)
+_REGISTRY_TLS = tuple(replace(row, key=f"schema.registry.{row.key}") for row in _TLS) + _rows(
+    ("schema.registry.ssl.endpoint.identification.algorithm", "str", "https", "https: the registry's certificate must match its host name. none: no check.", None, None, ("https", "none", "")),
+)
+
+SCHEMA_REGISTRY = SettingsTable(
+    "schema registry",
+    _rows(
+        ("schema.registry.url", "list", None, "URLs of the schema registry: http(s)://HOST:PORT/PATH. If one does not answer, the next one is asked."),
+        ("basic.auth.credentials.source", "str", None, "Source of user name and password: URL (USER:PASSWORD@ in schema.registry.url) or USER_INFO. Unset: the one that is present. (Java's default is URL.)", None, None, ("URL", "USER_INFO")),
+        ("basic.auth.user.info", "password", None, "USER:PASSWORD for basic authentication."),
+        ("bearer.auth.credentials.source", "str", None, "Source of the bearer token. Unset: bearer.auth.token, if present.", None, None, ("STATIC_TOKEN",)),
+        ("bearer.auth.token", "password", None, "Token for bearer authentication."),
+        ("bearer.auth.logical.cluster", "str", None, "The registry's logical cluster, sent as target-sr-cluster."),
+        ("bearer.auth.identity.pool.id", "str", None, "The identity pool, sent as Confluent-Identity-Pool-Id."),
+        ("auto.register.schemas", "bool", True, "Register a serializer's schema under its subject. If false, the subject must already have the schema."),
+        ("normalize.schemas", "bool", False, "Let the registry normalize a schema before it registers it or looks it up."),
+        ("use.latest.version", "bool", False, "Serialize with the latest schema of the subject. Needs auto.register.schemas=false."),
+        ("use.schema.id", "int", None, "Serialize with the schema of this id. Needs auto.register.schemas=false. (Java's default is -1.)", 0, INT32_MAX),
+        ("subject.name.strategy", "str", "TopicNameStrategy", "Subject of a schema: TopicNameStrategy (TOPIC-key or TOPIC-value), RecordNameStrategy (RECORD) or TopicRecordNameStrategy (TOPIC-RECORD). Java's class names are accepted too."),
+        ("json.fail.invalid.schema", "bool", True, "Check JSON values against their JSON Schema. (Java's default is false.)"),
+        ("max.retries", "int", 3, "Maximum number of retries, in each of which every URL is asked once.", 0),
+        ("retries.wait.ms", "int", 1_000, "First pause before a retry. It doubles up to retries.max.wait.ms.", 0),
+        ("retries.max.wait.ms", "int", 20_000, "Longest pause before a retry.", 0),
+        ("http.connect.timeout.ms", "int", 5_000, "Maximum time to connect to the registry. (Java's default is 60000.)", 1),
+        ("http.read.timeout.ms", "int", 10_000, "Maximum time without a byte of a response. (Java's default is 60000.)", 1),
+        ("request.timeout.ms", "int", 30_000, "Maximum time of a look-up or registration with all its retries. (Java has none.)", 1),
+        ("cache.capacity", "int", 1_000, "Maximum number of schemas in each cache.", 10),
+        ("oncelog.max.response.bytes", "int", 10_000_000, "Maximum size of a registry's response in bytes. (Oncelog only.)", 1),
+    ) + _REGISTRY_TLS,
+)
+
+TABLES = (PRODUCER, CONSUMER, ADMIN, BROKER, TOPIC, GROUP, PIPELINE, SCHEMA_REGISTRY)
 # fmt: on

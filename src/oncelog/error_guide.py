@@ -692,6 +692,18 @@ EXCEPTIONS: dict[str, ErrorGuide] = {
         "The text names the record's topic, partition and offset, and the header.",
         "Write the headers with `oncelog.spark.provenance_headers()`. If others write to the topic too, use `pass_unmarked=True`.",
     ),
+    "SchemaRegistryError": ErrorGuide(
+        "The schema registry refused a request, did not answer in time, or has no such schema.",
+        "clients with serializers of `oncelog.schema_registry`",
+        "The text names the request, the subject or id, and the address. `status` and `error_code` are those of the registry.",
+        "See docs/guides/schema-registry.md.",
+    ),
+    "SchemaDataError": ErrorGuide(
+        "Data does not fit its schema, a schema is invalid, or bytes are not in the wire format of a schema registry.",
+        "clients with serializers of `oncelog.schema_registry`",
+        "The text names the schema and the reason. `__cause__` is the error of the schema library.",
+        "Correct the data or the schema. A topic may also have records that were written without a registry.",
+    ),
     "BrokerError": ErrorGuide(
         "The broker returned an error code. Each code has its own subclass.",
         _ANY,

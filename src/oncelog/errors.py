@@ -15,6 +15,8 @@
 | SerializationError | a serializer failed, or its result was not bytes; the record was not sent |
 | DeserializationError | a deserializer failed; the text names topic, partition and offset |
 | ProvenanceError | a record's headers do not say which source record it was made from |
+| SchemaRegistryError | the schema registry refused a request, or did not answer in time |
+| SchemaDataError | data does not fit its schema, or is not in the wire format of a schema registry |
 | BrokerError | the broker returned an error code; one class per code |
 """
 
@@ -138,6 +140,40 @@ class ProvenanceError(OncelogError, ValueError):
     def __init__(self, reason: str, topic: str, partition: int, offset: int) -> None:
         super().__init__(f"{topic}-{partition}, offset {offset}: {reason}")
         self.reason, self.topic, self.partition, self.offset = reason, topic, partition, offset
+
+
+class SchemaRegistryError(OncelogError):
+    """The schema registry refused a request, did not answer in time, or has no such schema.
+
+    `url` is the address without credentials. `subject` and `schema_id` are what was requested, or None.
+    `status` is the HTTP status, and None without a response. `error_code` is the registry's own code, such as
+    40403 for an unknown schema id, or None.
+    """
+
+    def __init__(
+        self,
+        detail: str,
+        *,
+        url: str | None = None,
+        subject: str | None = None,
+        schema_id: int | None = None,
+        status: int | None = None,
+        error_code: int | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.url, self.subject, self.schema_id = url, subject, schema_id
+        self.status, self.error_code = status, error_code
+
+
+class SchemaDataError(OncelogError, ValueError):
+    """Data does not fit its schema, a schema is invalid, or bytes are not in the registry's wire format.
+
+    `subject` and `schema_id` name the schema, or are None.
+    """
+
+    def __init__(self, detail: str, *, subject: str | None = None, schema_id: int | None = None) -> None:
+        super().__init__(detail)
+        self.subject, self.schema_id = subject, schema_id
 
 
 MAX_MESSAGE_CHARACTERS = 1_000

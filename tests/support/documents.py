@@ -5,7 +5,8 @@ expected output. A `console` block has commands, each after `$ `, with their out
 is run by pytest. Blocks of other languages (`sh`, `properties`) are not run.
 
 In the document, the broker is at 127.0.0.1:9092 and files are in /tmp. In the test, both are replaced by the
-test's own. The comparison ignores the widths of columns. `...` stands for any text, also of several lines.
+test's own, and so are the `addresses` of a run. The comparison ignores the widths of columns. `...` stands
+for any text, also of several lines.
 Producer ids and times differ from run to run, so any id and any time match.
 """
 
@@ -98,8 +99,14 @@ def assert_prints(expected: str, printed: str, where: str) -> None:
 class DocumentRun:
     """The blocks of one document, run against a broker at `servers` with files in `directory`."""
 
-    def __init__(self, servers: str, directory: Path, environment: Mapping[str, str] = {}) -> None:
-        self._servers, self._directory = servers, directory
+    def __init__(
+        self,
+        servers: str,
+        directory: Path,
+        environment: Mapping[str, str] = {},
+        addresses: Mapping[str, str] = {},
+    ) -> None:
+        self._servers, self._directory, self._addresses = servers, directory, addresses
         own = {"ONCELOG_BOOTSTRAP_SERVERS": servers, "XDG_CONFIG_HOME": str(directory / "config")}
         self._environment = {**os.environ, **own, **environment}
 
@@ -124,6 +131,8 @@ class DocumentRun:
         return count
 
     def _here(self, text: str) -> str:
+        for shown, actual in self._addresses.items():
+            text = text.replace(shown, actual)
         return text.replace("127.0.0.1:9092", self._servers).replace("/tmp/", f"{self._directory}/")
 
     @contextmanager

@@ -232,9 +232,9 @@ def say_target(client_config: Mapping[str, Any]) -> None:
 
 
 def _known_keys() -> set[str]:
-    from oncelog.config import ADMIN, CONSUMER, PRODUCER
+    from oncelog.config import ADMIN, CONSUMER, PRODUCER, SCHEMA_REGISTRY
 
-    return {key for table in (ADMIN, PRODUCER, CONSUMER) for key in table.key_names()}
+    return {key for table in (ADMIN, PRODUCER, CONSUMER, SCHEMA_REGISTRY) for key in table.key_names()}
 
 
 def _environment_properties() -> dict[str, str]:
@@ -261,11 +261,12 @@ def known_settings(given: Mapping[str, str]) -> dict[str, str]:
     """Return client settings with Kafka's names, which have dots. Raises ConfigError for an unknown name or
     an invalid value.
     """
-    from oncelog.config import ADMIN, CONSUMER, PRODUCER
+    from oncelog.config import ADMIN, CONSUMER, PRODUCER, SCHEMA_REGISTRY
 
     settings = _canonical(given)
+    tables = (ADMIN, CONSUMER, PRODUCER, SCHEMA_REGISTRY)
     for key, value in settings.items():
-        table = next((table for table in (ADMIN, CONSUMER, PRODUCER) if table.get(key)), ADMIN)
+        table = next((table for table in tables if table.get(key)), ADMIN)
         table.parse({key: value})
     return settings
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from oncelog.cli.common import (
+    ClientConfig,
     bootstrap_options,
     new_admin,
     one_line,
@@ -26,6 +27,7 @@ from oncelog.cli.common import (
 from oncelog.cli.interrupt import Interrupt
 from oncelog.cli.record_filter import RecordFilter, parse_filter
 from oncelog.cli.record_format import Part, parse_format, render
+from oncelog.cli.registry_options import RecordDecoder, registry_option, take_registry
 from oncelog.cli.times import TimeType
 from oncelog.errors import MisuseError, OncelogError
 
@@ -73,6 +75,19 @@ class _Counts:
     read: int = 0
     matched: int = 0
     pending: Sequence[Any] = ()
+
+
+class _Selection(NamedTuple):
+    """The treatment of each record: the conversion by a schema registry, if there is one, and the filter."""
+
+    record_filter: RecordFilter
+    decode: RecordDecoder | None
+
+    def of(self, rows: list[Any]) -> list[Any]:
+        """Return the converted records that match the filter. Raises DeserializationError."""
+        if self.decode is not None:
+            rows = [self.decode(row) for row in rows]
+        return [row for row in rows if self.record_filter.matches(row)] if self.record_filter else rows
 
 
 @click.command("consume")
@@ -133,8 +148,11 @@ class _Counts:
     "--to-parquet", "parquet", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
     help="Write the records into this Parquet file. It is replaced when the command ends.",
 )  # fmt: skip
+@registry_option
 @bootstrap_options
-def command(topics: tuple[str, ...], client_config: dict[str, Any], **given: Any) -> None:
+def command(
+    topics: tuple[str, ...], client_config: ClientConfig, registry_url: str | None, **given: Any
+) -> None:
     """Print the records of topics until interrupted, or until one of the limits.
 
     \b
@@ -145,7 +163,9 @@ def command(topics: tuple[str, ...], client_config: dict[str, Any], **given: Any
       oncelog consume 'flights.*' --regex --since 1h --json-field origin=EWR
       oncelog consume flights --from-beginning --until-end --to-parquet flights.parquet
       oncelog consume flights --group dashboards --from-beginning
+      oncelog consume orders --from-beginning --schema-registry http://127.0.0.1:8081
     With --group, --from-beginning applies to partitions for which the group has no committed offset.
+    With --schema-registry, keys and values in the registry's wire format are printed and filtered as JSON.
     Exit code 4: --timeout-ms passed before --max-messages records arrived.
     """
     options = _Options(**given)
@@ -155,10 +175,14 @@ def command(topics: tuple[str, ...], client_config: dict[str, Any], **given: Any
         parts = None if options.record_format is None else parse_format(options.record_format)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    from oncelog.config import CONSUMER
+
+    registry = take_registry(client_config, registry_url, CONSUMER)
+    decode = None if registry is None else RecordDecoder(registry)
     counts = _Counts()
     with _consumer(client_config, options) as consumer:
         ends = _start(consumer, client_config, topics, options)
-        polls = _records(consumer, options, ends, record_filter, counts)
+        polls = _records(consumer, options, ends, _Selection(record_filter, decode), counts)
         try:
             if options.parquet is not None:
                 _save(polls, options.parquet, counts)
@@ -317,7 +341,7 @@ def _place(consumer: Any, tps: Sequence[Any], options: _Options, ends: Mapping[A
 
 
 def _records(
-    consumer: Any, options: _Options, ends: Mapping[Any, int], record_filter: RecordFilter, counts: _Counts
+    consumer: Any, options: _Options, ends: Mapping[Any, int], selection: _Selection, counts: _Counts
 ) -> Iterator[list[Any]]:
     """Yield the matching records of each poll until --max-messages, --timeout-ms or the end offsets are
     reached.
@@ -337,7 +361,7 @@ def _records(
         quiet_seconds = 0.0 if rows else quiet_seconds + wait
         if timeout_ms is not None and quiet_seconds >= timeout_ms / 1000:
             return
-        matching = [row for row in rows if record_filter.matches(row)] if record_filter else rows
+        matching = selection.of(rows)
         counts.read += len(rows)
         counts.matched += len(matching)
         yield matching

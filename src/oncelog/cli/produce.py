@@ -15,10 +15,11 @@ from typing import IO, Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, emit, only_settings_of, output_option, say
+from oncelog.cli.common import ClientConfig, bootstrap_options, emit, only_settings_of, output_option, say
 from oncelog.cli.interrupt import Interrupt
 from oncelog.cli.record_filter import parse_header
 from oncelog.cli.record_format import unescape
+from oncelog.cli.registry_options import registry_option, take_registry, text_encoder
 from oncelog.cli.times import TimeType
 from oncelog.errors import DisconnectedError, MessageTooLarge, OncelogError, TimedOut, UnknownTopicOrPartition
 from oncelog.settings import Settings
@@ -79,6 +80,13 @@ class _Input:
     "-z", "--compression", type=click.Choice(["none", "gzip", "snappy", "lz4", "zstd"]),
     help="The codec, as -X compression.type.",
 )  # fmt: skip
+@click.option(
+    "--value-schema", metavar="FILE|ID",
+    help="Write values, which must be JSON text, with this schema: a file *.avsc (Avro) or *.json (JSON "
+    "Schema), or an id in the schema registry. Needs --schema-registry.",
+)  # fmt: skip
+@click.option("--key-schema", metavar="FILE|ID", help="The same for keys.")
+@registry_option
 @output_option
 @bootstrap_options
 def command(
@@ -87,7 +95,10 @@ def command(
     partition: int | None,
     compression: str | None,
     output: str,
-    client_config: dict[str, Any],
+    client_config: ClientConfig,
+    registry_url: str | None,
+    value_schema: str | None,
+    key_schema: str | None,
     **given: Any,
 ) -> None:
     """Send each line of FILES or of standard input as a record, and print the offsets at the end.
@@ -99,13 +110,19 @@ def command(
       echo | oncelog produce users --key u17 --null-value
       oncelog produce logs big.log -z zstd -H source=web1 --timestamp 2026-11-28T10:00
       oncelog consume old --until-end --from-beginning -o jsonl | oncelog produce new --jsonl
+      oncelog produce orders orders.jsonl --schema-registry http://127.0.0.1:8081 --value-schema order.avsc
     With --jsonl an object has the field value, and optionally key, headers (an object, or a list of objects
     with key and value), partition and timestamp (ms). key_base64 and value_base64 replace key and value for
     bytes that are not text. topic and offset are ignored.
     Ctrl-C sends the records read so far; a second Ctrl-C ends at once. Exit code 1: a record failed.
     """
     source = _Input(**given)
+    from oncelog.config import PRODUCER
+
+    registry = take_registry(client_config, registry_url, PRODUCER)
     parse, delimiter = _parser(source), _delimiter(source.delimiter)
+    if value_schema is not None or key_schema is not None:
+        parse = _with_schemas(parse, registry, topic, value_schema, key_schema)
     if compression is not None:
         client_config["compression.type"] = compression
     tally = _Tally()
@@ -371,6 +388,35 @@ def _parser(source: _Input) -> Callable[[bytes], Arguments]:
         return record
 
     return parse_line
+
+
+def _with_schemas(
+    parse: Callable[[bytes], Arguments],
+    registry: Any | None,
+    topic: str,
+    value_schema: str | None,
+    key_schema: str | None,
+) -> Callable[[bytes], Arguments]:
+    """Return a parser whose keys and values are in the schema registry's wire format.
+
+    Raises click.UsageError for invalid options.
+    """
+    if registry is None:
+        raise click.UsageError("--value-schema and --key-schema need --schema-registry")
+    encoders = {
+        part: text_encoder(registry, topic, schema, is_key=part == "key")
+        for part, schema in (("value", value_schema), ("key", key_schema))
+        if schema is not None
+    }
+
+    def parse_and_encode(line: bytes) -> Arguments:
+        record = parse(line)
+        for part, encode in encoders.items():
+            if record.get(part) is not None:
+                record[part] = encode(record[part])
+        return record
+
+    return parse_and_encode
 
 
 def _line_parser(key_separator: str | None) -> Callable[[bytes], Arguments]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from oncelog.cli.common import bootstrap_options, new_admin
+from oncelog.cli.common import ClientConfig, bootstrap_options, new_admin
+from oncelog.cli.registry_options import registry_option, take_registry
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -20,6 +21,8 @@ _SHUTDOWN_S = 2
 """Seconds after Ctrl-C in which started responses may still be sent. The limit is needed because a page may
 wait for a broker that never answers.
 """
+_SHORT_WAITS = {"request.timeout.ms": 5_000, "http.read.timeout.ms": 3_000, "http.connect.timeout.ms": 2_000}
+"""Defaults for the schema registry: a page waits for it, and shows bytes if it does not answer."""
 
 
 @click.command("web")
@@ -39,9 +42,15 @@ wait for a broker that never answers.
     metavar="HOST:PORT",
     help="Start a fault proxy before the cluster on this loopback address, for the page of faults.",
 )
+@registry_option
 @bootstrap_options
 def command(
-    listen: str, insecure: bool, read_only: bool, fault_proxy: str | None, client_config: dict[str, Any]
+    listen: str,
+    insecure: bool,
+    read_only: bool,
+    fault_proxy: str | None,
+    registry_url: str | None,
+    client_config: ClientConfig,
 ) -> None:
     """Serve web pages about a cluster until Ctrl-C.
 
@@ -50,7 +59,8 @@ def command(
     back last stable offsets and since when. Hanging transactions have a button that aborts them; offsets of
     groups and settings of topics can be changed. The first line on standard output is
     `pages on http://HOST:PORT/`. With --fault-proxy, a page switches faults on and off for the clients that
-    connect to that address, and draws what happens to their batches.
+    connect to that address, and draws what happens to their batches. With --schema-registry, the messages
+    page shows keys and values in the registry's wire format as JSON.
     """
     from oncelog.broker.settings.listeners import EVERY_INTERFACE, parse_address
     from oncelog.errors import ConfigError
@@ -64,7 +74,6 @@ def command(
         from oncelog.web.app import make_app
     except ImportError as error:
         raise click.ClickException(f"{error.name} is missing: pip install 'oncelog[web]'") from None
-
     host, port = parse_address(listen, "--listen")
     if not (insecure or is_loopback(host)):
         raise ConfigError(
@@ -72,7 +81,7 @@ def command(
             "abort transactions; put a web server with a login before them, or use "
             "--insecure in a network that keeps others out"
         )
-    servers = client_config["bootstrap.servers"]
+    deserializer = _deserializer(client_config, registry_url)
     with (
         new_admin(client_config) as admin,
         _listening(host, port) as sock,
@@ -87,13 +96,27 @@ def command(
         app = make_app(
             admin,
             hosts=sorted(hosts),
-            servers=servers,
+            servers=client_config["bootstrap.servers"],
             make_consumer=lambda: Consumer({**reading, "enable.auto.commit": False}),
             fault_proxy=faults,
+            deserializer=deserializer,
             is_read_only=read_only,
             closes_admin=True,
         )
         _run(app, sock)
+
+
+def _deserializer(client_config: ClientConfig, url: str | None) -> Any | None:
+    """Return an AnyDeserializer, or None without a schema registry. Raises ConfigError."""
+    from oncelog.config import ADMIN
+
+    registry = take_registry(client_config, url, ADMIN, _SHORT_WAITS)
+    if registry is None:
+        return None
+    from oncelog.schema_registry.any_schema import AnyDeserializer
+
+    # Show a value also if it breaks its JSON Schema.
+    return AnyDeserializer(registry, config={"json.fail.invalid.schema": False})
 
 
 def _run(app: Starlette, sock: socket.socket) -> None:

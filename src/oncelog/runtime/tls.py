@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import ssl
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from oncelog.config import MECHANISMS
 from oncelog.errors import ConfigError
@@ -57,8 +57,11 @@ def client_context(settings: Settings) -> ssl.SSLContext | None:
 
     Raises ConfigError for missing or invalid files.
     """
-    if not uses_tls(settings):
-        return None
+    return tls_context(settings) if uses_tls(settings) else None
+
+
+def tls_context(settings: Mapping[str, Any]) -> ssl.SSLContext:
+    """Return the context for a client's settings ssl.*. Raises ConfigError for missing or invalid files."""
     source, trusted = _trusted(settings)
     context = _load(
         lambda: ssl.create_default_context(ssl.Purpose.SERVER_AUTH, **trusted), source, _AUTHORITIES
@@ -91,7 +94,7 @@ def _server_context(settings: Settings) -> ssl.SSLContext:
     return context
 
 
-def _set_versions(context: ssl.SSLContext, settings: Settings) -> None:
+def _set_versions(context: ssl.SSLContext, settings: Mapping[str, Any]) -> None:
     names = settings["ssl.enabled.protocols"]
     unknown = [name for name in names if name not in _VERSIONS]
     if unknown or not names:
@@ -100,7 +103,7 @@ def _set_versions(context: ssl.SSLContext, settings: Settings) -> None:
     context.minimum_version, context.maximum_version = min(versions), max(versions)
 
 
-def _trusted(settings: Settings) -> tuple[str, dict[str, str]]:
+def _trusted(settings: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
     """Return (source for error texts, arguments of load_verify_locations) for the trusted authorities.
 
     Empty arguments mean the authorities of the operating system. Raises ConfigError if two settings name
@@ -120,7 +123,7 @@ def _trusted(settings: Settings) -> tuple[str, dict[str, str]]:
     return source, {"cafile": settings[files[0]]}
 
 
-def _load_own(context: ssl.SSLContext, settings: Settings) -> bool:
+def _load_own(context: ssl.SSLContext, settings: Mapping[str, Any]) -> bool:
     """Load the certificate and key of this side. Return False if no certificate is configured.
 
     Raises ConfigError if the key or the chain is missing, or if they cannot be loaded.

@@ -6,18 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from oncelog.spark.provenance import provenance_headers
+    from oncelog.spark.schema_registry import registry_json
     from oncelog.spark.sink.atomic import write_atomic
     from oncelog.spark.sink.determinism import require_deterministic
 
-__all__ = ["provenance_headers", "require_deterministic", "write_atomic"]
+__all__ = ["provenance_headers", "registry_json", "require_deterministic", "write_atomic"]
 
 
 def __getattr__(name: str) -> Any:
     # Import these modules on first use, because they need PySpark.
     if name in __all__:
         from oncelog.spark import _pyspark as _pyspark
-        from oncelog.spark import provenance
+        from oncelog.spark import provenance, schema_registry
         from oncelog.spark.sink import atomic, determinism
 
-        return getattr(next(m for m in (provenance, atomic, determinism) if hasattr(m, name)), name)
+        modules = (provenance, schema_registry, atomic, determinism)
+        return getattr(next(module for module in modules if hasattr(module, name)), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -19,6 +20,7 @@ from starlette.routing import Route
 from oncelog.client.admin.blocking import Admin
 from oncelog.client.consumer.blocking import Consumer
 from oncelog.web.actions import Actions
+from oncelog.web.decoding import MessageDecoder
 from oncelog.web.faults import FaultProxy
 from oncelog.web.pages import Pages
 from oncelog.web.reading import LogReader
@@ -33,6 +35,7 @@ def make_app(
     servers: str,
     make_consumer: Callable[[], Consumer] | None = None,
     fault_proxy: FaultProxy | None = None,
+    deserializer: Any | None = None,
     is_read_only: bool = False,
     closes_admin: bool = False,
 ) -> Starlette:
@@ -42,14 +45,14 @@ def make_app(
     another site cannot use the application through the user's browser. `servers` is the cluster's name on the
     pages. `make_consumer` returns a consumer without a group, for reading messages. If it is None, a consumer
     with the bootstrap servers `servers` is used. `fault_proxy` is a started proxy, whose page switches faults
-    on and off. With `is_read_only`, the pages change nothing. With `closes_admin`, the end of the application
-    closes `admin`. That ends calls that wait for a silent broker. `state.close_clients()` of the application
-    does so earlier.
+    on and off. `deserializer` is an AnyDeserializer, for keys and values of messages. With `is_read_only`,
+    the pages change nothing. With `closes_admin`, the end of the application closes `admin`. That ends calls
+    that wait for a silent broker. `state.close_clients()` of the application does so earlier.
     """
     reader = LogReader(admin, make_consumer or (lambda: Consumer({"bootstrap.servers": servers})))
     sampler = Sampler(admin)
     renderer = Renderer(servers, is_read_only=is_read_only)
-    pages = Pages(admin, reader, sampler, renderer, fault_proxy)
+    pages = Pages(admin, reader, sampler, renderer, fault_proxy, MessageDecoder(deserializer))
     actions = Actions(admin, renderer, pages.stories, fault_proxy)
 
     def close_clients() -> None:

@@ -26,6 +26,7 @@ from oncelog.errors import (
 from oncelog.rules.transactions.hanging import Hanging
 from oncelog.runtime import system
 from oncelog.types import TopicPartition
+from oncelog.web.decoding import MessageDecoder
 from oncelog.web.fates import remembered
 from oncelog.web.faults import PRESETS, FaultProxy, count_decisions, draw_newest
 from oncelog.web.history import Sample
@@ -67,8 +68,10 @@ class Pages:
         sampler: Sampler,
         renderer: Renderer,
         fault_proxy: FaultProxy | None = None,
+        decoder: MessageDecoder | None = None,
     ) -> None:
         self.stories = Stories()
+        self._decoder = decoder or MessageDecoder()
         self._fault_proxy = fault_proxy
         self._admin = admin
         self._reader = reader
@@ -213,13 +216,17 @@ class Pages:
         else:
             starts = self._starts(ends, way, query.get("at", ""))
             found = {tp: self._reader.search(tp, ends[tp], starts[tp], search) for tp in ends}
+        messages = _merged(found, limit, is_newest=way == "last")
+        shown, registry_error = self._decoder.shown(messages)
         return {
             "name": topic,
             "query": query,
             "limit": limit,
             "partitions": tps,
             "is_cut": len(chosen) > MAX_SEARCHED_PARTITIONS,
-            "messages": _merged(found, limit, is_newest=way == "last"),
+            "messages": messages,
+            "shown": shown,
+            "registry_error": registry_error,
             "found": found,
             "ends": ends,
             "max_headers": MAX_SHOWN_HEADERS,

@@ -1,0 +1,169 @@
+"""Avro: a serializer and a deserializer over fastavro."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from oncelog.errors import MissingDependency, SchemaDataError, text_of
+from oncelog.schema_registry.client import SchemaRegistryClient
+from oncelog.schema_registry.references import referenced_schemas
+from oncelog.schema_registry.schemas import Schema
+from oncelog.schema_registry.serde import Decode, Encode, SchemaDeserializer, SchemaSerializer, require_type
+from oncelog.schema_registry.wire_format import HEADER_BYTES
+
+try:
+    from fastavro import schemaless_reader, schemaless_writer
+    from fastavro.repository import AbstractSchemaRepository, SchemaRepositoryError
+    from fastavro.schema import load_schema
+except ImportError as error:
+    raise MissingDependency(f"{error.name} is missing: pip install 'oncelog[schema-registry]'") from None
+
+_ROOT = "$root"
+
+
+class AvroSerializer(SchemaSerializer):
+    """A serializer that writes Avro: `value_serializer=AvroSerializer(registry, schema)`.
+
+    `schema` is Avro's JSON text, a Schema with references, or None with use.latest.version or use.schema.id.
+    Data has fastavro's types: a dict for a record. For the other arguments see `SchemaSerializer`.
+    """
+
+    def __init__(
+        self,
+        registry: SchemaRegistryClient,
+        schema: str | Schema | None = None,
+        *,
+        is_key: bool = False,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        schema = Schema(schema) if isinstance(schema, str) else schema
+        super().__init__(registry, schema, is_key=is_key, config=config)
+
+    def _record_name(self, schema: Schema) -> str | None:
+        return avro_record_name(schema)
+
+    def _encoder(self, schema: Schema) -> Encode:
+        return avro_encoder(self._registry, schema)
+
+
+class AvroDeserializer(SchemaDeserializer):
+    """A deserializer that reads Avro: `value_deserializer=AvroDeserializer(registry)`.
+
+    `schema` is the reader's schema. Data is converted to it by Avro's schema resolution. None: data has the
+    form in which it was written. `config` has settings that differ from those of `registry`.
+    """
+
+    def __init__(
+        self,
+        registry: SchemaRegistryClient,
+        schema: str | Schema | None = None,
+        *,
+        config: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(registry, config=config)
+        self._reader = Schema(schema) if isinstance(schema, str) else schema
+
+    def _decoder(self, schema_id: int) -> Decode:
+        return avro_decoder(self._registry, schema_id, self._reader)
+
+
+def avro_record_name(schema: Schema) -> str | None:
+    """Return the full name of a record, the name of a primitive type, or None. Raises SchemaDataError."""
+    declared = _json(schema)
+    if isinstance(declared, str):
+        return declared
+    if not isinstance(declared, dict):
+        return None
+    name, namespace = declared.get("name"), declared.get("namespace")
+    if name is None:
+        kind = declared.get("type")
+        return kind if isinstance(kind, str) else None
+    return f"{namespace}.{name}" if namespace and "." not in name else str(name)
+
+
+def avro_encoder(registry: SchemaRegistryClient, schema: Schema) -> Encode:
+    """Return a function that writes data of a schema. Raises SchemaDataError and SchemaRegistryError."""
+    parsed = parse_avro(registry, schema)
+    if _is_bytes(parsed):
+        # Confluent's serializers write the schema "bytes" without Avro's length.
+        return _checked_bytes
+
+    def encode(data: Any) -> bytes:
+        buffer = io.BytesIO()
+        schemaless_writer(buffer, parsed, data)
+        return buffer.getvalue()
+
+    return encode
+
+
+def avro_decoder(registry: SchemaRegistryClient, schema_id: int, reader: Schema | None = None) -> Decode:
+    """Return a function that reads data of a schema id. Raises SchemaDataError and SchemaRegistryError."""
+    schema = require_type(registry.get_schema(schema_id), "AVRO", schema_id)
+    written = parse_avro(registry, schema, schema_id)
+    read = None if reader is None else parse_avro(registry, reader)
+    if _is_bytes(written):
+        return lambda data: bytes(data[HEADER_BYTES:])
+
+    def decode(data: bytes) -> Any:
+        return schemaless_reader(io.BytesIO(data[HEADER_BYTES:]), written, read)
+
+    return decode
+
+
+def parse_avro(registry: SchemaRegistryClient, schema: Schema, schema_id: int | None = None) -> Any:
+    """Return fastavro's form of a schema, with the schemas that it refers to.
+
+    Raises SchemaDataError for a schema that is not Avro, and SchemaRegistryError.
+    """
+    declared: dict[str, Any] = {_ROOT: _json(schema, schema_id)}
+    for name, referenced in referenced_schemas(registry, schema).items():
+        declared[name] = _json(referenced, schema_id)
+    try:
+        return load_schema(_ROOT, repo=_Repository(declared))
+    except Exception as error:
+        raise _invalid(schema_id, error) from error
+
+
+class _Repository(AbstractSchemaRepository):  # type: ignore[misc]
+    """The declared schemas by name. fastavro asks for each name that a schema uses and does not define."""
+
+    def __init__(self, declared: Mapping[str, Any]) -> None:
+        self._declared = declared
+
+    def load(self, name: str) -> Any:
+        if name not in self._declared:
+            raise SchemaRepositoryError(f"no schema is named {name}")
+        # fastavro changes what it loads.
+        return deepcopy(self._declared[name])
+
+
+def _json(schema: Schema, schema_id: int | None = None) -> Any:
+    try:
+        return json.loads(schema.text)
+    except (ValueError, RecursionError) as error:
+        # Parsers of Avro also accept the name of a primitive type without quotation marks.
+        if schema.text.strip() in ("null", "boolean", "int", "long", "float", "double", "bytes", "string"):
+            return schema.text.strip()
+        raise _invalid(schema_id, error) from error
+
+
+def _is_bytes(parsed: Any) -> bool:
+    kind = parsed.get("type") if isinstance(parsed, dict) else parsed
+    return kind == "bytes" and not (isinstance(parsed, dict) and "logicalType" in parsed)
+
+
+def _checked_bytes(data: Any) -> bytes:
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"expected bytes, not {type(data).__name__}")
+    return bytes(data)
+
+
+def _invalid(schema_id: int | None, error: Exception) -> SchemaDataError:
+    which = "the schema" if schema_id is None else f"schema id {schema_id}"
+    return SchemaDataError(
+        f"{which} is not an Avro schema: {type(error).__name__}: {text_of(error)}", schema_id=schema_id
+    )

@@ -1,0 +1,87 @@
+"""Keys and values of the messages page, deserialized with the schemas of a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from oncelog.errors import OncelogError, SchemaRegistryError
+from oncelog.web.display import data_text
+from oncelog.web.reading import Message
+
+MAX_LOOKUPS = 50
+"""The maximum number of schema ids that a page asks the registry for. Later pages ask for further ones."""
+_NOT_FOUND = 404
+
+
+class MessageDecoder:
+    """The forms in which pages show keys and values. Without a registry, pages show their bytes.
+
+    `deserializer` is an AnyDeserializer, or None.
+    """
+
+    def __init__(self, deserializer: Any | None = None) -> None:
+        self._deserializer = deserializer
+
+    def shown(self, messages: Iterable[Message]) -> tuple[dict[Any, dict[str, Any]], OncelogError | None]:
+        """Return the forms of keys and values by partition and offset, and the error of the registry or None.
+
+        After an error that concerns more than one schema, the registry is not asked again for this page.
+        """
+        page = _Page(self._deserializer)
+        shown = {}
+        for message in messages:
+            if (record := message.record) is not None:
+                shown[message.tp, message.offset] = {
+                    "key": page.shown(record.topic, record.key),
+                    "value": page.shown(record.topic, record.value),
+                }
+        return shown, page.outage
+
+
+class _Page:
+    """The look-ups of one page. `outage` is the error after which the registry is not asked again."""
+
+    def __init__(self, deserializer: Any | None) -> None:
+        self._deserializer = deserializer
+        self._asked: set[int] = set()
+        self._unknown: dict[int, OncelogError] = {}
+        self.outage: OncelogError | None = None
+
+    def shown(self, topic: str, data: bytes | None) -> dict[str, Any]:
+        """Return the form of a key or a value."""
+        stored = data_text(data)
+        if data is None or self._deserializer is None:
+            return stored
+        from oncelog.schema_registry.any_schema import to_json
+        from oncelog.schema_registry.wire_format import decode_schema_id, is_framed
+
+        if not is_framed(data) or not self._may_ask(topic, data, schema_id := decode_schema_id(data)):
+            return stored
+        try:
+            if (unknown := self._unknown.get(schema_id)) is not None:
+                raise unknown
+            text = to_json(self._deserializer.deserialize(topic, data))
+        except (OncelogError, ValueError) as error:
+            if isinstance(error, SchemaRegistryError) and error.status != _NOT_FOUND:
+                self.outage = error
+                return stored
+            if isinstance(error, SchemaRegistryError):
+                self._unknown[schema_id] = error
+            return {**stored, "note": f"{stored['note'] or f'schema id {schema_id}'}: {error}"}
+        decoded = data_text(text.encode(errors="replace"))
+        note = f"schema id {schema_id}; {decoded['note']}" if decoded["note"] else f"schema id {schema_id}"
+        return {**decoded, "note": note, "size": len(data)}
+
+    def _may_ask(self, topic: str, data: bytes, schema_id: int) -> bool:
+        """Return True if the data can be deserialized without the registry, or the registry may be asked."""
+        if (
+            schema_id in self._unknown
+            or self._deserializer is None
+            or self._deserializer.is_ready(topic, data)
+        ):
+            return True
+        if self.outage is not None or (schema_id not in self._asked and len(self._asked) >= MAX_LOOKUPS):
+            return False
+        self._asked.add(schema_id)
+        return True
