@@ -85,6 +85,19 @@ def test_a_password_is_in_the_file_but_not_shown(file: Path) -> None:
     assert parse_profiles(file.read_text()).profiles["p"]["sasl.password"] == 'se"cret'
 
 
+def test_credentials_of_the_schema_registry_are_not_shown(file: Path) -> None:
+    url = "http://alice:secret@h:8081,http://i:8081"
+    settings = ("-X", f"schema.registry.url={url}", "-X", "bearer.auth.token=secret")
+    assert profile("create", "p", "h:1", *settings, "--replace").code == 0
+    shown = json.loads(profile("show", "p", "-o", "json").out)
+    assert {row["name"]: row["value"] for row in shown} == {
+        SERVERS: "h:1",
+        "schema.registry.url": "http://(hidden)@h:8081,http://i:8081",
+        "bearer.auth.token": "(hidden)",
+    }
+    assert parse_profiles(file.read_text()).profiles["p"]["schema.registry.url"] == url
+
+
 def test_a_command_with_an_unknown_profile_connects_to_nothing() -> None:
     assert profile("create", "known", "h:1").code == 0
     got = oncelog("topics", "delete", "t", "--yes", "--profile", "knwon")

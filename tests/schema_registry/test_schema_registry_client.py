@@ -182,9 +182,11 @@ def test_a_registry_that_does_not_answer_ends_the_wait(registry: Registry) -> No
     registry.gate.clear()
     with (
         client_of(registry, request_timeout_ms=100) as client,
-        pytest.raises(SchemaRegistryError, match=r"no result within request\.timeout\.ms=100"),
+        pytest.raises(SchemaRegistryError, match=r"no result within request\.timeout\.ms=100") as raised,
     ):
         client.get_schema(1)
+    assert (raised.value.schema_id, raised.value.status) == (1, None)
+    assert raised.value.url == f"{registry.url}/schemas/ids/1?format=serialized"
 
 
 def test_callers_of_one_schema_share_a_request(registry: Registry, client: SchemaRegistryClient) -> None:

@@ -48,7 +48,10 @@ def test_a_registry_that_is_down_fails_the_send_and_the_poll(ours: str, registry
     with producer_of(ours, value_serializer=AvroSerializer(late, ORDER)) as producer:
         with pytest.raises(SerializationError, match="no result within") as sending:
             producer.send(topic, ORDER_ROW)
-        assert isinstance(sending.value.__cause__, SchemaRegistryError)
+        cause = sending.value.__cause__
+        assert isinstance(cause, SchemaRegistryError)
+        assert cause.subject == f"{topic}-value"
+        assert cause.url is not None and cause.url.startswith(registry.url)
     assert read(ours, topic) == []
     with producer_of(ours) as producer:
         producer.send(topic, b"\0\0\0\0\x01x").result(60)
@@ -59,6 +62,7 @@ def test_a_registry_that_is_down_fails_the_send_and_the_poll(ours: str, registry
             polled(consumer, 1)
         assert isinstance(polling.value.__cause__, SchemaRegistryError)
         assert consumer.position(TopicPartition(topic, 0)) == 0
+    late.close()
 
 
 def test_asyncio_clients_leave_the_loop_free_while_they_wait(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -429,3 +431,26 @@ def test_an_unknown_id_is_asked_for_once_if_it_is_remembered(
             with pytest.raises(SchemaRegistryError, match="Schema 7 not found"):
                 deserializer.deserialize("t", data)
         assert len(registry.requests) == requests
+
+
+def test_a_missing_package_names_the_command_that_installs_it() -> None:
+    program = """
+import sys
+from oncelog.errors import MissingDependency
+for name in ("httpx2", "fastavro", "jsonschema", "google.protobuf"):
+    ours = [module for module in sys.modules if module.startswith("oncelog.schema_registry")]
+    for module in ours:
+        del sys.modules[module]
+    hidden = {module: sys.modules.pop(module) for module in list(sys.modules) if module.split(".")[0] == name}
+    sys.modules[name] = None
+    try:
+        import oncelog.schema_registry
+        print("no error")
+    except MissingDependency as error:
+        print(error)
+    del sys.modules[name]
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, done.stderr
+    assert all(line.endswith("missing: pip install 'oncelog[schema-registry]'") for line in lines), lines

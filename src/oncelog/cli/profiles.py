@@ -23,6 +23,7 @@ from oncelog.errors import ConfigError
 SERVERS = "bootstrap.servers"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ESCAPED = re.compile(r'[\x00-\x1f\x7f"\\]')
+_USER_INFO = re.compile(r"//[^/,\s]*@")
 _HEAD = "# `oncelog profile` writes this file. It may contain passwords.\n"
 
 
@@ -142,8 +143,10 @@ def write_profiles(profiles: Profiles) -> Path:
 
 
 def hidden(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return settings with `(hidden)` in place of passwords."""
-    from oncelog.config import ADMIN, CONSUMER, PRODUCER
+    """Return settings with `(hidden)` in place of passwords, also of those in a URL."""
+    from oncelog.config import ADMIN, CONSUMER, PRODUCER, SCHEMA_REGISTRY
 
-    secret = {s.key for table in (ADMIN, CONSUMER, PRODUCER) for s in table.settings if s.kind == "password"}
-    return {key: "(hidden)" if key in secret else value for key, value in settings.items()}
+    tables = (ADMIN, CONSUMER, PRODUCER, SCHEMA_REGISTRY)
+    secret = {s.key for table in tables for s in table.settings if s.kind == "password"}
+    shown = {key: "(hidden)" if key in secret else value for key, value in settings.items()}
+    return {key: _USER_INFO.sub("//(hidden)@", value) for key, value in shown.items()}

@@ -13,19 +13,22 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from google.protobuf.json_format import MessageToDict, ParseDict
-from google.protobuf.message import Message
-
-from oncelog.errors import SchemaRegistryError
+from oncelog.errors import MissingDependency, SchemaRegistryError
 from oncelog.schema_registry.avro import avro_decoder, avro_encoder, avro_record_name, parse_avro
 from oncelog.schema_registry.avro_json import avro_value
 from oncelog.schema_registry.cache import Cache
 from oncelog.schema_registry.client import SchemaRegistryClient
 from oncelog.schema_registry.json_schema import json_decoder, json_encoder, json_title
-from oncelog.schema_registry.protobuf import protobuf_class, protobuf_decoder
+from oncelog.schema_registry.protobuf import first_message_name, protobuf_class, protobuf_decoder
 from oncelog.schema_registry.schemas import Schema
 from oncelog.schema_registry.serde import Decode, Encode, SchemaDeserializer, SchemaSerializer, Writer
 from oncelog.schema_registry.wire_format import decode_schema_id, encode_header
+
+try:
+    from google.protobuf.json_format import MessageToDict, ParseDict
+    from google.protobuf.message import Message
+except ImportError as error:
+    raise MissingDependency(f"{error.name} is missing: pip install 'oncelog[schema-registry]'") from None
 
 NOT_FOUND = 404
 """The HTTP status for a schema, subject or version that the registry does not have."""
@@ -61,7 +64,7 @@ class AnyDeserializer(SchemaDeserializer):
             return super().deserialize(topic, data)
         schema_id = decode_schema_id(data)
         if (known := self._unknown.get(schema_id)) is not None:
-            raise known
+            raise known.with_traceback(None)  # each raise would add to its traceback
         try:
             return super().deserialize(topic, data)
         except SchemaRegistryError as error:
@@ -98,7 +101,7 @@ class JsonValueSerializer(SchemaSerializer):
 
     def _record_name(self, schema: Schema) -> str | None:
         if schema.type == "PROTOBUF":
-            return str(protobuf_class(self._registry, schema, None).DESCRIPTOR.full_name)
+            return first_message_name(schema)
         return avro_record_name(schema) if schema.type == "AVRO" else json_title(schema)
 
     def _make_writer(self, subject: str, schema_id: int, schema: Schema) -> Writer:

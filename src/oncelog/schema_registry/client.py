@@ -11,7 +11,7 @@ from oncelog.config import SCHEMA_REGISTRY
 from oncelog.errors import SchemaRegistryError
 from oncelog.schema_registry.cache import Cache
 from oncelog.schema_registry.http import Request, RestClient
-from oncelog.schema_registry.lookups import Lookups
+from oncelog.schema_registry.lookups import About, Lookups
 from oncelog.schema_registry.schemas import RegisteredSchema, Schema, SchemaReference
 
 T = TypeVar("T")
@@ -116,9 +116,10 @@ class SchemaRegistryClient:
 
     def _wait(self, request: Request, result: Callable[[Any], T]) -> T:
         """Return the result of a request's response, within request.timeout.ms."""
-        what = f"{request.method} {self._rest.urls[0]}{request.path}"
+        url = self._rest.urls[0] + request.path
+        about = About(f"{request.method} {url}", url, request.subject, request.schema_id)
         key = (request.method, request.path, str(request.body))
-        return self.lookups.wait(key, lambda: result(self._rest.call(request)), what)
+        return self.lookups.wait(key, lambda: result(self._rest.call(request)), about)
 
 
 def _body(schema: Schema) -> dict[str, Any]:

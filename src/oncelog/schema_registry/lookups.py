@@ -13,11 +13,20 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextvars import copy_context
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from oncelog.errors import SchemaRegistryError
 
 T = TypeVar("T")
+
+
+class About(NamedTuple):
+    """The schema that is looked up, for the error of a wait that takes too long."""
+
+    text: str
+    url: str
+    subject: str | None = None
+    schema_id: int | None = None
 
 
 class Lookups:
@@ -28,24 +37,24 @@ class Lookups:
         self._running: dict[Hashable, Future[Any]] = {}
         self._lock = threading.Lock()
 
-    def wait(self, key: Hashable, look_up: Callable[[], T], subject: str) -> T:
-        """Return the result of `look_up`, or raise its error. `subject` says in an error what is looked up.
+    def wait(self, key: Hashable, look_up: Callable[[], T], about: About) -> T:
+        """Return the result of `look_up`, or raise its error.
 
         Raises SchemaRegistryError after `timeout_ms`.
         """
         try:
             return self._start(key, look_up).result(self._timeout_ms / 1000)
         except FutureTimeout as error:
-            raise self._late(subject) from error
+            raise self._late(about) from error
 
-    async def wait_async(self, key: Hashable, look_up: Callable[[], T], subject: str) -> T:
+    async def wait_async(self, key: Hashable, look_up: Callable[[], T], about: About) -> T:
         """Do the same without blocking the event loop. A cancellation ends only the wait."""
         future = self._start(key, look_up)
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 return await asyncio.wrap_future(future)
         except TimeoutError as error:
-            raise self._late(subject) from error
+            raise self._late(about) from error
 
     def _start(self, key: Hashable, look_up: Callable[[], T]) -> Future[T]:
         with self._lock:
@@ -78,5 +87,10 @@ class Lookups:
         with self._lock:
             del self._running[key]
 
-    def _late(self, subject: str) -> SchemaRegistryError:
-        return SchemaRegistryError(f"{subject}: no result within request.timeout.ms={self._timeout_ms}")
+    def _late(self, about: About) -> SchemaRegistryError:
+        return SchemaRegistryError(
+            f"{about.text}: no result within request.timeout.ms={self._timeout_ms}",
+            url=about.url,
+            subject=about.subject,
+            schema_id=about.schema_id,
+        )

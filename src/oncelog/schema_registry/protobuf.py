@@ -155,6 +155,14 @@ def protobuf_class(registry: SchemaRegistryClient, schema: Schema, schema_id: in
     return message_factory.GetMessageClass(_message_at(file, (0,), schema_id))
 
 
+def first_message_name(schema: Schema) -> str:
+    """Return the full name of the first message in a schema. Raises SchemaDataError."""
+    file = _file_proto("", schema.text, None)
+    if not file.message_type:
+        raise SchemaDataError("the schema has no message")
+    return f"{file.package}.{file.message_type[0].name}" if file.package else str(file.message_type[0].name)
+
+
 def message_indexes(descriptor: Any) -> list[int]:
     """Return the path to a message in its file."""
     indexes: list[int] = []

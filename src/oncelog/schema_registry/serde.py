@@ -15,6 +15,7 @@ from oncelog.config import SCHEMA_REGISTRY
 from oncelog.errors import ConfigError, OncelogError, SchemaDataError, text_of
 from oncelog.schema_registry.cache import Cache
 from oncelog.schema_registry.client import SchemaRegistryClient
+from oncelog.schema_registry.lookups import About
 from oncelog.schema_registry.schemas import Schema
 from oncelog.schema_registry.subjects import strategy_name, subject_name
 from oncelog.schema_registry.wire_format import decode_schema_id, encode_header
@@ -69,8 +70,8 @@ class SchemaSerializer(ABC):
         """
         writer = self._writers.get(topic)
         if writer is None:
-            key, what = (self, topic), self._what(topic)
-            writer = self._registry.lookups.wait(key, lambda: self._writer(topic), what)
+            key, about = (self, topic), self._about(topic)
+            writer = self._registry.lookups.wait(key, lambda: self._writer(topic), about)
         try:
             return writer.header + writer.encode(data)
         except OncelogError:
@@ -92,10 +93,16 @@ class SchemaSerializer(ABC):
 
         Raises SchemaRegistryError and SchemaDataError.
         """
-        await self._registry.lookups.wait_async((self, topic), lambda: self._writer(topic), self._what(topic))
+        key, about = (self, topic), self._about(topic)
+        await self._registry.lookups.wait_async(key, lambda: self._writer(topic), about)
 
-    def _what(self, topic: str) -> str:
-        return f"the schema of topic {topic!r} at {self._registry.url}"
+    def _about(self, topic: str) -> About:
+        subject = None
+        if self._schema is not None or self._strategy == "TopicNameStrategy":
+            subject = self._subject(topic, self._schema)
+        url = self._registry.url
+        name = f"topic {topic!r}" if subject is None else f"subject {subject!r}"
+        return About(f"the schema of {name} at {url}", url, subject)
 
     def _writer(self, topic: str) -> Writer:
         subject, schema_id, schema = self._resolve(topic)
@@ -157,8 +164,8 @@ class SchemaDeserializer(ABC):
         schema_id = decode_schema_id(data)
         decode = self._decoders.get(schema_id)
         if decode is None:
-            key, what = (self, schema_id), self._what(schema_id)
-            decode = self._registry.lookups.wait(key, lambda: self._prepared(schema_id), what)
+            key, about = (self, schema_id), self._about(schema_id)
+            decode = self._registry.lookups.wait(key, lambda: self._prepared(schema_id), about)
         try:
             return decode(data)
         except OncelogError:
@@ -182,11 +189,12 @@ class SchemaDeserializer(ABC):
         Raises SchemaRegistryError and SchemaDataError.
         """
         schema_id = decode_schema_id(data)
-        key, what = (self, schema_id), self._what(schema_id)
-        await self._registry.lookups.wait_async(key, lambda: self._prepared(schema_id), what)
+        key, about = (self, schema_id), self._about(schema_id)
+        await self._registry.lookups.wait_async(key, lambda: self._prepared(schema_id), about)
 
-    def _what(self, schema_id: int) -> str:
-        return f"schema id {schema_id} at {self._registry.url}"
+    def _about(self, schema_id: int) -> About:
+        url = self._registry.url
+        return About(f"schema id {schema_id} at {url}", url, schema_id=schema_id)
 
     def _prepared(self, schema_id: int) -> Decode:
         decode = self._decoder(schema_id)
