@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from support.schema_registry import CONTENT_TYPE, Registry, running_registry
-from support.schemas import ORDER, ORDER_JSON
+from support.schemas import ORDER, ORDER_JSON, protobuf_classes
 from support.security.brokers import make_certificates
 
 from oncelog.errors import ConfigError, SchemaRegistryError
-from oncelog.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+from oncelog.schema_registry import ProtobufSerializer, Schema, SchemaReference, SchemaRegistryClient
+from oncelog.schema_registry.protobuf import file_text
 
 WITH_DEFAULT = json.dumps(
     {
@@ -58,10 +59,9 @@ def test_schemas_by_id_and_version_are_asked_for_once_and_the_latest_each_time(
         client.get_version("s", 1)
         client.get_latest_version("s")
     assert registry.requests == [
-        "GET /schemas/ids/1?format=serialized",
-        "GET /subjects/s/versions/1?format=serialized&deleted=true",
-        "GET /subjects/s/versions/latest?format=serialized",
-        *["GET /subjects/s/versions/latest?format=serialized"] * 2,
+        "GET /schemas/ids/1",
+        "GET /subjects/s/versions/1?deleted=true",
+        *["GET /subjects/s/versions/latest"] * 3,
     ]
 
 
@@ -91,7 +91,7 @@ def test_errors_have_the_registrys_code_and_name_what_was_requested(
     ) as raised:
         client.get_schema(5)
     assert (raised.value.status, raised.value.error_code, raised.value.schema_id) == (404, 40403, 5)
-    assert raised.value.url == f"{registry.url}/schemas/ids/5?format=serialized"
+    assert raised.value.url == f"{registry.url}/schemas/ids/5"
     with pytest.raises(SchemaRegistryError, match=r"subject 'none': HTTP 404, error code 40401") as raised:
         client.lookup_schema("none", Schema(ORDER))
     assert raised.value.subject == "none"
@@ -186,7 +186,7 @@ def test_a_registry_that_does_not_answer_ends_the_wait(registry: Registry) -> No
     ):
         client.get_schema(1)
     assert (raised.value.schema_id, raised.value.status) == (1, None)
-    assert raised.value.url == f"{registry.url}/schemas/ids/1?format=serialized"
+    assert raised.value.url == f"{registry.url}/schemas/ids/1"
 
 
 def test_callers_of_one_schema_share_a_request(registry: Registry, client: SchemaRegistryClient) -> None:
@@ -301,3 +301,19 @@ def test_tls_with_client_certificates(tmp_path: Path) -> None:
         for settings in (trusted, {**own, "max.retries": 0}):
             with SchemaRegistryClient({**url, **settings}) as client, pytest.raises(SchemaRegistryError):
                 client.get_schema(1)
+
+
+def test_only_protobuf_is_asked_for_in_serialized_form(registry: Registry) -> None:
+    """Confluent's registry answers such a request for another type with status 500."""
+    classes = protobuf_classes()
+    with client_of(registry) as client:
+        client.register_schema("order", Schema(ORDER))
+        ProtobufSerializer(client, classes["Money"]).serialize("money", classes["Money"]())
+        for schema_id in (1, 2):
+            client.get_schema(schema_id)
+        assert client.get_schema(2).text == file_text(classes["Money"].DESCRIPTOR.file)
+        assert client.get_version("money-value", 1).schema == client.get_latest_version("money-value").schema
+        assert client.get_version("money-value", 1).schema == client.get_schema(2)
+    assert [request for request in registry.requests if "serialized" in request] == [
+        "GET /schemas/ids/2?format=serialized"
+    ]

@@ -1,7 +1,7 @@
 """A schema registry in memory that follows Confluent's REST API: paths, JSON bodies, statuses, error codes.
 
-Apache Avro's own checker tests the backward compatibility of Avro schemas. Protobuf schemas are stored and
-returned in base 64, the form of `format=serialized`.
+Apache Avro's own checker tests the backward compatibility of Avro schemas. Protobuf schemas are registered
+in base 64, and returned in base 64 only with `format=serialized`.
 """
 
 from __future__ import annotations
@@ -40,11 +40,19 @@ class Stored:
     kind: str
     references: str
 
-    def body(self) -> dict[str, Any]:
-        """Return the schema's fields of a response. AVRO is left out, as registries do."""
+    def body(self, query: str = "") -> dict[str, Any]:
+        """Return the schema's fields of a response. AVRO is left out, as registries do.
+
+        As Confluent's registry: only Protobuf has the format `serialized`, and is else text of a .proto file.
+        """
+        if "format=serialized" in query and self.kind != "PROTOBUF":
+            raise Refused(500, 500, "Internal Server Error")
+        text = self.text
+        if "format=serialized" not in query and self.kind == "PROTOBUF":
+            text = f"syntax = \"proto3\"; // {len(text)} characters in base 64"
         kind = {} if self.kind == "AVRO" else {"schemaType": self.kind}
         references = json.loads(self.references)
-        return {"schema": self.text, **kind, **({"references": references} if references else {})}
+        return {"schema": text, **kind, **({"references": references} if references else {})}
 
 
 @dataclass
@@ -64,21 +72,23 @@ class Registry:
     headers: list[dict[str, str]] = field(default_factory=list)
     schemas: list[Stored] = field(default_factory=list)
     subjects: dict[str, list[int]] = field(default_factory=dict)
+    query: str = ""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, method: str, target: str, body: Any) -> Any:
         """Return the body of a successful response. Raises Refused."""
-        path = urlsplit(target).path
+        path, query = urlsplit(target).path, urlsplit(target).query
         for pattern, handle in _ROUTES[method]:
             if match := re.fullmatch(pattern, path):
                 with self.lock:
+                    self.query = query
                     return handle(self, *map(unquote, match.groups()), *([] if body is None else [body]))
         raise Refused(404, 404, "HTTP 404 Not Found")
 
     def by_id(self, schema_id: str) -> Any:
         if not schema_id.isdecimal() or not 0 < int(schema_id) <= len(self.schemas):
             raise Refused(404, 40403, f"Schema {schema_id} not found")
-        return self.schemas[int(schema_id) - 1].body()
+        return self.schemas[int(schema_id) - 1].body(self.query)
 
     def register(self, subject: str, body: Any) -> Any:
         schema = self._parsed(body)
@@ -120,9 +130,8 @@ class Registry:
 
     def _registered(self, subject: str, version: int) -> Any:
         schema_id = self.subjects[subject][version - 1]
-        return {
-            "subject": subject, "version": version, "id": schema_id, **self.schemas[schema_id - 1].body(),
-        }  # fmt: skip
+        schema = self.schemas[schema_id - 1].body(self.query)
+        return {"subject": subject, "version": version, "id": schema_id, **schema}
 
     def _ids(self, subject: str) -> list[int]:
         if subject not in self.subjects:
