@@ -49,7 +49,7 @@ class Stored:
             raise Refused(500, 500, "Internal Server Error")
         text = self.text
         if "format=serialized" not in query and self.kind == "PROTOBUF":
-            text = f"syntax = \"proto3\"; // {len(text)} characters in base 64"
+            text = f'syntax = "proto3"; // {len(text)} characters in base 64'
         kind = {} if self.kind == "AVRO" else {"schemaType": self.kind}
         references = json.loads(self.references)
         return {"schema": text, **kind, **({"references": references} if references else {})}
@@ -229,8 +229,13 @@ def running_registry(tls: ssl.SSLContext | None = None) -> Iterator[Registry]:
             self.end_headers()
             self.wfile.write(body)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Print nothing if a client resets its connection."""
+
+    server = Server(("127.0.0.1", 0), Handler)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     registry.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_address[1]}"

@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Iterator
 
+import click
 import pytest
 from starlette.testclient import TestClient
 from support.schema_registry import Registry, running_registry
@@ -13,6 +14,8 @@ from support.schemas import ORDER, ORDER_ROW
 from support.topics import new_topic, producer_of
 
 from oncelog import Admin
+from oncelog.cli.common import ClientConfig
+from oncelog.cli.web import _deserializer, command
 from oncelog.schema_registry import AnyDeserializer, AvroSerializer, SchemaRegistryClient
 from oncelog.web.app import make_app
 
@@ -73,3 +76,21 @@ def test_a_registry_that_fails_is_asked_once_and_bytes_are_shown(
     assert "The schema registry did not answer" in text and "plain" in text
     assert "schema id 1 in Confluent's wire format" in text
     assert len(registry.requests) == 1
+
+
+def test_the_command_waits_for_a_registry_only_shortly(registry: Registry) -> None:
+    settings = {
+        "request.timeout.ms": "60000",
+        "schema.registry.url": "http://other",
+        "basic.auth.user.info": "a:b",
+    }
+    with click.Context(command):
+        assert _deserializer(ClientConfig({"bootstrap.servers": "h:1"}, None, ()), None) is None
+        config = ClientConfig({"bootstrap.servers": "h:1"}, None, ())
+        client = _deserializer(config, registry.url)._registry
+        assert (client.url, client.settings["request.timeout.ms"]) == (registry.url, 5_000)
+        config = ClientConfig(settings, None, ())
+        client = _deserializer(config, None)._registry
+        assert (client.url, client.settings["request.timeout.ms"]) == ("http://other", 60_000)
+        # The admin client refuses settings that only the registry has.
+        assert dict(config) == {"request.timeout.ms": "60000"}

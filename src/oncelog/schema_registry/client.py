@@ -31,8 +31,8 @@ class SchemaRegistryClient:
     constructor sends no request. Raises ConfigError for invalid settings.
 
     Methods keep their results unless the registry may change them. They raise SchemaRegistryError, within
-    request.timeout.ms if a request is not answered. Any thread may use the client. An event loop must not call
-    these methods: the serializers have `prepare` for it.
+    request.timeout.ms if a request is not answered. Any thread may use the client. An event loop must not
+    call these methods: the serializers have `prepare` for it.
     """
 
     def __init__(self, config: Mapping[str, object] | None = None, **settings: object) -> None:
