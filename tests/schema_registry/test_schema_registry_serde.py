@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from google.protobuf import any_pb2
 from support.schema_registry import Registry
 from support.schemas import ORDER, ORDER_JSON, ORDER_ROW, protobuf_classes
 
@@ -335,7 +336,7 @@ def test_data_that_is_nested_too_deeply_has_no_text() -> None:
     data: Any = 1
     for _ in range(100_000):
         data = [data]
-    with pytest.raises(ValueError, match="nested deeper than 200"):
+    with pytest.raises(SchemaDataError, match="nested deeper than 200"):
         to_json(data)
 
 
@@ -454,3 +455,11 @@ for name in ("httpx2", "fastavro", "jsonschema", "google.protobuf"):
     lines = done.stdout.splitlines()
     assert len(lines) == 4, done.stderr
     assert all(line.endswith("missing: pip install 'oncelog[schema-registry]'") for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    "data", [any_pb2.Any(type_url="type.googleapis.com/no.Such", value=b"x"), {"a": object()}]
+)
+def test_data_without_a_json_form_is_refused(data: Any) -> None:
+    with pytest.raises(SchemaDataError, match="no JSON form: TypeError"):
+        to_json(data)

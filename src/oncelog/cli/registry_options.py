@@ -96,7 +96,7 @@ class RecordDecoder:
                     record=record,
                 ) from error
             self._warn(str(error))
-        except (SchemaDataError, ValueError) as error:
+        except SchemaDataError as error:
             self._warn(f"{part} of {record.topic}-{record.partition} at offset {record.offset}: {error}")
         return data
 

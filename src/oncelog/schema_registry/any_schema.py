@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from oncelog.errors import MissingDependency, SchemaRegistryError
+from oncelog.errors import MissingDependency, SchemaDataError, SchemaRegistryError, text_of
 from oncelog.schema_registry.avro import avro_decoder, avro_encoder, avro_record_name, parse_avro
 from oncelog.schema_registry.avro_json import avro_value
 from oncelog.schema_registry.cache import Cache
@@ -124,16 +124,25 @@ def to_json(data: Any) -> str:
 
     Bytes of Avro become text with a character for each byte (ISO 8859-1), as in Avro's JSON encoding. Times
     are ISO 8601, decimals text. Numbers that JSON does not have become "NaN", "Infinity" and "-Infinity".
-    Raises ValueError for data that is nested deeper than MAX_DEPTH.
+    Raises SchemaDataError for data that is nested deeper than MAX_DEPTH, or that has no JSON form.
     """
-    if isinstance(data, Message):
-        return json.dumps(MessageToDict(data, preserving_proto_field_name=True), ensure_ascii=False)
-    return json.dumps(_plain(data, 0), ensure_ascii=False)
+    try:
+        if isinstance(data, Message):
+            pool = data.DESCRIPTOR.file.pool
+            plain = MessageToDict(data, preserving_proto_field_name=True, descriptor_pool=pool)
+        else:
+            plain = _plain(data, 0)
+        return json.dumps(plain, ensure_ascii=False)
+    except SchemaDataError:
+        raise
+    # The libraries raise several classes, for example TypeError for an unknown type in google.protobuf.Any.
+    except Exception as error:
+        raise SchemaDataError(f"no JSON form: {type(error).__name__}: {text_of(error)}") from error
 
 
 def _plain(data: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
-        raise ValueError(f"the data is nested deeper than {MAX_DEPTH} levels")
+        raise SchemaDataError(f"the data is nested deeper than {MAX_DEPTH} levels")
     match data:
         case dict():
             return {str(key): _plain(value, depth + 1) for key, value in data.items()}

@@ -55,7 +55,7 @@ def _json_text(settings: tuple[tuple[str, object], ...], is_strict: bool, data: 
     except SchemaRegistryError as error:
         if is_strict or error.status != _NOT_FOUND:
             raise
-    except (SchemaDataError, ValueError):
+    except SchemaDataError:
         if is_strict:
             raise
     return None

@@ -62,7 +62,7 @@ class _Page:
             if (unknown := self._unknown.get(schema_id)) is not None:
                 raise unknown.with_traceback(None)  # each raise would add to its traceback
             text = to_json(self._deserializer.deserialize(topic, data))
-        except (OncelogError, ValueError) as error:
+        except OncelogError as error:
             if isinstance(error, SchemaRegistryError) and error.status != _NOT_FOUND:
                 self.outage = error
                 return stored
