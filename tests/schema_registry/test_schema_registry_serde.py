@@ -30,6 +30,7 @@ from oncelog.schema_registry import (
     SchemaRegistryClient,
     to_json,
 )
+from oncelog.schema_registry.avro import has_endless_arrays, parse_avro
 
 FIXED = {"auto.register.schemas": False}
 
@@ -463,3 +464,39 @@ for name in ("httpx2", "fastavro", "jsonschema", "google.protobuf"):
 def test_data_without_a_json_form_is_refused(data: Any) -> None:
     with pytest.raises(SchemaDataError, match="no JSON form: TypeError"):
         to_json(data)
+
+
+ENDLESS = [
+    '{"type": "array", "items": "null"}',
+    '{"type": "array", "items": {"type": "fixed", "name": "F", "size": 0}}',
+    '{"type": "map", "values": {"type": "array", "items": {"type": "record", "name": "R", "fields": []}}}',
+    '{"type": "record", "name": "R", "fields": [{"name": "n", "type": "null"}, {"name": "all", "type":'
+    ' ["null", {"type": "array", "items": {"type": "record", "name": "E", "fields": [{"name": "n", "type":'
+    ' "null"}]}}]}]}',
+]
+
+
+@pytest.mark.parametrize("schema", ENDLESS)
+def test_avro_data_that_may_claim_any_number_of_items_is_not_read(
+    client: SchemaRegistryClient, schema: str
+) -> None:
+    """Three bytes of data can claim a million items of an array of nulls."""
+    parsed = parse_avro(client, Schema(schema))
+    assert has_endless_arrays(parsed)
+    schema_id = client.register_schema("endless-value", Schema(schema))
+    with pytest.raises(SchemaDataError, match=f"id {schema_id} has an array whose items take no bytes"):
+        AvroDeserializer(client).deserialize("endless", b"\0" + schema_id.to_bytes(4) + b"\x80\x89\x7a\0")
+
+
+FINITE = [
+    ORDER,
+    '{"type": "array", "items": ["null", "int"]}',
+    '{"type": "map", "values": "null"}',
+    '{"type": "record", "name": "Tree", "fields": [{"name": "children", "type": {"type": "array", "items":'
+    ' "Tree"}}]}',
+]
+
+
+@pytest.mark.parametrize("schema", FINITE)
+def test_avro_data_whose_items_take_bytes_is_read(client: SchemaRegistryClient, schema: str) -> None:
+    assert not has_endless_arrays(parse_avro(client, Schema(schema)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -107,6 +107,12 @@ def avro_decoder(registry: SchemaRegistryClient, schema_id: int, reader: Schema 
     read = None if reader is None else parse_avro(registry, reader)
     if _is_bytes(written):
         return lambda data: bytes(data[HEADER_BYTES:])
+    if has_endless_arrays(written):
+        raise SchemaDataError(
+            f"schema id {schema_id} has an array whose items take no bytes: a few bytes of data could stand "
+            "for any number of items, so such data is not read",
+            schema_id=schema_id,
+        )
 
     def decode(data: bytes) -> Any:
         return schemaless_reader(io.BytesIO(data[HEADER_BYTES:]), written, read)
@@ -126,6 +132,43 @@ def parse_avro(registry: SchemaRegistryClient, schema: Schema, schema_id: int | 
         return load_schema(_ROOT, repo=_Repository(declared))
     except Exception as error:
         raise _invalid(schema_id, error) from error
+
+
+def has_endless_arrays(parsed: Any) -> bool:
+    """Return True if a schema in fastavro's form has an array of items that take no bytes, such as nulls."""
+    nested = list(_nested(parsed))
+    named = {part["name"]: part for part in nested if isinstance(part, dict) and "name" in part}
+    return any(
+        isinstance(part, dict) and part.get("type") == "array" and _takes_no_bytes(part["items"], named)
+        for part in nested
+    )
+
+
+def _nested(schema: Any) -> Iterator[Any]:
+    """Yield a schema and all schemas in it."""
+    yield schema
+    if isinstance(schema, list):
+        inner = schema
+    elif isinstance(schema, dict):
+        inner = [schema[key] for key in ("items", "values") if key in schema]
+        inner += [field["type"] for field in schema.get("fields", ())]
+        inner += [schema["type"]] if isinstance(schema.get("type"), dict | list) else []
+    else:
+        inner = []
+    for part in inner:
+        yield from _nested(part)
+
+
+def _takes_no_bytes(schema: Any, named: Mapping[str, Any]) -> bool:
+    if isinstance(schema, str) and schema in named:
+        # A record that contains itself takes the index of a union at least.
+        return _takes_no_bytes(named[schema], {name: named[name] for name in named if name != schema})
+    kind = schema["type"] if isinstance(schema, dict) else schema
+    if kind == "fixed":
+        return bool(schema["size"] == 0)
+    if kind in ("record", "error"):
+        return all(_takes_no_bytes(field["type"], named) for field in schema["fields"])
+    return _takes_no_bytes(kind, named) if isinstance(kind, dict) else kind == "null"
 
 
 class _Repository(AbstractSchemaRepository):  # type: ignore[misc]
