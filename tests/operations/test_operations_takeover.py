@@ -517,6 +517,16 @@ def test_a_directory_whose_records_retention_deleted_is_not_taken_for_one_of_a_f
 
 
 @pytest.mark.behaviour("I27")
+def test_leader_epochs_do_not_fall(secured: Path) -> None:
+    """Apache Kafka was started twice, so its partitions have epoch 2, but no record has it."""
+    for _ in range(2):
+        with Broker(secured, config=SECURED) as broker:
+            running = broker._running
+            assert running is not None and (forever := running.node.topics.get("forever")) is not None
+            assert forever.partitions[0].leader_epoch == 2
+
+
+@pytest.mark.behaviour("I27")
 def test_a_partition_whose_log_directory_kafka_had_lost_stops_the_start(plain: Path) -> None:
     metadata = read_metadata(RealDisk(plain))
     (bank,) = (topic for topic in metadata.topics.values() if topic.name == "bank")

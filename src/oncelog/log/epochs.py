@@ -35,17 +35,23 @@ class LeaderEpochs:
 
         `found` are the (epoch, first offset) pairs of the batches that recovery read. The pairs above the
         file's latest epoch are added. If the file is missing or unreadable, all pairs are added.
-        `leader_epoch` is the partition's current epoch. If no batch has it yet, it begins at the log end. The
-        file is not synced here: the partition's first flush syncs it.
+        The partition's current epoch is the latest of these and `leader_epoch`. If no batch has it yet, it
+        begins at the log end. It must not fall: Java's clients ignore metadata with an epoch below one that
+        they have seen. See test_a_takeover_keeps_the_latest_leader_epoch.
+
+        A new file is not synced here: the partition's first flush syncs it. If the file has epochs, it is
+        synced, because the log tells only those of the batches that recovery reads. See
+        test_a_power_loss_after_a_takeover_keeps_the_leader_epochs.
         """
         stored = read_epochs(disk, directory)
         entries = stored or []
         for epoch, start_offset in found:
             entries = _assigned(entries, epoch, start_offset)
+        latest = max([leader_epoch, *(epoch for epoch, _ in entries)])
         entries = [(epoch, start) for epoch, start in entries if start < log_end_offset]
-        entries = _assigned(_cut_start(entries, log_start_offset), leader_epoch, log_end_offset)
+        entries = _assigned(_cut_start(entries, log_start_offset), latest, log_end_offset)
         if stored is None or entries != _cut_start(stored, log_start_offset):
-            write_epochs(disk, directory, entries, sync=False)
+            write_epochs(disk, directory, entries, sync=bool(stored))
         return cls(entries)
 
     @property
