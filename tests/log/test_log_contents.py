@@ -38,7 +38,7 @@ from oncelog.types import TopicPartition
 SMALL = config(segment_bytes=400, index_interval_bytes=100)
 TABLE = config(segment_bytes=400, index_interval_bytes=100, cleanup_policy="compact")
 PLAIN = config(index_interval_bytes=100)
-EMPTY = PartitionContents(0, 0, ((0, 0),))
+EMPTY = PartitionContents(0, 0, 0, ((0, 0),))
 Change = Callable[[MemoryDisk, str], None]
 
 
@@ -172,11 +172,11 @@ def test_a_partition_whose_directory_was_moved_away_is_given_up() -> None:
     ],
 )
 def test_a_segment_with_fewer_bytes_is_a_loss(sizes: dict[int, int], loss: str) -> None:
-    assert PartitionContents(0, 2, ((0, 60), (5, 40), (9, 0))).loss(sizes) == loss
+    assert PartitionContents(0, 9, 2, ((0, 60), (5, 40), (9, 0))).loss(sizes) == loss
 
 
 def test_contents_are_read_as_they_were_written() -> None:
-    partitions = {TP: PartitionContents(4, 2, ((0, 60), (5, 0))), TopicPartition("a", 7): EMPTY}
+    partitions = {TP: PartitionContents(4, 5, 2, ((0, 60), (5, 0))), TopicPartition("a", 7): EMPTY}
     contents = DirectoryContents(partitions, ["meta.properties"])
     assert decode_contents(encode_contents(contents)) == contents
 
@@ -343,6 +343,108 @@ def test_a_damaged_base_offset_removes_no_later_records_from_a_synced_segment(lo
     assert partition.read(7, 1).next_offset == 8
     with pytest.raises(CorruptMessage):
         partition.read(6, 1)
+
+
+def _flip(disk: MemoryDisk, path: str, number: int, bit: int) -> None:
+    """Flip a bit in the base offset of a batch. `number` is its place among the file's batches, which have
+    equal sizes.
+    """
+    data = disk.read(path)
+    position = number * (int.from_bytes(data[8:12], "big") + 12) + 7 - bit // 8
+    disk.open(path).pwrite(bytes([data[position] ^ 1 << bit % 8]), position)
+
+
+def _stopped_plain(stop: str) -> MemoryDisk:
+    """Return the disk of a log with twelve synced records in one segment, after a stop or a kill."""
+    disk = MemoryDisk()
+    manager, partition = _open(disk, config())
+    for _ in range(12):
+        put(partition, batch())
+    if stop == "kill":
+        manager.forget_last_stop()
+        partition.flush()
+        manager.write_checkpoints()
+    else:
+        manager.close(NOW_MS)
+    disk = disk.after_kill()
+    if stop == "no contents":
+        disk.remove(CONTENTS)
+    return disk
+
+
+@pytest.mark.parametrize("stop", ["clean", "no contents", "kill"])
+@pytest.mark.parametrize("number", [0, 4, 10])
+@pytest.mark.parametrize("bit", [0, 1, 2, 3, 4, 24, 60, 63])
+def test_a_damaged_base_offset_removes_no_later_records_from_the_last_segment(
+    stop: str, number: int, bit: int
+) -> None:
+    """As above, in the active segment. A start removed up to all later records, even after a clean stop."""
+    disk, path = _stopped_plain(stop), f"{TP}/{0:020}.log"
+    before = len(disk.read(path))
+    _flip(disk, path, number, bit)
+    for _ in range(2):
+        manager, partition = _open(disk, config())
+        manager.forget_last_stop()
+        assert (len(disk.read(path)), partition.log_end_offset) == (before, 12)
+        assert "is damaged at position" in str(partition.recovery_warnings)
+        for offset in range(12):
+            if offset != number:
+                assert partition.read(offset, 1).next_offset == offset + 1
+        with pytest.raises(CorruptMessage):
+            partition.read(number, 1)
+        disk = disk.after_kill()
+    assert put(partition, batch()).base_offset == 12
+
+
+@pytest.mark.parametrize("bit", [0, 2, 4, 24, 30, 31, 60, 63])
+def test_a_damaged_base_offset_of_the_last_batch_does_not_move_the_log_end(bit: int) -> None:
+    disk, path = _stopped_plain("clean"), f"{TP}/{0:020}.log"
+    _flip(disk, path, 11, bit)
+    for number in range(2):
+        manager, partition = _open(disk, config())
+        assert "is damaged at position" in str(partition.recovery_warnings)
+        with pytest.raises(CorruptMessage):
+            partition.read(11, 1)
+        assert put(partition, batch()).base_offset == 12 + number
+        assert partition.read(12, 1).next_offset == 13
+        manager.close(NOW_MS)
+        disk = disk.after_kill()
+
+
+@pytest.mark.parametrize(
+    ("number", "bit"), [(1, 0), (3, 0), (3, 1), (5, 0), (5, 2), (11, 0), (11, 1), (11, 3)]
+)
+def test_a_reader_that_comes_to_a_damaged_base_offset_gets_an_error(number: int, bit: int) -> None:
+    """A reader passed over a batch with a lower base offset, if the start had not read its segment. Before
+    such a last batch it waited for good.
+    """
+    disk = MemoryDisk()
+    manager, partition = _open(disk, PLAIN)
+    for _ in range(12):
+        put(partition, batch())
+    manager.close(NOW_MS)
+    _flip(disk, f"{TP}/{0:020}.log", number, bit)
+    _, partition = _open(disk, PLAIN)
+    # From the end, because the position of the next batch is remembered.
+    for offset in reversed(range(12)):
+        if offset == number:
+            with pytest.raises(CorruptMessage):
+                partition.read(offset, 1)
+        else:
+            assert partition.read(offset, 1).next_offset == offset + 1
+
+
+@pytest.mark.parametrize("bit", [0, 3, 9, 20, 31])
+def test_a_damaged_length_of_the_last_batch_frees_no_offset(bit: int) -> None:
+    disk, path = _stopped_plain("clean"), f"{TP}/{0:020}.log"
+    before = disk.read(path)
+    position = 11 * len(before) // 12 + 11 - bit // 8
+    disk.open(path).pwrite(bytes([before[position] ^ 1 << bit % 8]), position)
+    _, partition = _open(disk, config())
+    assert (partition.log_end_offset, len(disk.read(path))) == (12, len(before))
+    with pytest.raises(CorruptMessage):
+        partition.read(11, 1)
+    assert put(partition, batch()).base_offset == 12
 
 
 def test_a_reader_that_comes_to_a_torn_end_of_a_closed_segment_gets_an_error() -> None:
@@ -575,7 +677,7 @@ def test_a_rejected_start_gives_the_contents_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"0\n1\nt 0 1 2 3\n", b"0\n1\nt 0 1 2 3 4 5\n", b"0\n1\nt x 1 2 3 4\n"]
+    "data", [b"", b"0\n1\nt 0 1 2\n", b"0\n1\nt 0 1 2 3 4 5\n", b"0\n1\nt x 1 2 3 4:5\n"]
 )
 def test_an_unreadable_file_compares_nothing(data: bytes) -> None:
     assert decode_contents(data) == NO_CONTENTS

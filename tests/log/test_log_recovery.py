@@ -23,7 +23,7 @@ from support.log.partitions import (
     read_all,
 )
 
-from oncelog.errors import CorruptMessage, KafkaStorageError, OutOfOrderSequenceNumber
+from oncelog.errors import CorruptMessage, KafkaStorageError, OutOfOrderSequenceNumber, StorageError
 from oncelog.limits import Limits
 from oncelog.log.background import BackgroundQueue, run
 from oncelog.log.config import LogConfig
@@ -523,12 +523,9 @@ def test_a_log_start_beyond_the_log_becomes_the_start_of_an_empty_log() -> None:
     assert put(partition, batch()).base_offset == 50
 
 
-@pytest.mark.parametrize("times", [1, 2])
-def test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers(times: int) -> None:
-    """Regression: read_committed readers waited forever, and a producer's next batch was refused.
-
-    DeleteRecords went past the synced end, and a power loss took the end of the log. Only an older snapshot
-    had the producers' state. So a transaction whose commit was synced was open again, and nothing ended it.
+def _log_start_beyond_the_end() -> tuple[MemoryDisk, int, int]:
+    """Return a disk, its recovery point and its log start. DeleteRecords went past the synced end, and a
+    power loss took the end of the log. Only a snapshot from inside a transaction has been written.
     """
     disk = MemoryDisk()
     partition = open_partition(disk, SMALL)
@@ -546,6 +543,17 @@ def test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers(tim
     disk.open(active.log_path).truncate(size_bytes)
     for path in [f"{TP}/{name}" for name in disk.list(str(TP)) if name.startswith(f"{log_start:020d}")]:
         disk.remove(path)
+    return disk, point, log_start
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers(times: int) -> None:
+    """Regression: read_committed readers waited forever, and a producer's next batch was refused.
+
+    DeleteRecords went past the synced end, and a power loss took the end of the log. Only an older snapshot
+    had the producers' state. So a transaction whose commit was synced was open again, and nothing ended it.
+    """
+    disk, point, log_start = _log_start_beyond_the_end()
     for _ in range(times):
         partition = open_partition(disk, SMALL, recovery_point=point, log_start_offset=log_start)
         disk = disk.after_kill()
@@ -554,6 +562,29 @@ def test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers(tim
     put(partition, batch())
     assert partition.last_stable_offset == log_start + 1
     assert put(partition, batch(2, is_transactional=True)).base_offset == log_start + 1
+
+
+@pytest.mark.parametrize("failing", ["create", "write"])
+def test_a_full_disk_opens_no_ended_transaction_again(failing: str) -> None:
+    """As above, on a full disk: the snapshot was not written, and the segments were removed. After a kill, a
+    start loaded the older snapshot.
+    """
+    disk, point, log_start = _log_start_beyond_the_end()
+    disk.errors[failing, ".tmp"] = errno.ENOSPC
+    open_partition(disk, SMALL, recovery_point=point, log_start_offset=log_start)
+    partition = open_partition(disk.after_kill(), SMALL, recovery_point=point, log_start_offset=log_start)
+    assert not partition.has_open_transaction(7, 0)
+    put(partition, batch())
+    assert partition.last_stable_offset == log_start + 1
+
+
+def test_a_start_that_cannot_begin_at_the_log_start_keeps_the_segments() -> None:
+    disk, point, log_start = _log_start_beyond_the_end()
+    disk.errors |= {("create", ".log"): errno.ENOSPC, ("create", ".tmp"): errno.ENOSPC}
+    with pytest.raises(StorageError, match="make room"):
+        open_partition(disk, SMALL, recovery_point=point, log_start_offset=log_start)
+    partition = open_partition(disk.after_kill(), SMALL, recovery_point=point, log_start_offset=log_start)
+    assert put(partition, batch(1, is_transactional=True)).is_duplicate
 
 
 @pytest.mark.behaviour("I17", "I20")

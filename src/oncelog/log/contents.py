@@ -2,16 +2,17 @@
 
 A segment's file has no length and no checksum of its own. If the file is lost, emptied, or cut after a batch
 while no broker runs, the log seems to have a gap, and readers would pass over acknowledged records. With a
-shorter `.txnindex` file, they would get aborted records. So a clean stop stores the size of each segment and
-the number of each partition's index entries. A start that finds a smaller segment stops before it changes a
-file, because the records may still be restored. See test_a_start_refuses_a_partition_that_lost_records. After
-any other difference, the start reads the whole partition and rebuilds the indexes.
+shorter `.txnindex` file, they would get aborted records. So a clean stop stores the size of each segment, and
+the log end and the number of index entries of each partition. A start that finds a smaller segment stops
+before it changes a file, because the records may still be restored. See
+test_a_start_refuses_a_partition_that_lost_records. After any other difference, the start reads the whole
+partition and rebuilds the indexes.
 
 The file counts only if `.kafka_cleanshutdown` has its checksum. A start removes both at its end. So a stop by
 Apache Kafka, or by an Oncelog that does not know the file, leaves nothing to compare. The format is that of
-Kafka's checkpoints. A partition has the fields topic, number, log start, number of aborted transactions, and
-`offset:bytes` of each segment. A line of one field is the name of a small file, without which a start would
-lose ACLs or settings.
+Kafka's checkpoints. A partition has the fields topic, number, log start, log end, number of aborted
+transactions, and `offset:bytes` of each segment. A line of one field is the name of a small file, without
+which a start would lose ACLs or settings.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class PartitionContents(NamedTuple):
     """
 
     log_start_offset: int
+    log_end_offset: int
     aborted_count: int
     segments: tuple[tuple[int, int], ...]
 
@@ -43,11 +45,19 @@ class PartitionContents(NamedTuple):
         listed = list(segments)
         aborted_count = sum(len(segment.transactions) for segment in listed)
         sizes = tuple((segment.base_offset, segment.size_bytes) for segment in listed)
-        return cls(log_start_offset, aborted_count, sizes)
+        return cls(log_start_offset, listed[-1].end_offset, aborted_count, sizes)
 
     @property
     def log_bytes(self) -> int:
         return sum(size for _, size in self.segments)
+
+    def end_of(self, base_offset: int, size_bytes: int) -> int | None:
+        """Return the log end if a segment is the last one and still has its size; otherwise None.
+
+        The base offset in the header of the last batch may be damaged, and no checksum covers it. See
+        test_a_damaged_base_offset_of_the_last_batch_does_not_move_the_log_end.
+        """
+        return self.log_end_offset if self.segments[-1:] == ((base_offset, size_bytes),) else None
 
     def difference(self, segments: list[Segment]) -> str:
         """Return how `segments` differ from these contents; an empty string if they do not."""
@@ -55,9 +65,9 @@ class PartitionContents(NamedTuple):
         if found == self:
             return ""
         return (
-            f"{len(found.segments)} segments, {found.log_bytes} bytes and {found.aborted_count} aborted "
-            f"transactions, but the last stop left {len(self.segments)}, {self.log_bytes} and "
-            f"{self.aborted_count}"
+            f"{len(found.segments)} segments, {found.log_bytes} bytes, {found.aborted_count} aborted "
+            f"transactions and the end {found.log_end_offset}, but the last stop left {len(self.segments)}, "
+            f"{self.log_bytes}, {self.aborted_count} and {self.log_end_offset}"
         )
 
     def loss(self, sizes: Mapping[int, int]) -> str:
@@ -91,7 +101,7 @@ NO_CONTENTS = DirectoryContents({}, [])
 
 def encode_contents(contents: DirectoryContents) -> bytes:
     lines = [
-        f"{tp.topic} {tp.partition} {fields.log_start_offset} {fields.aborted_count} "
+        f"{tp.topic} {tp.partition} {fields.log_start_offset} {fields.log_end_offset} {fields.aborted_count} "
         + " ".join(f"{base_offset}:{size}" for base_offset, size in fields.segments)
         for tp, fields in sorted(contents.partitions.items())
     ]
@@ -111,8 +121,9 @@ def decode_contents(data: bytes) -> DirectoryContents:
 
 
 def _partition(
-    topic: str, number: str, log_start: str, aborted_count: str, *segments: str
+    topic: str, number: str, log_start: str, log_end: str, aborted_count: str, *segments: str
 ) -> tuple[TopicPartition, PartitionContents]:
     pairs = (segment.split(":") for segment in segments)
     sizes = tuple((int(base_offset), int(size)) for base_offset, size in pairs)
-    return TopicPartition(topic, int(number)), PartitionContents(int(log_start), int(aborted_count), sizes)
+    contents = PartitionContents(int(log_start), int(log_end), int(aborted_count), sizes)
+    return TopicPartition(topic, int(number)), contents

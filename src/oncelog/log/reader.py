@@ -66,8 +66,9 @@ class LogReader:
         """
         cursors = self._cursors
         cursor = cursors.pop(offset, None)
-        if cursor is None or cursor.position >= cursor.segment.size_bytes:
-            # There is no cached position, or it is the end of a segment that has been closed since.
+        if cursor is None or not cursor.segment.is_whole_at(cursor.position):
+            # There is no cached position, it is the end of a segment that has been closed since, or a damaged
+            # batch begins there.
             cursor = find_cursor(self._segments, offset)
             if cursor is None:
                 return LogSlice(b"", offset)
@@ -116,20 +117,29 @@ def find_cursor(segments: SegmentList, offset: int) -> ReadCursor | None:
             cursor = _scan_to(0, segment, offset)  # scan from the start: the index may be wrong
         if cursor is not None:
             return cursor
+    if segments.active.size_bytes and segments.active.end_offset > offset:
+        # An empty result would make a consumer wait here for good.
+        raise CorruptMessage(f"{segments.active.log_path} is damaged: it has no batch with offset {offset}")
     return None
 
 
 def _scan_to(start: int, segment: Segment, offset: int) -> ReadCursor | None:
     damage: BadBatch | None = None
     suspect: ReadCursor | None = None
+    lowest = segment.base_offset
     for batch in _scan_past_damage(segment, start):
         if isinstance(batch, BadBatch):
             damage = batch
             continue
         header = batch.header
-        if header.last_offset < header.base_offset:
-            damage = BadBatch(batch.position, f"a batch has the last offset {header.last_offset}")
+        is_growing = lowest <= header.base_offset <= header.last_offset
+        if not is_growing or batch.position in segment.damaged:
+            # The checksum does not cover the base offset. Without this error, a consumer would pass over the
+            # batch. See test_a_reader_that_comes_to_a_damaged_base_offset_gets_an_error.
+            text = f"a batch has the offsets {header.base_offset} to {header.last_offset}"
+            damage = BadBatch(batch.position, text)
             continue
+        lowest = header.base_offset + 1
         if header.last_offset < offset:
             continue
         if header.base_offset > offset and (damage or suspect):

@@ -161,12 +161,19 @@ def _begin_at_log_start(
     test_a_log_start_beyond_the_log_keeps_what_its_segments_say_of_producers.
     """
     offset = recovered.log_start_offset
-    with suppress(OSError):  # on a full disk, a later flush or the next stop writes a snapshot
+    # If this fails, nothing else is changed. See
+    # test_a_start_that_cannot_begin_at_the_log_start_keeps_the_segments.
+    new = Segment.create(disk, directory, offset, options.now_ms, limits=options.config.limits)
+    try:
         recovered.producers.snapshot_now(offset)
+    except OSError:
+        # On a full disk, a later flush or the next stop writes a snapshot. After a kill before that, the
+        # producers are unknown, as on Apache Kafka. An older snapshot must not be loaded. See
+        # test_a_full_disk_opens_no_ended_transaction_again.
+        recovered.producers.snapshots.keep([])
     # The oldest segment is removed first, so that a crash here leaves the newest producer state.
     for segment in recovered.segments:
         segment.remove()
-    new = Segment.create(disk, directory, offset, options.now_ms, limits=options.config.limits)
     recovered.segments, recovered.rebuilt_from = SegmentList([new]), None
     return [new]
 
@@ -291,7 +298,7 @@ def _open_segments(
         segment = Segment.open(disk, directory, base, options.now_ms, options.config.limits)
         segments.append(segment)
         next_base = bases[number + 1] if number + 1 < len(bases) else None
-        is_all_sure = next_base is not None and (options.is_clean or next_base <= options.recovery_point)
+        synced_end = _synced_end(segment, next_base, options)
         # If the recovery point is exactly the end of the segment, the flush happened before the roll, and the
         # index entries that the roll wrote may be unsynced.
         is_index_sure = next_base is not None and (options.is_clean or next_base < options.recovery_point)
@@ -299,23 +306,23 @@ def _open_segments(
         if not options.checks_all and not _has_lost_aborted(segment, options):
             if not (options.is_clean or is_index_sure):
                 trusted = options.recovery_point
-            elif _is_loaded(segment, next_base, interval, warnings):
+            elif _is_loaded(segment, next_base, synced_end, interval, warnings):
                 continue
         elif not options.checks_all:
             warnings.append(f"{disk.describe(segment.transaction_index_path)} is missing; indexes rebuilt")
-        sure = next_base if next_base is not None and is_all_sure else options.recovery_point
+        is_whole = synced_end is not None
+        sure = options.recovery_point if synced_end is None else synced_end
         size_before = segment.size_bytes
-        bad = segment.rebuild(trusted, interval, sure, is_whole=is_all_sure)
+        bad = segment.rebuild(trusted, interval, sure, is_whole=is_whole, is_active=next_base is None)
         warnings.extend(map(segment.damage_text, segment.damaged))
         if replay_from is None:
             # Only the first rebuilt segment matters, because it has the lowest offset.
             replay_from = segment.transactions_from
         if bad is not None:
-            later_bases = None if is_all_sure else bases[number + 1 :]
-            warnings.append(
-                f"{disk.describe(segment.log_path)} cut at position {bad.position}: {bad.reason}; "
-                + _lost_text(segment.end_offset, size_before - bad.position, later_bases)
-            )
+            later_bases = None if is_whole else bases[number + 1 :]
+            lost = _lost_text(segment.end_offset, size_before - bad.position, later_bases)
+            path = disk.describe(segment.log_path)
+            warnings.append(f"{path} cut at position {bad.position}: {bad.reason}; {lost}")
         is_unsynced = next_base is not None and not options.is_clean and next_base > options.recovery_point
         has_gap = is_unsynced and segment.end_offset != next_base
         is_lost = has_gap and not _may_be_compacted(segment, options)
@@ -325,7 +332,7 @@ def _open_segments(
             warnings.append(f"{lost}, and all later offsets are removed")
         # A synced segment that reaches the next one is whole, so bytes after its last batch say nothing about
         # later segments. See test_bytes_after_a_synced_segment_remove_no_later_one.
-        if (bad is not None and not is_all_sure) or is_lost:
+        if (bad is not None and not is_whole) or is_lost:
             _remove_later(disk, directory, bases[number + 1 :], options.now_ms)
             # Without this sync, a power loss could restore a removed segment after new records were appended.
             # See test_segments_that_recovery_removed_stay_removed_after_a_power_loss.
@@ -341,11 +348,22 @@ def _open_segments(
     return segments, replay_from
 
 
-def _is_loaded(segment: Segment, next_base: int | None, interval: int, warnings: list[str]) -> bool:
+def _synced_end(segment: Segment, next_base: int | None, options: OpenOptions) -> int | None:
+    """Return the offset at which a segment ends if all of it was synced; None if that is unknown."""
+    if next_base is not None:
+        return next_base if options.is_clean or next_base <= options.recovery_point else None
+    if options.contents is None or not options.is_clean:
+        return None
+    return options.contents.end_of(segment.base_offset, segment.size_bytes)
+
+
+def _is_loaded(
+    segment: Segment, next_base: int | None, synced_end: int | None, interval: int, warnings: list[str]
+) -> bool:
     """Load the index files of a synced segment. Return False if one is missing or unreadable."""
     try:
         if next_base is None:
-            segment.load_indexes(interval)
+            segment.load_indexes(interval, synced_end)
         else:
             segment.load_closed(next_base, interval)
     except StorageError as error:

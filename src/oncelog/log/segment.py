@@ -220,10 +220,11 @@ class Segment:
                 self.max_timestamp_ms, self.max_timestamp_offset = largest
         self.end_offset = end_offset
 
-    def load_indexes(self, index_interval_bytes: int) -> None:
+    def load_indexes(self, index_interval_bytes: int, end_offset: int | None = None) -> None:
         """Load the index files, and read the batches after the last index entry.
 
-        Raises StorageError if a file is missing or does not fit the log; then call `rebuild`.
+        `end_offset` is the offset at which the segment ends, None if that is unknown. Raises StorageError if
+        it ends elsewhere, or if a file is missing or does not fit the log; then call `rebuild`.
         """
         self._index, self._times = self._read_offset_index(), self._read_time_index()
         self.transactions = self._read_transaction_index()
@@ -231,6 +232,9 @@ class Segment:
             raise StorageError(f"{self._describe(bad.position)}: {bad.reason}")
         if (last := self.times.last()) is not None and self.base_offset + last[1] >= self.end_offset:
             raise StorageError(f"{self._disk.describe(self.times.path)} has offsets above the end of the log")
+        if end_offset is not None and self.end_offset != end_offset:
+            ends = f"seems to end at offset {self.end_offset}, but ended at {end_offset}"
+            raise StorageError(f"{self._disk.describe(self.log_path)} {ends}")
         self.file.release_handle()
 
     def contains_from(self, offset: int) -> bool:
@@ -251,7 +255,13 @@ class Segment:
         return False
 
     def rebuild(
-        self, trusted_offset: int, index_interval_bytes: int, sure_offset: int = 0, *, is_whole: bool = False
+        self,
+        trusted_offset: int,
+        index_interval_bytes: int,
+        sure_offset: int = 0,
+        *,
+        is_whole: bool = False,
+        is_active: bool = False,
     ) -> BadBatch | None:
         """Check and index all batches from `trusted_offset` on.
 
@@ -264,21 +274,22 @@ class Segment:
         A bad batch at or above `sure_offset` is a torn tail, and the file is cut there. Everything below
         `sure_offset` was synced, so a bad batch there is damage. A damaged batch stays, with all later
         batches, and its readers get an error. See test_damage_below_the_recovery_point_is_no_torn_tail. If no
-        batch follows the damage, the file is cut there, unless `is_whole`: the whole segment was synced.
+        batch follows the damage, the file is cut there, unless `is_whole`: the whole segment was synced, and
+        ends at `sure_offset`. `is_active`: records will be appended to the segment.
         """
         self._index, self._times = self._trusted_indexes(trusted_offset)
-        if is_whole:
+        is_stored = is_whole and not is_active
+        if is_stored:
             self._hold_indexes_back()
         self._cut_to_trusted(trusted_offset)
         if is_whole:
-            # The checksum does not cover a batch's base offset. A batch that claims an offset of a later
-            # segment is damaged. If it counted, all later batches of this segment would seem to be bad, and
-            # be cut off. See
+            # The checksum does not cover a batch's base offset. A batch that claims an offset after the
+            # segment's end is damaged. If it counted, later batches would seem to be bad, and be cut off. See
             # test_a_damaged_base_offset_removes_no_later_records_from_a_synced_segment.
             self._max_relative_offset = min(self._max_relative_offset, sure_offset - self.base_offset - 1)
         bad = self._check(index_interval_bytes, sure_offset, is_whole=is_whole)
         self._max_relative_offset = self.limits.max_relative_offset
-        if is_whole:
+        if is_stored:
             self._write_indexes_again()
         else:
             self._make_missing_files()
@@ -388,6 +399,10 @@ class Segment:
         if position < self.size_bytes:
             yield position, self.size_bytes
 
+    def is_whole_at(self, position: int) -> bool:
+        """Return False if no batch begins at `position`: the log ends there, or damage was found there."""
+        return position < self.size_bytes and position not in self.damaged
+
     def _cut_to_trusted(self, trusted_offset: int) -> None:
         self.index.cut_file()
         last = self.index.last()
@@ -466,13 +481,18 @@ class Segment:
             if isinstance(batch, BadBatch):
                 return batch
             header = batch.header
+            is_indexed = last is not None and batch.position == last[1]
             is_growing = self.end_offset <= header.base_offset <= header.last_offset
-            if not is_growing or not self.fits(header.last_offset):
+            is_growing = is_growing and self.fits(header.last_offset)
+            next_position = batch.position + header.size_bytes
+            if not is_growing or (
+                not is_indexed and self._is_contradicted(header, self.end_offset, next_position)
+            ):
                 return BadBatch(
                     batch.position,
                     f"offset {header.base_offset} does not follow the log end {self.end_offset}",
                 )
-            if last is not None and batch.position == last[1]:
+            if is_indexed:
                 self._note_first_indexed(header)
             else:
                 self._note_gap(header)
@@ -484,6 +504,21 @@ class Segment:
                     index_interval_bytes,
                 )
         return None
+
+    def _is_contradicted(self, header: BatchHeader, reached: int, position: int) -> bool:
+        """Return True if the batch at `position` shows that the one before it has a damaged base offset.
+
+        No checksum covers base offsets. `header` is the first batch, which should begin at the offset
+        `reached`. It leaves a gap, and the whole batch at `position` has an offset within the gap or the
+        first batch. If the first batch counted, all later ones would seem to be bad, and be cut off. See
+        test_a_damaged_base_offset_removes_no_later_records_from_the_last_segment.
+        """
+        if header.base_offset == reached:
+            return False
+        batch = next(scan(self.file, position, self.size_bytes, limits=self.limits), None)
+        if isinstance(batch, ScannedBatch) and reached < batch.header.base_offset <= header.last_offset:
+            return verify_crc(batch.bytes(), 0, batch.header.size_bytes)
+        return False
 
     def _walk_whole(self, position: int, index_interval_bytes: int) -> int:
         """Index the whole batches from `position` on, as `_walk` does, but thousands at a time.
@@ -510,7 +545,8 @@ class Segment:
         """Update the end offset, timestamps and indexes for the batches in `rows`. The first batch is at
         `position`.
 
-        Return False, with nothing changed, if a batch does not follow the batch before it.
+        Return False, with nothing changed, if a batch does not follow the batch before it, or if the batch
+        after `rows` shows that the offset of the last one is damaged.
         """
         bases = rows["base_offset"].astype(np.int64)
         lasts = bases + rows["last_offset_delta"]
@@ -518,9 +554,12 @@ class Segment:
         max_offset = self.base_offset + self._max_relative_offset
         if ((bases < ends) | (lasts < bases) | (lasts > max_offset)).any():
             return False
+        starts = np.concatenate(([0], np.cumsum(rows["batch_length"] + np.int64(LOG_OVERHEAD_BYTES))))
+        header = read_header(rows[-1:].tobytes())
+        if self._is_contradicted(header, int(ends[-1]), position + int(starts[-1])):
+            return False
         if not self.damaged and ((bases != ends) | (rows["records_count"] != lasts - bases + 1)).any():
             self.has_gaps = True
-        starts = np.concatenate(([0], np.cumsum(rows["batch_length"] + np.int64(LOG_OVERHEAD_BYTES))))
         due, self._unindexed_bytes = _due_rows(starts, self._unindexed_bytes, index_interval_bytes)
         self.index.extend((lasts[due] - self.base_offset).tolist(), (starts[due] + position).tolist())
         times = np.concatenate(([self.max_timestamp_ms], rows["max_timestamp_ms"].astype(np.int64)))

@@ -21,7 +21,7 @@ OUT_OF_REACH: dict[str, str] = {
     "no simulated broker has a default retention of 0 ms": "R1302",
     "no directory of a running Apache Kafka, of an older version or of a backup is simulated": (
         "C16b C3b R2 R24 R26 R27 R28 R29 R36 R37 R38 R39 R40 R363 R365 R451 R631 R632 R832 R956 R1004 R1280 "
-        "R1321"
+        "R1321 R1333 R1334"
     ),
     "virtual time stands still while code runs": (
         "C8 C20 R670 S1 S2 S3 S4 S5 S15 S17 R3 R13 R14 R15 R19 R22 R34 R42 R43 R110 R111 R160 R162 R163"
@@ -98,11 +98,11 @@ OUT_OF_REACH: dict[str, str] = {
     "no caller leaves a callback for a record that does not exist": "R1092",
     "no stop comes during a request in steps": "R712",
     "no disk loses what was synced": "R364 R450 R1250 R1251 R1252 R1281 R1282 R1283 R1284 R1310 R1311 "
-    "R1312 R1313 R1314 R1320 R1322 R1323 R1324",
+    "R1312 R1313 R1314 R1320 R1322 R1323 R1324 R1330 R1331 R1332",
     "no client closes right after requests whose answers it does not read": "R509 R565 R790 R840",
     "the simulated network has no host names, and its broker is not Apache Kafka": "R507 R510 R711 R810 R929",
     "no simulated consumer subscribes by pattern": "R1 R17 R20 R479 R683",
-    "no power loss soon follows DeleteRecords up to the log end": "R690",
+    "no power loss soon follows DeleteRecords up to the log end": "R690 R1335",
     "a power loss seldom takes an epoch and leaves its batches": "R691 R761 R822",
     "producers may fail and be replaced": "R66 R67 R68 R69",
     "days pass for idle groups, and for topics that are not compacted": "R16 R18",
