@@ -4,7 +4,7 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 
-.PHONY: setup compile demo example-bank test test-all test-full test-optimized soak fuzz differential model simulate bench mutants lock behaviours conformance \
+.PHONY: setup compile demo example-bank test test-all test-full test-optimized soak fuzz differential model simulate bench mutants lock behaviours conformance clients \
 	reference docs docs-serve clean
 
 setup: $(STAMP)  ## make .venv with the locked packages, compile the row loops in C, and check that Java is there
@@ -72,6 +72,9 @@ mutants: setup  ## mutation testing: list changed operators that no quick test n
 
 conformance: setup  ## run `oncelog conform` on several brokers (about 20 minutes), and write docs/conformance.md
 	$(BIN)/python tools/conformance.py --run
+
+clients: setup  ## check what Kafka clients do on the wire, and write the matrix of docs/conformance.md
+	$(BIN)/python tools/clients_matrix.py --run
 
 behaviours: setup  ## write docs/behaviours.md from the markers of the tests
 	$(BIN)/python tools/behaviours.py

@@ -13,14 +13,16 @@ from typing import Any
 from oncelog.errors import OncelogError
 from oncelog.testing.proxy.apis import api_name
 from oncelog.testing.proxy.events import BatchSummary, Direction, Outcome, WireEvent
-from oncelog.testing.proxy.txn_messages import TxnRequest, first_error_code, txn_request
+from oncelog.testing.proxy.group_messages import member_request
+from oncelog.testing.proxy.txn_messages import first_error_code, txn_request
 from oncelog.wire.batch import iter_batches
 from oncelog.wire.frames import RequestHeader, decode_request_header, decode_response, encode_response
-from oncelog.wire.messages import API_BY_KEY, Message, ProduceRequest, ProduceResponse
+from oncelog.wire.messages import API_BY_KEY, FetchRequest, Message, ProduceRequest, ProduceResponse
 
-PRODUCE, FETCH, METADATA, FIND_COORDINATOR, API_VERSIONS = 0, 1, 3, 10, 18
+PRODUCE, FETCH, METADATA, FIND_COORDINATOR, JOIN_GROUP, API_VERSIONS = 0, 1, 3, 10, 11, 18
 INIT_PRODUCER_ID, DESCRIBE_CLUSTER = 22, 60
 ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT = 24, 25, 26, 28
+CONSUMER_GROUP_HEARTBEAT = 68
 
 FETCH_FIRST_WITH_ENDPOINTS = 16
 _MAX_VERSIONS = {PRODUCE: 12}
@@ -29,6 +31,7 @@ _TRANSACTIONAL = (
     FIND_COORDINATOR, INIT_PRODUCER_ID, ADD_PARTITIONS_TO_TXN, ADD_OFFSETS_TO_TXN, END_TXN, TXN_OFFSET_COMMIT,
 )  # fmt: skip
 _DECODED = (PRODUCE, FETCH, METADATA, DESCRIBE_CLUSTER, *_TRANSACTIONAL)
+_DECODED_REQUESTS = (PRODUCE, FETCH, JOIN_GROUP, CONSUMER_GROUP_HEARTBEAT, *_TRANSACTIONAL)
 
 _TRANSACTIONAL_NAMES = frozenset(map(api_name, _TRANSACTIONAL))
 _CORRELATION = struct.Struct(">i")
@@ -43,19 +46,22 @@ def request_event(frame: bytes, connection: int, node: str) -> tuple[RequestHead
         connection, node, header.client_id, len(frame),
     )  # fmt: skip
     try:
-        if header.api_key in _TRANSACTIONAL:
-            return header, replace(event, txn=_decode_txn(header, frame))
-        if header.api_key != PRODUCE:
-            return header, event
-        message = ProduceRequest.decode(header.api_version, frame, header.body_position)
-        return header, replace(event, acks=message.acks, batches=tuple(_batches_of(message)))
+        return header, _with_fields(header, event, frame)
     except OncelogError as error:
         return header, replace(event, decode_error=f"not readable: {error}")
 
 
-def _decode_txn(header: RequestHeader, frame: bytes) -> TxnRequest | None:
+def _with_fields(header: RequestHeader, event: WireEvent, frame: bytes) -> WireEvent:
+    """Return the event with the fields of its request that the proxy decodes."""
+    if header.api_key not in _DECODED_REQUESTS:
+        return event
     request = API_BY_KEY[header.api_key].request
-    return txn_request(request.decode(header.api_version, frame, header.body_position))
+    message = request.decode(header.api_version, frame, header.body_position)
+    if isinstance(message, ProduceRequest):
+        return replace(event, acks=message.acks, batches=tuple(_batches_of(message)))
+    if isinstance(message, FetchRequest):
+        return replace(event, isolation_level=message.isolation_level)
+    return replace(event, txn=txn_request(message), member=member_request(message))
 
 
 def _batches_of(message: ProduceRequest) -> Iterator[BatchSummary]:

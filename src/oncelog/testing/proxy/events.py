@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from oncelog.testing.proxy.apis import error_name
+from oncelog.testing.proxy.group_messages import MemberRequest
 from oncelog.testing.proxy.txn_messages import TxnRequest, describe_request, describe_response
 
 
@@ -112,6 +113,10 @@ class WireEvent:
     """The fields of a transactional request. The event of its response also has them."""
     txn_error_code: int | None = None
     """First error code in the response to a transactional request; 0 if there is no error."""
+    member: MemberRequest | None = None
+    """The group member that sent JoinGroup, ConsumerGroupHeartbeat or TxnOffsetCommit."""
+    isolation_level: int | None = None
+    """The field isolation_level of a Fetch request: 1 for read_committed."""
     decode_error: str = ""
     """The reason why the proxy could not decode the request, which it forwards unchanged."""
     fate: Fate = Fate.PASSED
