@@ -75,6 +75,7 @@ conformance: setup  ## run `oncelog conform` on several brokers (about 20 minute
 
 clients: setup  ## check what Kafka clients do on the wire, and write the matrix of docs/conformance.md
 	$(BIN)/python tools/clients_matrix.py --run
+	$(BIN)/python tools/clients_matrix.py --run --kafka
 
 behaviours: setup  ## write docs/behaviours.md from the markers of the tests
 	$(BIN)/python tools/behaviours.py

@@ -29,11 +29,11 @@ def tool() -> ModuleType:
 
 def test_the_page_is_fresh(tool: ModuleType) -> None:
     text = tool.PAGE.read_text()
-    assert text == tool.page(text, tool.stored()), "run .venv/bin/python tools/clients_matrix.py"
+    assert text == tool.page(text), "run .venv/bin/python tools/clients_matrix.py"
 
 
 def test_every_stored_result_has_all_rows_and_what_was_seen(tool: ModuleType) -> None:
-    results = tool.stored()
+    results = [*tool.stored(), *tool.stored(tool.KAFKA_FOLDER)]
     assert results
     for result in results:
         assert list(result["cells"]) == [row.key for row in ROWS], result["title"]
@@ -45,6 +45,17 @@ def test_the_readme_names_the_date_of_the_check(tool: ModuleType) -> None:
     readme = (tool.ROOT / "README.md").read_text()
     own = next(result for result in tool.stored() if result["title"] == "Oncelog")
     assert f"last check of clients: {own['date']}" in readme
+
+
+def test_a_cell_that_is_different_on_another_broker_is_listed(tool: ModuleType) -> None:
+    result = tool.stored()[0]
+    key = ROWS[0].key
+    cells = {**result["cells"], key: {"verdict": "no", "seen": "something else"}}
+    other = {**result, "broker": "another broker", "cells": cells}
+    text = tool.render([result], [other])
+    assert f"{ROWS[0].title}: no (something else) on another broker, {result['date']}" in text
+    same = f"The {len(ROWS)} cells of 1 clients are the same"
+    assert same in tool.render([result], [result]) and same not in text
 
 
 def test_every_row_has_a_scenario() -> None:

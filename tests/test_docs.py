@@ -27,6 +27,7 @@ DUE_ROWS = [
     *(f"{kind}{number}" for kind, last in (("I", 30), ("T", 16), ("P", 8)) for number in range(1, last + 1)),
     "P10",
     "P11",
+    "P12",
 ]
 
 FINDINGS = ROOT / "docs" / "internals" / "findings.md"

@@ -11,17 +11,22 @@ from support.faults import ScriptedBroker, TinyClient, base_offset, produce
 from oncelog.errors import ConfigError, MisuseError
 from oncelog.testing.proxy import Direction, Fate, Proxy, Rule, WireEvent
 from oncelog.testing.proxy.decode import request_event, response_event
+from oncelog.testing.proxy.group_messages import MemberRequest
 from oncelog.testing.proxy.txn_messages import TxnRequest
 from oncelog.wire.frames import encode_request
 from oncelog.wire.messages import (
     ApiVersionsRequest,
+    ConsumerGroupHeartbeatRequest,
     DescribeClusterRequest,
     EndTxnRequest,
     EndTxnResponse,
     FetchRequest,
     FindCoordinatorRequest,
     InitProducerIdRequest,
+    JoinGroupRequest,
+    Message,
     MetadataRequest,
+    TxnOffsetCommitRequest,
 )
 
 VERSION = 9
@@ -321,3 +326,31 @@ def test_events_of_transactions_carry_fields_beside_their_text() -> None:
     assert (response.txn_error_code, response.said) == (47, "INVALID_PRODUCER_EPOCH")
     _, malformed = request_event(frame[: header.body_position], 1, "broker:1")
     assert malformed.txn is None and malformed.said == malformed.decode_error != ""
+
+
+@pytest.mark.parametrize(
+    ("message", "version", "member"),
+    [
+        (JoinGroupRequest(group_id="g", group_instance_id="i"), 5, MemberRequest("g", "", None, "i")),
+        (
+            ConsumerGroupHeartbeatRequest(group_id="g", member_id="m", member_epoch=4),
+            0,
+            MemberRequest("g", "m", 4, None),
+        ),
+        (
+            TxnOffsetCommitRequest(group_id="g", generation_id=3, member_id="m"),
+            3,
+            MemberRequest("g", "m", 3, None),
+        ),
+        (TxnOffsetCommitRequest(group_id="g"), 0, MemberRequest("g", "", None, None)),
+    ],
+)
+def test_events_name_the_member_of_a_group(message: Message, version: int, member: MemberRequest) -> None:
+    _, event = request_event(encode_request(message, version, 1, "c")[4:], 1, "broker:1")
+    assert event.member == member
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_events_name_the_isolation_level_of_a_fetch(level: int) -> None:
+    frame = encode_request(FetchRequest(isolation_level=level), 4, 1, "c")[4:]
+    assert request_event(frame, 1, "broker:1")[1].isolation_level == level

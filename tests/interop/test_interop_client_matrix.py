@@ -45,6 +45,7 @@ def published(key: str, row_keys: tuple[str, ...]) -> dict[str, str]:
     return {row: cells[row]["verdict"] for row in row_keys}
 
 
+@pytest.mark.behaviour("P12")
 @pytest.mark.parametrize("key", ["oncelog", "oncelog-aio", "librdkafka"])
 def test_a_python_client_gives_the_published_cells(key: str, servers: str) -> None:
     assert verdicts(key, servers, SHORT) == published(key, SHORT)

@@ -86,23 +86,45 @@ def _plain(text: str) -> str:
     return text if len(text) <= 220 else f"{text[:220]}..."
 
 
-def render(results: Sequence[dict[str, Any]]) -> str:
-    """Return the generated part of the page: the matrix, the versions, and what was seen of each client."""
+def render(results: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]] = ()) -> str:
+    """Return the generated part of the page: the matrix, the versions, and what was seen of each client.
+
+    `others` are results on another broker, which are compared with those of the same client.
+    """
     names = [f"{result['title']} {result['version']}" for result in results]
     lines = _table("behaviour", names, [("*checked on*", [result["date"] for result in results])])
     for row in ROWS:
         cells = [result["cells"][row.key]["verdict"] for result in results]
         lines.append(_line(row.title, cells))
+    lines += ["", *_comparison(results, others)]
     lines += ["", *_table("highest version used", names, [])]
     for api in API_ORDER:
         lines.append(_line(api, [str(result["versions"].get(api, "")) for result in results]))
     for result, name in zip(results, names, strict=True):
-        lines += ["", f"### {name}", "", f"Seen on {result['broker']}, {result['date']}.", ""]
+        lines += ["", f"### Client {name}", "", f"Seen on {result['broker']}, {result['date']}.", ""]
         lines += ["| behaviour | | seen |", "| --- | --- | --- |"]
         for row in ROWS:
             cell = result["cells"][row.key]
             lines.append(_line(row.title, [cell["verdict"], _escaped(cell["seen"])]))
     return "\n".join(lines)
+
+
+def _comparison(results: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> list[str]:
+    """Return lines about the cells that are different on another broker."""
+    lines: list[str] = []
+    known = {result["title"]: result for result in results}
+    for other in others:
+        result, name = known[other["title"]], f"{other['title']} {other['version']}"
+        pairs = [(row, result["cells"][row.key], other["cells"][row.key]) for row in ROWS]
+        for row, cell, there in pairs:
+            if cell["verdict"] != there["verdict"]:
+                seen = f"{there['verdict']} ({_escaped(there['seen'])})"
+                lines.append(f"- {name}, {row.title}: {seen} on {other['broker']}, {other['date']}")
+    if others and not lines:
+        places = sorted({f"{other['broker']} ({other['date']})" for other in others})
+        count = len(others) * len(ROWS)
+        lines.append(f"The {count} cells of {len(others)} clients are the same on {', '.join(places)}.")
+    return lines
 
 
 def _table(corner: str, names: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
