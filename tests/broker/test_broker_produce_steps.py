@@ -1,4 +1,6 @@
-"""Produce requests with many batches that the broker must decompress are carried out in steps."""
+"""Produce requests with many batches are carried out in steps if the broker must decompress the batches or
+begin segments.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,8 @@ from support.wait import wait_until
 
 from oncelog.broker import dispatch
 from oncelog.broker.handlers import produce
+from oncelog.broker.handlers.produce_direct import MAX_BATCHES_WITH_SEGMENTS
+from oncelog.broker.handlers.produce_direct import answer as answer_directly
 from oncelog.broker.purgatory import PendingResponse
 from oncelog.broker.request import Request
 from oncelog.broker.state import BrokerState
@@ -94,6 +98,35 @@ def test_a_request_of_many_batches_that_are_opened_is_carried_out_in_steps(setti
     assert ends(node) == [COUNT] * 2 + [0] * 8
     assert finish(node, deferred) == (MANY // 2, [0] * MANY)
     assert ends(node) == [COUNT] * MANY
+
+
+@pytest.mark.parametrize("many", [MAX_BATCHES_WITH_SEGMENTS, 100])
+def test_a_request_that_begins_many_segments_is_carried_out_in_steps(
+    monkeypatch: pytest.MonkeyPatch, many: int
+) -> None:
+    """R1340: 1,000 partitions that began a segment at the same time blocked all clients for 5 s."""
+    monkeypatch.setattr(produce, "STEP_COST", 4 * produce.SEGMENT_COST)
+    node = driven({"segment.ms": "1000"})
+    node.topics.create("new", many, {"segment.ms": "1000"}, NOW_MS)
+    topic = node.topics.get("new")
+    assert topic is not None
+
+    def plain(time_ms: int) -> tuple[ProduceRequest, bytes | None]:
+        batch = build_batch([NewRecord(time_ms, b"k", b"v")])
+        message = request(*((i, bytes(batch)) for i in range(many)))
+        message.topic_data[0].name = "new"
+        return message, answer_directly(node, memoryview(encode_request(message, 9, 1, "c")[4:]), NOW_MS)
+
+    assert plain(NOW_MS - 5_000)[1] is not None
+    message, response = plain(NOW_MS)
+    if many > MAX_BATCHES_WITH_SEGMENTS:
+        assert response is None
+        deferred = handle(node, message, 9)
+        assert [len(partition.log.segments) for partition in topic.partitions[:5]] == [2, 2, 2, 2, 1]
+        steps, errors = finish(node, deferred)
+        assert steps >= many // 4 and not any(errors)
+    assert [(p.log_end_offset, len(p.log.segments)) for p in topic.partitions] == [(2, 2)] * many
+    assert plain(NOW_MS + 1)[1] is not None
 
 
 def test_batches_that_are_refused_when_they_are_opened_count_as_others() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterable
 from itertools import count, pairwise
@@ -23,6 +24,7 @@ from oncelog.broker.stepwise import FREE_STEPS, MAX_LARGE, ResponseSlots
 from oncelog.broker.topics.topics import Topic
 from oncelog.broker.topics.topics_file import FILE_NAME
 from oncelog.errors import (
+    KafkaStorageError,
     NotCoordinator,
     PolicyViolation,
     TopicAlreadyExists,
@@ -259,6 +261,34 @@ def test_each_deletion_of_records_is_a_step_of_its_own() -> None:
     assert steps >= 10
     results = response.topics[0].partitions
     assert [(result.error_code, result.low_watermark) for result in results] == [(0, 1)] * 10 + [(0, 0)] * 10
+
+
+@pytest.mark.parametrize("is_disk_full", [False, True])
+def test_a_repeated_deletion_of_records_ends_steps_too(is_disk_full: bool) -> None:
+    """R1341: the log start had moved before, and segments were left. A step dropped those of 1,000
+    partitions.
+    """
+    disk = MemoryDisk()
+    node = open_node(disk)
+    topic = node.topics.create("t", 20, {"segment.ms": "1000"}, NOW_MS)
+    for partition in topic.partitions:
+        for number in range(1 if is_disk_full else 20):
+            data = build_batch([NewRecord(NOW_MS + number * 2_000, b"k", b"v")])
+            partition.append(memoryview(data), origin=Origin.CLIENT, now_ms=NOW_MS)
+        partition.flush()
+    node.log_manager.background.on_added = lambda: None
+    if is_disk_full:
+        disk.errors["create", ".log"] = errno.ENOSPC
+    request = DeleteRecordsRequest
+    deleted = [request.DeleteRecordsPartition(partition_index=i, offset=-1) for i in range(20)]
+    message = request(topics=[request.DeleteRecordsTopic(name="t", partitions=deleted)])
+    for _ in range(2):
+        answer = handle(node, message)
+        assert isinstance(answer, PendingResponse)
+        steps, response = finish(node, answer, may_block=True)
+        assert steps >= 20 - FREE_STEPS
+        codes = {result.error_code for result in response.topics[0].partitions}
+        assert codes == {KafkaStorageError.code if is_disk_full else 0}
 
 
 def test_the_work_of_later_steps_is_charged() -> None:

@@ -102,8 +102,10 @@ class BrokerState:
         self.slots = ResponseSlots(log_manager.background)
         self.flush_queue = FlushQueue(self._note_partition_visible)
         self.connection_count = 0
-        self.opened_cost = 0
-        """The total cost of decompressing and parsing batches of Produce requests, in records."""
+        self.append_cost = 0
+        """The total cost of unusual work in Produce requests, in records: to open batches, and to begin
+        segments.
+        """
         self.request_memory: MemoryBudget[Any] = MemoryBudget(settings["queued.max.request.bytes"])
         self.response_memory: MemoryBudget[Any] = MemoryBudget(settings["oncelog.queued.max.response.bytes"])
         self._new_uuid = new_uuid

@@ -292,6 +292,14 @@ class LocalLog:
         if failure is not None:
             raise failure
 
+    @property
+    def is_trimmed(self) -> bool:
+        """True if no segment is wholly below the log start, so `delete_before` has nothing left to delete."""
+        first = self.segments.first
+        return first.end_offset > self.start_offset or (
+            first is self.segments.active and not first.size_bytes
+        )
+
     def _dead_segments(self) -> list[Segment]:
         closed = list(self.segments)[:-1]
         return [segment for segment in closed if segment.end_offset <= self.start_offset]

@@ -91,14 +91,14 @@ class RequestHandler:
         node, responses = self._node, self._responses
         payload = None if responses.slots else answer_produce(node, frame, now_ms, self._auth.access)
         if payload is None:
-            opened_before = node.opened_cost
+            cost_before = node.append_cost
             self._dispatch(frame, now_ms, started)
             api_key = int.from_bytes(frame[:2])
             if api_key == SASL_AUTHENTICATE:
                 # Checking a PLAIN password takes milliseconds, so one such request fills the round.
                 return MAX_ROUND_REQUESTS
             if api_key == PRODUCE:
-                return 1 + (node.opened_cost - opened_before) // OPENED_RECORDS
+                return 1 + (node.append_cost - cost_before) // OPENED_RECORDS
             return 1 + len(frame) // REQUEST_BYTES
         if self._quotas.is_any:
             payload = self._throttle.charge_direct_produce(frame, payload, now_ms)

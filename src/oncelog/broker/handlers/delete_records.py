@@ -51,11 +51,12 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Delet
             yield None
         for requested in topic.partitions:
             tp = TopicPartition(topic.name, requested.partition_index)
-            result, has_moved = _delete(state, request, tp, requested.offset, now_ms)
+            result, is_long = _delete(state, request, tp, requested.offset, now_ms)
             results.append(result)
-            # A deletion may close a segment, which creates files and may sync a directory. So it ends the
-            # step. See test_each_deletion_of_records_is_a_step_of_its_own.
-            if budget.spend(state.limits.request_step_elements if has_moved else 1):
+            # A deletion may close a segment, which creates files and may sync a directory. It also renames
+            # the files of up to eight segments. So it ends the step. See
+            # test_each_deletion_of_records_is_a_step_of_its_own.
+            if budget.spend(state.limits.request_step_elements if is_long else 1):
                 yield None
     return response
 
@@ -63,8 +64,13 @@ def _delete_all(state: BrokerState, request: Request, now_ms: int) -> Work[Delet
 def _delete(
     state: BrokerState, request: Request, tp: TopicPartition, offset: int, now_ms: int
 ) -> tuple[_Result, bool]:
-    """Return the result of a partition, and whether its log start has moved."""
-    result, has_moved = _Result(partition_index=tp.partition, low_watermark=-1), False
+    """Return the result of a partition, and True if there was something to delete.
+
+    An earlier request, or one on a full disk, may have left segments below the log start. Then there is
+    something to delete, although the log start does not move. See
+    test_a_repeated_deletion_of_records_ends_steps_too.
+    """
+    result, is_long = _Result(partition_index=tp.partition, low_watermark=-1), False
     try:
         request.authorize(ResourceType.TOPIC, tp.topic)
         topic, partition = state.topics.partition(tp)
@@ -77,13 +83,12 @@ def _delete(
         target = partition.high_watermark if offset == TO_HIGH_WATERMARK else offset
         if not 0 <= target <= partition.high_watermark:
             raise OffsetOutOfRange(f"offset {offset} is outside 0..{partition.high_watermark}")
-        before = partition.log_start_offset
+        is_long = target > partition.log_start_offset or not partition.log.is_trimmed
         result.low_watermark = partition.delete_records(target, now_ms)
-        has_moved = result.low_watermark > before
     except BrokerError as error:
         result.error_code = error.code
     except StorageError:
         result.error_code = KafkaStorageError.code
     else:
         state.fetch_purgatory.complete_all(tp)
-    return result, has_moved
+    return result, is_long

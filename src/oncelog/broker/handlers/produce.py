@@ -71,6 +71,12 @@ A request of 10 KB may have 60 batches that expand to 150,000 records each, so i
 several steps. They are not refused, because a producer with acks=0 or without retries would lose their
 records. See test_a_request_of_many_batches_that_are_opened_is_carried_out_in_steps.
 """
+SEGMENT_COST = STEP_COST // 4
+"""Cost of a new segment, which creates files and may sync a directory.
+
+The partitions of a topic begin new segments at the same time (segment.ms). See
+test_a_request_that_begins_many_segments_is_carried_out_in_steps.
+"""
 
 _SIZE = struct.Struct(">i")
 _LENGTH_POSITION, _MAGIC_POSITION, _ATTRIBUTES_POSITION = 8, 16, 22
@@ -137,18 +143,18 @@ class _Produce:
         "is_continued",
         "message",
         "now_ms",
-        "opened_cost",
         "pending",
         "request",
         "response",
         "state",
+        "step_cost",
         "verification",
         "waiting"
     )  # fmt: skip
 
     def __init__(self, state: BrokerState, request: Request, message: ProduceRequest, now_ms: int) -> None:
         self.state, self.request, self.message, self.now_ms = state, request, message, now_ms
-        self.waiting = self.opened_cost = 0
+        self.waiting = self.step_cost = 0
         self.is_continued = False
         """True from the second step on. Other requests may have run since the checks of the first step."""
         self.verification: TransactionVerification | None = None
@@ -190,7 +196,7 @@ class _Produce:
             begins_epoch = self.verification.begins_epoch(tp)
         # Set the log start offset before the append, because the result of a refused batch also contains it.
         result.log_start_offset = partition.log_start_offset
-        opened_before = partition.opened_cost
+        opened_before, segment = partition.opened_cost, partition.log.segments.active
         try:
             appended = partition.append(
                 batch,
@@ -201,8 +207,10 @@ class _Produce:
             )
         finally:
             cost = partition.opened_cost - opened_before
-            self.opened_cost += cost
-            self.state.opened_cost += cost
+            if partition.log.segments.active is not segment:
+                cost += SEGMENT_COST
+            self.step_cost += cost
+            self.state.append_cost += cost
         put_append(result, appended)
         self._count(partition, batch, appended)
         self._wait_for_disk(partition, topic.flush_messages, appended, result)
@@ -316,8 +324,8 @@ class _Produce:
         for topic in self.message.topic_data:
             results: list[_PartitionResult] = []
             for data in topic.partition_data:
-                if self.opened_cost >= STEP_COST:
-                    self.opened_cost = 0
+                if self.step_cost >= STEP_COST:
+                    self.step_cost = 0
                     yield None
                     self.is_continued = True
                     if self.request.header.api_version >= FIRST_ID_VERSION:

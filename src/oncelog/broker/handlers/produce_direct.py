@@ -58,6 +58,10 @@ _NO_RECORD_ERRORS = 1
 _LAST_TAGS_AND_THROTTLE = bytes(6)
 _THROTTLE_AND_TAGS = struct.Struct(">ix")
 _PLAIN_ACKS = (-1, 1)
+MAX_BATCHES_WITH_SEGMENTS = 16
+"""Maximum number of batches in a plain request that begins a segment. Larger requests are left to
+`broker.handlers.produce`, which handles them in steps, because each new segment may take milliseconds.
+"""
 _CLIENT = Origin.CLIENT
 
 _Result = ProduceResponse.PartitionProduceResponse
@@ -89,7 +93,7 @@ def answer(state: BrokerState, frame: memoryview, now_ms: int, access: Access | 
         # The bytes are malformed, or the header is refused. Leave the request to `broker.handlers.produce`,
         # which returns the error.
         return None
-    if batches is None:
+    if batches is None or (len(batches) > MAX_BATCHES_WITH_SEGMENTS and _begins_segment(batches, now_ms)):
         return None
     results: list[_AppendResult] = []
     is_refused = False
@@ -131,6 +135,16 @@ def _append(
     if state.fetch_purgatory.is_watching:
         state.note_visible(partition.topic_partition, len(records))
     return done if base_offset is None else base_offset
+
+
+def _begins_segment(batches: list[_Batch], now_ms: int) -> bool:
+    """Return True if one of the batches does not fit in its partition's active segment."""
+    for _, partition, records, fields in batches:
+        log = partition.log
+        last_offset, max_timestamp_ms = log.end_offset + fields[6], fields[8]
+        if log.segments.active.is_full(len(records), last_offset, max_timestamp_ms, log.config, now_ms):
+            return True
+    return False
 
 
 def with_throttle_time(response: bytes, throttle_time_ms: int) -> bytes:
